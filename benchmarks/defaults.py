@@ -14,7 +14,7 @@ import ptymesh as pm  # before torch, so that both use the same threads
 
 # isort: split
 from ptymesh.engines import Engine
-from ptymesh.run.given import stages_of
+from ptymesh.run.python_arguments import stages_of
 from ptymesh.run.recipe import DEFAULT_STAGES
 from ptymesh.simulate import simulate
 

@@ -1,9 +1,10 @@
-"""What epochs take beside a batch of rPIE, one mode, far detector: measured, beside what ptymesh/run/price.py declares.
+"""Measured times of epochs beside a batch of rPIE, one mode, far detector, and what ptymesh/run/cost_model.py declares.
 
     python benchmarks/prices.py --out benchmarks/results/DATE-prices.json
 
 CPU times on one thread, of simulated scans. All ways to reconstruct a scan take turns, epoch by epoch, and so does the
-measure (ptymesh/run/pace.py): a machine that others slow down slows all of them. The least of several turns counts.
+measure (ptymesh/run/device_pace.py): a machine that others slow down slows all of them. The least of several turns
+counts.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from ptymesh.estimate import BLOCK
 from ptymesh.measurement import Measurement
 from ptymesh.run.batches import draw, hold_out
 from ptymesh.run.bench import spread
-from ptymesh.run.pace import Pace, measured_pace
-from ptymesh.run.price import Price, Size
+from ptymesh.run.cost_model import EpochCost, EpochSize
+from ptymesh.run.device_pace import DevicePace, measure_pace
 from ptymesh.run.recipe import engine_of
 from ptymesh.run.reconstruction import Reconstruction
 from ptymesh.simulate import simulate
@@ -115,11 +116,11 @@ def rows(name: str, scan: Measurement, slices: int) -> Iterator[dict[str, Any]]:
     further = scan.geometry.propagation == "far_field" and name.startswith("far")
     found, paces = ways(scan, slices, further), []
     for _ in range(TURNS + 1):  # of which the first makes workspaces
-        paces.append(measured_pace(scan.window))
+        paces.append(measure_pace(scan.window))
         for way in found:
             way.turn()
     rate = max(pace.rate for pace in paces)
-    pace = Pace(rate, min(pace.batch_s + 1 / pace.rate for pace in paces) - 1 / rate)  # of a batch of one view
+    pace = DevicePace(rate, min(pace.batch_s + 1 / pace.rate for pace in paces) - 1 / rate)  # of a batch of one view
     for way in found:
         size = way.options["batch"]
         yield {
@@ -183,10 +184,10 @@ def main() -> None:
 def seconds(row: dict[str, Any]) -> float:
     """Of an epoch, as declared."""
     model = row["near"], row["slices"], row["waves"], row["opr"], frozenset(row["own"]), row["lit"]
-    price = Price(row["engine"], *model)
-    stepped = row["object"] if price.takes.whole else row["stepped"]
-    size = Size(row["views"], math.prod(row["window"]), row["batches"], stepped, row["object"])
-    return Pace(row["rate"], row["batch_s"]).seconds(price, size)
+    price = EpochCost(row["engine"], *model)
+    stepped = row["object"] if price.engine_cost.whole else row["stepped"]
+    size = EpochSize(row["views"], math.prod(row["window"]), row["batches"], stepped, row["object"])
+    return DevicePace(row["rate"], row["batch_s"]).epoch_seconds(price, size)
 
 
 if __name__ == "__main__":

@@ -11,9 +11,9 @@ import pytest
 from ptymesh.errors import BadInput
 from ptymesh.io import checkpoint
 from ptymesh.io.results import Result
-from ptymesh.run.continued import continued
-from ptymesh.run.counters import Counters, counters_of
+from ptymesh.run.checkpoint_counters import Counters, counters_of
 from ptymesh.run.recipe import load_recipe
+from ptymesh.run.resumed_recipe import resumed_recipe
 from ptymesh.run.session import run_recipe
 from short_runs import Run
 from warm import python
@@ -91,19 +91,19 @@ def test_what_does_not_fit_the_checkpoint_is_refused(run: Run, here: Path, setti
     assert status == 2 and len(err.splitlines()) == 1, err
     with pytest.raises(BadInput, match=said):
         text = checkpoint.read_meta(here / "out" / "checkpoint")["recipe"]
-        continued(text, [setting], counters(here))
+        resumed_recipe(text, [setting], counters(here))
     assert sorted(path.name for path in (here / "out").iterdir()) == before
 
 
 def test_within_an_epoch_one_more_has_begun(here: Path) -> None:
     text = checkpoint.read_meta(here / "out" / "checkpoint")["recipe"]
     at = counters(here).model_copy(update={"epoch": 1, "batch": 1})
-    assert continued(text, ["stages.1.epochs=2"], at).stages[1].epochs == 2
+    assert resumed_recipe(text, ["stages.1.epochs=2"], at).stages[1].epochs == 2
     with pytest.raises(BadInput, match="lies in epoch 2; give 2 or more"):
-        continued(text, ["stages.1.epochs=1"], at)
+        resumed_recipe(text, ["stages.1.epochs=1"], at)
 
 
 def test_files_may_move(here: Path) -> None:
     text = checkpoint.read_meta(here / "out" / "checkpoint")["recipe"]
-    moved = continued(text, ["data.path=elsewhere.cxi", "output.figures=true", "layout=tiled"], counters(here))
+    moved = resumed_recipe(text, ["data.path=elsewhere.cxi", "output.figures=true", "layout=tiled"], counters(here))
     assert moved.data.path == Path("elsewhere.cxi") and moved.output.figures

@@ -16,7 +16,7 @@ from ptymesh.distributed import child
 from ptymesh.io import checkpoint
 from ptymesh.io.results import Result
 from ptymesh.launcher import launch as launcher
-from ptymesh.run import started
+from ptymesh.run import start_record
 from ptymesh.run.recipe import Recipe
 from short_runs import Run, assert_equal, epochs, files, stop_after
 from warm import python
@@ -59,11 +59,11 @@ def test_the_log_of_an_earlier_run_is_kept(
     assert status == 2 and f"out/{name} is of an earlier run; choose another folder with --out" in err
     assert (tmp_path / "out" / name).read_text() == "precious" and files(tmp_path / "out") == {name}
     running.refuse_to_overwrite(tmp_path / "out", force=True)
-    started.note(tmp_path / "out", "seed: 1\n")
+    start_record.write_record(tmp_path / "out", "seed: 1\n")
     running.refuse_to_overwrite(tmp_path / "out", force=False, recipe="seed: 1\n")
     status, _, err = run("run", made / "recipe.yaml")
     assert status == 2 and "start it anew with `ptymesh resume out`, choose another folder" in err
-    started.forget(tmp_path / "out")
+    start_record.remove_record(tmp_path / "out")
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     running.refuse_to_overwrite(tmp_path / "out", force=False)
 
@@ -136,10 +136,10 @@ def test_a_rank_promises_what_resume_can_do(tmp_path: Path, monkeypatch: pytest.
     recipe = Recipe.from_yaml("data: {path: scan.cxi}").with_output(tmp_path)
     monkeypatch.setattr(stopping, "_sentence", stopping.BEFORE)
     monkeypatch.setattr(child, "_launched", True)
-    with running._begun(recipe, resume=False):
+    with running._with_stop_message(recipe, resume=False):
         assert stopping.sentence() == stopping.BEFORE
-    started.note(tmp_path, recipe.to_yaml())
-    with running._begun(recipe, resume=False):
+    start_record.write_record(tmp_path, recipe.to_yaml())
+    with running._with_stop_message(recipe, resume=False):
         assert stopping.sentence().endswith(f"`ptymesh resume {tmp_path}` starts anew.")
 
 

@@ -85,7 +85,7 @@ def refusal(engine: type[Engine], feature: Feature) -> str | None:
         stage = stage_of(engine, feature)
         problem = problem_of(feature).problem()
         stage.check(problem)
-        resolution.check(stage, problem)
+        resolution.check_coarsening(stage, problem)
     except ValidationError as error:
         return str(error.errors()[0]["msg"]).removeprefix("Value error, ")
     except BadInput as error:

@@ -28,7 +28,7 @@ from ptymesh.errors import BadInput
 from ptymesh.io import checkpoint
 from ptymesh.io.results import Result
 from ptymesh.kernels.ready import make_ready
-from ptymesh.run.lock import hold, take
+from ptymesh.run.lock import hold_folder, take_folder
 from ptymesh.run.simulate_file import write
 from ptymesh.simulate import checked
 from warm import python
@@ -256,7 +256,7 @@ def test_ranks_that_are_started_again_have_the_folder_still(folder: Path, undist
     process = python(["-c", LOCKED, str(FAULTY), "kill", "1", "3", str(folder / "marker")], folder, spares=4)
     until_marked(folder, process)
     with pytest.raises(BadInput, match="is in use: process"):
-        take(folder / "out")
+        take_folder(folder / "out")
     status, err = finish(process)
     assert status == 0 and err.endswith("ptymesh: starting the ranks again, 1 of 1.\n"), err
     assert_same(folder, undisturbed[2])
@@ -275,7 +275,7 @@ def without_launcher(folder: Path, *command: str) -> list[tuple[int, str]]:
 
 def test_ranks_without_a_launcher_are_refused_a_folder_in_use(folder: Path, undisturbed: Mapping[int, Result]) -> None:
     command = ["-m", "ptymesh", "run", "recipe.yaml", "--device", "cpu"]
-    with hold(folder / "out"):
+    with hold_folder(folder / "out"):
         for status, err in without_launcher(folder, *command):
             assert status == 2 and "out is in use: process" in err and err.count("ptymesh: ") == 1, err
         assert [path.name for path in (folder / "out").iterdir()] == [".lock"]

@@ -15,7 +15,7 @@ import pytest
 import ptymesh as pm
 from ptymesh.errors import BadInput
 from ptymesh.notebook import results
-from ptymesh.run.progress import Lines, watcher
+from ptymesh.run.progress import EpochLines, make_watcher
 from ptymesh.simulate import simulate
 
 
@@ -193,6 +193,6 @@ def test_progress_elsewhere(scan: pm.Measurement, capsys: pytest.CaptureFixture[
         "stage 1 (rpie)  epoch 1/2",
         "stage 1 (rpie)  epoch 2/2",
     ]
-    assert watcher([pm.RPIE()], None) is None and isinstance(watcher([pm.RPIE()], True), Lines)
+    assert make_watcher([pm.RPIE()], None) is None and isinstance(make_watcher([pm.RPIE()], True), EpochLines)
     with pytest.raises(BadInput, match="progress is 'yes'; give True, False or None"):
         pm.reconstruct(scan, pm.RPIE(epochs=1), progress="yes")

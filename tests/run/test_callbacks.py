@@ -20,18 +20,18 @@ import pytest
 from ptymesh.errors import BadInput
 from ptymesh.io import manifests
 from ptymesh.io.survey import too_far_apart
-from ptymesh.run import callbacks, started
+from ptymesh.run import callbacks, start_record
 from ptymesh.run.callbacks import (
     Clock,
-    Display,
     FreshStart,
-    Lines,
+    LineFile,
     LogFile,
     MetricsFile,
-    opening,
-    plan,
-    summary,
-    watchers,
+    ProgressDisplay,
+    make_watchers,
+    opening_lines,
+    size_line,
+    stages_line,
 )
 from ptymesh.run.reports import BatchReport, Callback, EpochReport, RunInfo
 
@@ -73,8 +73,8 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_balance_of_each_stage_stands_at_the_head_of_a_run() -> None:
-    assert not any("Balance" in line for line in opening(info()))
-    told = opening(replace(info(), layout="replicated (asked for)", balance=[0.984, 1.0]))
+    assert not any("Balance" in line for line in opening_lines(info()))
+    told = opening_lines(replace(info(), layout="replicated (asked for)", balance=[0.984, 1.0]))
     assert told[2:] == [
         "Object: replicated (asked for)",
         "Balance: 0.98; then 1.00 of the speed of equal shares at most",
@@ -83,26 +83,26 @@ def test_the_balance_of_each_stage_stands_at_the_head_of_a_run() -> None:
 
 def test_what_checks_have_led_to_stands_at_the_head_of_a_run() -> None:
     doubt = too_far_apart(np.array([[0.0, 0.0], [0.0, 9.0], [9.0, 0.0]]), (8, 8))
-    head = opening(replace(info(), findings=[doubt, "Left out 1 view."]))
+    head = opening_lines(replace(info(), findings=[doubt, "Left out 1 view."]))
     assert head[-2].startswith("Neighbouring views are 9 object pixels apart, more") and head[-1] == "Left out 1 view."
     assert not too_far_apart(np.array([[0.0, 0.0], [0.0, 8.0], [8.0, 0.0]]), (8, 8))
     assert not too_far_apart(np.zeros((3, 2)), (8, 8)), "as of single exposures"
 
 
 def test_summary_and_plan() -> None:
-    assert summary(info()) == "20 views of 8 x 8, object 32 x 64, 1 mode, 2 ranks on cpu, single precision"
-    assert plan(info()) == "rpie, 3 epochs of 2 batches; then mpie, 2 epochs of 4 batches"
-    assert plan(info(resumed=True, done=1)).endswith("(resumed after 1 epoch)")
+    assert size_line(info()) == "20 views of 8 x 8, object 32 x 64, 1 mode, 2 ranks on cpu, single precision"
+    assert stages_line(info()) == "rpie, 3 epochs of 2 batches; then mpie, 2 epochs of 4 batches"
+    assert stages_line(info(resumed=True, done=1)).endswith("(resumed after 1 epoch)")
 
 
 def test_plain_lines_one_per_epoch() -> None:
     stream = io.StringIO()
-    display, run = Display(stream), info()
+    display, run = ProgressDisplay(stream), info()
     display.start(run)
     play(display, run)
     display.finish("done")
     lines = stream.getvalue().splitlines()
-    assert lines[:2] == [summary(run), plan(run)] and len(lines) == 2 + 5
+    assert lines[:2] == [size_line(run), stages_line(run)] and len(lines) == 2 + 5
     assert re.match(r"stage 1/2 rpie  epoch 1/3  loss 1\.5  residual 0\.250000  40 views/s  0:00:0\d left$", lines[2])
     assert lines[-1].startswith("stage 2/2 mpie  epoch 2/2")
     assert "\x1b" not in stream.getvalue()
@@ -110,7 +110,7 @@ def test_plain_lines_one_per_epoch() -> None:
 
 def test_long_runs_print_less(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.StringIO()
-    display, run = Display(stream), info(epochs=200)
+    display, run = ProgressDisplay(stream), info(epochs=200)
     display.start(run)
     play(display, run)
     epochs = re.findall(r"rpie  epoch (\d+)/200", stream.getvalue())
@@ -122,7 +122,7 @@ def test_long_runs_print_less(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_live_display_on_a_terminal() -> None:
     stream = Terminal()
-    display, run = Display(stream), info()
+    display, run = ProgressDisplay(stream), info()
     display.start(run)
     play(display, run)
     display.finish("done")
@@ -137,7 +137,7 @@ def test_a_command_of_a_notebook_gets_plain_lines(monkeypatch: pytest.MonkeyPatc
     """What `!ptymesh run` writes to says that it is a terminal; the page cannot move a cursor."""
     monkeypatch.setenv("JPY_PARENT_PID", "1")
     stream = Terminal()
-    display, run = Display(stream), info()
+    display, run = ProgressDisplay(stream), info()
     display.start(run)
     play(display, run)
     display.finish("done")
@@ -148,7 +148,7 @@ def test_a_command_of_a_notebook_gets_plain_lines(monkeypatch: pytest.MonkeyPatc
 def test_a_dumb_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch, terminal: str) -> None:
     monkeypatch.setenv("TERM", terminal)
     stream = Terminal()
-    display, run = Display(stream), info()
+    display, run = ProgressDisplay(stream), info()
     display.start(run)
     play(display, run)
     display.close()
@@ -220,7 +220,7 @@ def test_log_tells_environment_epochs_and_files(tmp_path: Path) -> None:
     lines = (tmp_path / "log.txt").read_text().splitlines()
     assert all(re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d\d:\d\d  \S", line) for line in lines)
     text = "\n".join(lines)
-    for part in ("ptymesh ", "torch ", "threads per rank", summary(run), "residual 0.25", "wrote ", "interrupted"):
+    for part in ("ptymesh ", "torch ", "threads per rank", size_line(run), "residual 0.25", "wrote ", "interrupted"):
         assert part in text
     assert "resumed after 3 epochs" in text and lines[-1].endswith("  done")
     assert sum("epoch " in line and "loss" in line for line in lines) == 5
@@ -228,8 +228,8 @@ def test_log_tells_environment_epochs_and_files(tmp_path: Path) -> None:
 
 def test_without_an_output_folder_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for watching in watchers():
-        if not isinstance(watching, Display):
+    for watching in make_watchers():
+        if not isinstance(watching, ProgressDisplay):
             watching.start(info(None))
             play(watching, info(None))
             watching.saved(Path("result.h5"))
@@ -249,10 +249,10 @@ def test_a_fresh_start_removes_an_earlier_run_and_a_resumed_one_does_not(tmp_pat
 def test_a_kill_as_the_earlier_checkpoint_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "checkpoint" / "000001").mkdir(parents=True)
     manifests.write(tmp_path / "checkpoint", 1, {})
-    started.note(tmp_path, "seed: 1\n")
+    start_record.write_record(tmp_path, "seed: 1\n")
     monkeypatch.setattr(shutil, "rmtree", lambda path: (path / "000001" / manifests.MANIFEST).unlink())
     FreshStart().start(info(tmp_path))
-    assert (tmp_path / "checkpoint").exists() and started.pending(tmp_path) == "seed: 1\n"
+    assert (tmp_path / "checkpoint").exists() and start_record.pending_recipe(tmp_path) == "seed: 1\n"
 
 
 def test_a_disk_that_fills_up_does_not_end_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -296,7 +296,7 @@ def test_a_log_that_is_closed_meanwhile_gets_its_line_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A process that is told to stop closes its files on a thread, also while the run writes to them."""
-    lines, real = Lines(tmp_path / "log.txt", anew=True), os.fstat
+    lines, real = LineFile(tmp_path / "log.txt", anew=True), os.fstat
     closing = threading.Thread(target=lines.close)
 
     def meanwhile(file: int) -> os.stat_result:

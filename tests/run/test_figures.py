@@ -11,7 +11,7 @@ from ptymesh.errors import PtymeshError
 from ptymesh.io.results import Result
 from ptymesh.run import figures
 from ptymesh.run.figures import write_products
-from ptymesh.run.patterns import Patterns
+from ptymesh.run.patterns import PatternPairs
 from ptymesh.run.writers import WRITERS
 
 
@@ -37,7 +37,7 @@ def result(truth: Result, tmp_path: Path) -> Path:
 
 def test_figures_and_files_are_named(result: Path) -> None:
     pair = np.ones((16, 16)), np.full((16, 16), 2.0)
-    patterns = Patterns({"typical": pair, "worst": pair}, np.ones((16, 16), bool), True)
+    patterns = PatternPairs({"typical": pair, "worst": pair}, np.ones((16, 16), bool), True)
     made = write_products(result, figures=True, writers=("tiff",), patterns=patterns)
     names = [path.name for path in made]
     assert names[0] == "overview.png" and {"object.png", "probe.png", "patterns.png", "object_phase.tiff"} <= {*names}

@@ -20,14 +20,14 @@ from filelock import SoftFileLease
 from ptymesh.distributed import lease as leases
 from ptymesh.errors import BadInput, PtymeshError
 from ptymesh.run import lock as module
-from ptymesh.run.lock import NAME, TOKEN, OwnershipCheck, hold, share, take
+from ptymesh.run.lock import NAME, TOKEN, OwnershipCheck, hold_folder, share_lease, take_folder
 from ptymesh.run.reports import BatchReport
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from ptymesh.run.lock import take
-lease = take(Path(sys.argv[1]))
+from ptymesh.run.lock import take_folder
+lease = take_folder(Path(sys.argv[1]))
 print("held", flush=True)
 time.sleep(60)
 """
@@ -36,11 +36,11 @@ RACE = """
 import sys, time
 from pathlib import Path
 from ptymesh.errors import BadInput
-from ptymesh.run.lock import take
+from ptymesh.run.lock import take_folder
 while not Path(sys.argv[2]).exists():
     time.sleep(0.001)
 try:
-    lease = take(Path(sys.argv[1]))
+    lease = take_folder(Path(sys.argv[1]))
     print("won", flush=True)
 except BadInput as error:
     print("lost" if "is in use" in str(error) else error, flush=True)
@@ -72,7 +72,13 @@ def forge(folder: Path, name: str = NAME, **changes: object) -> Path:
 
 @pytest.fixture
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, seconds in (("BEAT_S", 0.05), ("SILENT_S", 1.0), ("LEAVING_S", 0.5), ("TOLD_S", 0.0), ("POLL_S", 0.02)):
+    for name, seconds in (
+        ("BEAT_S", 0.05),
+        ("SILENT_S", 1.0),
+        ("LEAVING_S", 0.5),
+        ("WARN_AFTER_S", 0.0),
+        ("POLL_S", 0.02),
+    ):
         monkeypatch.setattr(module, name, seconds)
 
 
@@ -84,17 +90,17 @@ def any_disk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_folder_made_for_the_lease_goes_with_it(tmp_path: Path) -> None:
-    with hold(tmp_path / "a" / "b"):
+    with hold_folder(tmp_path / "a" / "b"):
         assert [path.name for path in (tmp_path / "a" / "b").iterdir()] == [NAME]
     assert not (tmp_path / "a").exists()
-    with pytest.raises(ZeroDivisionError), hold(tmp_path / "a"):
+    with pytest.raises(ZeroDivisionError), hold_folder(tmp_path / "a"):
         (tmp_path / "a" / "mine").touch()
         raise ZeroDivisionError
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["mine"]
 
 
 def test_who_holds_it_may_hold_it_again(tmp_path: Path) -> None:
-    with hold(tmp_path) as first, hold(tmp_path / ".") as second:
+    with hold_folder(tmp_path) as first, hold_folder(tmp_path / ".") as second:
         assert first is second
     assert not (tmp_path / NAME).exists()
 
@@ -103,17 +109,17 @@ def test_another_process_is_refused_until_the_first_is_killed(tmp_path: Path) ->
     with process(HOLD, tmp_path) as holder:
         assert holder.stdout.readline() == "held\n"
         said = rf"is in use: process {holder.pid} on \S+ writes there; wait until"
-        with pytest.raises(BadInput, match=said), hold(tmp_path):
+        with pytest.raises(BadInput, match=said), hold_folder(tmp_path):
             pass
         holder.send_signal(signal.SIGSTOP)
-        with pytest.raises(BadInput, match=said), hold(tmp_path):
+        with pytest.raises(BadInput, match=said), hold_folder(tmp_path):
             pass
         assert (tmp_path / NAME).exists()
         holder.kill()
         if sys.platform == "linux":
             os.waitid(os.P_PID, holder.pid, os.WEXITED | os.WNOWAIT)  # it stays a zombie, and counts as dead
         began = time.monotonic()
-        with hold(tmp_path):
+        with hold_folder(tmp_path):
             pass
         assert time.monotonic() - began < 5, "at once"
     assert list(tmp_path.iterdir()) == []
@@ -121,10 +127,10 @@ def test_another_process_is_refused_until_the_first_is_killed(tmp_path: Path) ->
 
 def test_process_ids_are_used_again(tmp_path: Path, any_disk: None) -> None:
     forge(tmp_path, start="1")
-    with hold(tmp_path):
+    with hold_folder(tmp_path):
         pass
     forge(tmp_path)
-    with pytest.raises(BadInput, match="is in use"), hold(tmp_path):
+    with pytest.raises(BadInput, match="is in use"), hold_folder(tmp_path):
         pass
 
 
@@ -138,7 +144,7 @@ def test_a_lease_of_another_host_that_beats(tmp_path: Path, hurried: None, capsy
     beats = threading.Thread(target=beat)
     beats.start()
     try:
-        with pytest.raises(BadInput, match="process 12 on node7"), hold(tmp_path):
+        with pytest.raises(BadInput, match="process 12 on node7"), hold_folder(tmp_path):
             pass
     finally:
         end.set()
@@ -149,7 +155,7 @@ def test_a_lease_of_another_host_that_beats(tmp_path: Path, hurried: None, capsy
 def test_a_lease_of_another_host_that_is_silent(tmp_path: Path, hurried: None, any_disk: None) -> None:
     forge(tmp_path, host="node7")
     began = time.monotonic()
-    with hold(tmp_path) as lease:
+    with hold_folder(tmp_path) as lease:
         assert time.monotonic() - began > module.SILENT_S
         before = os.stat(lease.path).st_mtime_ns
         time.sleep(0.3)
@@ -169,7 +175,7 @@ def test_of_many_threads_one_wins(tmp_path: Path, any_disk: None, stale: bool) -
         def contend(folder: Path = folder, gate: threading.Barrier = gate) -> Any:
             gate.wait()
             try:
-                return take(folder)
+                return take_folder(folder)
             except BadInput as error:
                 assert "is in use" in str(error)
                 return None
@@ -193,16 +199,16 @@ def test_of_many_processes_one_takes_over(tmp_path: Path) -> None:
 
 
 def test_ranks_have_a_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hurried: None) -> None:
-    with hold(tmp_path) as lease:
-        assert share(tmp_path) is None, "who was not told the token has none"
+    with hold_folder(tmp_path) as lease:
+        assert share_lease(tmp_path) is None, "who was not told the token has none"
         monkeypatch.setenv(TOKEN, lease.token)
-        mine = share(tmp_path)
+        mine = share_lease(tmp_path)
         assert mine is not None and mine.is_held()
         mine.check()
         mine.close()
         assert lease.is_held(), "the launcher lives"
         monkeypatch.setenv(TOKEN, "other")
-        assert share(tmp_path) is None
+        assert share_lease(tmp_path) is None
 
 
 def test_ranks_of_a_launcher_that_was_killed_are_waited_for(
@@ -210,20 +216,20 @@ def test_ranks_of_a_launcher_that_was_killed_are_waited_for(
 ) -> None:
     forge(tmp_path, start="1", token="0123")
     monkeypatch.setenv(TOKEN, "0123")
-    rank = share(tmp_path)
+    rank = share_lease(tmp_path)
     assert rank is not None
     monkeypatch.delenv(TOKEN)
     with pytest.raises(BadInput, match="its ranks still write there"):
-        take(tmp_path)
+        take_folder(tmp_path)
     assert "waiting for them" in capsys.readouterr().err and not (tmp_path / NAME).exists()
     monkeypatch.setattr(module, "LEAVING_S", 30.0)
     timer = threading.Timer(0.2, rank.close)
     timer.start()
-    take(tmp_path).close()
+    take_folder(tmp_path).close()
     timer.join()
     other = forge(tmp_path, start="1", token="0123")
     monkeypatch.setenv(TOKEN, "0123")
-    last = share(tmp_path)
+    last = share_lease(tmp_path)
     assert last is not None
     monkeypatch.setattr(os, "getppid", lambda: 1)
     last.close()
@@ -236,7 +242,7 @@ def test_what_ranks_that_were_killed_have_left_goes(tmp_path: Path, hurried: Non
     (tmp_path / f"{NAME}-mine").write_text("mine")
     (tmp_path / ".locked").touch()
     with pytest.raises(BadInput, match=r"still write there \(process \d+ on node7\)"):
-        take(tmp_path)
+        take_folder(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == [".lock-far", ".lock-mine", ".locked"]
 
 
@@ -247,7 +253,7 @@ def seize(path: Path) -> None:
 
 
 def test_a_holder_that_stood_still_writes_nothing_more(tmp_path: Path) -> None:
-    with hold(tmp_path) as lease:
+    with hold_folder(tmp_path) as lease:
         check = OwnershipCheck(lease)
         check.batch(REPORT)
         seize(lease.path)
@@ -261,7 +267,7 @@ def test_a_holder_that_stood_still_writes_nothing_more(tmp_path: Path) -> None:
 def test_what_is_no_other_run_ends_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lease = take(tmp_path)
+    lease = take_folder(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(leases, "file_identity", lambda path: (_ for _ in ()).throw(OSError(116, "stale")))
         lease.check()
@@ -269,7 +275,7 @@ def test_what_is_no_other_run_ends_none(
     lease.check()
     lease.check()
     assert capsys.readouterr().err.count("was removed; this run goes on") == 1
-    other = take(tmp_path)
+    other = take_folder(tmp_path)
     with pytest.raises(PtymeshError, match="while this one had no lock"):
         lease.check()
     lease.close()
@@ -278,7 +284,7 @@ def test_what_is_no_other_run_ends_none(
 
 
 def test_another_run_may_have_come_and_gone(tmp_path: Path, hurried: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    lease, now = take(tmp_path), time.time
+    lease, now = take_folder(tmp_path), time.time
     monkeypatch.setattr(time, "time", lambda: now() + 60)  # it wakes after a minute
     time.sleep(0.2)
     lease.check()
@@ -289,7 +295,7 @@ def test_another_run_may_have_come_and_gone(tmp_path: Path, hurried: None, monke
 
 
 def test_two_threads_may_let_go(tmp_path: Path) -> None:
-    lease = take(tmp_path)
+    lease = take_folder(tmp_path)
     lease.close()
     other = os.open(tmp_path, os.O_RDONLY)  # may have the same number
     lease.close()
@@ -309,7 +315,7 @@ def test_what_is_no_lease_is_left_alone(tmp_path: Path, kind: str) -> None:
         forge(tmp_path, pid="one")
     else:
         path.write_text({"text": "mine", "empty": ""}[kind])
-    with pytest.raises(BadInput, match="is no lock of ptymesh; move it away"), hold(tmp_path):
+    with pytest.raises(BadInput, match="is no lock of ptymesh; move it away"), hold_folder(tmp_path):
         pass
     assert os.path.lexists(path)
 
@@ -317,6 +323,6 @@ def test_what_is_no_lease_is_left_alone(tmp_path: Path, kind: str) -> None:
 def test_folders_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for folder in (tmp_path / "file" / "out", tmp_path / ("x" * 300), tmp_path / "a\0b", Path("/proc/ptymesh/out")):
-        with pytest.raises(BadInput), hold(folder):
+        with pytest.raises(BadInput), hold_folder(folder):
             pass
     assert [path.name for path in tmp_path.iterdir()] == ["file"]

@@ -250,14 +250,14 @@ def test_memory_that_runs_out_before_an_epoch(ranks: Any) -> None:
 def test_memory_that_runs_out_in_a_checkpoint(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     """It is written once more, without what was held to be faster."""
     toy, given_back, failures = make(views=8), [0], iter([1, 0])
-    problem, state, numpy = toy.problem(), RunState(toy.start()), state_module._numpy
+    problem, state, numpy = toy.problem(), RunState(toy.start()), state_module._to_numpy
 
     def scarce(tensor: torch.Tensor) -> Any:
         if tensor is state.estimate.probe and next(failures, 0):
             raise torch.OutOfMemoryError("CUDA out of memory")
         return numpy(tensor)
 
-    monkeypatch.setattr(state_module, "_numpy", scarce)
+    monkeypatch.setattr(state_module, "_to_numpy", scarce)
     monkeypatch.setattr(problem.setup, "give_back", lambda: given_back.append(1))
     state.save(tmp_path, problem, {})
     assert given_back == [0, 1]

@@ -18,11 +18,10 @@ from ptymesh.kernels.fused import KeptProbes
 from ptymesh.physics.halves import Halves
 from ptymesh.run import plan
 from ptymesh.run.batches import balance, draw
+from ptymesh.run.cost_model import ENGINE_COSTS, EPOCH
+from ptymesh.run.device_pace import DevicePace
 from ptymesh.run.loop import Loop
-from ptymesh.run.pace import Pace
 from ptymesh.run.plan import LayoutName, Machine, Scan, choose, costs, measured_link, scan_of, shared_by
-from ptymesh.run.price import ENGINES as PRICES
-from ptymesh.run.price import EPOCH
 from ptymesh.run.starts import ObjectOptions, ProbeOptions
 from ptymesh.run.state import RunState
 from toy import make, share
@@ -174,7 +173,7 @@ def test_a_gpu_is_planned_with_its_own_rate(monkeypatch: pytest.MonkeyPatch) -> 
     """What is measured, and the chunk, are those of the world's device."""
     found: list[object] = []
     monkeypatch.setattr(
-        plan, "measured_pace", lambda window, device, dtype, threads: found.append(device) or Pace(1e4, 0.0)
+        plan, "measure_pace", lambda window, device, dtype, threads: found.append(device) or DevicePace(1e4, 0.0)
     )
     monkeypatch.setattr(plan, "measured_link", lambda world: (1e9, 1e-5))
     monkeypatch.setattr(plan, "memory_of", lambda device: 80e9)
@@ -219,7 +218,7 @@ def test_balance_is_that_of_a_whole_epoch() -> None:
     assert found["tiled"].balance == balance(halves, drawn, 2)
     compact = costs(scan, ENGINES["rpie"](batch=64, order="compact"), 5, 2, MACHINE)
     assert compact["replicated"].balance > 0.97 and compact["tiled"].balance < 0.7
-    shares = PRICES["rpie"].view * 3000 / 2 / 1e4 / found["replicated"].balance
+    shares = ENGINE_COSTS["rpie"].per_pixel * 3000 / 2 / 1e4 / found["replicated"].balance
     assert shares < found["replicated"].compute_s < 1.1 * shares
 
 
@@ -235,9 +234,11 @@ def test_engine_model_and_layout_make_the_time() -> None:
 
     plain, views = seconds(), 3000 / machine.rate
     batches = math.ceil(3000 / 7)
-    rpie_takes, whatever = PRICES["rpie"], 2e-3 * (PRICES["rpie"].batch * batches + EPOCH)
-    between = rpie_takes.epoch * 1024**2 / 64**2 / machine.rate
-    assert plain == pytest.approx(rpie_takes.view * views + whatever + between), "batches take something besides views"
+    rpie_cost, whatever = ENGINE_COSTS["rpie"], 2e-3 * (ENGINE_COSTS["rpie"].per_batch * batches + EPOCH)
+    between = rpie_cost.per_epoch * 1024**2 / 64**2 / machine.rate
+    assert plain == pytest.approx(rpie_cost.per_pixel * views + whatever + between), (
+        "batches take something besides views"
+    )
     assert seconds(batch_s=0.0) == pytest.approx(plain - whatever)
     dearer = [seconds(engine(name)) for name in ("adam", "lsqml")]
     dearer += [seconds(modes=4), seconds(slices=3), seconds(near=True), seconds(opr_modes=2)]
@@ -246,14 +247,14 @@ def test_engine_model_and_layout_make_the_time() -> None:
         seconds(ENGINES["rpie"](batch=7, probe={"intensity": True})),
     ]
     assert min(dearer) > 1.05 * plain
-    assert seconds(modes=4) == pytest.approx(plain + 3 * rpie_takes.wave * rpie_takes.view * views)
+    assert seconds(modes=4) == pytest.approx(plain + 3 * rpie_cost.per_further_wave * rpie_cost.per_pixel * views)
     halves = [
         seconds(ranks=2, layout=layout, shared=shared) for layout in ("replicated", "tiled") for shared in (False, True)
     ]
     assert plain / 2 < min(halves) and max(halves) < plain
     again, panels, *_ = halves
     assert panels < again, "of panels each rank steps its own"
-    assert seconds(threads=2) == pytest.approx(plain - rpie_takes.view * views / 2, rel=0.01)
+    assert seconds(threads=2) == pytest.approx(plain - rpie_cost.per_pixel * views / 2, rel=0.01)
     wide = replace(scan, extent=(8192, 8192))
     steps = [costs(wide, engine(name), 0, 1, machine)["replicated"].compute_s for name in ("rpie", "adam")]
     assert steps[1] > 5 * steps[0], "Adam steps on every pixel, rPIE on those that a batch touches"

@@ -51,7 +51,7 @@ def test_the_coarse_model_predicts_the_inner_detector() -> None:
     engine = RPIE(coarsen=2)
     fine = made.problem()
     problem = resolution.coarse_problem(fine, 2, made.truth)
-    coarse = resolution.coarsened(made.truth, engine, fine, problem)
+    coarse = resolution.coarsen_estimate(made.truth, engine, fine, problem)
     assert problem.window == (16, 16) and coarse.probe.shape == (2, 16, 16)
     assert problem.residual(coarse)[0] < 0.01
     assert made.problem().residual(made.start())[0] > 0.1
@@ -62,7 +62,9 @@ def test_there_and_back_keeps_the_probe_and_the_frame() -> None:
     engine = RPIE(coarsen=2)
     fine = made.problem()
     problem = resolution.coarse_problem(fine, 2, made.truth)
-    back = resolution.refined(resolution.coarsened(made.truth, engine, fine, problem), engine, problem, fine)
+    back = resolution.refine_estimate(
+        resolution.coarsen_estimate(made.truth, engine, fine, problem), engine, problem, fine
+    )
     assert torch.allclose(back.probe, made.truth.probe) and torch.allclose(back.positions, made.truth.positions)
     assert torch.equal(back.background, made.truth.background)
     assert tuple(back.object.shape) == (1, 128, 128)  # whole coarse blocks
@@ -105,6 +107,6 @@ def test_on_ranks(ranks) -> None:  # type: ignore[no-untyped-def]
 
 def test_refused_where_it_has_no_meaning() -> None:
     with pytest.raises(BadInput, match="near-field"):
-        resolution.check(RPIE(coarsen=2), make(propagation="fresnel", window=(32, 32)).problem())
+        resolution.check_coarsening(RPIE(coarsen=2), make(propagation="fresnel", window=(32, 32)).problem())
     with pytest.raises(BadInput, match="8 divides, not 28"):
-        resolution.check(RPIE(coarsen=4), make(window=(24, 28)).problem())
+        resolution.check_coarsening(RPIE(coarsen=4), make(window=(24, 28)).problem())

@@ -16,7 +16,7 @@ from ptymesh.run import lock
 from ptymesh.run.recipe import load_recipe
 from ptymesh.run.reconstruction import Reconstruction
 from ptymesh.run.reports import Callback, EpochReport
-from ptymesh.run.session import _agree, _balance, run_recipe
+from ptymesh.run.session import _refuse_disagreement, _stage_balances, run_recipe
 from ptymesh.run.simulate_file import write
 from ptymesh.simulate import checked
 from toy import make
@@ -25,9 +25,9 @@ RECIPE = "{data: {path: scan.cxi}, stages: [{engine: rpie, epochs: 1, batch: 20}
 
 
 def disagree(world: World) -> str:
-    _agree(world, True, Path("out"))
+    _refuse_disagreement(world, True, Path("out"))
     try:
-        _agree(world, world.rank == 0, Path("out"))
+        _refuse_disagreement(world, world.rank == 0, Path("out"))
     except PtymeshError as error:
         return str(error)
     return "agreed"
@@ -43,10 +43,10 @@ def test_the_balance_of_each_stage_is_that_of_its_owners() -> None:
     recon.stages = [RPIE(batch=20), RPIE(batch=20, order="compact"), RPIE(batch=None)]
     recipe: Any = SimpleNamespace(hold_out=0.1, seed=3)
     recon.world.size = 2
-    spread, compact, whole = _balance(recipe, recon)
+    spread, compact, whole = _stage_balances(recipe, recon)
     assert 0.9 < spread <= 1 and 0.9 < compact <= 1 and whole > 0.98
     recon.problem.layout = Tiled(recon.world, recon.scan.positions, recon.scan.window)
-    assert _balance(recipe, recon)[1] < 0.8, "tiles keep their views, and these batches lie in one or the other"
+    assert _stage_balances(recipe, recon)[1] < 0.8, "tiles keep their views, and these batches lie in one or the other"
 
 
 class Thief(Callback):
@@ -55,7 +55,7 @@ class Thief(Callback):
     def epoch(self, report: EpochReport) -> None:
         """Between that batch and what is written then."""
         Path("out", lock.NAME).unlink()
-        self.lease = lock.take(Path("out").absolute())
+        self.lease = lock.take_folder(Path("out").absolute())
 
 
 def test_a_run_whose_folder_was_taken_after_its_last_batch_writes_nothing(

@@ -14,7 +14,7 @@ from ptymesh.files import replacing
 from ptymesh.io import load_measurement
 from ptymesh.io.featureless import refuse_featureless
 from ptymesh.measurement import Measurement
-from ptymesh.run.checked import checked_recipe
+from ptymesh.run.data_checks import checked_recipe
 from ptymesh.run.recipe import Recipe
 
 

@@ -4,7 +4,7 @@ The order matters: wrong positions and a beam that flickers look like further mo
 comes first. A background and further modes look like each other, and start side by side. Each question goes on from the
 same estimate with and without the change, for as many epochs.
 
-What a sweep is, and what else costs as many, stands in price.py. Of the sweeps that there are, the search for the
+What a sweep is, and what else costs as many, stands in cost_model.py. Of the sweeps that there are, the search for the
 optics may take OPTICS, other ways to read the scan until READING, questions about what to add until ROUNDS, those
 whether all of that is needed until QUESTIONS and the one about the engine until ENGINE, so that these are asked however
 long the others took; the search for the number of epochs goes on while there are sweeps for a run of so many.
@@ -29,7 +29,7 @@ from ptymesh.auto.restarts import QUESTIONS as READINGS
 from ptymesh.auto.search import ENGINE, OPTICS, PART, QUESTIONS, ROUNDS, Say, Search, raise_if_some_are_missing
 from ptymesh.errors import BadInput, PtymeshError
 from ptymesh.measurement import Measurement
-from ptymesh.run.price import batch_for
+from ptymesh.run.cost_model import batch_for
 from ptymesh.run.recipe import DEFAULT_STAGES, Recipe, engine_of
 
 #: The engine that goes on while the optics are looked for.

@@ -21,7 +21,7 @@ from torch import Tensor
 from ptymesh.estimate import Estimate
 from ptymesh.physics.backend import MISFIT
 from ptymesh.problem import Problem, ViewLoader
-from ptymesh.run.price import FIT_STEP, Price
+from ptymesh.run.cost_model import FIT_STEP, EpochCost
 from ptymesh.run.recipe import Recipe
 
 #: Side of a square of the checkerboard, in detector pixels: larger than a speckle.
@@ -102,10 +102,17 @@ def own_unknowns(recipe: Recipe) -> frozenset[str]:
     return frozenset(found)
 
 
-def judging(price: Price, own: frozenset[str], pixels: float) -> float:
-    """What it costs to judge views with so many pixels in all, in pixels of price.py: a pass, or fits of what a view
-    has for itself on either half of them."""
-    return pixels * price.judged(own, 2 * STEPS) + (2 * STEPS * FIT_STEP if own else 0)
+def judging(price: EpochCost, own: frozenset[str], pixels: float) -> float:
+    """Return the cost of judging views with so many pixels in all, in pixels of cost_model.py.
+
+    It is that of a pass, or of fits of what a view has for itself on either half of them.
+
+    Args:
+        price: of the model.
+        own: unknowns of a view that are fitted; none: a pass.
+        pixels: of all views together.
+    """
+    return pixels * price.judging_work(own, 2 * STEPS) + (2 * STEPS * FIT_STEP if own else 0)
 
 
 def judge(problem: Problem, estimate: Estimate, views: np.ndarray, own: frozenset[str]) -> Judged:

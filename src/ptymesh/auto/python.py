@@ -16,7 +16,7 @@ from ptymesh.errors import BadInput
 from ptymesh.io.results import Result
 from ptymesh.measurement import Measurement
 from ptymesh.run import reconstruction as by_stages
-from ptymesh.run.given import Stage
+from ptymesh.run.python_arguments import Stage
 from ptymesh.run.recipe import Recipe
 from ptymesh.run.session import reconstruction
 from ptymesh.sentences import shown

@@ -23,9 +23,9 @@ from ptymesh.io.checkpoint import Checkpoint
 from ptymesh.measurement import Measurement
 from ptymesh.physics import probes
 from ptymesh.run.batches import hold_out
+from ptymesh.run.cost_model import EpochSize, cost_of_stage, sweep_work
 from ptymesh.run.initial import opr_modes
 from ptymesh.run.loop import Loop
-from ptymesh.run.price import Size, price_of, work
 from ptymesh.run.recipe import Recipe, engine_of
 from ptymesh.run.reconstruction import Reconstruction
 from ptymesh.run.state import HISTORY, RunState
@@ -48,7 +48,7 @@ class OverBudget(Exception):
 
 @dataclass
 class Budget:
-    """Sweeps (see price.py). `spent` of `sweeps` are gone, and `kept` are for the run itself, `runs` times.
+    """Sweeps (see cost_model.py). `spent` of `sweeps` are gone, and `kept` are for the run itself, `runs` times.
 
     With two runs, others can be held against it with as much work.
     """
@@ -180,11 +180,11 @@ class Arena:
         """Of so many epochs and a judgement, in sweeps."""
         engine, estimate, (h, w) = self._engine(track, epochs), track.estimate, self.scan.window
         near, slices = self.scan.geometry.propagation != "far_field", len(estimate.object)
-        price = price_of(engine, near, slices, track.modes, len(estimate.opr))
+        price = cost_of_stage(engine, near, slices, track.modes, len(estimate.opr))
         batches, pixels = math.ceil(self.views / (engine.batch or self.views)), math.prod(estimate.extent)
-        epoch = price.pixels(Size(self.views, h * w, batches, pixels, pixels))
+        epoch = price.epoch_work(EpochSize(self.views, h * w, batches, pixels, pixels))
         judged = judging(price, track.own, len(self.held) * h * w)
-        return self.share * (epochs * epoch + judged) / work(self.scan)
+        return self.share * (epochs * epoch + judged) / sweep_work(self.scan)
 
     @staticmethod
     def _engine(track: Track, epochs: int) -> Engine:

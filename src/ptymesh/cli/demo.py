@@ -34,7 +34,7 @@ def command(
     ),
 ) -> None:
     """Simulate a scan, reconstruct it, draw it, and compare it with the truth."""
-    from ptymesh.cli.launching import Launching
+    from ptymesh.cli.launching import LaunchOptions
     from ptymesh.cli.running import check_folder, execute, owned, refuse_to_overwrite
     from ptymesh.distributed.rank_info import world
     from ptymesh.errors import BadInput
@@ -48,7 +48,7 @@ def command(
     check_folder(out)
     refuse_to_overwrite(out, force=True)
     recipe = out / "recipe.yaml"
-    if out.exists() and any(out.iterdir()) and not _ours(recipe):
+    if out.exists() and any(out.iterdir()) and not _is_demo_recipe(recipe):
         raise BadInput(f"{out} holds files that are not of a demo; give another folder with --out.")
     with owned(out):
         with replacing(recipe) as temporary:
@@ -56,7 +56,7 @@ def command(
         options = checked(kind="xray", views=VIEWS, window=WINDOW, seed=1)
         _, truth = write(options, out / "scan.cxi", force=True)
         arguments = ["run", str(recipe), "--device", "auto", "--out", str(out), "--force"]
-        execute(load_recipe(recipe, out=out), arguments, Launching(ranks), resume=False)
+        execute(load_recipe(recipe, out=out), arguments, LaunchOptions(ranks), resume=False)
         stopping.at_once(f"Stopped before the comparison was drawn; the result is {out / 'result.h5'}.", 0)
         found = _compare(out / "result.h5", truth, out / "comparison.png")
     typer.echo("")
@@ -68,7 +68,7 @@ def command(
     typer.echo(f"Next: edit {recipe} and `ptymesh run {recipe} --out second`, or `ptymesh inspect` your own data.")
 
 
-def _ours(recipe: Path) -> bool:
+def _is_demo_recipe(recipe: Path) -> bool:
     """Return True if a file is a recipe that the demo has written."""
     return recipe.is_file() and recipe.read_bytes().startswith(RECIPE.partition(".")[0].encode())
 

@@ -7,16 +7,16 @@ from typing import Annotated
 
 import typer
 
-from ptymesh.cli.launching import Launching, spread
+from ptymesh.cli.launching import LaunchOptions, expand_groups
 
 #: Arguments after the program's name are left to the program.
 SETTINGS = {"allow_interspersed_args": False, "ignore_unknown_options": False}
 
 
-@spread
+@expand_groups
 def command(
     script: Annotated[Path, typer.Argument(metavar="SCRIPT.py", help="A Python program.")],
-    how: Launching,
+    how: LaunchOptions,
     arguments: Annotated[list[str] | None, typer.Argument(metavar="[ARGUMENTS]...", help="Its own arguments.")] = None,
     logs: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where ranks other than 0 print to, instead of a temporary one.")

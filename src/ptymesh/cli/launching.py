@@ -1,7 +1,7 @@
 """Options that several commands share: starting of ranks, layout and memory.
 
-A command takes such a group of options as one parameter, whose class declares the options by its fields; `spread`
-replaces the parameter by its fields.
+A command takes such a group of options as one parameter, whose class declares the options by its fields;
+`expand_groups` replaces the parameter by its fields.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def folder(name: str | Path) -> Path:
     return Path(name)
 
 
-def spread(command: Callable[..., None]) -> Callable[..., None]:
+def expand_groups(command: Callable[..., None]) -> Callable[..., None]:
     """Return the command with one option for each field of the dataclasses among its parameters."""
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
@@ -72,7 +72,7 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
 
 
 @dataclass(frozen=True)
-class Launching:
+class LaunchOptions:
     """Options for starting ranks.
 
     Attributes:
@@ -141,7 +141,7 @@ class Launching:
 
 
 @dataclass(frozen=True)
-class Holding:
+class MemoryOptions:
     """Options for the layout of the object and the memory of the patterns.
 
     Attributes:
@@ -161,7 +161,7 @@ class Holding:
     ] = None
 
     @property
-    def given(self) -> dict[str, str]:
+    def chosen_options(self) -> dict[str, str]:
         """Options that were given, by name."""
         return {field.name: str(value) for field in fields(self) if (value := getattr(self, field.name)) is not None}
 
@@ -170,12 +170,12 @@ class Holding:
         """Options as settings of recipe keys, quoted, since a path may look like any YAML value."""
         import json
 
-        return [f"{key}={json.dumps(value)}" for key, value in self.given.items()]
+        return [f"{key}={json.dumps(value)}" for key, value in self.chosen_options.items()]
 
     @property
     def arguments(self) -> list[str]:
         """Options as arguments of a command line."""
-        return [part for name, value in self.given.items() for part in (f"--{name.replace('_', '-')}", value)]
+        return [part for name, value in self.chosen_options.items() for part in (f"--{name.replace('_', '-')}", value)]
 
 
 @contextmanager

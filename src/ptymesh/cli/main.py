@@ -102,7 +102,7 @@ for _name, _short in COMMANDS.items():
 
 def main() -> None:
     """Run the command line and exit with its status; errors are printed as one sentence on stderr."""
-    streams.keep()
+    streams.install()
     arguments = sys.argv[1:]
     # arguments after `launch` belong to the user's program
     own = arguments.index("launch") if "launch" in arguments[:2] else len(arguments)
@@ -123,7 +123,7 @@ def main() -> None:
         finally:
             stopping.over()
     except SystemExit as left:
-        if not left.code and set(arguments[:1]) & set(SPOKEN) and (lost := streams.failure()):
+        if not left.code and set(arguments[:1]) & set(SPOKEN) and (lost := streams.output_failure()):
             print(f"ptymesh: standard output cannot be written ({lost.strerror}).", file=sys.stderr, flush=True)
             sys.exit(1)
         raise

@@ -7,14 +7,14 @@ from typing import Annotated
 
 import typer
 
-from ptymesh.cli.launching import Holding, Launching, Settings, Strict, spread
+from ptymesh.cli.launching import LaunchOptions, MemoryOptions, Settings, Strict, expand_groups
 
 
-@spread
+@expand_groups
 def command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Output folder of the run that was stopped.")],
-    how: Launching,
-    room: Holding,
+    how: LaunchOptions,
+    memory: MemoryOptions,
     set_: Settings = None,
     other_data: Annotated[
         bool, typer.Option("--other-data", help="Go on even if the data are not those that the run began with.")
@@ -26,10 +26,10 @@ def command(
     from ptymesh.errors import BadInput
     from ptymesh.io import checkpoint
     from ptymesh.paths import usable
-    from ptymesh.run import started
-    from ptymesh.run.continued import continued, refuse_folder
-    from ptymesh.run.counters import counters_of
+    from ptymesh.run import start_record
+    from ptymesh.run.checkpoint_counters import counters_of
     from ptymesh.run.recipe import Recipe
+    from ptymesh.run.resumed_recipe import refuse_folder, resumed_recipe
 
     if folder.name == "checkpoint" and checkpoint.exists(folder):
         folder = folder.parent
@@ -37,21 +37,21 @@ def command(
         raise BadInput(f"{folder} is no folder and holds no checkpoint; give the folder of a run that was stopped.")
     check_folder(folder, "mend its permissions, so that the run can go on there")
     with owned(folder):
-        text, meta = started.pending(folder), {}
+        text, meta = start_record.pending_recipe(folder), {}
         anew = text is not None
         if text is None:
             meta = checkpoint.read_meta(folder / "checkpoint")
             text = meta.get("recipe")
         if not isinstance(text, str):
             raise BadInput(f"The checkpoint in {folder} holds no recipe; go on with it from Python, as it was made.")
-        settings = [*(set_ or ()), *room.settings]
+        settings = [*(set_ or ()), *memory.settings]
         if anew:
             recipe = Recipe.from_yaml(text, settings)
             refuse_folder(Recipe.from_yaml(text), recipe)
             recipe = recipe.with_output(folder)
         else:
-            recipe = continued(text, settings, counters_of(meta)).with_output(folder)
-        arguments = ["resume", str(folder), "--device", how.device, *room.arguments]
+            recipe = resumed_recipe(text, settings, counters_of(meta)).with_output(folder)
+        arguments = ["resume", str(folder), "--device", how.device, *memory.arguments]
         arguments += [part for setting in set_ or () for part in ("--set", setting)]
         arguments += ["--other-data"] if other_data else []
         execute(recipe, arguments, how, resume=not anew, other_data=other_data, strict=strict)

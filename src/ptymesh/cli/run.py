@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ptymesh.cli.launching import Holding, Launching, Settings, Strict, folder, spread
+from ptymesh.cli.launching import LaunchOptions, MemoryOptions, Settings, Strict, expand_groups, folder
 
 if TYPE_CHECKING:
-    from ptymesh.cli.running import Open
+    from ptymesh.cli.running import StageFinder
     from ptymesh.run.recipe import Recipe
 
 
-@spread
+@expand_groups
 def command(
     recipe: Annotated[
         Path, typer.Argument(metavar="RECIPE|DATA", help="A recipe (YAML), or a data set, for which one is found.")
     ],
-    how: Launching,
-    room: Holding,
+    how: LaunchOptions,
+    memory: MemoryOptions,
     set_: Settings = None,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", parser=folder, help="Output folder, instead of the recipe's.")
@@ -34,22 +34,22 @@ def command(
 ) -> None:
     """Reconstruct a data set, or what a recipe says, on any number of ranks."""
     from ptymesh.auto.given import is_data
-    from ptymesh.cli.running import Open
+    from ptymesh.cli.running import StageFinder
 
-    settings, data = [*(set_ or ()), *room.settings], is_data(recipe)
-    found = Open(time_s=time)
-    _run(recipe, _loaded(recipe, settings, out, found, data), settings, time, force, how, found, strict)
+    settings, data = [*(set_ or ()), *memory.settings], is_data(recipe)
+    finder = StageFinder(time_s=time)
+    _run(recipe, _loaded(recipe, settings, out, finder, data), settings, time, force, how, finder, strict)
 
 
-def _loaded(recipe: Path, settings: list[str], out: Path | None, found: Open, data: bool) -> Recipe:
-    """Return the recipe, or the one found for a data set; the reasons for its values are stored in `found`."""
+def _loaded(recipe: Path, settings: list[str], out: Path | None, finder: StageFinder, data: bool) -> Recipe:
+    """Return the recipe, or the one found for a data set; the reasons for its values are stored in `finder`."""
     from ptymesh.auto import described, described_recipe
     from ptymesh.run.recipe import Recipe
 
     if not data:
-        made, found.reasons = described_recipe(recipe, settings, out)
+        made, finder.reasons = described_recipe(recipe, settings, out)
         return made
-    raw, found.reasons = described(recipe, settings, out)
+    raw, finder.reasons = described(recipe, settings, out)
     return Recipe.parse(raw)
 
 
@@ -59,8 +59,8 @@ def _run(
     settings: list[str],
     time: float | None,
     force: bool,
-    how: Launching,
-    found: Open,
+    how: LaunchOptions,
+    finder: StageFinder,
     strict: bool,
 ) -> None:
     """Check the options and the output folder, then execute the recipe."""
@@ -68,7 +68,7 @@ def _run(
     from ptymesh.distributed.child import launched
     from ptymesh.errors import BadInput
     from ptymesh.io import checkpoint
-    from ptymesh.run import started
+    from ptymesh.run import start_record
 
     if time is not None and not 0 < time < float("inf"):
         raise BadInput(f"--time is {time:g}; give a number of seconds above 0.")
@@ -87,5 +87,5 @@ def _run(
         arguments = ["run", str(recipe), "--device", how.device, "--out", str(folder)]
         arguments += [part for setting in settings for part in ("--set", setting)]
         arguments += [] if time is None else ["--time", str(time)]
-        resume = again and checkpoint.exists(folder / "checkpoint") and started.pending(folder) is None
-        execute(loaded, [*arguments, *(["--force"] if force else [])], how, resume=resume, found=found, strict=strict)
+        resume = again and checkpoint.exists(folder / "checkpoint") and start_record.pending_recipe(folder) is None
+        execute(loaded, [*arguments, *(["--force"] if force else [])], how, resume=resume, finder=finder, strict=strict)

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from ptymesh import stopping
-from ptymesh.cli.launching import Launching, environment_of
+from ptymesh.cli.launching import LaunchOptions, environment_of
 from ptymesh.distributed.rank_info import world
 
 if TYPE_CHECKING:
     from ptymesh.distributed.world import World
     from ptymesh.run.recipe import Recipe
-    from ptymesh.run.session import Outcome
+    from ptymesh.run.session import RunOutcome
 
 #: Bytes of a result in tiles up to which figures are drawn at the end of the run, from the file.
 DRAWN = 64 << 20
@@ -45,12 +45,12 @@ def owned(out: Path) -> Iterator[None]:
     Raises:
         BadInput: another run has the folder.
     """
-    from ptymesh.run.lock import hold
+    from ptymesh.run.lock import hold_folder
 
     if world().size > 1:
         yield
         return
-    with hold(out):
+    with hold_folder(out):
         yield
 
 
@@ -83,7 +83,7 @@ def refuse_to_overwrite(out: Path, *, force: bool, recipe: str | None = None) ->
     """
     from ptymesh.errors import BadInput
     from ptymesh.io import checkpoint
-    from ptymesh.run import started
+    from ptymesh.run import start_record
 
     _refuse_odd_files(out)
     if force:
@@ -97,7 +97,7 @@ def refuse_to_overwrite(out: Path, *, force: bool, recipe: str | None = None) ->
             f"{out} holds the checkpoint of an unfinished run; go on with `ptymesh resume {out}`, "
             f"choose another folder with --out, or start anew with --force."
         )
-    begun = started.pending(out)
+    begun = start_record.pending_recipe(out)
     if _requeued() or (begun is not None and begun == recipe):
         return
     for name in ("log.txt", "metrics.jsonl"):
@@ -137,7 +137,7 @@ def restarted() -> bool:
 
 
 @dataclass
-class Open:
+class StageFinder:
     """Search for stages that a recipe leaves open.
 
     Attributes:
@@ -164,11 +164,11 @@ class Open:
 def execute(
     recipe: Recipe,
     arguments: Sequence[str],
-    how: Launching,
+    how: LaunchOptions,
     *,
     resume: bool,
     other_data: bool = False,
-    found: Open | None = None,
+    finder: StageFinder | None = None,
     strict: bool = False,
 ) -> None:
     """Run the recipe in this process, or start ranks of `ptymesh ARGUMENTS`, which call this function in turn.
@@ -179,7 +179,7 @@ def execute(
         how: options for starting ranks.
         resume: True to continue from the checkpoint.
         other_data: True to continue even with data other than the checkpoint's.
-        found: search for stages that the recipe leaves open.
+        finder: search for stages that the recipe leaves open.
         strict: True to raise Poor if the verdict is poor or failed.
 
     Raises:
@@ -200,10 +200,10 @@ def execute(
             )
     else:
         how.check()
-    with _begun(recipe, resume):
+    with _with_stop_message(recipe, resume):
         if place.size > 1 or how.ranks is None or how.ranks == 1:
             with environment_of(how.environment):
-                outcome = _here(recipe, how.device, resume, other_data, found or Open())
+                outcome = _run_in_this_process(recipe, how.device, resume, other_data, finder or StageFinder())
             if place.size == 1 and (out / "ranks").is_dir():  # left by an earlier run on several ranks
                 from ptymesh.launcher.launch import tidy
 
@@ -212,11 +212,11 @@ def execute(
                 _insist_on_good(outcome.result.attrs, outcome.path)
             return
         from ptymesh.launcher.launch import launch
-        from ptymesh.run.lock import TOKEN, hold
+        from ptymesh.run.lock import TOKEN, hold_folder
 
         load_measurement(recipe.data, recipe.positions)
         gc.enable()  # this process waits for its ranks
-        with hold(out) as lease:
+        with hold_folder(out) as lease:
             status = launch(
                 arguments,
                 how.ranks,
@@ -246,16 +246,16 @@ def _insist_on_good(attributes: Mapping[str, Any], path: Path) -> None:
 
 
 @contextmanager
-def _begun(recipe: Recipe, resume: bool) -> Iterator[None]:
+def _with_stop_message(recipe: Recipe, resume: bool) -> Iterator[None]:
     """Set, within this context, the sentence that tells how to resume or restart the run after a signal."""
     from ptymesh.distributed.child import launched
-    from ptymesh.run.started import STARTED, noted
+    from ptymesh.run.start_record import STARTED, recording_start
 
     out = recipe.output.dir
     with ExitStack() as stack:
         with stopping.undisturbed():  # no signal between writing the recipe and setting the sentence about it
             if not resume and world().rank == 0 and not launched():
-                stack.enter_context(noted(out, recipe.to_yaml()))
+                stack.enter_context(recording_start(out, recipe.to_yaml()))
             said = f"Stopped before the first batch was done; `ptymesh resume {out}` starts anew."
             if resume:
                 said = f"Stopped before anything new was done; `ptymesh resume {out}` goes on from the last checkpoint."
@@ -266,15 +266,17 @@ def _begun(recipe: Recipe, resume: bool) -> Iterator[None]:
         yield
 
 
-def _here(recipe: Recipe, device: str, resume: bool, other_data: bool, found: Open) -> Outcome:
+def _run_in_this_process(
+    recipe: Recipe, device: str, resume: bool, other_data: bool, finder: StageFinder
+) -> RunOutcome:
     """Run the recipe in this process, with log, figures and callbacks."""
     from ptymesh.errors import Interrupted
 
     with _traceback_in(recipe.output.dir / "log.txt"), ExitStack() as held:
-        from ptymesh.run.callbacks import watchers
+        from ptymesh.run.callbacks import make_watchers
         from ptymesh.run.session import run_recipe
 
-        watching = watchers()
+        watching = make_watchers()
         with ExitStack() as stack:
 
             def finish() -> None:
@@ -292,8 +294,8 @@ def _here(recipe: Recipe, device: str, resume: bool, other_data: bool, found: Op
                     other_data=other_data,
                     callbacks=watching,
                     held=held,
-                    decide=found.decide,
-                    time_s=found.time_s,
+                    decide=finder.decide,
+                    time_s=finder.time_s,
                 )
             except Interrupted as stopped:
                 if type(stopped) is not Interrupted:
@@ -305,7 +307,7 @@ def _here(recipe: Recipe, device: str, resume: bool, other_data: bool, found: Op
         return outcome
 
 
-def _conclude(recipe: Recipe, outcome: Outcome) -> None:
+def _conclude(recipe: Recipe, outcome: RunOutcome) -> None:
     """Say what came of it, and draw; the last line is the verdict."""
     attributes = outcome.result.attrs
     final, floor = attributes["final_residual"], attributes.get("noise_floor")
@@ -327,7 +329,7 @@ def _conclude(recipe: Recipe, outcome: Outcome) -> None:
     typer.echo(f"Verdict: {state}: {sentence}.")
 
 
-def _write_products(recipe: Recipe, outcome: Outcome) -> None:
+def _write_products(recipe: Recipe, outcome: RunOutcome) -> None:
     """Draw and write what the recipe asks for, or say what would; no failure of that is one of the run."""
     figures, writers = recipe.output.figures, recipe.output.all_writers
     view = " ".join([f"ptymesh view {outcome.path}", *(f"--write {name}" for name in writers)])
@@ -345,7 +347,7 @@ def _write_products(recipe: Recipe, outcome: Outcome) -> None:
         typer.echo(f"{'Figures' if figures else 'Files'}: {' '.join(map(str, made))}")
 
 
-def _is_too_large(outcome: Outcome) -> bool:
+def _is_too_large(outcome: RunOutcome) -> bool:
     """Return True for an object in tiles that is too large for the memory of one process."""
     return outcome.result.attrs["layout"] == "tiled" and outcome.path.stat().st_size > DRAWN
 
@@ -354,7 +356,7 @@ def _doing(writers: Sequence[str]) -> str:
     return "draws and writes" if writers else "draws"
 
 
-def _diagnose(outcome: Outcome) -> None:
+def _diagnose(outcome: RunOutcome) -> None:
     """Print how the iteration ended and, for a result that is not good, the likely cause.
 
     The cause is added to the result file. A failure of the diagnosis does not fail the run.

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ptymesh.cli.launching import Backend, Device, Launching, Settings, folder
+from ptymesh.cli.launching import Backend, Device, LaunchOptions, Settings, folder
 
 
 def command(
@@ -49,7 +49,7 @@ def command(
     beside = [] if also == "none" else also.split(",")
     if odd := [kind for kind in beside if kind not in (THREADS, WEAK)]:
         raise BadInput(f"--also is {also!r}, and there is no {odd[0]!r}; give threads, weak, both or none.")
-    how = Launching(max(counts), device, backend)
+    how = LaunchOptions(max(counts), device, backend)
     how.check()
     loaded = load_recipe(recipe, set_ or (), out)
     check_folder(out / "run")

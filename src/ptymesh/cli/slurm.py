@@ -93,7 +93,7 @@ def command(
     from ptymesh.errors import BadInput
     from ptymesh.io.manifests import MANIFEST
     from ptymesh.run.recipe import load_recipe
-    from ptymesh.run.started import STARTED
+    from ptymesh.run.start_record import STARTED
 
     for name, value, least in (
         ("--nodes", nodes, 1),

@@ -12,10 +12,10 @@ from typing import Any, TextIO
 from ptymesh.printable import printable
 
 #: The former streams, which are referenced here because closing them would close the descriptors.
-_before: list[TextIO | None] = []
+_former: list[TextIO | None] = []
 
 
-class Lasting(io.FileIO):
+class ResilientStream(io.FileIO):
     """File descriptor to which writing never fails.
 
     Data that cannot be written are dropped; `failure` holds the error, unless the reader has closed a pipe.
@@ -45,8 +45,8 @@ class Escaping(io.TextIOWrapper):
         styled: the same stream for callers that write terminal commands on purpose (run/terminal.py).
     """
 
-    def __init__(self, *given: Any, **named: Any) -> None:
-        super().__init__(*given, **named)
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
         self.styled = Styled(self)
 
     def write(self, text: str) -> int:
@@ -84,29 +84,38 @@ def open_closed_streams() -> None:
             os.set_inheritable(number, True)
 
 
-def keep() -> None:
+def install() -> None:
     """Replace standard output and error by streams on which printing never fails.
 
     Closed ones are opened on the null device.
     """
     open_closed_streams()
-    for number, name in ((1, "stdout"), (2, "stderr")):
-        stream = getattr(sys, name)
-        if stream is not getattr(sys, f"__{name}__") or isinstance(_raw(stream), Lasting):
-            continue  # replaced by the program, as in a notebook, or already done
-        if stream is not None and stream.fileno() != number:
-            continue
-        _before.append(stream)
-        lasting = _lasting(number, stream)
-        setattr(sys, name, lasting)
-        setattr(sys, f"__{name}__", lasting)
+    if _is_to_be_replaced(1, sys.stdout, sys.__stdout__):
+        _former.append(sys.stdout)
+        sys.stdout = sys.__stdout__ = _resilient_stream(1, sys.stdout)  # type: ignore[misc]
+    if _is_to_be_replaced(2, sys.stderr, sys.__stderr__):
+        _former.append(sys.stderr)
+        sys.stderr = sys.__stderr__ = _resilient_stream(2, sys.stderr)  # type: ignore[misc]
 
 
-def _lasting(number: int, stream: TextIO | None) -> TextIO:
+def _is_to_be_replaced(number: int, stream: TextIO | None, original: TextIO | None) -> bool:
+    """Return True for Python's own stream on this descriptor, unless it has been replaced already.
+
+    Args:
+        number: of the descriptor.
+        stream: in use; a program may have replaced it, as a notebook does.
+        original: with which Python has started.
+    """
+    if stream is not original or isinstance(_raw_file(stream), ResilientStream):
+        return False
+    return stream is None or stream.fileno() == number
+
+
+def _resilient_stream(number: int, stream: TextIO | None) -> Escaping:
     """Return a text stream with the settings of `stream` on a descriptor to which writing never fails."""
     if stream is not None:
         stream.flush()
-    raw = Lasting(number, "w", closefd=False)
+    raw = ResilientStream(number, "w", closefd=False)
     at_once = isinstance(getattr(stream, "buffer", None), io.RawIOBase)  # python -u
     return Escaping(
         raw if at_once else io.BufferedWriter(raw),
@@ -117,16 +126,16 @@ def _lasting(number: int, stream: TextIO | None) -> TextIO:
     )
 
 
-def _raw(stream: TextIO | None) -> object:
+def _raw_file(stream: TextIO | None) -> object:
     """Return the raw file below a text stream."""
     buffer = getattr(stream, "buffer", None)
     return getattr(buffer, "raw", buffer)
 
 
-def failure() -> OSError | None:
+def output_failure() -> OSError | None:
     """Return the error because of which standard output was lost; None if it was not, or if its reader has left."""
-    raw = _raw(sys.stdout)
-    if not isinstance(raw, Lasting):
+    raw = _raw_file(sys.stdout)
+    if not isinstance(raw, ResilientStream):
         return None
     sys.stdout.flush()
     return raw.failure

@@ -25,7 +25,7 @@ TWIN = 0.6
 LARGEST_RATIO = 8.0
 
 
-class Reconstruction(Protocol):
+class ComparableResult(Protocol):
     """Attributes of a reconstruction that are compared, as of `io.results.Result`."""
 
     object: np.ndarray
@@ -127,7 +127,7 @@ class Comparison:
         }
 
 
-def compare_results(a: Reconstruction, b: Reconstruction) -> Comparison:
+def compare_results(a: ComparableResult, b: ComparableResult) -> Comparison:
     """Compare reconstruction A with reference B.
 
     Global phase, scale, phase ramp, sub-pixel shift, and the twin where it fits much better, are removed from A first.
@@ -183,7 +183,9 @@ def _is_twin(a: _Side, b: _Side, direct: Alignment, turned: Alignment) -> bool:
     return turned.nrmse < direct.nrmse and here is not None and there is not None and there[0] < TWIN * here[0]
 
 
-def _on_one_grid(a: Reconstruction, b: Reconstruction) -> tuple[_Side, _Side, tuple[float, float] | None, list[str]]:
+def _on_one_grid(
+    a: ComparableResult, b: ComparableResult
+) -> tuple[_Side, _Side, tuple[float, float] | None, list[str]]:
     """Return both on the finer of their pixel sizes, that size, and notes about the resampling."""
     sides = [_Side(r.object, r.probe, np.asarray(r.positions_px, dtype=np.float64), r.weights) for r in (a, b)]
     if a.pixel_size_m is None or b.pixel_size_m is None:

@@ -19,7 +19,7 @@ h, w    window pixels
     /background             (h, w) float         counts added to every pattern, when there are any
     /residuals              (N,) float64         final residual of each view
     /history/*              (epochs,)            epoch, stage, loss, residual, seconds, held_out, rate, and change_* of
-                                                 each unknown that was moved, per epoch (run/changes.py)
+                                                 each unknown that was moved, per epoch (run/unknown_changes.py)
     /recipe                 string               the YAML that reproduces the run
     attributes of the file                       final_residual, ptymesh_version, engine, ...
     attribute xxh3_128 of file and datasets      digests (digests.py), which are checked when the file is read; a file

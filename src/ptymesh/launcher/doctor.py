@@ -163,7 +163,7 @@ def hang_test(
         extra: additional environment variables.
     """
     tried: dict[str, Any] = {"device": device, "backend": backend, "ranks": ranks, "environment": dict(extra or {})}
-    words = ("-m", "ptymesh.launcher.apart", str(ranks), *PROBE, device, backend)
+    words = ("-m", "ptymesh.launcher.launch_process", str(ranks), *PROBE, device, backend)
     began = time.monotonic()
     status, out, err = run_python(words, timeout_s, extra)
     seconds = timeout_s if status is None else time.monotonic() - began  # without the time that killing takes

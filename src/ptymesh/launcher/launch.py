@@ -29,7 +29,7 @@ from ptymesh.distributed.devices import bindings, memory_nodes, visible_slice
 from ptymesh.distributed.processes import cores, python_command, python_environment
 from ptymesh.distributed.watchdog import AGREED, read_verdict
 from ptymesh.errors import BadInput, Diverged, Interrupted, PtymeshError
-from ptymesh.launcher.waiting import FORWARDED, Signals, Watch, asked
+from ptymesh.launcher.waiting import FORWARDED, Signals, Watch, ask_store
 
 #: Most ranks on one machine; larger numbers are typing errors.
 MOST_RANKS = 4096
@@ -87,7 +87,7 @@ def launch(
         raise BadInput(f"--max-restarts is {max_restarts}; give 0 or more.")
     bound = bindings(ranks, _cpus() if bind else [], memory_nodes())
     saying = stopping.sentence()  # read it before `Signals` changes it
-    with _quiet(), Signals() as signals:
+    with _torch_silenced(), Signals() as signals:
         logs = Path(tempfile.mkdtemp(prefix="ptymesh-ranks-")) if log_dir is None else log_dir
         _make(logs)
         for attempt in range(max_restarts + 1):
@@ -103,8 +103,8 @@ def launch(
             }
             watch = _attempt((*program, *arguments), environments, signals, store)
             status = _status(watch.ended, watch.forced)
-            _tell(watch, status, logs)
-            if status in FINAL or watch.asked or attempt == max_restarts:
+            _report_failure(watch, status, logs)
+            if status in FINAL or watch.stop_requested or attempt == max_restarts:
                 break
             print(f"ptymesh: starting the ranks again, {attempt + 1} of {max_restarts}.", file=sys.stderr, flush=True)
         tidy(logs, ranks, status)
@@ -136,7 +136,7 @@ def _attempt(
 ) -> Watch:
     """Start the ranks and wait until all have ended."""
     python, *arguments = python_command(*command)
-    with _held_back():
+    with _signals_blocked():
         context = start_processes(
             "rank", python, dict.fromkeys(environments, tuple(arguments)), environments, logs_specs=_Inherit()
         )
@@ -149,7 +149,7 @@ def _attempt(
 
 
 @contextmanager
-def _held_back() -> Iterator[None]:
+def _signals_blocked() -> Iterator[None]:
     """Block signals for processes that are started within this context, until they can handle them (`child.settle`)."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
@@ -207,7 +207,7 @@ class _Inherit(LogsSpecs):
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _torch_silenced() -> Iterator[None]:
     """Keep torch's launcher from logging the signals that we send, and from handling those that we receive."""
     logger = logging.getLogger("torch.distributed.elastic.multiprocessing.api")
     level, name = logger.level, "TORCHELASTIC_SIGNALS_TO_HANDLE"
@@ -236,12 +236,12 @@ def _status(ended: dict[int, int], forced: set[int]) -> int:
     return max(failed[0], 1) if failed else 0
 
 
-def _tell(watch: Watch, status: int, logs: Path) -> None:
+def _report_failure(watch: Watch, status: int, logs: Path) -> None:
     """Print the end of the failed rank's log and the verdict on it; without a verdict, the logs of all failed ranks."""
     ended, forced = watch.ended, watch.forced
     if status in FINAL and ended[0] == status:
         return
-    verdict = asked(lambda: read_verdict(watch.store), None)
+    verdict = ask_store(lambda: read_verdict(watch.store), None)
     if verdict and verdict.stopped and status != Interrupted.exit_status:
         verdict = None  # a rank was stopped because another one had failed
     if status != Interrupted.exit_status:
@@ -252,7 +252,7 @@ def _tell(watch: Watch, status: int, logs: Path) -> None:
                 one = f"rank {names} was ended by {name} because it did not end by itself."
                 several = f"ranks {names} were ended by {name} because they did not end by themselves."
                 print(f"ptymesh: {one if len(killed) == 1 else several}", file=sys.stderr)
-    if verdict is None and asked(lambda: watch.store.check([AGREED]), False):
+    if verdict is None and ask_store(lambda: watch.store.check([AGREED]), False):
         return
     told = [rank for rank in ended if rank and ended[rank]] if verdict is None else [verdict.rank or 0]
     for rank in told[:TAILS]:

@@ -21,7 +21,7 @@ from typing import Any
 from ptymesh.distributed.rank_info import world
 from ptymesh.errors import BadInput, PtymeshError
 from ptymesh.launcher.launch import MOST_RANKS, launch
-from ptymesh.launcher.spawned import ADDRESS, KEY, import_cloudpickle
+from ptymesh.launcher.spawned_rank import ADDRESS, KEY, import_cloudpickle
 
 
 def spawn(function: Callable[..., Any], ranks: int, *arguments: Any, threads_per_rank: int | None = None) -> list[Any]:
@@ -56,7 +56,7 @@ def spawn(function: Callable[..., Any], ranks: int, *arguments: Any, threads_per
     answers: dict[int, bytes] = {}
     with tempfile.TemporaryDirectory(prefix="ptymesh-spawn-") as folder:
         logs = Path(folder)
-        with Listener(("127.0.0.1", 0), authkey=key) as listener, _shown(logs / "rank0.txt"):
+        with Listener(("127.0.0.1", 0), authkey=key) as listener, _echo_to_stdout(logs / "rank0.txt"):
             host, port = listener.address
             server = threading.Thread(target=_serve, args=(listener, call, ranks, answers), daemon=True)
             server.start()
@@ -65,7 +65,7 @@ def spawn(function: Callable[..., Any], ranks: int, *arguments: Any, threads_per
                 ranks,
                 threads_per_rank=threads_per_rank,
                 log_dir=logs,
-                program=("-m", "ptymesh.launcher.spawned"),
+                program=("-m", "ptymesh.launcher.spawned_rank"),
                 environment={ADDRESS: f"{host}:{port}", KEY: key.hex()},
                 terminal=False,
             )
@@ -100,7 +100,7 @@ def _converse(pipe: Connection, call: bytes, answers: dict[int, bytes]) -> None:
 
 
 @contextmanager
-def _shown(path: Path) -> Iterator[None]:
+def _echo_to_stdout(path: Path) -> Iterator[None]:
     """Copy what is written to a file to sys.stdout, which in a notebook is no file."""
     done = threading.Event()
 

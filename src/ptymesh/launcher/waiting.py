@@ -26,7 +26,7 @@ FORWARDED = stopping.SIGNALS
 Answer = TypeVar("Answer")
 
 
-def asked(question: Callable[[], Answer], otherwise: Answer) -> Answer:
+def ask_store(question: Callable[[], Answer], otherwise: Answer) -> Answer:
     """Return the store's answer to a question; `otherwise` if the store cannot be reached."""
     try:
         return question()
@@ -38,14 +38,14 @@ class Signals:
     """Context that collects signals until they are taken."""
 
     def __init__(self) -> None:
-        self._came: list[int] = []
+        self._received: list[int] = []
 
     def __enter__(self) -> Signals:
         main = threading.current_thread() is threading.main_thread()  # Python allows handlers in the main thread only
         numbers = FORWARDED if main else ()
         self._previous = {n: signal.getsignal(n) for n in numbers if signal.getsignal(n) is not signal.SIG_IGN}
         for number in self._previous:
-            signal.signal(number, self._note)
+            signal.signal(number, self._collect_signal)
         stopping.held()
         return self
 
@@ -53,13 +53,13 @@ class Signals:
         for number, handler in self._previous.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _collect_signal(self, number: int, frame: FrameType | None) -> None:
         """Collect a signal, as its handler."""
-        self._came.append(number)
+        self._received.append(number)
 
     def take(self) -> list[int]:
         """Return the signals since the last call."""
-        taken, self._came = self._came, []
+        taken, self._received = self._received, []
         return taken
 
 
@@ -74,12 +74,12 @@ class Watch:
     Attributes:
         ended: exit status of each rank, in the order in which they ended; negative: killed by that signal.
         forced: ranks that had to be killed.
-        asked: True once a signal asked the run to stop.
+        stop_requested: True once a signal asked the run to stop.
     """
 
     def __init__(self, context: PContext, signals: Signals, store: TCPStore) -> None:
         self.context, self.signals, self.store = context, signals, store
-        self.asked = False
+        self.stop_requested = False
         self.ended: dict[int, int] = {}
         self.forced: set[int] = set()
         self.interrupts, self.warned = 0, False
@@ -93,14 +93,14 @@ class Watch:
         self.pids = {rank: process.pid for rank, process in self.running.items()}
         while self.running:
             self._pass_on()
-            self._hurry()
+            self._end_stragglers()
             time.sleep(POLL_S)
             self._collect()
 
     def _pass_on(self) -> None:
         """Forward signals to the ranks, and set the time after which they are killed."""
         for number in self.signals.take():
-            self.asked = True
+            self.stop_requested = True
             self.interrupts += number == signal.SIGINT
             if self.interrupts > 2:
                 self._kill()
@@ -115,16 +115,16 @@ class Watch:
             if process.poll() is not None:
                 del self.running[rank]
                 self.ended[rank] = process.returncode
-                if process.returncode < 0 and rank not in self.forced and not self.asked:
-                    self._accuse(rank, signal.Signals(-process.returncode).name)
+                if process.returncode < 0 and rank not in self.forced and not self.stop_requested:
+                    self._report_killed(rank, signal.Signals(-process.returncode).name)
         if any(self.ended.values()):
             self.failed_at = min(self.failed_at, time.monotonic())
 
-    def _hurry(self) -> None:
+    def _end_stragglers(self) -> None:
         """End the other ranks some seconds after one has failed, unless they notice and end by themselves."""
         now = time.monotonic()
-        if now > self.failed_at + PEERS_S / 2 and not self.asked:
-            self._accuse_absent()
+        if now > self.failed_at + PEERS_S / 2 and not self.stop_requested:
+            self._report_never_joined()
         if now > self.kill_at:
             self._kill()
         elif now > self.failed_at + PEERS_S and not self.warned:
@@ -133,28 +133,28 @@ class Watch:
             self.forced |= set(self.running)
             self.kill_at = min(self.kill_at, now + PEERS_S)
 
-    def _accuse_absent(self) -> None:
+    def _report_never_joined(self) -> None:
         """Post a verdict on a rank that failed before it had joined the others, and so could not post one itself."""
         known = (0, Diverged.exit_status, Interrupted.exit_status)
         failed = [rank for rank, status in self.ended.items() if status > 0 and status not in known]
         if not failed or not self.running:
             return
         rank, status = failed[0], self.ended[failed[0]]
-        silent = asked(lambda: not self.store.check([AGREED]) and read_heartbeat(self.store, rank) is None, False)
+        silent = ask_store(lambda: not self.store.check([AGREED]) and read_heartbeat(self.store, rank) is None, False)
         if silent:
-            self._say(rank, f"ended with status {status} before it had joined the others")
+            self._report_rank(rank, f"ended with status {status} before it had joined the others")
 
-    def _accuse(self, rank: int, name: str) -> None:
+    def _report_killed(self, rank: int, name: str) -> None:
         """Post a verdict on a rank that was killed, and could not do so itself, so that no other rank waits for it."""
-        post = asked(lambda: read_heartbeat(self.store, rank), None)
+        post = ask_store(lambda: read_heartbeat(self.store, rank), None)
         memory = " (often for want of memory: use fewer ranks, or crop or bin the data)" if name == "SIGKILL" else ""
         place = f", last heard of in {post.place}" if post else " before it had joined the others"
-        self._say(rank, f"was ended by {name}{memory}{place}")
+        self._report_rank(rank, f"was ended by {name}{memory}{place}")
 
-    def _say(self, rank: int, what: str) -> None:
+    def _report_rank(self, rank: int, what: str) -> None:
         """Post a verdict on a rank; print it if the store cannot be reached."""
         said = f"Rank {rank} (process {self.pids[rank]}) {what}."
-        if asked(lambda: accuse(self.store, rank, said), None) is None:
+        if ask_store(lambda: accuse(self.store, rank, said), None) is None:
             print(f"ptymesh: {said}", file=sys.stderr, flush=True)
 
     def _send(self, number: int) -> None:

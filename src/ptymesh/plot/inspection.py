@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
-from ptymesh.plot.style import Drawing
+from ptymesh.plot.style import NotebookFigure
 
 #: Colour and marker of each kind of faulty pixel.
 MARKS = {"hot": ("tab:red", "o"), "dead": ("tab:blue", "s"), "stuck": ("tab:orange", "D")}
@@ -43,7 +43,7 @@ def inspection_figure(
         probe_diameter_px: drawn to scale on the scan.
         window: (h, w), drawn to scale on the scan.
     """
-    figure = Drawing(figsize=(12, 7.2), layout="constrained")
+    figure = NotebookFigure(figsize=(12, 7.2), layout="constrained")
     axes = figure.subplots(2, 3)
     figure.suptitle(title)
     _pattern(axes[0, 0], mean_pattern, "mean pattern (counts)")

@@ -38,7 +38,7 @@ UNITS = ((1e-3, "mm"), (1e-6, "µm"), (1e-9, "nm"))
 Pixel = tuple[float, float] | None
 
 
-class Drawing(OwnFont):
+class NotebookFigure(OwnFont):
     """Figure that notebooks display without pyplot."""
 
     def _repr_png_(self) -> bytes:
@@ -54,7 +54,7 @@ def new_figure(width: float, height: float, title: str | None = None) -> Figure:
         width, height: in inches.
         title: of the figure.
     """
-    figure = Drawing(figsize=(width, height), layout="constrained", dpi=150)
+    figure = NotebookFigure(figsize=(width, height), layout="constrained", dpi=150)
     if title:
         figure.suptitle(title, fontsize=12)
     return figure

@@ -1,4 +1,4 @@
-"""What watches a run on rank 0: the live display, out/log.txt and out/metrics.jsonl.
+"""Watchers of a run on rank 0: the live display, out/log.txt and out/metrics.jsonl.
 
 Nothing happens before `start`, so that every rank may make them; the loop calls them on rank 0 alone.
 """
@@ -30,7 +30,7 @@ from ptymesh.errors import BadInput
 from ptymesh.files import target_of
 from ptymesh.io import manifests
 from ptymesh.printable import printable
-from ptymesh.run import started
+from ptymesh.run import start_record
 from ptymesh.run.progress import runs_in_notebook
 from ptymesh.run.reports import BatchReport, Callback, EpochReport, RunInfo
 from ptymesh.run.terminal import Terminal
@@ -44,37 +44,40 @@ class Watcher(Callback):
     """A callback that holds something open: `close` lets go of it, however the run ended."""
 
     def close(self) -> None:
-        """May be called at any time, and again."""
+        """Let go of what is open; this may be called at any time, and more than once."""
 
 
-def watchers() -> list[Watcher]:
-    """What `ptymesh run` uses: an earlier run's files go, then display, log and metrics."""
-    return [FreshStart(), Display(), LogFile(), MetricsFile()]
+def make_watchers() -> list[Watcher]:
+    """Return the watchers of `ptymesh run`: an earlier run's files go first, then come display, log and metrics."""
+    return [FreshStart(), ProgressDisplay(), LogFile(), MetricsFile()]
 
 
-def summary(run: RunInfo) -> str:
-    """One line about the size of a run."""
+def size_line(run: RunInfo) -> str:
+    """Return one line about the size of a run."""
     slices, height, width = run.object_shape
     sliced = f"{slices} slices of " if slices > 1 else ""
     return (
         f"{run.views} views of {run.window[0]} x {run.window[1]}, object {sliced}{height} x {width}, "
-        f"{_count(run.modes, 'mode')}, {_count(run.ranks, 'rank')} on {run.device}, {run.precision} precision"
+        f"{_counted(run.modes, 'mode')}, {_counted(run.ranks, 'rank')} on {run.device}, {run.precision} precision"
     )
 
 
-def opening(run: RunInfo) -> list[str]:
-    """What a run begins with: its size, its stages, the object's layout, how evenly ranks share batches, where the
-    patterns are kept, and what checks of the data have led to."""
+def opening_lines(run: RunInfo) -> list[str]:
+    """Return the lines with which a run begins.
+
+    They tell its size, its stages, the object's layout, how evenly ranks share batches, where the patterns are kept,
+    and what checks of the data have led to.
+    """
     layout = [f"Object: {run.layout}"] if run.layout else []
     shares = "; then ".join(f"{share:.2f}" for share in run.balance)
     balance = [f"Balance: {shares} of the speed of equal shares at most"] if shares else []
-    return [summary(run), plan(run), *layout, *balance, *filter(None, (run.patterns,)), *run.findings]
+    return [size_line(run), stages_line(run), *layout, *balance, *filter(None, (run.patterns,)), *run.findings]
 
 
-def plan(run: RunInfo) -> str:
-    """One line about the stages of a run."""
-    stages = "; then ".join(f"{e}, {_count(n, 'epoch')} of {_count(b, 'batch', 'es')}" for e, n, b in run.stages)
-    return stages + (f" (resumed after {_count(run.done_epochs, 'epoch')})" if run.resumed else "")
+def stages_line(run: RunInfo) -> str:
+    """Return one line about the stages of a run."""
+    stages = "; then ".join(f"{e}, {_counted(n, 'epoch')} of {_counted(b, 'batch', 'es')}" for e, n, b in run.stages)
+    return stages + (f" (resumed after {_counted(run.done_epochs, 'epoch')})" if run.resumed else "")
 
 
 class FreshStart(Watcher):
@@ -86,7 +89,7 @@ class FreshStart(Watcher):
     _out: Path | None = None
 
     def start(self, run: RunInfo) -> None:
-        """Unless this run goes on with that checkpoint."""
+        """Remove the files, unless this run goes on with that checkpoint."""
         self._out = run.out
         if run.out is None or run.resumed:
             return
@@ -94,18 +97,18 @@ class FreshStart(Watcher):
         checkpoint = run.out / "checkpoint"
         if checkpoint.exists():
             if not checkpoint.is_symlink() and manifests.exists(checkpoint):
-                # first: what a kill leaves of the rest is no damaged checkpoint, but none
+                # the manifest goes first: a kill in between then leaves no checkpoint, rather than a damaged one
                 (checkpoint / manifests.MANIFEST).unlink()
             shutil.rmtree(checkpoint)
 
     def saved(self, path: Path) -> None:
-        """From here on there is something to go on from (checkpoint/), or nothing left to do (result.h5)."""
-        started.forget(path.parent)
+        """Forget that the run must start anew, as there is a checkpoint to go on from now, or the result itself."""
+        start_record.remove_record(path.parent)
 
     def finish(self, outcome: str) -> None:
-        """What diverges would do so again."""
+        """Forget that the run must start anew if it has diverged, as it would do so again."""
         if outcome == "diverged" and self._out is not None:
-            started.forget(self._out)
+            start_record.remove_record(self._out)
 
 
 class Clock:
@@ -118,7 +121,7 @@ class Clock:
         self._began, self._at_start = time.monotonic(), self.done
 
     def _before(self, epochs: int) -> int:
-        """Batches in the first `epochs` epochs, over all stages."""
+        """Return the number of batches in the first `epochs` epochs, over all stages."""
         done = 0
         for stage_epochs, batches in self.per_stage:
             done += min(epochs, stage_epochs) * batches
@@ -126,20 +129,26 @@ class Clock:
         return done
 
     def at(self, stage: int, epoch: int, batch: int) -> None:
-        """`batch` batches of this epoch (1-based) of this stage are done."""
+        """Note that `batch` batches of this epoch of this stage are done.
+
+        Args:
+            stage: number of the stage, from 0.
+            epoch: number of the epoch within the stage, from 1.
+            batch: batches of the epoch that are done.
+        """
         earlier = sum(epochs for epochs, _ in self.per_stage[:stage]) + epoch - 1
         self.done = self._before(earlier) + batch
 
     def left_s(self) -> float | None:
-        """Seconds to go, None before anything is known."""
+        """Return the seconds to go, None before anything is known."""
         fresh = self.done - self._at_start
         if fresh <= 0:
             return None
         return (time.monotonic() - self._began) / fresh * (self.total - self.done)
 
 
-def moved(report: EpochReport) -> list[str]:
-    """The residual of views that no update sees, and how far object and positions have moved, where that is known."""
+def progress_words(report: EpochReport) -> list[str]:
+    """Return in words, where known, the residual of held-out views and how far object and positions have moved."""
     words = [] if report.held_out is None else [f"held out {report.held_out:.6f}"]
     if change := report.changes.get("change_object"):
         words.append(f"object moved {100 * change:.2g} %")
@@ -148,7 +157,7 @@ def moved(report: EpochReport) -> list[str]:
     return words
 
 
-class Display(Watcher):
+class ProgressDisplay(Watcher):
     """Live progress on a terminal; plain lines otherwise, one per epoch, fewer in long runs.
 
     stream: where to write, standard output unless given.
@@ -164,7 +173,7 @@ class Display(Watcher):
         self._console = Terminal(stream, force_jupyter=False)
         self._run, self._clock = run, Clock(run)
         self._last_line, self._curve = -math.inf, Curve()
-        self._print(*opening(run))
+        self._print(*opening_lines(run))
         if stream.isatty() and not self._console.is_dumb_terminal and not runs_in_notebook(os.environ):
             self._live = _Bars(self._console)
             self._task = self._live.add_task(self._stage(0, 0), total=self._clock.total, completed=self._clock.done)
@@ -174,7 +183,7 @@ class Display(Watcher):
         """Move the bar."""
         self._clock.at(report.stage, report.epoch, report.batch)
         if self._live:
-            left = _left(self._clock)
+            left = _time_left(self._clock)
             name = self._stage(report.stage, report.epoch)
             self._live.update(self._task, completed=self._clock.done, description=name, left=left)
 
@@ -183,7 +192,7 @@ class Display(Watcher):
         self._clock.at(report.stage, report.epoch, self._run.stages[report.stage][2])
         numbers = f"loss {report.loss:.6g}  residual {report.residual:.6f}  {report.views_per_s:.0f} views/s"
         self._curve.add(report.stage, report.residual, report.held_out, report.rate)
-        numbers = "  ".join((numbers, *moved(report)))
+        numbers = "  ".join((numbers, *progress_words(report)))
         if self._live:
             floor = f"noise floor {report.noise_floor:.4g}; " if report.noise_floor else ""
             self._live.numbers = f"{numbers}\n{floor}{self._curve.judge(report.noise_level)}"
@@ -193,7 +202,7 @@ class Display(Watcher):
         if not ends and report.total_epochs > LONG_RUN_EPOCHS and now - self._last_line < LINE_EVERY_S:
             return
         self._last_line = now
-        self._print(f"{self._stage(report.stage, report.epoch)}  {numbers}  {_left(self._clock)}".rstrip())
+        self._print(f"{self._stage(report.stage, report.epoch)}  {numbers}  {_time_left(self._clock)}".rstrip())
 
     def finish(self, outcome: str) -> None:
         """Leave the terminal as it was."""
@@ -232,11 +241,11 @@ class _Bars(Progress):
         )
 
     def add_task(self, description: str, *arguments: Any, **fields: Any) -> Any:
-        """As rich does, with the time left as a field."""
+        """Add a task as rich does, with the time left as a field."""
         return super().add_task(description, *arguments, **{"left": "", **fields})
 
     def get_renderables(self) -> Iterable[RenderableType]:
-        """The bar, then the numbers."""
+        """Yield the bar, then the numbers."""
         yield self.make_tasks_table(self.tasks)
         if self.numbers:
             yield Text(self.numbers)
@@ -246,22 +255,22 @@ class LogFile(Watcher):
     """out/log.txt: what ran where, every epoch, every file written, with the time of each."""
 
     def __init__(self) -> None:
-        self._lines: Lines | None = None
+        self._lines: LineFile | None = None
 
     def start(self, run: RunInfo) -> None:
         """Open the log (a resumed run goes on with it) and describe run and machine."""
         if run.out is None:
             return
-        self._lines = Lines(run.out / "log.txt", anew=not run.resumed)
-        for line in (*environment(run), *opening(run), *([run.note] if run.note else [])):
+        self._lines = LineFile(run.out / "log.txt", anew=not run.resumed)
+        for line in (*environment_lines(run), *opening_lines(run), *([run.note] if run.note else [])):
             self._write(line)
 
     def epoch(self, report: EpochReport) -> None:
-        """One line."""
+        """Write one line."""
         self._write(f"{report}  {report.seconds:.3g} s")
 
     def saved(self, path: Path) -> None:
-        """One line."""
+        """Write one line."""
         self._write(f"wrote {path}")
 
     def judged(self, verdict: Mapping[str, Any]) -> None:
@@ -269,7 +278,7 @@ class LogFile(Watcher):
         self._write(f"verdict: {verdict['verdict']}: {verdict['verdict_sentence']}")
 
     def finish(self, outcome: str) -> None:
-        """The last line."""
+        """Write the last line."""
         self._write(outcome)
         self.close()
 
@@ -280,12 +289,12 @@ class LogFile(Watcher):
             lines.close()
 
     def _write(self, line: str) -> None:
-        if lines := self._lines:  # it may be closed meanwhile
+        if lines := self._lines:  # another thread may close it meanwhile
             lines.add(f"{datetime.now().astimezone().isoformat(timespec='seconds')}  {printable(line)}")
 
 
-def environment(run: RunInfo) -> list[str]:
-    """Versions, machine and threads, one line each."""
+def environment_lines(run: RunInfo) -> list[str]:
+    """Return versions, machine and threads, one line each."""
     if hasattr(os, "sched_getaffinity"):
         own = sorted(os.sched_getaffinity(0))
         nodes = [str(n) for n, node in enumerate(memory_nodes()) if set(own) & set(node)]
@@ -307,28 +316,29 @@ class MetricsFile(Watcher):
     """out/metrics.jsonl: one JSON object per epoch; stages count from 0, epochs of a stage from 1, as in the result.
 
     Keys: stage, engine, epoch, loss, residual, seconds, views_per_s; held_out, noise_floor, rate where there are
-    such; change_* of each unknown that has moved (changes.py). Numbers that are not finite are null. The last line of
-    a run that has ended is of another kind: verdict, verdict_sentence, convergence, final_residual, noise_floor.
-    A resumed run first cuts the file back to the epochs that the checkpoint holds, so that none is there twice.
+    such; change_* of each unknown that has moved (unknown_changes.py). Numbers that are not finite are null. The last
+    line of a run that has ended is of another kind: verdict, verdict_sentence, convergence, final_residual,
+    noise_floor. A resumed run first cuts the file back to the epochs that the checkpoint holds, so that none is there
+    twice.
     """
 
     def __init__(self) -> None:
-        self._lines: Lines | None = None
+        self._lines: LineFile | None = None
 
     def start(self, run: RunInfo) -> None:
         """Open the file, cut back to `run.done_epochs` lines."""
         if run.out is not None:
-            self._lines = Lines(run.out / "metrics.jsonl", anew=not run.resumed, keep=run.done_epochs)
+            self._lines = LineFile(run.out / "metrics.jsonl", anew=not run.resumed, keep=run.done_epochs)
 
     def epoch(self, report: EpochReport) -> None:
-        """One line, on disk when this returns."""
+        """Write one line, which is on disk when this returns."""
         row: dict[str, Any] = {"stage": report.stage, "engine": report.engine, "epoch": report.epoch}
         for name in ("loss", "residual", "seconds", "views_per_s"):
             value = getattr(report, name)
-            row[name] = _finite(value)
+            row[name] = _number_or_none(value)
         known = {"held_out": report.held_out, "noise_floor": report.noise_floor, "rate": report.rate or None}
-        row |= {name: _finite(value) for name, value in known.items() if value is not None}
-        row |= {name: _finite(change) for name, change in report.changes.items() if change}
+        row |= {name: _number_or_none(value) for name, value in known.items() if value is not None}
+        row |= {name: _number_or_none(change) for name, change in report.changes.items() if change}
         if lines := self._lines:
             lines.add(json.dumps(row))
 
@@ -352,7 +362,7 @@ class MetricsFile(Watcher):
 MOST_MISSING = 1 << 20
 
 
-class Lines:
+class LineFile:
     """A text file that grows line by line; what is written about a run is not worth losing the run.
 
     Where the disk refuses a line, that is said once on stderr, and the file ends with the last whole line; what is
@@ -363,7 +373,7 @@ class Lines:
     """
 
     def __init__(self, path: Path, *, anew: bool, keep: int | None = None) -> None:
-        self.path, self._missing, self._said = path, b"", False
+        self.path, self._missing, self._has_warned = path, b"", False
         # a process that is told to stop closes the file on another thread (stopping.tidying)
         self._lock = threading.RLock()
         target_of(path)
@@ -379,7 +389,7 @@ class Lines:
             raise BadInput(f"{path} cannot be written ({error.strerror}); make room, or mend its folder.") from error
 
     def add(self, line: str) -> None:
-        """One more line; nothing once the file is closed."""
+        """Write one more line; nothing once the file is closed."""
         with self._lock:
             if self._file is None:
                 return
@@ -387,19 +397,19 @@ class Lines:
             try:
                 self._write(self._file)
             except OSError as error:
-                self._say(error)
+                self._warn(error)
                 if len(self._missing) > MOST_MISSING:
                     self.close()
 
-    def _say(self, error: OSError) -> None:
-        """Once."""
-        if not self._said:
+    def _warn(self, error: OSError) -> None:
+        """Say once on standard error that the file cannot be written."""
+        if not self._has_warned:
             sentence = f"{self.path} cannot be written ({error.strerror}); the run goes on, and tries again later."
             print(f"ptymesh: {sentence}", file=sys.stderr, flush=True)
-        self._said = True
+        self._has_warned = True
 
     def _write(self, file: int) -> None:
-        """All that is missing, or nothing."""
+        """Write all lines that are missing, or none of them."""
         before, done = os.fstat(file).st_size, 0
         try:
             while done < len(self._missing):
@@ -412,7 +422,7 @@ class Lines:
         self._missing = b""
 
     def close(self) -> None:
-        """Writes what is missing and closes the file; may be called again, and by another thread."""
+        """Write what is missing and close the file; this may be called more than once, and by another thread."""
         with self._lock:
             if self._file is None:
                 return
@@ -431,14 +441,14 @@ def _cut_back(path: Path, epochs: int) -> None:
     os.truncate(path, place)
 
 
-def _finite(value: float) -> float | None:
+def _number_or_none(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _left(clock: Clock) -> str:
+def _time_left(clock: Clock) -> str:
     seconds = clock.left_s()
     return "" if seconds is None else f"{timedelta(seconds=round(seconds))} left"
 
 
-def _count(number: int, what: str, plural: str = "s") -> str:
+def _counted(number: int, what: str, plural: str = "s") -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}{plural}"

@@ -19,7 +19,7 @@ from ptymesh.files import writing
 from ptymesh.io.results import Result
 
 if TYPE_CHECKING:
-    from ptymesh.run.patterns import Patterns
+    from ptymesh.run.patterns import PatternPairs
 
 #: Makes a figure.
 Make = Callable[[], Figure]
@@ -31,7 +31,7 @@ def write_figures(
     *,
     prefix: str = "",
     suffix: str = "png",
-    patterns: Patterns | None = None,
+    patterns: PatternPairs | None = None,
 ) -> list[Path]:
     """Write every figure that the result has something for; `prefix` goes before their names.
 
@@ -48,13 +48,13 @@ def write_figures(
     paths = []
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        for name, make in _figures(result, light, patterns):
+        for name, make in _named_figures(result, light, patterns):
             paths.append(folder / f"{prefix}{name}.{suffix}")
             plot.save_figure(make(), paths[-1])
     return paths
 
 
-def write_products(path: Path, *, figures: bool, writers: Sequence[str], patterns: Patterns | None) -> list[Path]:
+def write_products(path: Path, *, figures: bool, writers: Sequence[str], patterns: PatternPairs | None) -> list[Path]:
     """Draw the figures of a run's result, have its writers write, and return the paths of what is there.
 
     The result is safe by then: where something fails, standard error and the run's log say so, and the rest goes on.
@@ -75,17 +75,17 @@ def write_products(path: Path, *, figures: bool, writers: Sequence[str], pattern
             made += write_figures(result, path.parent, patterns=patterns or _patterns_of(result))
         except Exception as error:
             again = f"The result is complete; `ptymesh view {path}` draws them."
-            _report(f"No figures were drawn: {_one_sentence(error)} {again}", path)
+            _report_failure(f"No figures were drawn: {_one_sentence(error)} {again}", path)
     for name in writers:
         try:
             made += write(name, Result.load(path), path.parent)
         except Exception as error:
             again = f"The result is complete; `ptymesh view {path} --write {name}` tries again."
-            _report(f"{_one_sentence(error)} {again}", path)
+            _report_failure(f"{_one_sentence(error)} {again}", path)
     return made
 
 
-def _patterns_of(result: Result) -> Patterns | None:
+def _patterns_of(result: Result) -> PatternPairs | None:
     from ptymesh.run.patterns import patterns_of
 
     try:
@@ -101,17 +101,17 @@ def _one_sentence(error: Exception) -> str:
     return f"{' '.join(said.split())[:500].rstrip('.')}."
 
 
-def _report(sentence: str, result: Path) -> None:
+def _report_failure(sentence: str, result: Path) -> None:
     """Say it on standard error and in the run's log."""
     print(f"ptymesh: {sentence}", file=sys.stderr, flush=True)
     try:
         with (result.parent / "log.txt").open("a", encoding="utf-8") as log:
             log.write(f"{datetime.now().astimezone().isoformat(timespec='seconds')}  {sentence}\n")
-    except OSError:  # the disk has no room for a line
+    except OSError:  # such as a full disk
         pass
 
 
-def _figures(result: Result, light: np.ndarray, patterns: Patterns | None) -> Iterator[tuple[str, Make]]:
+def _named_figures(result: Result, light: np.ndarray, patterns: PatternPairs | None) -> Iterator[tuple[str, Make]]:
     """Yield names, and what makes the figures; the overview comes first."""
     pixel, title = result.pixel_size_m, title_of(result)
     final = result.attrs.get("final_residual")
@@ -136,7 +136,7 @@ def _figures(result: Result, light: np.ndarray, patterns: Patterns | None) -> It
     yield "probe", lambda: plot.probe_figure(result.probe, pixel)
     yield "positions", lambda: plot.positions_figure(result.positions_px, result.nominal_px, pixel)
     for name, images in result.unknowns.items():
-        if np.iscomplexobj(images) and images.ndim == 3:  # of every view
+        if np.iscomplexobj(images) and images.ndim == 3:  # images of every view
             (h, w), (n, m) = result.probe.shape[-2:], images.shape[-2:]
             larger = pixel and (pixel[0] * h / n, pixel[1] * w / m)
             about = f"{name} of view 1 of {len(images)}"

@@ -1,4 +1,4 @@
-"""Where a reconstruction starts (recipe keys `object` and `probe`).
+"""First estimate of a reconstruction (recipe keys `object` and `probe`).
 
 N, M, L     views, probe modes, slices
 H, W; h, w  object and window pixels
@@ -23,7 +23,7 @@ from ptymesh.io.results import Result
 from ptymesh.measurement import Measurement
 from ptymesh.physics import probes
 from ptymesh.physics.operators import WaveOperator
-from ptymesh.run.grids import complex_array, pixel_ratio, resampled
+from ptymesh.run.resampling import load_complex_array, pixel_ratio, resample_images
 from ptymesh.run.starts import ObjectOptions, ProbeOptions, ProbeStart, ResultStart
 from ptymesh.sentences import shown
 from ptymesh.types import Precision, complex_dtype
@@ -33,7 +33,7 @@ SAME_SCAN_PX = 20.0
 
 
 @dataclass(frozen=True)
-class _Earlier:
+class _EarlierResult:
     """An earlier result, and how its pixels lie to this scan: i_here = ratio * i_there - offset + origin."""
 
     result: Result
@@ -56,7 +56,7 @@ def initial_estimate(
     place: Callable[[tuple[int, int], tuple[float, float], np.ndarray], Rect] | None = None,
     optics: Sequence[WaveOperator] = (),
 ) -> Estimate:
-    """The estimate from which a reconstruction starts; the same on every rank, but for the part of the object.
+    """Return the estimate from which a reconstruction starts, the same on every rank but for the part of the object.
 
     Args:
         measurement: the scan; only its positions, geometry, mask, background, intensity and probe are used.
@@ -73,7 +73,7 @@ def initial_estimate(
         BadInput: a start that the geometry, the window or a file does not allow.
     """
     geometry, dtype = measurement.geometry, complex_dtype(precision)
-    earlier = _earlier(object.initial, measurement) if object.from_result else None
+    earlier = _load_earlier(object.initial, measurement) if object.from_result else None
     scan_px = measurement.positions
     if earlier is not None and object.result_positions:
         scan_px = earlier.positions
@@ -86,13 +86,13 @@ def initial_estimate(
     weights = np.ones(measurement.views) if measurement.intensity is None else np.sqrt(measurement.intensity)
     real = torch.zeros((), dtype=dtype).real.dtype
     background = np.zeros(geometry.shape) if measurement.background is None else measurement.background
-    first = _probe(measurement, mean_pattern, object, probe, seed).to(device, dtype)
+    first = _initial_probe(measurement, mean_pattern, object, probe, seed).to(device, dtype)
     shares = np.zeros((measurement.views, probe.opr_modes))
     anchors = torch.floor(positions + 0.5).to(torch.int64)
     zero = (float(origin[0]), float(origin[1]))
     part = Rect(0, 0, *sides) if place is None else place(sides, zero, anchors.cpu().numpy())
     made = Estimate(
-        object=_object(object, earlier, scan_px, origin, part, geometry.shape, dtype).to(device),
+        object=_initial_object(object, earlier, scan_px, origin, part, geometry.shape, dtype).to(device),
         probe=first,
         positions=positions,
         anchors=anchors,
@@ -113,7 +113,16 @@ def initial_estimate(
 
 
 def opr_modes(probe: torch.Tensor, modes: int, seed: int) -> torch.Tensor:
-    """Hermite-like modes (K, h, w) of the first probe mode, each of its norm."""
+    """Return Hermite-like modes of the first probe mode, each of its norm.
+
+    Args:
+        probe: (M, h, w) complex.
+        modes: K.
+        seed: of the random unitary that mixes modes of one order.
+
+    Returns:
+        (K, h, w) complex, on the probe's device.
+    """
     if not modes:
         return probe[:0].clone()
     made = probes.extra_modes(probe[0], modes + 1, [1 / (modes + 1)] * (modes + 1), seed)[1:]
@@ -122,7 +131,16 @@ def opr_modes(probe: torch.Tensor, modes: int, seed: int) -> torch.Tensor:
 
 
 def frame(scan_px: np.ndarray, window: tuple[int, int], margin: int) -> tuple[np.ndarray, tuple[int, int]]:
-    """Origin (2,), whole pixels, and the object's sides."""
+    """Return where the scan's zero lies in the object, and the object's sides.
+
+    Args:
+        scan_px: (N, 2) float, positions in pixels.
+        window: (h, w).
+        margin: object pixels kept free around the outermost windows.
+
+    Returns:
+        Origin (2,) float in whole object pixels, and (H, W).
+    """
     low, high = np.floor(scan_px.min(axis=0)), np.ceil(scan_px.max(axis=0))
     needed = high - low + np.array(window) + 2 * margin
     sides = np.ceil(needed / BLOCK) * BLOCK
@@ -133,30 +151,37 @@ def frame(scan_px: np.ndarray, window: tuple[int, int], margin: int) -> tuple[np
 # --- object ---------------------------------------------------------------------------------------------------------
 
 
-def _object(
+def _initial_object(
     options: ObjectOptions,
-    earlier: _Earlier | None,
+    earlier: _EarlierResult | None,
     scan_px: np.ndarray,
     origin: np.ndarray,
     part: Rect,
     window: tuple[int, int],
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """The part of the object, (L, h, w) complex."""
+    """Return this rank's part of the object, (L, h, w) complex."""
     if options.initial == "ones":
         return torch.ones((options.slices, *part.shape), dtype=dtype)
     moved = origin - np.array(part.corner)
     if earlier is not None:
-        found = _sliced(earlier.result.object, options.slices, earlier.path)
-        return torch.from_numpy(resampled(found, earlier.ratio, moved - earlier.offset, part.shape, 1.0)).to(dtype)
-    found = _sliced(complex_array(options.initial, "object.initial"), options.slices, options.initial)
+        found = _with_slices(earlier.result.object, options.slices, earlier.path)
+        onto = resample_images(found, earlier.ratio, moved - earlier.offset, part.shape, 1.0)
+        return torch.from_numpy(onto).to(dtype)
+    found = _with_slices(load_complex_array(options.initial, "object.initial"), options.slices, options.initial)
     middle = (scan_px.min(axis=0) + scan_px.max(axis=0)) / 2 + origin + (np.array(window) - 1) / 2
     corner = np.round(middle - (np.array(found.shape[1:]) - 1) / 2) - np.array(part.corner)
-    return torch.from_numpy(resampled(found, np.ones(2), corner, part.shape, outside=1.0)).to(dtype)
+    return torch.from_numpy(resample_images(found, np.ones(2), corner, part.shape, outside=1.0)).to(dtype)
 
 
-def _sliced(found: np.ndarray, slices: int, path: str) -> np.ndarray:
-    """The object (L, H, W) with the wanted number of slices; one slice is split evenly, |O|^(1/L) exp(i arg O / L)."""
+def _with_slices(found: np.ndarray, slices: int, path: str) -> np.ndarray:
+    """Return the object (L, H, W) with as many slices as asked for.
+
+    One slice is split evenly, |O|^(1/L) exp(i arg O / L).
+
+    Raises:
+        BadInput: values are not finite, or there are several slices of another number.
+    """
     if not np.isfinite(found).all():
         raise BadInput(f"The object in {path} holds values that are not finite; start from another one.")
     if len(found) == slices:
@@ -167,10 +192,13 @@ def _sliced(found: np.ndarray, slices: int, path: str) -> np.ndarray:
     raise BadInput(f"The object in {path} has {len(found)} slices and the recipe asks for {slices}; make them equal.")
 
 
-def _earlier(path: str, measurement: Measurement) -> _Earlier:
-    """The result at `path` and where it lies in this scan: the beam's axis is at position + window // 2 in both.
+def _load_earlier(path: str, measurement: Measurement) -> _EarlierResult:
+    """Return the result at `path` and where it lies in this scan.
 
-    Raises BadInput where its scan is not this one.
+    The beam's axis is at position + window // 2 in both.
+
+    Raises:
+        BadInput: its scan is not this one.
     """
     result = Result.load(path)
     ratio = pixel_ratio(result, measurement.geometry, path)
@@ -191,18 +219,18 @@ def _earlier(path: str, measurement: Measurement) -> _Earlier:
         raise BadInput(f"{path} has {len(before)} views and this scan {measurement.views}; start from the same scan.")
     offset = np.median(apart, axis=0)
     positions = ratio * (result.positions_px + there) - here - offset
-    return _Earlier(result, path, ratio, offset, positions)
+    return _EarlierResult(result, path, ratio, offset, positions)
 
 
 # --- probe ----------------------------------------------------------------------------------------------------------
 
 
-def _probe(
+def _initial_probe(
     measurement: Measurement, mean_pattern: np.ndarray, object: ObjectOptions, options: ProbeOptions, seed: int
 ) -> torch.Tensor:
-    """(M, h, w) complex128."""
+    """Return the probe, (M, h, w) complex128, scaled to the counts unless it comes from the object's own result."""
     start = options.start
-    found = _started(start, measurement, mean_pattern)
+    found = _make_start(start, measurement, mean_pattern)
     modes = options.modes or len(found)
     if modes != len(found) or options.mode_powers is not None:
         found = probes.extra_modes(found, modes, options.mode_powers, seed)
@@ -212,8 +240,8 @@ def _probe(
     return probes.rescaled(found, float(counts[measurement.mask].sum()))
 
 
-def _started(start: ProbeStart, measurement: Measurement, mean_pattern: np.ndarray) -> torch.Tensor:
-    """The probe (M, h, w) complex128 that a start makes. Raises BadInput where it can be none."""
+def _make_start(start: ProbeStart, measurement: Measurement, mean_pattern: np.ndarray) -> torch.Tensor:
+    """Return the probe (M, h, w) complex128 that a start makes. Raises BadInput where it can be none."""
     made, window = start.make(measurement, mean_pattern), measurement.window
     try:
         found = made if isinstance(made, torch.Tensor) else torch.from_numpy(np.array(made, np.complex128))

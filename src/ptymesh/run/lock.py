@@ -25,11 +25,16 @@ from ptymesh.run.reports import BatchReport, Callback
 NAME = ".lock"
 #: Environment variable by which ranks know the lease of the command that has started them.
 TOKEN = "PTYMESH_LOCK"
-#: Seconds between signs of life; without one, after which a holder elsewhere counts as dead; that ranks of a command
-#: which was killed are given to end; between two looks.
-BEAT_S, SILENT_S, LEAVING_S, POLL_S = 5.0, 60.0, 60.0, 0.1
-#: Seconds of waiting after which it is said what for: ranks that were killed together with their launcher end at once.
-TOLD_S = 1.0
+#: Seconds between signs of life.
+BEAT_S = 5.0
+#: Seconds without a sign of life after which a holder on another machine counts as dead.
+SILENT_S = 60.0
+#: Seconds that ranks get to end after the command that started them was killed.
+LEAVING_S = 60.0
+#: Seconds between two looks at these ranks.
+POLL_S = 0.1
+#: Seconds of waiting for them after which a warning is printed; ranks killed together with their launcher end at once.
+WARN_AFTER_S = 1.0
 
 
 class FolderLease:
@@ -41,11 +46,17 @@ class FolderLease:
     """
 
     def __init__(self, lease: Lease, made: tuple[Path, ...] = (), *, shared_with: Lease | None = None) -> None:
-        """made: folders to remove if they are empty. shared_with: of the command that has started this rank."""
+        """Take over a lease that was acquired.
+
+        Args:
+            lease: of this process.
+            made: folders to remove if they are empty.
+            shared_with: lease of the command that has started this rank.
+        """
         self.lease, self.token = lease, lease.token
         self.path = lease.path
         self._made, self._command, self._launcher = made, shared_with, os.getppid()
-        self._is_missing_told = False
+        self._has_warned_missing = False
         self._closing = threading.Lock()
 
     def is_held(self) -> bool:
@@ -60,13 +71,13 @@ class FolderLease:
         folder, ends = self.path.parent, "it ends without writing anything more"
         state = self.lease.state()
         if state == "taken":
-            why = "had no lock" if self._is_missing_told else "stood still"
+            why = "had no lock" if self._has_warned_missing else "stood still"
             raise PtymeshError(f"{folder} was taken by another run while this one {why}; {ends}.")
-        if state == "lapsed" and not self._is_missing_told:
+        if state == "lapsed" and not self._has_warned_missing:
             said = "stood still, and another run may have been there since"
             raise PtymeshError(f"The lock of {folder} has gone while this run {said}; {ends}.")
-        if state == "removed" and not self._is_missing_told:
-            self._is_missing_told = True
+        if state == "removed" and not self._has_warned_missing:
+            self._has_warned_missing = True
             warn(f"{self.path} was removed; this run goes on: start no other one in this folder until it ends")
 
     def close(self) -> None:
@@ -103,7 +114,7 @@ _held: ContextVar[dict[Path, FolderLease]] = ContextVar("held", default={})  # n
 
 
 @contextmanager
-def hold(folder: Path) -> Iterator[FolderLease]:
+def hold_folder(folder: Path) -> Iterator[FolderLease]:
     """Hold the folder, made if need be, for what runs within. What holds it already may hold it once more.
 
     A rank has a share in what the command that has started it holds.
@@ -111,12 +122,12 @@ def hold(folder: Path) -> Iterator[FolderLease]:
     Raises:
         BadInput: another run has it, or nothing can be written there.
     """
-    where = resolve(folder)
+    where = resolve_folder(folder)
     if where in _held.get():
         yield _held.get()[where]
         return
     with ExitStack() as tidying:
-        lease = share(where) or take(where, folder, tidying)
+        lease = share_lease(where) or take_folder(where, folder, tidying)
         before = _held.set({**_held.get(), where: lease})
         try:
             yield lease
@@ -125,7 +136,7 @@ def hold(folder: Path) -> Iterator[FolderLease]:
             lease.close()
 
 
-def resolve(folder: Path) -> Path:
+def resolve_folder(folder: Path) -> Path:
     """Return the folder's absolute path without links. Raises BadInput."""
     try:
         return folder.resolve()
@@ -133,9 +144,9 @@ def resolve(folder: Path) -> Path:
         raise BadInput(f"{folder} is no folder ({error}); choose another one.") from error
 
 
-def share(folder: Path) -> FolderLease | None:
+def share_lease(folder: Path) -> FolderLease | None:
     """Return a rank's share in the lease of the command that started it, None where that holds none here."""
-    token, folder = os.environ.get(TOKEN), resolve(folder)
+    token, folder = os.environ.get(TOKEN), resolve_folder(folder)
     if not token:
         return None
     command = Lease(folder / NAME, BEAT_S, SILENT_S)
@@ -150,7 +161,7 @@ def share(folder: Path) -> FolderLease | None:
     return FolderLease(own, shared_with=command)
 
 
-def take(folder: Path, said: Path | None = None, tidying: ExitStack | None = None) -> FolderLease:
+def take_folder(folder: Path, said: Path | None = None, tidying: ExitStack | None = None) -> FolderLease:
     """Return the lease of a folder, which is made if need be.
 
     Args:
@@ -171,7 +182,7 @@ def take(folder: Path, said: Path | None = None, tidying: ExitStack | None = Non
                     if not path.exists():
                         path.mkdir(exist_ok=True)
                         made.insert(0, path)
-            acquire(lease, said)
+            acquire_lease(lease, said)
             found = FolderLease(lease, tuple(made))
             tidying.enter_context(stopping.tidying(found.close))
             wait_for_ranks(folder, said)
@@ -189,16 +200,16 @@ def take(folder: Path, said: Path | None = None, tidying: ExitStack | None = Non
     raise AssertionError
 
 
-def acquire(lease: Lease, said: Path) -> None:
+def acquire_lease(lease: Lease, said: Path) -> None:
     """Take a folder's lease. Raises BadInput where a holder lives, or something else lies there."""
 
-    def tell(owner: Owner) -> None:
+    def warn_about(owner: Owner) -> None:
         warn(f"{said} is held by {owner}; watching up to {SILENT_S:.0f} s whether it lives")
 
     try:
         if os.path.lexists(lease.path) and not stat.S_ISREG(lease.path.lstat().st_mode):
             raise NoLeaseError(str(lease.path))
-        lease.acquire(tell)
+        lease.acquire(warn_about)
     except LeaseHeldError as error:
         remedy = "wait until it ends, stop it, or choose another folder"
         raise BadInput(f"{said} is in use: {error.owner} writes there; {remedy}.") from error
@@ -208,7 +219,7 @@ def acquire(lease: Lease, said: Path) -> None:
 
 def wait_for_ranks(folder: Path, said: Path) -> None:
     """Wait until no rank of a command that was killed writes there any more. Raises BadInput where they stay."""
-    began, told = time.monotonic(), False
+    began, has_warned = time.monotonic(), False
     ranks = [Lease(path, BEAT_S, SILENT_S) for path in folder.glob(f"{NAME}-*")]
     while ranks := [rank for rank in ranks if rank.owner() is not None and not _has_left(rank)]:
         waited, who = time.monotonic() - began, ranks[0].owner()
@@ -217,8 +228,8 @@ def wait_for_ranks(folder: Path, said: Path) -> None:
                 f"{said} is in use: the command that ran there has ended, and its ranks still write there ({who}); "
                 "wait until they end, or end them."
             )
-        if waited > TOLD_S and not told:
-            told = True
+        if waited > WARN_AFTER_S and not has_warned:
+            has_warned = True
             warn(f"the command that wrote to {said} has ended, and its ranks still write there; waiting for them")
         time.sleep(POLL_S)
 

@@ -24,9 +24,9 @@ from ptymesh.engines import Engine, parametrised, positions, variable
 from ptymesh.errors import BadInput, Diverged, Interrupted
 from ptymesh.problem import Batch, Problem
 from ptymesh.run import batches, memory, resolution
-from ptymesh.run.changes import Snapshot, changes, snapshot
 from ptymesh.run.reports import BatchReport, Callback, EpochReport, Traffic
 from ptymesh.run.state import RunState
+from ptymesh.run.unknown_changes import UnknownSamples, measure_changes, sample_unknowns
 from ptymesh.unknowns import LARGEST
 
 #: A residual above 1 is worse than that of an empty model; so many rising epochs above it in a row are a divergence.
@@ -72,16 +72,16 @@ class Loop:
             raise BadInput(f"hold_out leaves none of the {problem.views} views to reconstruct from; leave it out.")
         self.total_epochs = sum(engine.epochs for engine in self.stages)
         self.traffic, self.noise_floor, self.noise_level = Traffic(), noise_floor, noise_level
-        self._fine = problem
-        self._warm: Engine | None = None
-        self._after: Snapshot | None = None
-        self._along: tuple[Problem, np.ndarray] | None = None
+        self._fine_problem = problem
+        self._compiled_for: Engine | None = None
+        self._epoch_end: UnknownSamples | None = None
+        self._curve_of: tuple[Problem, np.ndarray] | None = None
         for engine in self.stages:
             engine.check(problem)
-            resolution.check(engine, problem)
+            resolution.check_coarsening(engine, problem)
 
     def epochs(self) -> Iterator[EpochReport]:
-        """Runs what is left, an epoch at a time. Raises Interrupted (after a checkpoint) and Diverged."""
+        """Run what is left, an epoch at a time. Raises Interrupted (after a checkpoint) and Diverged."""
         while self.state.stage < len(self.stages):
             engine, state = self.stages[self.state.stage], self.state
             engine.state.update(state.engines.get(state.stage, {}))
@@ -95,23 +95,25 @@ class Loop:
                 report = self._epoch(engine)
                 yield report
             if engine.coarsen > 1:
-                state.estimate = resolution.refined(state.estimate, engine, self.problem, self._fine)
-                self.problem = self._fine
+                state.estimate = resolution.refine_estimate(state.estimate, engine, self.problem, self._fine_problem)
+                self.problem = self._fine_problem
             self._check_estimate(engine)
             state.stage, state.epoch = state.stage + 1, 0
 
     def _choose_resolution(self, engine: Engine) -> None:
-        """The problem of this stage; a stage that starts (rather than goes on) takes the estimate to its pixels."""
+        """Set the problem of this stage; a stage that starts (rather than goes on) takes the estimate to its pixels."""
         state, c = self.state, engine.coarsen
         if c == 1:
             return
-        coarse = resolution.coarse_problem(self._fine, c, state.estimate)
-        change = resolution.coarsened if state.epoch == 0 and state.batch == 0 else resolution.resumed
-        state.estimate = change(state.estimate, engine, self._fine, coarse)
+        coarse = resolution.coarse_problem(self._fine_problem, c, state.estimate)
+        change = (
+            resolution.coarsen_estimate if state.epoch == 0 and state.batch == 0 else resolution.restore_coarse_estimate
+        )
+        state.estimate = change(state.estimate, engine, self._fine_problem, coarse)
         self.problem = coarse
 
     def _recall_views(self, engine: Engine) -> None:
-        """The engine gets what it remembers of views; other stages forget theirs, which are of an older estimate."""
+        """Give the engine what it remembers of views, and clear what other stages remember of an older estimate."""
         mine = dict(self.state.per_view.get(self.state.stage, {}))
         for stage in self.stages:
             stage.per_view.clear()
@@ -119,7 +121,7 @@ class Loop:
         self.state.per_view = {self.state.stage: engine.per_view}
 
     def _share_views(self, engine: Engine) -> None:
-        """Ranks own equal shares of this stage's batches, and what is kept of views goes with them. Collective."""
+        """Give ranks equal shares of this stage's batches, and move what is kept of views with them. Collective."""
         problem = self.problem
         move = follow_draw(problem.layout, problem.scan, self.training, engine.order == "compact")
         if move is None:
@@ -130,7 +132,7 @@ class Loop:
                 engine.per_view[name] = move.carry_rows(rows)
 
     def run(self) -> None:
-        """Runs what is left to the end."""
+        """Run what is left to the end."""
         for _ in self.epochs():
             pass
 
@@ -146,7 +148,7 @@ class Loop:
         problem.begin_epoch(state.estimate)
         if state.batch == 0:
             state.start = state.estimate.positions.clone()
-            self._look_back()
+            self._sample_epoch_start()
             memory.before_epoch(engine, problem, state.estimate)
         self._batches(engine, began)
         moved = self._constrain(engine)
@@ -157,7 +159,7 @@ class Loop:
         seconds = time.perf_counter() - began
         held_out = problem.residual(state.estimate, self.held_out)[0] if len(self.held_out) else None
         rate = engine.rate(state.epoch)
-        self._note(loss, residual, seconds, held_out, rate, moved)
+        self._append_history(loss, residual, seconds, held_out, rate, moved)
         report = EpochReport(
             state.stage,
             engine.name,
@@ -192,20 +194,20 @@ class Loop:
         frozen = problem.model.replaced | ({"probe", "opr"} if epoch <= engine.probe.frozen else set())
         models = parametrised.due(engine, epoch)
         moving = state.estimate.moving = refine is not None or any(model.of == "positions" for model in models)
-        drawn = batches.deal(self._curve(), engine.batch, self.seed, state.done_epochs, engine.order)
+        drawn = batches.deal_batches(self._curve(), engine.batch, self.seed, state.done_epochs, engine.order)
         views = sum(len(batch) for batch in drawn[: state.batch])
         heartbeat, stops = problem.world.heartbeat, Later(problem.device)
         problem.loader.local_views.deal(() if moving or vary else drawn[state.batch :])
         for batch, coming in pairwise((*drawn[state.batch :], drawn[0][:0])):
             heartbeat.where = f"stage {state.stage + 1}, epoch {epoch}, batch {state.batch + 1}"
-            problem.loader.coming, before = coming, _counted(problem.world)
+            problem.loader.coming, before = coming, _count_traffic(problem.world)
             # a stage's first batch may compile what it needs
-            first, self._warm = engine is not self._warm, engine
+            first, self._compiled_for = engine is not self._compiled_for, engine
             one = Batch(batch, moving, epoch, vary, frozen, self.stop())
             probe = state.estimate.probe.clone() if models else state.estimate.probe
             with heartbeat.doing("compile" if first else "batch"):
                 memory.step(engine, problem, state.estimate, one, first=first)
-            self._count(before)
+            self._add_traffic(before)
             parametrised.after_batch(engine, problem, state.estimate, one, models, probe, state.start)
             if refine:
                 positions.after_batch(engine, one, state.estimate, state.start)
@@ -226,20 +228,23 @@ class Loop:
             self._interrupt()
 
     def _asked_to_stop(self, batch: Batch, stops: Later) -> bool:
-        """Whether any rank was asked to; on a device that queues its work, as of the batch before."""
+        """Return True if any rank was asked to stop; on a device that queues its work, as of the batch before."""
         problem = self.problem
         if problem.world.size == 1 and problem.device.type == "cpu":
             return batch.stop  # nobody else to ask, and no sum to read
         return batch.asked.stop is not None and stops.read(batch.asked.stop) > 0
 
     def _curve(self) -> np.ndarray:
-        """The training views in the order from which batches are dealt; the problem's, which a coarse stage changes."""
-        if self._along is None or self._along[0] is not self.problem:
-            self._along = self.problem, batches.along(self.problem.scan, self.training)
-        return self._along[1]
+        """Return the training views in the order from which batches are dealt.
 
-    def _count(self, before: tuple[int, int, int, int]) -> None:
-        traffic, now = self.traffic, _counted(self.problem.world)
+        It is of the running problem, which a coarse stage changes.
+        """
+        if self._curve_of is None or self._curve_of[0] is not self.problem:
+            self._curve_of = self.problem, batches.order_along_curve(self.problem.scan, self.training)
+        return self._curve_of[1]
+
+    def _add_traffic(self, before: tuple[int, int, int, int]) -> None:
+        traffic, now = self.traffic, _count_traffic(self.problem.world)
         traffic.batches += 1
         traffic.reductions += now[0] - before[0]
         traffic.bytes_reduced += now[1] - before[1]
@@ -247,7 +252,7 @@ class Loop:
         traffic.bytes_sent += now[3] - before[3]
 
     def _constrain(self, engine: Engine) -> dict[str, float]:
-        """Returns how far each unknown has moved in this epoch."""
+        """Do what follows the batches of an epoch, and return how far each unknown has moved in it."""
         problem, state = self.problem, self.state
         epoch = state.epoch + 1
         engine.after_epoch(problem, state.estimate)
@@ -257,20 +262,20 @@ class Loop:
             variable.after_epoch(problem, state.estimate)
         engine.apply_constraints(problem, state.estimate, epoch)
         parametrised.after_epoch(engine, problem, state.estimate, parametrised.due(engine, epoch))
-        self._after = snapshot(problem, state.estimate)
-        moved = changes(state.before, self._after)
+        self._epoch_end = sample_unknowns(problem, state.estimate)
+        moved = measure_changes(state.before, self._epoch_end)
         extent = state.estimate.extent
         others = [(self.stages[stage], memory) for stage, memory in state.engines.items() if stage < len(self.stages)]
         positions.reanchor(engine, problem, state.estimate, others)
         if extent != state.estimate.extent or epoch == engine.epochs:
-            self._after = None  # other pixels are looked at from here on, by all ranks
+            self._epoch_end = None  # other pixels are looked at from here on, by all ranks
         return moved
 
-    def _look_back(self) -> None:
-        """Keeps the unknowns as they are when an epoch begins, which is how the one before has left them."""
-        self.state.before = self._after or snapshot(self.problem, self.state.estimate)
+    def _sample_epoch_start(self) -> None:
+        """Keep the unknowns as they are when an epoch begins, which is how the one before has left them."""
+        self.state.before = self._epoch_end or sample_unknowns(self.problem, self.state.estimate)
 
-    def _note(
+    def _append_history(
         self,
         loss: float,
         residual: float,
@@ -285,7 +290,7 @@ class Loop:
             column.append(row[name])
 
     def _check(self, engine: Engine) -> None:
-        """Diverged where the loss is no number any more, or the residual rises above that of an empty model."""
+        """Raise Diverged where the loss is no number any more, or the residual rises above that of an empty model."""
         recent = self.state.history["residual"][-RISING_EPOCHS - 1 :]
         finite = math.isfinite(self.state.history["loss"][-1]) and math.isfinite(recent[-1])
         rising = len(recent) > RISING_EPOCHS and min(recent[1:]) > 1 and recent == sorted(recent)
@@ -298,8 +303,10 @@ class Loop:
         )
 
     def _check_estimate(self, engine: Engine) -> None:
-        """Diverged where object or probe are no numbers that a result may hold, if only where no view looks.
-        Collective."""
+        """Raise Diverged where object or probe hold values that a result may not hold, if only where no view looks.
+
+        Collective.
+        """
         estimate, world = self.state.estimate, self.problem.world
         odd = torch.stack([(~(array.abs() <= LARGEST)).any() for array in (estimate.object, estimate.probe)])
         if bool(world.max(odd.to(torch.int64))[0].any()):
@@ -320,5 +327,5 @@ class Loop:
         raise Interrupted("Stopped between two batches.")
 
 
-def _counted(world: World) -> tuple[int, int, int, int]:
+def _count_traffic(world: World) -> tuple[int, int, int, int]:
     return world.collectives, world.bytes_reduced, world.messages, world.bytes_sent

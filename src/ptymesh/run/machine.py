@@ -19,12 +19,12 @@ from ptymesh.errors import BadInput
 
 #: Cores that other processes may keep busy before a measurement is worth nothing.
 BUSY_CORES = 0.25
-#: Seconds over which their load is taken.
+#: Seconds over which their load is measured.
 WATCH_S = 1.0
 
 
 def describe(device: torch.device, threads: int) -> dict[str, Any]:
-    """Processor, cores that this process may use, threads, versions, GPU (None on a CPU)."""
+    """Return processor, cores that this process may use, threads, versions, and GPU (None on a CPU)."""
     return {
         "cpu": processor(),
         "cores": len(psutil.Process().cpu_affinity()) if hasattr(psutil.Process, "cpu_affinity") else os.cpu_count(),
@@ -40,7 +40,7 @@ def describe(device: torch.device, threads: int) -> dict[str, Any]:
 
 
 def processor() -> str:
-    """The CPU's name."""
+    """Return the CPU's name."""
     if sys.platform == "linux":
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
@@ -56,7 +56,11 @@ def _version(package: str) -> str | None:
 
 
 def load_of_others(seconds: float | None = None) -> tuple[float, list[tuple[str, float]]]:
-    """Cores that other processes keep busy, and the busiest of them: (name, cores); `seconds` long, or WATCH_S."""
+    """Return the cores that other processes keep busy, and the busiest of them: (name, cores).
+
+    Args:
+        seconds: over which it is measured; None: WATCH_S.
+    """
     others = [process for process in psutil.process_iter(["name"]) if process.pid != os.getpid()]
     for process in others:
         _cores(process)  # the first call only starts the clock
@@ -69,7 +73,7 @@ def load_of_others(seconds: float | None = None) -> tuple[float, list[tuple[str,
 
 
 def refuse_if_busy(seconds: float | None = None) -> float:
-    """Cores that others keep busy. Raises BadInput where that would spoil what is measured."""
+    """Return the cores that others keep busy. Raises BadInput where that would spoil what is measured."""
     load, names = load_of_others(seconds)
     if load > BUSY_CORES:
         who = f" ({', '.join(f'{name} {cores:.1f}' for name, cores in names)})" if names else ""
@@ -88,7 +92,7 @@ def _cores(process: psutil.Process) -> float:
 
 
 def _busy_seconds() -> float:
-    """CPU seconds that all processes have used since the machine started."""
+    """Return the CPU seconds that all processes have used since the machine started."""
     times = psutil.cpu_times()
     return float(sum(getattr(times, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq", "steal")))
 
@@ -99,7 +103,7 @@ def _own_seconds() -> float:
 
 
 def forget_peak(device: torch.device) -> None:
-    """The largest memory use is counted from here on, where the system allows that."""
+    """Count the largest memory use from here on, where the system allows that."""
     if device.type in KINDS:
         torch.get_device_module(device).reset_peak_memory_stats(device)
     elif sys.platform == "linux" and os.access("/proc/self/clear_refs", os.W_OK):
@@ -107,7 +111,7 @@ def forget_peak(device: torch.device) -> None:
 
 
 def peak_bytes(device: torch.device) -> int:
-    """Largest memory use since `forget_peak`: torch's on a GPU, else that of the whole process."""
+    """Return the largest memory use since `forget_peak`: torch's on a GPU, else that of the whole process."""
     if device.type in KINDS:
         return int(torch.get_device_module(device).max_memory_allocated(device))
     if sys.platform == "linux":

@@ -29,9 +29,11 @@ from ptymesh.problem import CHUNK_BYTES, Batch, Problem
 from ptymesh.run.initial import frame
 
 Found = TypeVar("Found")
-#: Arrays of waves of a chunk that are alive at a time, and fields of the object's shape: itself, two sums, one bucket.
-_WAVES, _FIELDS = 10, 4
-#: Real numbers that no run goes without for each pixel of a slice: the object, and an update's sum and weight.
+#: Arrays of a chunk's waves that exist at a time.
+_WAVES = 10
+#: Arrays of the object's shape: itself, two sums, one bucket.
+_FIELDS = 4
+#: Real numbers that every run needs for each pixel of a slice: the object, and an update's sum and weight.
 _LEAST_REALS = 5
 #: Bytes of a pixel of a probe mode, which is made in double precision.
 _PROBE_PIXEL = 16
@@ -46,8 +48,19 @@ def check_object(
     margin_px: int,
     modes: int = 1,
 ) -> None:
-    """Raises BadInput where the object of this scan cannot fit into this rank's share of the memory, however it is
-    cut, or `modes` of the probe, OPR modes too: before anything of their size is allocated."""
+    """Raise BadInput where the object or the probe cannot fit into this rank's share of the memory.
+
+    This comes before anything of their size is allocated.
+
+    Args:
+        world: the ranks.
+        scan: its positions, window and name are used.
+        slices: L.
+        dtype: of the object, complex.
+        layout: of the object on the ranks; only with `replicated` does each of them hold all of it.
+        margin_px: object pixels kept free around the outermost windows.
+        modes: of the probe, OPR modes among them.
+    """
     height, width = frame(scan.positions, scan.window, max(margin_px, REACH))[1]
     whole = _LEAST_REALS * slices * height * width * dtype.itemsize // 2
     needed = whole if layout == "replicated" else whole // world.size
@@ -72,20 +85,20 @@ def check_object(
 
 
 class Snapshot:
-    """What a step begins with, kept on the host: for a stage's first step, in which all workspaces are made."""
+    """Copy on the host of the state with which a stage's first step begins, in which all workspaces are made."""
 
     def __init__(self, engine: Engine, problem: Problem, estimate: Estimate) -> None:
         self.engine, self.problem, self.estimate = engine, problem, estimate
         self.slices = estimate.slice_spacing_m, estimate.tilt_rad
-        self.tensors = {name: _copy(estimate[name]) for name in estimate}
-        self.memories = [{name: _copy(tensor) for name, tensor in m.items()} for m in self._memories()]
-        self.view_metrics = _copy(problem.evaluator.view_metrics.values)
+        self.tensors = {name: _copy_to_host(estimate[name]) for name in estimate}
+        self.memories = [{name: _copy_to_host(tensor) for name, tensor in m.items()} for m in self._memories()]
+        self.view_metrics = _copy_to_host(problem.evaluator.view_metrics.values)
 
     def _memories(self) -> list[MutableMapping[str, Tensor]]:
         return [self.engine.state, self.engine.per_view]
 
     def restore(self) -> None:
-        """Everything is as it was."""
+        """Put everything back as it was."""
         for name, tensor in self.tensors.items():
             self.estimate[name].copy_(tensor)
         self.estimate.slice_spacing_m, self.estimate.tilt_rad = self.slices
@@ -102,17 +115,26 @@ def _snapshot_bytes(engine: Engine, estimate: Estimate) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def _copy(tensor: Tensor) -> Tensor:
+def _copy_to_host(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", copy=True)
 
 
 def step(engine: Engine, problem: Problem, estimate: Estimate, batch: Batch, *, first: bool) -> None:
-    """engine.step; out of memory this rank makes room, says so on stderr, and tries again.
+    """Take a step of the engine; out of memory this rank makes room, says so on stderr, and tries again.
 
-    first: of a stage; what it begins with is kept on the host, if a quarter of what is free there holds it. A later
-    step can be taken again only if it had received nothing from other ranks yet, and its engine keeps nothing of views,
-    which it might have moved.
-    Raises PtymeshError with an estimate of the memory where there is nothing left to do without.
+    A stage's first step begins with a copy on the host, if a quarter of what is free there holds it. A later step can
+    be taken again only if it had received nothing from other ranks yet, and its engine keeps nothing of views, which it
+    might have moved.
+
+    Args:
+        engine: of the stage.
+        problem: that is solved.
+        estimate: changed in place.
+        batch: views of the step.
+        first: True for the first step of a stage.
+
+    Raises:
+        PtymeshError: with an estimate of the memory, where there is nothing left to do without.
     """
     first = first and 4 * _snapshot_bytes(engine, estimate) < free_bytes(torch.device("cpu"))
     snapshot = Snapshot(engine, problem, estimate) if first else None
@@ -122,17 +144,27 @@ def step(engine: Engine, problem: Problem, estimate: Estimate, batch: Batch, *, 
             snapshot.restore()
         return first or not engine.per_view
 
-    _retried(lambda: engine.step(problem, estimate, batch), problem, estimate, restore, keep=first)
+    _retry_with_less_memory(lambda: engine.step(problem, estimate, batch), problem, estimate, restore, keep=first)
 
 
 def before_epoch(engine: Engine, problem: Problem, estimate: Estimate) -> None:
-    """engine.before_epoch, which begins anew in the same way if it had received nothing from other ranks yet."""
-    _retried(lambda: engine.before_epoch(problem, estimate), problem, estimate, lambda: True, keep=False)
+    """Call the engine's `before_epoch`; out of memory it begins anew if it had received nothing from other ranks yet.
+
+    Args:
+        engine: of the stage.
+        problem: that is solved.
+        estimate: as it is at the start of the epoch.
+    """
+    _retry_with_less_memory(lambda: engine.before_epoch(problem, estimate), problem, estimate, lambda: True, keep=False)
 
 
-def once_more(problem: Problem, act: Callable[[], Found]) -> Found:
-    """What `act` returns, which asks nothing of other ranks; out of memory it is done once more, when all that is held
-    to be faster has been given back."""
+def retry_out_of_memory(problem: Problem, act: Callable[[], Found]) -> Found:
+    """Return what `act` returns; out of memory, give back all that is held to be faster, and call it once more.
+
+    Args:
+        problem: whose caches are given back.
+        act: asks nothing of other ranks.
+    """
     try:
         return act()
     except (MemoryError, RuntimeError) as error:
@@ -142,11 +174,18 @@ def once_more(problem: Problem, act: Callable[[], Found]) -> Found:
     return act()
 
 
-def _retried(
+def _retry_with_less_memory(
     act: Callable[[], None], problem: Problem, estimate: Estimate, restore: Callable[[], bool], *, keep: bool
 ) -> None:
-    """restore: puts back what was there before, and tells whether that was possible; keep: what ranks send is kept, to
-    be given to it again."""
+    """Call `act`, and call it again with less memory each time that it runs out of it.
+
+    Args:
+        act: the step.
+        problem: makes room on this rank.
+        estimate: for the message where no room is left.
+        restore: puts back what was there before, and returns True if that was possible.
+        keep: True to keep what ranks send, so that it can be given to `act` again.
+    """
     world = problem.world
     world.record = record = CollectiveLog(world.collectives, keep=keep)
     try:
@@ -159,18 +198,20 @@ def _retried(
                 if not ran_out_of_memory(error):
                     raise
                 failure = " ".join(str(error).split())[:200]
-            # out here the frames of what failed, and what they held, are gone
+            # outside the handler, the frames of the failure and the tensors that they held have been freed
             problem.setup.give_back()
             said = problem.make_room() if record.rewind(world.collectives) and restore() else ""
             if not said:
-                raise PtymeshError(f"Rank {world.rank} ran out of memory ({failure}). {needed(problem, estimate)}")
+                raise PtymeshError(
+                    f"Rank {world.rank} ran out of memory ({failure}). {memory_sentence(problem, estimate)}"
+                )
             print(f"ptymesh: rank {world.rank} ran out of memory; {said}.", file=sys.stderr, flush=True)
     finally:
         world.record = None
 
 
-def needed(problem: Problem, estimate: Estimate) -> str:
-    """A sentence with what this rank needs, roughly, and has."""
+def memory_sentence(problem: Problem, estimate: Estimate) -> str:
+    """Return a sentence with the memory that this rank needs, roughly, and has."""
     wave, views = estimate.probe.numel() * estimate.probe.element_size(), len(problem.layout.own)
     frame = problem.window[0] * problem.window[1]
     patterns = views * frame * problem.loader.patterns.dtype.itemsize if problem.loader.patterns.kind == "device" else 0

@@ -19,13 +19,13 @@ from ptymesh.physics.model import Model
 from ptymesh.physics.operators import WaveOperator
 from ptymesh.run.yaml_text import parsed
 
-#: Views of which the typical and the worst pattern are chosen, at most; of larger scans, evenly spaced ones.
+#: Most views of which the typical and the worst pattern are chosen; in larger scans they are evenly spaced.
 LOOKED_AT = 1024
 CHUNK = 32
 
 
 @dataclass(frozen=True)
-class Patterns:
+class PatternPairs:
     """Measured patterns against the model.
 
     Attributes:
@@ -39,10 +39,11 @@ class Patterns:
     far_field: bool
 
 
-def patterns_of(result: Result) -> Patterns:
-    """`compared_patterns` with the data set that the result's recipe names.
+def patterns_of(result: Result) -> PatternPairs:
+    """Return `compared_patterns` with the data set that the result's recipe names.
 
-    Raises BadInput where there is no recipe, or the data set is not there, or not the run's.
+    Raises:
+        BadInput: there is no recipe, or the data set is not there, or not the run's.
     """
     from ptymesh.io import load_measurement
     from ptymesh.run.recipe import Recipe
@@ -53,11 +54,14 @@ def patterns_of(result: Result) -> Patterns:
     return compared_patterns(result, load_measurement(recipe.data, recipe.positions))
 
 
-def compared_patterns(result: Result, scan: Measurement) -> Patterns:
-    """The pattern of typical (median) and of largest residual, sum (sqrt I - sqrt y)^2 / sum y, with its model.
+def compared_patterns(result: Result, scan: Measurement) -> PatternPairs:
+    """Return the pattern of typical (median) and that of largest residual, each with its model.
 
-    Where the result does not hold the residuals of all views, up to LOOKED_AT views are looked at. Raises BadInput
-    where the scan is not the one that the result was made from.
+    The residual is sum (sqrt I - sqrt y)^2 / sum y. Where the result does not hold the residuals of all views, up to
+    LOOKED_AT views are looked at.
+
+    Raises:
+        BadInput: the scan is not the one that the result was made from.
     """
     check_same(result, scan)
     model = Model.for_geometry(
@@ -80,11 +84,11 @@ def compared_patterns(result: Result, scan: Measurement) -> Patterns:
         view = views[index : index + 1]
         title = f"{name}: view {view[0]}, residual {residuals[index]:.3g}"
         pairs[title] = (scan.patterns.read(view)[0].astype(np.float64), modelled(model, result, view)[0])
-    return Patterns(pairs, scan.mask, scan.geometry.propagation == "far_field")
+    return PatternPairs(pairs, scan.mask, scan.geometry.propagation == "far_field")
 
 
 def check_same(result: Result, scan: Measurement) -> None:
-    """That result and scan belong together, else BadInput."""
+    """Raise BadInput unless result and scan belong together."""
     window = (result.probe.shape[-2], result.probe.shape[-1])
     if scan.views != len(result.positions_px) or scan.window != window:
         raise BadInput(
@@ -101,7 +105,16 @@ def check_same(result: Result, scan: Measurement) -> None:
 
 
 def modelled(model: Model, result: Result, views: np.ndarray) -> np.ndarray:
-    """Intensities (B, h, w) of these views, with the result's weights and background."""
+    """Return the intensities of views, with the result's weights and background.
+
+    Args:
+        model: of the result.
+        result: object, probe and all other unknowns.
+        views: (B,) integer, indices.
+
+    Returns:
+        (B, h, w) float64, counts.
+    """
     positions = result.positions_px[views]
     anchors = np.floor(positions + 0.5)
     real = result.probe.real.dtype
@@ -124,15 +137,18 @@ def modelled(model: Model, result: Result, views: np.ndarray) -> np.ndarray:
 
 
 def optics_of(result: Result) -> tuple[WaveOperator, ...]:
-    """The operators of the model that the result's recipe names. Raises BadInput where one is not known here."""
+    """Return the operators of the model that the result's recipe names. Raises BadInput where one is not known here."""
     found = parsed(result.recipe, "The recipe of the result") if result.recipe else None
     asked = found.get("optics") if isinstance(found, dict) else None
     return tuple(named(asked or {}, OPTICS, "optics").values())
 
 
 def _values(model: Model, result: Result, views: np.ndarray, real: np.dtype) -> dict[str, torch.Tensor]:
-    """Of the operators' unknowns, the rows of these views, or all of a shared one. Raises BadInput where one is not
-    there."""
+    """Return the values of the operators' unknowns: the rows of these views, or all of a shared one.
+
+    Raises:
+        BadInput: the result does not hold one of them.
+    """
     found = {}
     for one in model.unknowns:
         if one.name not in result.unknowns:
@@ -143,7 +159,7 @@ def _values(model: Model, result: Result, views: np.ndarray, real: np.dtype) -> 
 
 
 def _residuals(scan: Measurement, views: np.ndarray, modelled: np.ndarray) -> np.ndarray:
-    """Residual of each view over its good pixels."""
+    """Return the residual of each view over its good pixels, (B,)."""
     measured = scan.patterns.read(views).astype(np.float64)
     good = scan.mask & (measured >= 0)
     counts = np.where(good, measured, 0)

@@ -9,9 +9,10 @@ Panels       the same layout where ranks share memory: the touched blocks of a r
 Tiled        the touched blocks that two ranks hold, to each neighbour, or read there where ranks share memory; an
              all-reduce of the probe's sums
 
-Times are a model: what the busiest rank computes at this machine's pace (pace.py), by the prices of engine and model
-(price.py): its views, the engine's step on what it has of the object, and what every rank does again for each batch;
-latency and bandwidth of one link per rank, all-reduces as rings for their bytes and as trees for their latency.
+Times are a model: what the busiest rank computes at this machine's pace (device_pace.py), by the costs of engine and
+model (cost_model.py): its views, the engine's step on what it has of the object, and what every rank does again for
+each batch; latency and bandwidth of one link per rank, all-reduces as rings for their bytes and as trees for their
+latency.
 """
 
 from __future__ import annotations
@@ -45,9 +46,9 @@ from ptymesh.measurement import Measurement
 from ptymesh.physics.model import Subpixel, reach_of
 from ptymesh.problem import CHUNK_BYTES
 from ptymesh.run.batches import balance, draw
+from ptymesh.run.cost_model import EpochSize, cost_of_stage
+from ptymesh.run.device_pace import DevicePace, measure_pace
 from ptymesh.run.initial import frame
-from ptymesh.run.pace import Pace, measured_pace
-from ptymesh.run.price import Size, price_of
 from ptymesh.run.starts import ObjectOptions, ProbeOptions
 from ptymesh.types import Precision
 
@@ -100,8 +101,8 @@ class Scan:
 @dataclass(frozen=True)
 class Machine:
     """Bandwidth (B/s) and latency (s) between ranks, views that one thread sweeps per second and what a batch takes
-    besides (s), as pace.py measures them, bytes of a rank's memory (None: unknown), its kind of device (cpu, cuda,
-    xpu), on which the size of chunks depends, whether ranks share memory, and threads of a rank."""
+    besides (s), as device_pace.py measures them, bytes of a rank's memory (None: unknown), its kind of device (cpu,
+    cuda, xpu), on which the size of chunks depends, whether ranks share memory, and threads of a rank."""
 
     link: float
     latency: float
@@ -264,7 +265,7 @@ def machine_of(
     memory: float | None = None,
 ) -> Machine:
     """A machine of this device, or of so many threads, whose pace is measured here."""
-    pace, kind = measured_pace(scan.window, device, scan.dtype, threads), torch.device(device).type
+    pace, kind = measure_pace(scan.window, device, scan.dtype, threads), torch.device(device).type
     return Machine(link, latency, pace.rate, memory, kind, False, pace.batch_s, threads if kind == "cpu" else 1)
 
 
@@ -345,7 +346,7 @@ def _cost(
     layout.place(scan.extent, scan.origin, scan.anchors)
     looked_at = _spread(world.size, RANKS) if isinstance(layout, Tiled) else [0]
     traffic, objects, stepped, held = [], [], [], []
-    price = price_of(engine, scan.near, scan.slices, scan.modes, scan.opr_modes)
+    price = cost_of_stage(engine, scan.near, scan.slices, scan.modes, scan.opr_modes)
     for rank in looked_at:
         world.rank = rank
         if isinstance(layout, Tiled):
@@ -357,14 +358,14 @@ def _cost(
         objects.append(_object_bytes(scan, engine, layout, part, max(len(blocks.rows) for blocks in here)))
         touched = BLOCK**2 * float(np.mean([len(blocks.rows) for blocks in here]))
         held.append(math.prod(part.shape))
-        stepped.append(held[-1] if price.takes.whole else touched)
+        stepped.append(held[-1] if price.engine_cost.whole else touched)
     world.rank = 0
     sent, messages, reduced = np.array(traffic).mean(1).max(0)
     owned = int(np.bincount(layout.owner, minlength=world.size).max())
     patterns, obj = owned * scan.pattern_bytes, max(objects)
     shares = [int(np.bincount(layout.owner[batch], minlength=world.size).max()) for batch in drawn]
-    each = Size(sum(shares), math.prod(scan.window), len(drawn), max(stepped), max(held))
-    compute = Pace(machine.rate, machine.batch_s).seconds(price, each, machine.threads)
+    each = EpochSize(sum(shares), math.prod(scan.window), len(drawn), max(stepped), max(held))
+    compute = DevicePace(machine.rate, machine.batch_s).epoch_seconds(price, each, machine.threads)
     reductions = _reductions(layout, engine) if world.size > 1 else 0
     steps = math.ceil(math.log2(world.size)) if world.size > 1 else 0
     if world.size == 1:

@@ -1,4 +1,4 @@
-"""What `ptymesh.reconstruct` shows while it works: a bar in a notebook, plain lines elsewhere where they are wanted."""
+"""Display of `ptymesh.reconstruct`: a bar in a notebook, plain lines elsewhere where they are wanted."""
 
 from __future__ import annotations
 
@@ -12,76 +12,82 @@ from typing import Any
 from ptymesh.engines import Engine
 from ptymesh.run.reports import BatchReport, Callback, EpochReport
 
-#: Seconds between two looks of a bar.
+#: Seconds between two drawings of a bar.
 EVERY_S = 0.2
 
 
-def watcher(engines: Sequence[Engine], wanted: bool | None) -> Callback | None:
-    """What shows these stages. wanted: None, a bar in notebooks alone; True, plain lines elsewhere; False, nothing."""
+def make_watcher(engines: Sequence[Engine], wanted: bool | None) -> Callback | None:
+    """Return the callback that shows these stages, or None.
+
+    Args:
+        engines: of the stages.
+        wanted: None: a bar in notebooks alone; True: plain lines elsewhere, too; False: nothing.
+    """
     if wanted is False:
         return None
     if in_notebook():
         return NotebookBar(engines)
-    return Lines() if wanted else None
+    return EpochLines() if wanted else None
 
 
 def in_notebook() -> bool:
-    """Whether this process is the kernel of a notebook."""
+    """Return True if this process is the kernel of a notebook."""
     ipython = sys.modules.get("IPython")
     return ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None
 
 
 def runs_in_notebook(environment: Any) -> bool:
-    """Whether this process was started by a cell of a notebook: what looks like a terminal there cannot go back."""
+    """Return True if a cell of a notebook has started this process; what looks like a terminal there cannot go back."""
     return "JPY_PARENT_PID" in environment
 
 
-class Lines(Callback):
-    """A line for each epoch on standard output."""
+class EpochLines(Callback):
+    """Plain lines on standard output, one for each epoch."""
 
     def epoch(self, report: EpochReport) -> None:
-        """The report as it prints itself."""
+        """Print the report."""
         print(report, flush=True)
 
 
 class NotebookBar(Callback):
-    """A bar over all epochs and a line of numbers, in one output that is replaced. It needs IPython alone, no widgets.
+    """Bar over all epochs and a line of numbers, in one output that is replaced; it needs IPython alone, no widgets.
 
-    engines: stages that are going to be run.
+    Args:
+        engines: of the stages that are going to be run.
     """
 
     def __init__(self, engines: Sequence[Engine]) -> None:
         self._epochs = [engine.epochs for engine in engines]
         self._names = [engine.name for engine in engines]
         self._numbers, self._done = "", 0.0
-        self._began, self._shown = time.monotonic(), 0.0
+        self._began, self._drawn_at = time.monotonic(), 0.0
         self._output: Any = None
-        self._show("", at_once=True)
+        self._draw("", at_once=True)
 
     def batch(self, report: BatchReport) -> None:
-        """Moves the bar."""
+        """Move the bar."""
         before = sum(self._epochs[: report.stage]) + report.epoch - 1
         self._done = before + report.batch / report.batches
-        self._show(f"{self._names[report.stage]}, epoch {report.epoch} of {self._epochs[report.stage]}")
+        self._draw(f"{self._names[report.stage]}, epoch {report.epoch} of {self._epochs[report.stage]}")
 
     def epoch(self, report: EpochReport) -> None:
-        """Keeps the numbers for the line."""
+        """Keep the numbers for the line."""
         self._numbers = f"residual {report.residual:.4g}"
         last = report.done_epochs == sum(self._epochs)
-        self._show(f"{report.engine}, epoch {report.epoch} of {report.epochs}", at_once=last)
+        self._draw(f"{report.engine}, epoch {report.epoch} of {report.epochs}", at_once=last)
 
     def finish(self, outcome: str) -> None:
-        """The last look: how it ended, and how long it took."""
+        """Show how it ended, and how long it took."""
         took = timedelta(seconds=round(time.monotonic() - self._began))
-        self._show(
+        self._draw(
             f"{outcome} after {self._done:.4g} of {sum(self._epochs)} epochs in {took}", at_once=True, left=False
         )
 
-    def _show(self, where: str, *, at_once: bool = False, left: bool = True) -> None:
+    def _draw(self, where: str, *, at_once: bool = False, left: bool = True) -> None:
         now, total = time.monotonic(), sum(self._epochs)
-        if not at_once and now - self._shown < EVERY_S:
+        if not at_once and now - self._drawn_at < EVERY_S:
             return
-        self._shown = now
+        self._drawn_at = now
         words = [where, self._numbers]
         if left and 0 < self._done < total:
             remaining = (now - self._began) / self._done * (total - self._done)

@@ -1,4 +1,4 @@
-"""What ranks must have in common before they compute together, as facts that they compare (distributed/agreement.py).
+"""Facts that ranks must have in common before they compute together, and compare (distributed/agreement.py).
 
 Paths may differ between machines, and what lies there is compared instead; so may what each rank can hold.
 """

@@ -50,19 +50,19 @@ from ptymesh.run.yaml_text import DEEPEST, parsed, text_of
 from ptymesh.sentences import shown, shown_key, unknown_word
 from ptymesh.types import Precision
 
-#: What is done when a recipe does not say: rPIE is fast at first, large steps of Adam pass by poor minima, and shorter
-#: and shorter ones end in the middle of where those wandered about (docs/reference/engines.md, "The default").
+#: Stages of a recipe that names none: rPIE is fast at first, large steps of Adam pass by poor minima, and shorter and
+#: shorter ones then end in the middle of the region that those have covered (docs/reference/engines.md, "The default").
 DEFAULT_STAGES: list[dict[str, Any]] = [
     {"engine": "rpie", "epochs": 5, "batch": 32},
     {"engine": "adam", "epochs": 20, "batch": 32},
 ]
 
-#: What a recipe says in place of a list of stages that are to be found.
+#: Value of `stages` that asks to find them.
 AUTO = "auto"
-#: ... and in the place of those that are quick: DEFAULT_STAGES.
+#: Value of `stages` that stands for DEFAULT_STAGES.
 DEFAULT = "default"
 
-#: Of so many stages, a recipe that says every default can still be read back (yaml_text.MOST_VALUES).
+#: Most stages of a recipe: with every default written out, so many can still be read back (yaml_text.MOST_VALUES).
 MOST_STAGES = 200
 
 #: Keys that hold a path, or an array reference that begins with one.
@@ -149,7 +149,7 @@ class Recipe(Options):
     @model_validator(mode="before")
     @classmethod
     def _retired(cls, values: Any) -> Any:
-        """Recipes of version 0.1 may hold `deterministic`, which is what every run is now."""
+        """Leave `deterministic` out, which recipes of version 0.1 may hold and every run is now."""
         if isinstance(values, dict) and isinstance(values.get("deterministic"), bool):
             values = {name: value for name, value in values.items() if name != "deterministic"}
             if not launched() and world().rank == 0:
@@ -197,14 +197,14 @@ class Recipe(Options):
 
     @classmethod
     def from_yaml(cls, text: str, overrides: Sequence[str] = ()) -> Recipe:
-        """The recipe that `to_yaml` wrote, with `key.path=VALUE` overrides. Raises BadInput."""
+        """Return the recipe that `to_yaml` wrote, with `key.path=VALUE` overrides. Raises BadInput."""
         raw = _mapping(text, "The recipe")
         for override in overrides:
             _override(raw, override)
         return cls.parse(raw)
 
     def to_yaml(self) -> str:
-        """YAML that reproduces the run: every key, defaults included, so that later defaults do not change it."""
+        """Return YAML that reproduces the run: every key, defaults too, so that later defaults do not change it."""
         groups = self.model_dump(mode="json", exclude={"stages"})
         stages = [{"engine": stage.name, **stage.model_dump(mode="json")} for stage in self.stages]
         found: Any = stages if self.auto is None else AUTO
@@ -212,21 +212,27 @@ class Recipe(Options):
         return yaml.safe_dump(ordered, sort_keys=False, allow_unicode=True)
 
     def with_output(self, folder: Path) -> Recipe:
-        """The same recipe, writing to `folder`."""
+        """Return the same recipe, writing to `folder`."""
         return self.model_copy(update={"output": self.output.model_copy(update={"dir": folder})})
 
 
 def load_recipe(path: Path, overrides: Sequence[str] = (), out: Path | None = None) -> Recipe:
     """Read a recipe, apply `key.path=VALUE` overrides in order, and check it.
 
-    out: output folder instead of the recipe's. Raises BadInput with one sentence naming key, value and remedy.
+    Args:
+        path: of the YAML file.
+        overrides: `key.path=VALUE`, VALUE as YAML.
+        out: output folder instead of the recipe's.
+
+    Raises:
+        BadInput: in one sentence that names key, value and remedy.
     """
     recipe = Recipe.parse(raw_recipe(path, overrides))
     return recipe if out is None else recipe.with_output(out)
 
 
 def raw_recipe(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """What a recipe says, as plain dicts and lists with absolute paths, not yet checked. Raises BadInput."""
+    """Return a recipe as plain dicts and lists with absolute paths, not yet checked. Raises BadInput."""
     try:
         raw = read_mapping(path, "recipe", Recipe)
     except UnicodeDecodeError as error:
@@ -238,7 +244,7 @@ def raw_recipe(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def apply_overrides(raw: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """A recipe's plain dicts with `key.path=VALUE` settings; their paths are relative to the working folder."""
+    """Return a recipe's plain dicts with `key.path=VALUE` settings; their paths are relative to the working folder."""
     for override in overrides:
         _override(raw, override)
     anchor(raw, Path())
@@ -246,12 +252,22 @@ def apply_overrides(raw: dict[str, Any], overrides: Sequence[str]) -> dict[str, 
 
 
 def read_mapping(path: Path, what: str, model: type[BaseModel]) -> dict[str, Any]:
-    """The keys in a YAML file, which is to be one of `model`. Raises BadInput, UnicodeDecodeError."""
+    """Return the keys in a YAML file.
+
+    Args:
+        path: of the file.
+        what: the file in a message, such as `recipe`.
+        model: whose keys the file should hold, for the message where it holds none.
+
+    Raises:
+        BadInput: the file is not there, or holds no keys.
+        UnicodeDecodeError: the file holds no text.
+    """
     return _mapping(text_of(path, what), f"The {what} {path}", model)
 
 
 def engine_of(path: str, stage: Any) -> Engine:
-    """The engine that a stage of a recipe asks for; `path` is its key. Raises BadInput."""
+    """Return the engine that a stage of a recipe asks for; `path` is its key. Raises BadInput."""
     if isinstance(stage, type) and issubclass(stage, Engine):
         made = f"{stage.__name__}(epochs=50)"
         raise BadInput(f"{path} is the class {stage.__name__} itself; give an engine made of it, such as {made}.")
@@ -310,7 +326,7 @@ def _absolute(value: str, folder: Path, key: str) -> str:
 
 
 def _is_name(value: str) -> bool:
-    """Whether a value that could be a path is none."""
+    """Return True if a value that could be a path is none."""
     return value in ("", "ones") or value.startswith(PREFIX)
 
 
@@ -325,7 +341,14 @@ def _override(raw: dict[str, Any], override: str) -> None:
 def put(raw: dict[str, Any], key: str, value: Any, said: str) -> None:
     """Set `a.b.0.c` in a recipe's plain dicts and lists; groups on the way are made, a list may grow by one.
 
-    said: where the key was given, for messages. Raises BadInput where it goes through what is no group or list.
+    Args:
+        raw: the recipe, changed in place.
+        key: where to set it, as `a.b.0.c`.
+        value: plain Python.
+        said: where the key was given, for messages.
+
+    Raises:
+        BadInput: the key goes through what is no group or list.
     """
     parts = key.split(".")
     if len(parts) > DEEPEST:

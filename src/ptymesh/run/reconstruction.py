@@ -1,4 +1,4 @@
-"""A reconstruction that a person can look into, from Python.
+"""Reconstruction that a person can look into, from Python.
 
     recon = pm.Reconstruction(pm.load("scan.cxi"), probe_modes=3)
     for report in recon.run(pm.RPIE(epochs=50, batch=64)):
@@ -43,16 +43,16 @@ from ptymesh.paths import usable
 from ptymesh.physics.model import Model, Subpixel
 from ptymesh.problem import Problem
 from ptymesh.problem.counts import mean_pattern
-from ptymesh.run import alike
-from ptymesh.run.checked import check_after_reading, check_before_reading, to_stderr, watched
-from ptymesh.run.counters import counters_of
-from ptymesh.run.given import Stage, memory_of, operators_of, options_of, scan_from, seed_of, stages_of
+from ptymesh.run import rounding_check
+from ptymesh.run.checkpoint_counters import counters_of
+from ptymesh.run.data_checks import check_after_reading, check_before_reading, to_stderr, watched
 from ptymesh.run.initial import frame, initial_estimate
 from ptymesh.run.loop import Loop
 from ptymesh.run.magnitudes import refuse_spacing
-from ptymesh.run.memory import check_object, once_more
+from ptymesh.run.memory import check_object, retry_out_of_memory
 from ptymesh.run.plan import ALONE, decide, scan_of
-from ptymesh.run.progress import watcher
+from ptymesh.run.progress import make_watcher
+from ptymesh.run.python_arguments import Stage, memory_of, operators_of, options_of, scan_from, seed_of, stages_of
 from ptymesh.run.rank_facts import REMEDY, file_facts, optics_facts, scan_facts, stage_facts
 from ptymesh.run.recipe import DEFAULT_STAGES
 from ptymesh.run.reports import Callback, EpochReport, Traffic
@@ -167,15 +167,15 @@ class Reconstruction(Displayed):
         )
         self.stages: list[Engine] = []
         self._watchers: Sequence[Callback] = ()
-        #: Calls of `run` that have begun.
+        #: Number of calls of `run` that have begun.
         self._runs = 0
         self.layout_why = "asked for"
-        #: What this rank has handed over within the batches of the last loop that was noted here.
+        #: Traffic of this rank within the batches of the last loop that was recorded here.
         self.traffic = Traffic()
         self.started = datetime.now(UTC)
         self._identity: dict[str, str] = {}
         self._noise: tuple[NoiseFloor | None] | None = None
-        self._fitted: tuple[int, int] | None = None  # number of stages for which it was counted, and the count
+        self._fitted_count: tuple[int, int] | None = None  # epochs after which it was counted, and the count
         if saved is not None and not other_data and "data" in saved.meta:
             self._identity = self._everywhere(lambda: identity.check(saved.meta["data"], self.scan, self.world))
         dtype = complex_dtype(precision)
@@ -215,8 +215,9 @@ class Reconstruction(Displayed):
 
         related = self._related = "rpi" not in (optics or {})
         checking = saved is None and scan.checks != NO_CHECKS
-        #: What checks of the data have led to, one sentence each, and the scan before them.
+        #: Sentences on what checks of the data have led to.
         self.findings: list[str] = []
+        #: The scan before these checks.
         self.unchecked = scan
         with self.world.heartbeat.doing("read"):
             if checking:
@@ -236,14 +237,14 @@ class Reconstruction(Displayed):
                 self.findings += found.sentences
                 if found.changes:
                     self.close()
-                    del self.problem  # its patterns leave room for those that are read again
+                    del self.problem  # free the memory of its patterns, which are read again
                     scan = applied(scan, found)
                     owners = owners_of(scan)
                     self.problem = read(scan, owners)
                     mean = mean_pattern(self.problem)
             for sentence in self.findings if self.world.rank == 0 else ():
                 say(sentence)
-            with one_thread():  # its large sums and decompositions would depend on how many share them
+            with one_thread():  # large sums and decompositions depend on the number of threads
                 estimate = self._everywhere(
                     lambda: initial_estimate(
                         scan,
@@ -300,14 +301,14 @@ class Reconstruction(Displayed):
     def _compare_ranks(self, dtype: torch.dtype) -> None:
         if self.world.size == 1:
             return
-        bits = self._everywhere(lambda: alike.signature(self.world.device, dtype))
-        odd = alike.odd_ones(self.world, bits)
+        bits = self._everywhere(lambda: rounding_check.rounding_signature(self.world.device, dtype))
+        odd = rounding_check.ranks_that_round_differently(self.world, bits)
         if odd and self.world.rank == 0:
             print(f"ptymesh: {odd}", file=sys.stderr, flush=True)
 
     def _layout(self, name: str, saved: Checkpoint | None, planned: Engine | None) -> Replicated | Tiled:
         scan = self.scan
-        if name == "replicated":  # owners of the stage that comes: patterns are read where it wants them
+        if name == "replicated":  # with owners as the first stage needs them, so that patterns are read there
             compact = planned is not None and planned.order == "compact"
             extent = frame(scan.positions, scan.window, max(MARGIN_PX, REACH))[1]
             extent = extent if saved is None else counters_of(saved.meta).extent
@@ -316,19 +317,21 @@ class Reconstruction(Displayed):
             return Replicated(self.world, scan.positions, compact)
         made = Tiled(self.world, scan.positions, scan.window)
         if saved is not None and saved.ranks == self.world.size and counters_of(saved.meta).layout == "tiled":
-            made.assign(saved.owner)  # where views had gone to
+            made.assign(saved.owner)  # the owners that views had
         return made
 
     def identity(self, extent: identity.Extent = "sample") -> dict[str, str]:
-        """Digests by which a checkpoint tells whether it is given the same scan again. Collective."""
+        """Return digests by which a checkpoint tells whether it is given the same scan again. Collective."""
         if self._identity.get("extent") != extent:
             self._identity = self._everywhere(lambda: identity.identity(self.scan, extent, self.world))
         return self._identity
 
     @property
     def noise(self) -> NoiseFloor | None:
-        """What counting leaves of the residual, estimated from the counts; None where patterns are no counts.
-        Collective at first."""
+        """Residual that counting leaves, estimated from the counts; None where patterns are no counts.
+
+        Collective when it is asked for the first time.
+        """
         if self._noise is None:
             self._noise = (self._everywhere(lambda: measure_noise_floor(self.problem)),)
         return self._noise[0]
@@ -348,7 +351,7 @@ class Reconstruction(Displayed):
     def _count_fitted(self) -> int:
         """Return how many real numbers were fitted. Collective where epochs were run since it was last asked."""
         epochs = self.state.done_epochs
-        if self._fitted is None or self._fitted[0] != epochs:
+        if self._fitted_count is None or self._fitted_count[0] != epochs:
             moved = {name for name, column in self._history().items() if name.startswith(CHANGE) and np.nansum(column)}
             moved = {name.removeprefix(CHANGE) for name in moved} or {"object", "probe"}
             if any(stage.moves_optics for stage in self.stages):
@@ -358,15 +361,15 @@ class Reconstruction(Displayed):
             count = count_fitted(
                 self.problem, self.state.estimate, moved - self.problem.model.replaced, phase_only=held
             )
-            self._fitted = epochs, count
-        return self._fitted[1]
+            self._fitted_count = epochs, count
+        return self._fitted_count[1]
 
     def close(self) -> None:
-        """Lets go of a file in which patterns are staged; that happens by itself when nobody holds this any more."""
+        """Let go of a file in which patterns are staged; that happens by itself when nobody holds this any more."""
         self.problem.loader.patterns.close()
 
     def _everywhere(self, make: Callable[[], Any]) -> Any:
-        """What `make` returns; where it fails on any rank, every rank raises."""
+        """Return what `make` returns; where it fails on any rank, every rank raises. Collective."""
         made, failure = None, None
         try:
             made = make()
@@ -377,17 +380,23 @@ class Reconstruction(Displayed):
 
     def loop(self, **watch: Any) -> Loop:
         """Return the loop over what is left of `stages`; `watch` as in `Loop`. Collective."""
-        if self._fitted is None:  # watchers see this count all the time: another one takes a pass over all views
+        if self._fitted_count is None:  # counted once: each count takes a pass over all views
             self._count_fitted()
-        floor = None if self.noise is None or self._fitted is None else self.noise.fitted(self._fitted[1])
+        floor = None if self.noise is None or self._fitted_count is None else self.noise.fitted(self._fitted_count[1])
         watch |= {"noise_floor": floor, "noise_level": self.noise_level}
         return Loop(self.problem, self.state, self.stages, seed=self.seed, **watch)
 
     def run(self, engine: Stage | Sequence[Stage], epochs: int | None = None, batch: int | None = None) -> Reports:
-        """Runs one more stage, or several, yielding after each epoch; an engine used before goes on with its memory.
+        """Run one more stage, or several, yielding after each epoch; an engine used before goes on with its memory.
 
-        engine: an engine, or a dict as in a recipe, {"engine": "rpie", "epochs": 50}; or a list of them. epochs, batch:
-        instead of the engine's own. Raises BadInput for options that do not fit, Diverged.
+        Args:
+            engine: an engine, or a dict as in a recipe, {"engine": "rpie", "epochs": 50}; or a list of them.
+            epochs: instead of the engine's own.
+            batch: views of a batch, instead of the engine's own.
+
+        Raises:
+            BadInput: options do not fit.
+            Diverged: the residual left the numbers.
         """
         changes = {name: value for name, value in (("epochs", epochs), ("batch", batch)) if value is not None}
         stages = stages_of(engine)
@@ -419,7 +428,7 @@ class Reconstruction(Displayed):
         self.stages.append(stage)
         try:
             loop = self.loop(callbacks=self._watchers)
-        except BadInput:  # the next one is to be tried without it
+        except BadInput:  # so that a later call can run another stage
             self.stages.pop()
             raise
         yield from loop.epochs()
@@ -427,19 +436,19 @@ class Reconstruction(Displayed):
     @property
     def object(self) -> np.ndarray:
         """Object as the last epoch left it, (L, H, W) complex; with tiles, the part that this rank holds."""
-        return self._fetched(self.problem.layout.shown(self.state.estimate.object))
+        return self._to_host(self.problem.layout.shown(self.state.estimate.object))
 
     @property
     def probe(self) -> np.ndarray:
         """Probe modes as they are now, (M, h, w) complex."""
-        return self._fetched(self.state.estimate.probe)
+        return self._to_host(self.state.estimate.probe)
 
-    def _fetched(self, tensor: torch.Tensor) -> np.ndarray:
-        """Its values on the host; where the device has no memory left for that, after caches have given some back."""
-        return once_more(self.problem, lambda: tensor.cpu().numpy())
+    def _to_host(self, tensor: torch.Tensor) -> np.ndarray:
+        """Return a tensor's values on the host; out of memory on the device, after caches have given some back."""
+        return retry_out_of_memory(self.problem, lambda: tensor.cpu().numpy())
 
     def result(self, recipe: str = "") -> Result:
-        """The result with its final (frozen) residual: one pass over all views. Collective.
+        """Return the result with its final (frozen) residual: one pass over all views. Collective.
 
         Every rank gets the whole object; `save` writes it without that.
         """
@@ -447,36 +456,46 @@ class Reconstruction(Displayed):
         self._compare_call("result")
         estimate = self.state.estimate
         whole = self.problem.layout.whole(estimate.object, estimate)
-        return self._result(self._fetched(whole), recipe)
+        return self._result(self._to_host(whole), recipe)
 
     def save(self, path: str | Path, recipe: str = "", attrs: dict[str, Any] | None = None) -> Result:
-        """Writes the result, of which the first rank never holds more than a tile of the object at a time. Collective.
+        """Write the result, of which the first rank never holds more than a tile of the object at a time. Collective.
 
-        attrs: more of them. Returns the result, whose `object` is the part that this rank holds. Raises PtymeshError on
-        every rank where the disk refuses.
+        Args:
+            path: of the file.
+            recipe: YAML that the result holds.
+            attrs: more attributes.
+
+        Returns:
+            The result, whose `object` is the part that this rank holds.
+
+        Raises:
+            PtymeshError: on every rank, where the disk refuses.
         """
         path = usable(path, "The result")
         refuse_surroundings()
         self._compare_call("save")
         estimate = self.state.estimate
-        found = self._result(self._fetched(estimate.object), recipe)
+        found = self._result(self._to_host(estimate.object), recipe)
         found.attrs |= attrs or {}
         stream = self.problem.layout.stream(estimate.object, estimate)
         failure = None
         try:
             if self.world.rank == 0:
-                pieces = ((rect.corner, self._fetched(tile)) for rect, tile in stream)
+                pieces = ((rect.corner, self._to_host(tile)) for rect, tile in stream)
                 found.save(path, ObjectTiles(estimate.extent, pieces))
         except Exception as error:
             failure = error
-        for _ in stream:  # the others wait until theirs has been taken
+        for _ in stream:  # other ranks send their tiles while the first one writes
             pass
         self.world.all_well(failure, "saving the result")
         return found
 
-    def _frozen(self) -> tuple[float, float, np.ndarray]:
-        """Residual and R of all views, and misfit and counts of each, (N, 2): one pass in which nothing moves.
-        Collective."""
+    def _final_residuals(self) -> tuple[float, float, np.ndarray]:
+        """Return residual and R of all views, and misfit and counts of each, (N, 2): one pass in which nothing moves.
+
+        Collective.
+        """
         each = torch.zeros(self.scan.views, 2, dtype=torch.float64, device=self.world.device)
         residual, r = self.problem.residual(self.state.estimate, each=each)
         return residual, r, self.world.sum(each)[0].cpu().numpy()
@@ -501,8 +520,9 @@ class Reconstruction(Displayed):
                     near_field=self.scan.geometry.propagation != "far_field",
                 )
                 if self._related:
-                    with suppress(PtymeshError, OSError):  # the file may be gone by now, and the result is here
-                        found = [*signs_of_scan(self.scan, positions), *found]  # no fit has a part in these
+                    with suppress(PtymeshError, OSError):  # the file may be gone by now, and must not fail the result
+                        # these come first, as they do not depend on the fit
+                        found = [*signs_of_scan(self.scan, positions), *found]
             except Exception as error:
                 failure = error
         self.world.all_well(failure, "looking for signs of a wrong model")
@@ -511,7 +531,7 @@ class Reconstruction(Displayed):
 
     def _result(self, obj: np.ndarray, recipe: str) -> Result:
         stages, estimate, scan = self.stages, self.state.estimate, self.scan
-        residual, r, by_view = self._frozen()
+        residual, r, by_view = self._final_residuals()
         verdict = self._judge(residual, by_view)
         positions = estimate.positions.cpu().numpy()
         pixel = scan.geometry.object_pixel_m
@@ -565,13 +585,13 @@ class Reconstruction(Displayed):
         )
 
     def _history(self) -> dict[str, np.ndarray]:
-        """Without changes of what was never moved, and without rates where no scheduler changed any."""
+        """Return the history without changes of what was never moved, and without rates where no scheduler acted."""
         columns = {name: np.asarray(column) for name, column in self.state.history.items()}
         may_lack = {name for name in columns if name == "rate" or name.startswith(CHANGE)}
         return {name: column for name, column in columns.items() if name not in may_lack or column.any()}
 
     def _traffic(self) -> dict[str, float]:
-        """Bytes and messages per batch of the busiest rank, where there are several. Collective."""
+        """Return bytes and messages per batch of the busiest rank, where there are several. Collective."""
         if self.world.size == 1:
             return {}
         t = self.traffic
@@ -580,7 +600,7 @@ class Reconstruction(Displayed):
         return {"bytes_per_batch": sent, "messages_per_batch": messages}
 
     def plot(self, path: str | Path | None = None) -> Any:
-        """Figure of the object as it is now; also written to `path` if one is given.
+        """Return a figure of the object as it is now; also written to `path` if one is given.
 
         On several ranks, all have the figure, but only the first one's `savefig` writes. Raises BadInput
         where `path` cannot be written, such as in a folder that is not there.
@@ -625,7 +645,7 @@ def reconstruct(
         raise BadInput(f"progress is {shown(progress)}; give True, False or None.")
     engines = stages_of(DEFAULT_STAGES if stages is None else stages)
     recon = Reconstruction(scan, **options)
-    watching = watcher(engines, progress) if recon.world.rank == 0 else None
+    watching = make_watcher(engines, progress) if recon.world.rank == 0 else None
     recon._watchers = () if watching is None else (watching,)
     outcome = "stopped"
     try:

@@ -1,4 +1,4 @@
-"""What a run tells those who watch it.
+"""Reports of a run to those who watch it.
 
 `loss` and `residual` are global, over all ranks; stages count from 0, epochs and batches from 1.
 """
@@ -13,13 +13,22 @@ from typing import Any
 
 @dataclass(frozen=True)
 class RunInfo:
-    """What is going to be done.
+    """Description of a run before its first batch.
 
-    stages: (engine, epochs, batches per epoch) of each; window (h, w); object_shape (L, H, W); modes: M;
-    out: output folder, None without one; resumed: whether a checkpoint is continued, from `done_epochs` on;
-    patterns: how much they are and where they are kept; layout: how the object lies on several ranks, and why;
-    balance: of each stage on several ranks, how much of the speed of equal shares its batches leave, at most 1;
-    note: what was found damaged in the checkpoint, for the log; findings: what checks of the data have led to.
+    Attributes:
+        stages: (engine, epochs, batches per epoch) of each.
+        views, ranks: their numbers.
+        window: (h, w) in pixels.
+        object_shape: (L, H, W).
+        modes: M.
+        device, precision: of the run.
+        out: output folder, None without one.
+        resumed: True if a checkpoint is continued, from `done_epochs` on.
+        patterns: how much they are and where they are kept.
+        layout: how the object lies on several ranks, and why.
+        note: what was found damaged in the checkpoint, for the log.
+        balance: of each stage on several ranks, the share of the speed of equal shares that its batches leave.
+        findings: what checks of the data have led to.
     """
 
     stages: list[tuple[str, int, int]]
@@ -47,7 +56,14 @@ class RunInfo:
 
 @dataclass(frozen=True)
 class BatchReport:
-    """A batch is done. `views` counts those seen in this epoch so far, `seconds` the epoch's time so far."""
+    """Report after a batch.
+
+    Attributes:
+        stage, epoch, batch: that are running.
+        batches: of the epoch.
+        views: seen in this epoch so far.
+        seconds: the epoch's time so far.
+    """
 
     stage: int
     epoch: int
@@ -59,7 +75,7 @@ class BatchReport:
 
 @dataclass
 class Traffic:
-    """What this rank has handed over within batches: all-reduces and messages to single ranks, with their bytes."""
+    """Counts of what this rank has sent within batches: all-reduces and messages to single ranks, with their bytes."""
 
     batches: int = 0
     reductions: int = 0
@@ -70,12 +86,18 @@ class Traffic:
 
 @dataclass(frozen=True)
 class EpochReport:
-    """An epoch is done; loss and residual are running values, each view as it was seen in its batch.
+    """Report after an epoch; loss and residual are running values, each view as it was seen in its batch.
 
-    done_epochs and total_epochs count over all stages; held_out is the frozen residual of the views that no update
-    sees, None where there are none; changes: how far each unknown has moved (changes.py); noise_floor: the least
-    residual that counting explains of a fit, None where that is not known; noise_level: that of the true intensities;
-    rate: learning rate where a scheduler changes it, else 0.
+    Attributes:
+        stage, engine, epoch, epochs: that are running.
+        loss, residual: as above.
+        seconds, views_per_s: of the epoch.
+        done_epochs, total_epochs: over all stages.
+        held_out: frozen residual of the views that no update sees, None where there are none.
+        changes: how far each unknown has moved, by column of the history.
+        noise_floor: least residual that counting explains of a fit, None where that is not known.
+        noise_level: that of the true intensities, None where that is not known.
+        rate: learning rate where a scheduler changes it, else 0.
     """
 
     stage: int
@@ -104,26 +126,29 @@ class EpochReport:
 
 
 class Callback:
-    """Watches a run, on rank 0. Every method does nothing unless overridden."""
+    """Watcher of a run, on rank 0. Every method does nothing unless overridden."""
 
     def start(self, run: RunInfo) -> None:
-        """Before the first batch."""
+        """Look at a run before its first batch."""
 
     def batch(self, report: BatchReport) -> None:
-        """After each batch."""
+        """Look at a run after each batch."""
 
     def epoch(self, report: EpochReport) -> None:
-        """After each epoch."""
+        """Look at a run after each epoch."""
 
     def saving(self, path: Path) -> None:
-        """A checkpoint or result is about to be written."""
+        """Prepare for a checkpoint or result that is about to be written."""
 
     def saved(self, path: Path) -> None:
-        """A checkpoint or result was written."""
+        """Take note of a checkpoint or result that was written."""
 
     def judged(self, verdict: Mapping[str, Any]) -> None:
-        """After the result was saved: what is said of it (keys verdict, verdict_sentence, final_residual, ...); of a
-        run that has diverged, the verdict alone."""
+        """Take the verdict on the result after it was saved.
+
+        Args:
+            verdict: keys verdict, verdict_sentence, final_residual, ...; the first two alone if the run has diverged.
+        """
 
     def finish(self, outcome: str) -> None:
-        """At the end: `done`, `interrupted` or `diverged`."""
+        """Look at the end of a run, whose outcome is `done`, `interrupted` or `diverged`."""

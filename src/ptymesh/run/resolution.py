@@ -19,8 +19,8 @@ from ptymesh.physics.resample import coarser, corner_crop, finer, inner
 from ptymesh.problem import Problem
 
 
-def check(engine: Engine, problem: Problem) -> None:
-    """Raises BadInput where this problem cannot be coarsened as the stage asks."""
+def check_coarsening(engine: Engine, problem: Problem) -> None:
+    """Raise BadInput where this problem cannot be coarsened as the stage asks."""
     c = engine.coarsen
     if c == 1:
         return
@@ -39,7 +39,15 @@ def check(engine: Engine, problem: Problem) -> None:
 
 
 def coarse_problem(problem: Problem, c: int, estimate: Estimate) -> Problem:
-    """The problem of the inner 1/c of the detector; it shares owners, world and running values with the fine one."""
+    """Return the problem of the inner 1/c of the detector.
+
+    It shares owners, world and running values with the fine one.
+
+    Args:
+        problem: the fine one.
+        c: factor, which divides the window.
+        estimate: for its slices, their distance and tilt.
+    """
     geometry = problem.geometry.rewindowed((problem.window[0] // c, problem.window[1] // c))
     model = Model.for_geometry(
         geometry,
@@ -54,10 +62,16 @@ def coarse_problem(problem: Problem, c: int, estimate: Estimate) -> Problem:
     return problem.coarse(c, model, geometry)
 
 
-def coarsened(estimate: Estimate, engine: Engine, fine: Problem, coarse: Problem) -> Estimate:
-    """The estimate on pixels c times larger; the object is first padded with ones to whole coarse blocks.
+def coarsen_estimate(estimate: Estimate, engine: Engine, fine: Problem, coarse: Problem) -> Estimate:
+    """Return the estimate on pixels c times larger; the object is first padded with ones to whole coarse blocks.
 
     The filter sees the whole object: ranks that hold parts of it gather it for this. Collective.
+
+    Args:
+        estimate: on fine pixels.
+        engine: of the stage; keeps what is finer until `refine_estimate`.
+        fine: the problem of the estimate.
+        coarse: that of `coarse_problem`.
     """
     c = engine.coarsen
     pads = [-n % (c * BLOCK) for n in estimate.extent]
@@ -66,7 +80,7 @@ def coarsened(estimate: Estimate, engine: Engine, fine: Problem, coarse: Problem
     probe = coarser(estimate.probe, c)
     engine.state["beyond_probe"] = estimate.probe - finer(probe, c)
     engine.state["fine_background"] = estimate.background.clone()
-    return _moved(
+    return _change_pixels(
         coarse,
         replace(
             estimate,
@@ -79,12 +93,20 @@ def coarsened(estimate: Estimate, engine: Engine, fine: Problem, coarse: Problem
     )
 
 
-def refined(estimate: Estimate, engine: Engine, coarse: Problem, fine: Problem) -> Estimate:
-    """The estimate back on the fine pixels; what the engine remembers of coarse ones is forgotten. Collective."""
+def refine_estimate(estimate: Estimate, engine: Engine, coarse: Problem, fine: Problem) -> Estimate:
+    """Return the estimate on the fine pixels again, and remove what the engine remembers of coarse ones. Collective.
+
+    Args:
+        estimate: on coarse pixels.
+        engine: of the stage.
+        coarse: the problem of the estimate.
+        fine: that of the data.
+    """
     c = engine.coarsen
     shapes = (estimate.object.shape, estimate.probe.shape)
     coarse_ones = {name for name, tensor in engine.state.items() if tensor.shape in shapes}
-    groups = tuple(name.split(".")[0] + "." for name in coarse_ones if "." in name)  # an optimiser's of one unknown
+    # an optimiser keeps several tensors for one unknown: all of them go
+    groups = tuple(name.split(".")[0] + "." for name in coarse_ones if "." in name)
     for name in [name for name in engine.state if name in coarse_ones or name.startswith(groups)]:
         del engine.state[name]
     whole = coarse.layout.whole(estimate.object, estimate)
@@ -92,7 +114,7 @@ def refined(estimate: Estimate, engine: Engine, coarse: Problem, fine: Problem) 
     rows, columns = (inner(c, n, background.device) for n in background.shape)
     background[rows[:, None], columns] = estimate.background
     probe = finer(estimate.probe, c) + engine.state.pop("beyond_probe")
-    return _moved(
+    return _change_pixels(
         fine,
         replace(
             estimate,
@@ -105,18 +127,25 @@ def refined(estimate: Estimate, engine: Engine, coarse: Problem, fine: Problem) 
     )
 
 
-def resumed(estimate: Estimate, engine: Engine, fine: Problem, coarse: Problem) -> Estimate:
-    """An estimate on coarse pixels that was read from a checkpoint by the fine problem. Collective."""
+def restore_coarse_estimate(estimate: Estimate, engine: Engine, fine: Problem, coarse: Problem) -> Estimate:
+    """Return an estimate on coarse pixels that was read from a checkpoint by the fine problem. Collective.
+
+    Args:
+        estimate: on coarse pixels, in the fine problem's parts of the object.
+        engine: of the stage; what it remembers of the object is cut likewise.
+        fine: the problem that has read the estimate.
+        coarse: that of `coarse_problem`.
+    """
     shape = estimate.object.shape
     for name, tensor in engine.state.items():
         if tensor.shape == shape:
-            engine.state[name] = _part(coarse, estimate, fine.layout.whole(tensor, estimate))[0]
-    obj, corner = _part(coarse, estimate, fine.layout.whole(estimate.object, estimate))
+            engine.state[name] = _cut_part(coarse, estimate, fine.layout.whole(tensor, estimate))[0]
+    obj, corner = _cut_part(coarse, estimate, fine.layout.whole(estimate.object, estimate))
     return replace(estimate, object=obj, corner=corner)
 
 
-def _moved(problem: Problem, estimate: Estimate, factor: float) -> Estimate:
-    """On pixels 1/factor times as large; the whole object becomes this rank's part."""
+def _change_pixels(problem: Problem, estimate: Estimate, factor: float) -> Estimate:
+    """Return the estimate on pixels 1/factor times as large; the whole object becomes this rank's part."""
     positions = estimate.positions * factor
     height, width = estimate.object.shape[-2:]
     scaled = replace(
@@ -127,10 +156,10 @@ def _moved(problem: Problem, estimate: Estimate, factor: float) -> Estimate:
         origin=(estimate.origin[0] * factor, estimate.origin[1] * factor),
         extent=(height, width),
     )
-    scaled.object, scaled.corner = _part(problem, scaled, scaled.object)
+    scaled.object, scaled.corner = _cut_part(problem, scaled, scaled.object)
     return scaled
 
 
-def _part(problem: Problem, estimate: Estimate, whole: Tensor) -> tuple[Tensor, tuple[int, int]]:
+def _cut_part(problem: Problem, estimate: Estimate, whole: Tensor) -> tuple[Tensor, tuple[int, int]]:
     part = problem.layout.place(estimate.extent, estimate.origin, estimate.anchors.cpu().numpy())
     return whole[(slice(None), *part.inside((0, 0)))].clone(), part.corner

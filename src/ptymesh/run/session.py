@@ -1,4 +1,4 @@
-"""From a recipe to a result: what `ptymesh run` and `ptymesh resume` do on every rank."""
+"""Session from a recipe to a result, as `ptymesh run` and `ptymesh resume` have it on every rank."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from ptymesh.io.featureless import refuse_featureless
 from ptymesh.io.results import Result
 from ptymesh.measurement import NO_CHECKS
 from ptymesh.run.batches import balance, draw, hold_out
-from ptymesh.run.checked import noted, to_stderr
-from ptymesh.run.counters import counters_of
-from ptymesh.run.lock import OwnershipCheck, hold, share
+from ptymesh.run.checkpoint_counters import counters_of
+from ptymesh.run.data_checks import record_checks, to_stderr
+from ptymesh.run.lock import OwnershipCheck, hold_folder, share_lease
 from ptymesh.run.machine import peak_bytes
-from ptymesh.run.patterns import Patterns, compared_patterns
+from ptymesh.run.patterns import PatternPairs, compared_patterns
 from ptymesh.run.rank_facts import REMEDY, recipe_facts
 from ptymesh.run.recipe import Recipe
 from ptymesh.run.reconstruction import Reconstruction
@@ -41,10 +41,10 @@ from ptymesh.types import complex_dtype
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What came of a run.
+class RunOutcome:
+    """Outcome of a run.
 
-    Fields:
+    Attributes:
         result: its object as far as this rank holds it.
         path: where it was written.
         recipe: that was run.
@@ -54,10 +54,10 @@ class Outcome:
     result: Result
     path: Path
     recipe: Recipe
-    patterns: Patterns | None = None
+    patterns: PatternPairs | None = None
 
 
-#: Attributes of a result that say what is thought of it.
+#: Attributes of a result that belong to the verdict on it.
 JUDGED = (
     "verdict",
     "verdict_sentence",
@@ -69,7 +69,7 @@ JUDGED = (
     "noise_level",
     "convergence",
 )
-#: Makes the recipe that is run of one that leaves stages open, on all ranks alike; asked whether to stop.
+#: Finds the stages that a recipe leaves open, on all ranks; its last argument returns True if it should stop.
 Decide = Callable[[Recipe, World, Callable[[], bool]], Recipe]
 
 
@@ -83,33 +83,43 @@ def run_recipe(
     held: ExitStack | None = None,
     decide: Decide | None = None,
     time_s: float | None = None,
-) -> Outcome:
-    """Runs a recipe on the ranks that this process belongs to, from the start or from its checkpoint.
+) -> RunOutcome:
+    """Run a recipe on the ranks that this process belongs to, from the start or from its checkpoint.
 
-    other_data: go on even if the data are not those of the checkpoint. held: keeps the output folder's lock, where more
-    is to be written there after the run. decide: what becomes of a recipe with `stages: auto`, in `time_s` seconds.
-    Raises BadInput, also where ranks are given different recipes or options, Diverged (the last good checkpoint stays)
-    and Interrupted (after a checkpoint).
+    Args:
+        recipe: to run.
+        device: auto, cpu, cuda or cuda:N.
+        resume: True to continue from the checkpoint.
+        other_data: True to continue even if the data are not those of the checkpoint.
+        callbacks: watchers; those of rank 0 are called.
+        held: keeps the output folder's lock, where more is to be written there after the run.
+        decide: makes the recipe that is run of one with `stages: auto`.
+        time_s: seconds for that and the run, compared between ranks; None: no limit.
+
+    Raises:
+        BadInput: also where ranks are given different recipes or options.
+        Diverged: the last good checkpoint stays.
+        Interrupted: after a checkpoint.
     """
     # a signal while the data are read stops the run after a batch
     with ExitStack() as own, StopSignal() as stop, join(device) as world:
         with world.heartbeat.doing("read"):
             facts = recipe_facts(recipe, other_data=other_data, time_s=time_s)
             refuse_differences(world, facts, REMEDY)
-        checks = _hold(world, recipe.output.dir, own if held is None else held)
+        checks = _take_output_folder(world, recipe.output.dir, own if held is None else held)
         if decide is not None and recipe.auto is not None:
             recipe = decide(recipe, world, lambda: stop.requested)
         return _run(recipe, world, resume, other_data, [*checks, *callbacks] if world.rank == 0 else (), stop)
 
 
-def _hold(world: World, folder: Path, held: ExitStack) -> list[Callback]:
+def _take_output_folder(world: World, folder: Path, held: ExitStack) -> list[Callback]:
     """Take the folder on rank 0, and return what checks that it stays this run's; or no rank goes on."""
     failure: Exception | None = None
     checks: list[Callback] = []
     try:
         if world.rank == 0:
-            checks.append(OwnershipCheck(held.enter_context(hold(folder))))
-        elif lease := share(folder):
+            checks.append(OwnershipCheck(held.enter_context(hold_folder(folder))))
+        elif lease := share_lease(folder):
             held.callback(lease.close)
     except Exception as error:
         failure = error
@@ -119,7 +129,7 @@ def _hold(world: World, folder: Path, held: ExitStack) -> list[Callback]:
 
 def _run(
     recipe: Recipe, world: World, resume: bool, other_data: bool, callbacks: Sequence[Callback], stop: StopSignal
-) -> Outcome:
+) -> RunOutcome:
     out = Path(recipe.output.dir)
     saved, failure = None, None
     try:
@@ -127,26 +137,29 @@ def _run(
     except BadInput as error:
         failure = error
     world.all_well(failure, "looking at the output folder")
-    _agree(world, resume, out)
+    _refuse_disagreement(world, resume, out)
     with world.heartbeat.doing("read"):
         if resume:
-            saved = _checkpoint(out / "checkpoint", world)
+            saved = _load_checkpoint(out / "checkpoint", world)
         recon = reconstruction(recipe, world, saved, other_data=other_data, say=lambda _: None)
     if recon.unchecked.checks != NO_CHECKS:
-        recipe = noted(recipe, recon.scan, recon.unchecked)
+        recipe = record_checks(recipe, recon.scan, recon.unchecked)
     with closing(recon):
         with world.heartbeat.doing("read"):
             data = recon.identity(recipe.fingerprint)
-            info = _info(recipe, recon, out, resume, saved.note if saved else "")
-            _start(world, callbacks, info)
+            info = _describe_run(recipe, recon, out, resume, saved.note if saved else "")
+            _start_callbacks(world, callbacks, info)
         if resume:
             _tell_checkpoint(recon, out)
         about = {"recipe": recipe.to_yaml(), "seed": recipe.seed, "data": data}
         return _carry_out(recipe, recon, out, about, callbacks, stop)
 
 
-def _agree(world: World, resume: bool, out: Path) -> None:
-    """All ranks go on from a checkpoint, or none: each has looked by itself, and on a shared disk may see what was."""
+def _refuse_disagreement(world: World, resume: bool, out: Path) -> None:
+    """Raise PtymeshError unless all ranks go on from a checkpoint, or none.
+
+    Each has looked by itself, and on a shared disk may see what was.
+    """
     found = world.words(str(resume))
     if len(set(found)) > 1:
         blind = ", ".join(str(rank) for rank, said in enumerate(found) if said == str(False))
@@ -163,7 +176,7 @@ def _carry_out(
     about: dict[str, Any],
     callbacks: Sequence[Callback],
     stop: StopSignal,
-) -> Outcome:
+) -> RunOutcome:
     folder, world = out / "checkpoint", recon.world
 
     def save() -> None:
@@ -171,12 +184,12 @@ def _carry_out(
             callback.saving(folder)
         recon.state.save(folder, loop.problem, about)
         _tell_checkpoint(recon, out)
-        world.barrier()  # so that a rank lost right after this is told of with this checkpoint
+        world.barrier()  # messages about a rank lost from now on name this checkpoint
         for callback in callbacks:
             callback.saved(folder)
 
     waited = world.heartbeat.waited_s
-    due = _Clock(recipe.output.checkpoint_every, recipe.output.checkpoint_minutes)
+    due = _CheckpointClock(recipe.output.checkpoint_every, recipe.output.checkpoint_minutes)
     loop = recon.loop(hold_out=recipe.hold_out, callbacks=callbacks, stop=lambda: stop.requested, save=save, due=due)
     if not gc.isenabled():  # since this process started (__main__)
         gc.freeze()
@@ -194,17 +207,20 @@ def _carry_out(
     with world.heartbeat.doing("save"):
         for callback in callbacks:
             callback.saving(path)
-        measured = {**_measured(world, world.heartbeat.waited_s - waited), "balance": _balance(recipe, recon)}
+        measured = {
+            **_measure_ranks(world, world.heartbeat.waited_s - waited),
+            "balance": _stage_balances(recipe, recon),
+        }
         result = recon.save(path, recipe.to_yaml(), measured)
         for callback in callbacks:
             callback.saved(path)
             callback.judged({name: result.attrs[name] for name in JUDGED if result.attrs.get(name) is not None})
             callback.finish("done")
-    return Outcome(result, path, recipe, _patterns(recipe, recon, result))
+    return RunOutcome(result, path, recipe, _compare_patterns(recipe, recon, result))
 
 
-def _patterns(recipe: Recipe, recon: Reconstruction, result: Result) -> Patterns | None:
-    """Those that a figure shows: who draws it has neither data nor model at hand, and may still make them."""
+def _compare_patterns(recipe: Recipe, recon: Reconstruction, result: Result) -> PatternPairs | None:
+    """Return the patterns that a figure shows; None where they are not drawn, or cannot be compared here."""
     whole = result.object.shape[-2:] == tuple(recon.state.estimate.extent)
     if not recipe.output.figures or not whole or recon.world.rank:
         return None
@@ -214,15 +230,18 @@ def _patterns(recipe: Recipe, recon: Reconstruction, result: Result) -> Patterns
         return None
 
 
-def _measured(world: World, waited_s: float) -> dict[str, list[float]]:
-    """Of each rank, for the result's attributes: most memory held, in bytes, and seconds in the loop's collectives."""
+def _measure_ranks(world: World, waited_s: float) -> dict[str, list[float]]:
+    """Return attributes of the result, with a value for each rank.
+
+    They are the most memory held, in bytes, and the time in the loop's collectives, in seconds.
+    """
     table = torch.zeros(2, world.size, dtype=torch.float64, device=world.device)
     table[:, world.rank] = torch.tensor([float(peak_bytes(world.device)), waited_s], dtype=torch.float64)
     peaks, waits = world.sum(table)[0].tolist()
     return {"rank_peak_bytes": peaks, "rank_waited_s": waits}
 
 
-def _start(world: World, callbacks: Sequence[Callback], info: RunInfo) -> None:
+def _start_callbacks(world: World, callbacks: Sequence[Callback], info: RunInfo) -> None:
     failure = None
     try:
         for callback in callbacks:
@@ -233,15 +252,18 @@ def _start(world: World, callbacks: Sequence[Callback], info: RunInfo) -> None:
 
 
 def _tell_checkpoint(recon: Reconstruction, out: Path) -> None:
-    """For messages: should this rank hang or be killed, others tell what there is to go on from."""
+    """Tell other processes what there is to go on from, should this rank hang or be killed."""
     epochs = recon.state.done_epochs
     recon.world.tell_checkpoint(
         f"The last checkpoint holds {epochs} whole epoch{'s' * (epochs != 1)}; `ptymesh resume {out}` goes on."
     )
 
 
-def _checkpoint(folder: Path, world: World) -> checkpoint.Checkpoint:
-    """The newest sound one, from now on the current one; what is wrong with newer ones is said. Collective."""
+def _load_checkpoint(folder: Path, world: World) -> checkpoint.Checkpoint:
+    """Return the newest sound checkpoint, which becomes the current one, and say what is wrong with newer ones.
+
+    Collective.
+    """
     failure, saved = None, None
     try:
         saved = checkpoint.load(folder, world)
@@ -263,9 +285,15 @@ def reconstruction(
     other_data: bool = False,
     say: Callable[[str], None] = to_stderr,
 ) -> Reconstruction:
-    """What a recipe describes, on this world's ranks, ready to run: data read, estimate made or, with a checkpoint,
-    taken from there; it must be of the same data unless others are allowed. say: told what checks of the data have led
-    to, on the first rank. Collective."""
+    """Return the reconstruction that a recipe describes, on this world's ranks, ready to run. Collective.
+
+    Args:
+        recipe: with its stages.
+        world: the ranks.
+        saved: checkpoint from which the estimate is taken; it must be of the same data.
+        other_data: True to allow a checkpoint of other data.
+        say: called on the first rank with each sentence on what checks of the data have led to.
+    """
     kernels.begin(world.device, complex_dtype(recipe.precision))
     failure, scan = None, None
     try:
@@ -291,7 +319,7 @@ def reconstruction(
         layout=recipe.layout,
         planned=recipe.stages[0 if saved is None else min(counters_of(saved.meta).stage, len(recipe.stages) - 1)],
         memory_budget=recipe.memory_budget,
-        scratch=recipe.scratch or _existing(recipe.output.dir),
+        scratch=recipe.scratch or _nearest_existing(recipe.output.dir),
         saved=saved,
         other_data=other_data,
         say=say,
@@ -300,12 +328,12 @@ def reconstruction(
     return recon
 
 
-def _existing(folder: Path) -> Path:
-    """The folder, or the nearest one above it that exists: what is staged has no name, and needs no folder made."""
+def _nearest_existing(folder: Path) -> Path:
+    """Return the folder, or the nearest one above it that exists; a staged file has no name and needs no folder."""
     return next(found for found in (folder.absolute(), *folder.absolute().parents) if found.is_dir())
 
 
-def _info(recipe: Recipe, recon: Reconstruction, out: Path, resumed: bool, note: str) -> RunInfo:
+def _describe_run(recipe: Recipe, recon: Reconstruction, out: Path, resumed: bool, note: str) -> RunInfo:
     estimate, scan = recon.state.estimate, recon.scan
     height, width = estimate.extent
     return RunInfo(
@@ -321,15 +349,15 @@ def _info(recipe: Recipe, recon: Reconstruction, out: Path, resumed: bool, note:
         resumed=resumed,
         done_epochs=recon.state.done_epochs,
         layout=f"{recon.problem.layout.name} ({recon.layout_why})" if recon.world.size > 1 else "",
-        balance=_balance(recipe, recon) if recon.world.size > 1 else [],
+        balance=_stage_balances(recipe, recon) if recon.world.size > 1 else [],
         patterns=recon.problem.loader.patterns.where(),
         note=note,
         findings=recon.findings,
     )
 
 
-def _balance(recipe: Recipe, recon: Reconstruction) -> list[float]:
-    """Of each stage, see `batches.balance`."""
+def _stage_balances(recipe: Recipe, recon: Reconstruction) -> list[float]:
+    """Return the balance of each stage, see `batches.balance`."""
     scan, layout, ranks = recon.scan, recon.problem.layout, recon.world.size
     unturned = scan.positions if scan.stored_positions is None else scan.stored_positions
     training = np.setdiff1d(np.arange(scan.views), hold_out(unturned, recipe.hold_out, recipe.seed))
@@ -342,13 +370,14 @@ def _balance(recipe: Recipe, recon: Reconstruction) -> list[float]:
     return found
 
 
-class _Clock:
-    """Whether a checkpoint is due: every so many epochs, and when so many minutes have passed since the last one."""
+class _CheckpointClock:
+    """Clock of checkpoints: one is due every so many epochs, and so many minutes after the last one."""
 
     def __init__(self, epochs: int, minutes: float) -> None:
         self.epochs, self.seconds, self.last = epochs, 60 * minutes, time.monotonic()
 
     def __call__(self, done: int) -> bool:
+        """Return True if a checkpoint is due after `done` epochs."""
         if done % self.epochs and time.monotonic() - self.last < self.seconds:
             return False
         self.last = time.monotonic()

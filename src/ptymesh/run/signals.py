@@ -40,6 +40,6 @@ class StopSignal:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT and (self.requested or stopping.asked_twice()):
-            stopping.interruptible(False)  # it is, now
+            stopping.interruptible(False)  # the interrupt follows
             raise KeyboardInterrupt
         self.requested = True

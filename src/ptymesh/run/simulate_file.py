@@ -62,7 +62,7 @@ def write(
 
 
 def truth_result(made: Truth) -> Result:
-    """The truth in the form of a reconstruction's result."""
+    """Return the truth in the form of a reconstruction's result."""
     pixel = made.geometry.object_pixel_m
     return Result(
         object=made.object,
@@ -79,7 +79,7 @@ def truth_result(made: Truth) -> Result:
 
 
 def _centred(made: Truth) -> Iterator[np.ndarray]:
-    """Patterns as a detector sees them, DC in the middle."""
+    """Yield patterns as a detector sees them, DC in the middle."""
     for slab in patterns(made):
         yield _shifted(made, slab)
 

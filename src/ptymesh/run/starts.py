@@ -1,4 +1,4 @@
-"""Where a reconstruction starts (recipe keys `object` and `probe`), and the probes that starts make.
+"""Starts of a reconstruction (recipe keys `object` and `probe`), and the probes that they make.
 
 initial.py makes the estimate of both.
 
@@ -24,7 +24,7 @@ from ptymesh.options import Reference
 from ptymesh.physics import probes
 from ptymesh.physics.propagate import angular_spectrum_kernel, apply_kernel_adjoint, fresnel_kernel
 from ptymesh.registry import Registry, subclass_of
-from ptymesh.run.grids import complex_array, pixel_ratio, resampled
+from ptymesh.run.resampling import load_complex_array, pixel_ratio, resample_images
 from ptymesh.sentences import unknown_word
 
 #: Beyond a quarter of a radian, slices along a tilted axis are no longer seen face on.
@@ -63,7 +63,7 @@ class ObjectOptions(Options):
 
     @property
     def from_result(self) -> bool:
-        """Whether `initial` names a result file."""
+        """True if `initial` names a result file."""
         return self.initial.lower().endswith((".h5", ".hdf5"))
 
 
@@ -71,7 +71,7 @@ class ObjectOptions(Options):
 
 
 class ProbeStart(Options):
-    """Where a probe comes from: `probe: {start: {kind: NAME, ...}}` in a recipe. Its options are fields.
+    """Start of the probe: `probe: {start: {kind: NAME, ...}}` in a recipe. Its options are fields.
 
     A subclass says its name as `kind: Literal["NAME"] = "NAME"`. One of another package is found by an entry point of
     that name in the group `ptymesh.probe_starts`. An option called `path` is relative to the recipe, as a file's is.
@@ -80,7 +80,7 @@ class ProbeStart(Options):
     kind: str
 
     def make(self, measurement: Measurement, mean_pattern: np.ndarray) -> Tensor | np.ndarray:
-        """The probe, (h, w) or (M, h, w) complex, of any power: it is scaled to the counts of the mean pattern.
+        """Return the probe, (h, w) or (M, h, w) complex, of any power: it is scaled to the counts of the mean pattern.
 
         The optical axis is at (h//2, w//2), in the plane where the wave meets the object. Every rank makes it for
         itself, so the same arguments must give the same bits: no clock, and random numbers from a fixed seed alone.
@@ -91,12 +91,13 @@ class ProbeStart(Options):
                 any. The patterns are not to be read: a rank has its own share of them.
             mean_pattern: (h, w) counts over all views of all ranks, laid out as the patterns (far field: DC at [0, 0]).
 
-        Raises BadInput where the scan does not allow it.
+        Raises:
+            BadInput: the scan does not allow it.
         """
         raise NotImplementedError
 
     def parameters(self) -> dict[str, dict[str, float]]:
-        """What is known of the numbers that make up the probe, by the name of their model (ptymesh.models)."""
+        """Return the known numbers that make up the probe, by the name of their model (ptymesh.models)."""
         return {}
 
 
@@ -116,7 +117,7 @@ class AutoStart(ProbeStart):
     kind: Literal["auto"] = "auto"
 
     def make(self, measurement: Measurement, mean_pattern: np.ndarray) -> Tensor:
-        """See the base."""
+        """Return the file's own probe, or one from the data."""
         start = DataStart(kind="data") if measurement.probe is None else FileStart(kind="file")
         return start.make(measurement, mean_pattern)
 
@@ -128,7 +129,7 @@ class FileStart(ProbeStart):
     kind: Literal["file"]
 
     def make(self, measurement: Measurement, mean_pattern: np.ndarray) -> Tensor:
-        """See the base."""
+        """Return the probe that the data set holds. Raises BadInput where it holds none."""
         if measurement.probe is None:
             raise BadInput(f"{measurement.name} holds no probe; use another probe.start, such as data.")
         return torch.from_numpy(np.asarray(measurement.probe, np.complex128))
@@ -142,7 +143,7 @@ class DataStart(ProbeStart):
     defocus_m: Number = 0.0
 
     def make(self, measurement: Measurement, mean_pattern: np.ndarray) -> Tensor:
-        """See the base."""
+        """Return the square root of the mean pattern, propagated back to the sample and to the defocus."""
         geometry = measurement.geometry
         counts = mean_pattern if measurement.background is None else mean_pattern - measurement.background
         filled = torch.from_numpy(_filled(counts, measurement.mask, geometry.propagation == "far_field"))
@@ -170,16 +171,16 @@ class ElectronStart(ProbeStart):
     aberrations_m: dict[str, Aberration] = Field(default_factory=dict)
 
     def make(self, measurement: Measurement, mean_pattern: np.ndarray) -> Tensor:
-        """See the base."""
+        """Return the probe of the lens."""
         geometry = measurement.geometry
         return probes.aberrated(geometry.shape, *_optics(geometry, self), self.semiangle_rad, self.of_the_lens())
 
     def parameters(self) -> dict[str, dict[str, float]]:
-        """See the base."""
+        """Return the lens's aberrations in metres, the defocus among them."""
         return {"aberrations": probes.aberration_parts(self.of_the_lens())}
 
     def of_the_lens(self) -> dict[str, Any]:
-        """Its aberrations, the defocus among them. Raises BadInput where C10 is no number."""
+        """Return the lens's aberrations, the defocus among them. Raises BadInput where C10 is no number."""
         c10 = self.aberrations_m.get("C10", 0.0)
         if not isinstance(c10, float | int):
             raise BadInput(f"Aberration C10 is {c10}; give metres.")
@@ -197,7 +198,7 @@ class ZonePlateStart(ProbeStart):
     defocus_m: Number = 0.0
 
     def make(self, measurement: Measurement, mean_pattern: np.ndarray) -> Tensor:
-        """See the base."""
+        """Return the focus of the zone plate."""
         geometry = measurement.geometry
         return probes.zone_plate(geometry.shape, *_optics(geometry, self), **self.model_dump(exclude={"kind"}))
 
@@ -212,7 +213,7 @@ class KbStart(ProbeStart):
     defocus_m: Number | tuple[Number, Number] = 0.0
 
     def make(self, measurement: Measurement, mean_pattern: np.ndarray) -> Tensor:
-        """See the base."""
+        """Return the focus of the mirrors."""
         geometry = measurement.geometry
         return probes.kb_mirror(geometry.shape, *_optics(geometry, self), **self.model_dump(exclude={"kind"}))
 
@@ -226,7 +227,7 @@ class PinholeStart(ProbeStart):
     distance_m: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
 
     def make(self, measurement: Measurement, mean_pattern: np.ndarray) -> Tensor:
-        """See the base."""
+        """Return the wave at the sample."""
         geometry = measurement.geometry
         return probes.pinhole(geometry.shape, *_optics(geometry, self), **self.model_dump(exclude={"kind"}))
 
@@ -239,11 +240,11 @@ class ResultStart(ProbeStart):
     path: Reference
 
     def make(self, measurement: Measurement, mean_pattern: np.ndarray) -> Tensor:
-        """See the base. The axis stays on the axis, and every mode keeps its power."""
+        """Return the probe of the result; the axis stays on the axis, and every mode keeps its power."""
         geometry, result = measurement.geometry, Result.load(self.path)
         ratio = pixel_ratio(result, geometry, self.path)
         corner = np.array(geometry.shape) // 2 - ratio * (np.array(result.probe.shape[-2:]) // 2)
-        moved = resampled(result.probe, ratio, corner, geometry.shape, outside=0.0)
+        moved = resample_images(result.probe, ratio, corner, geometry.shape, outside=0.0)
         powers = [(np.abs(array) ** 2).sum(axis=(1, 2), keepdims=True) for array in (result.probe, moved)]
         return torch.from_numpy(moved * np.sqrt(powers[0] / np.maximum(powers[1], np.finfo(np.float64).tiny)))
 
@@ -256,12 +257,12 @@ class ArrayStart(ProbeStart):
     path: ArrayRef
 
     def make(self, measurement: Measurement, mean_pattern: np.ndarray) -> Tensor:
-        """See the base."""
-        return torch.from_numpy(complex_array(self.path, "probe.start", measurement.geometry.shape))
+        """Return the array."""
+        return torch.from_numpy(load_complex_array(self.path, "probe.start", measurement.geometry.shape))
 
 
 def _filled(image: np.ndarray, good: np.ndarray, periodic: bool) -> np.ndarray:
-    """The image with bad pixels replaced by a mean of good ones near by (of any, where none is near)."""
+    """Return the image with bad pixels replaced by a mean of good ones near by (of any, where none is near)."""
     from scipy import ndimage
 
     out = np.where(good, image, image[good].mean())
@@ -286,7 +287,7 @@ def _optics(geometry: Geometry, start: ProbeStart) -> tuple[tuple[float, float],
 
 
 def _named(value: Any) -> Any:
-    """The start that a recipe names; `start: data` is short for `start: {kind: data}`. Raises BadInput."""
+    """Return the start that a recipe names; `start: data` is short for `start: {kind: data}`. Raises BadInput."""
     options = {"kind": value} if isinstance(value, str) else value
     if not isinstance(options, dict):
         return value

@@ -1,4 +1,4 @@
-"""Where a run stands: the estimate, the engines' memories, the counters. All that a checkpoint must hold.
+"""State of a run: the estimate, the engines' memories, the counters. A checkpoint must hold all of it.
 
 N       all views
 """
@@ -21,8 +21,8 @@ from ptymesh.estimate import Estimate
 from ptymesh.io import checkpoint
 from ptymesh.problem import Problem
 from ptymesh.run import memory
-from ptymesh.run.changes import COLUMNS, column
-from ptymesh.run.counters import Counters, counters_of
+from ptymesh.run.checkpoint_counters import Counters, counters_of
+from ptymesh.run.unknown_changes import COLUMNS, change_column
 from ptymesh.unknowns import BUILT_IN, of_scope
 
 #: Columns of the history, one entry per epoch.
@@ -32,7 +32,7 @@ HISTORY = ("epoch", "stage", "loss", "residual", "seconds", "held_out", "rate", 
 _SHARED = (*of_scope("shared"), "anchors", "nominal")
 _PER_VIEW = of_scope("view")
 Arrays = dict[str, np.ndarray]
-#: What stands before the name of an unknown of the model's operators.
+#: Prefix of names of unknowns of the model's operators.
 OTHERS = "unknown/"
 
 
@@ -40,11 +40,12 @@ OTHERS = "unknown/"
 class RunState:
     """A run between two batches.
 
-    Fields:
+    Attributes:
         estimate: as it is now.
         stage, epoch, batch: stages done, epochs done of this stage, batches done of this epoch.
         start: (N, 2) positions at the start of the running epoch.
-        before: the unknowns at the start of the running epoch, thinned out (changes.py), for checkpoints within it.
+        before: the unknowns at the start of the running epoch, thinned out (unknown_changes.py), for checkpoints within
+            it.
         engines: by stage, what its engine remembers.
         per_view: of the running stage (its number), what its engine remembers of this rank's views.
         history: one list per column of HISTORY, and of the model's operators' unknowns, over all stages.
@@ -66,7 +67,7 @@ class RunState:
         if self.start is None:
             self.start = self.estimate.positions.clone()
         for name in self.estimate.others:
-            self.history.setdefault(column(name), [math.nan] * self.done_epochs)
+            self.history.setdefault(change_column(name), [math.nan] * self.done_epochs)
 
     @property
     def done_epochs(self) -> int:
@@ -74,10 +75,16 @@ class RunState:
         return len(self.history["epoch"])
 
     def save(self, directory: Path, problem: Problem, meta: dict[str, Any]) -> None:
-        """Checkpoint into `directory`; collective."""
+        """Write a checkpoint into `directory`. Collective.
+
+        Args:
+            directory: of the checkpoint.
+            problem: that is solved, for owners and parts of the object.
+            meta: what else the manifest says.
+        """
         estimate, own = self.estimate, problem.layout.own
         tile = problem.layout.tile(estimate)
-        shared, per_view, tiles = memory.once_more(problem, lambda: self._arrays(problem, tile))
+        shared, per_view, tiles = memory.retry_out_of_memory(problem, lambda: self._arrays_by_owner(problem, tile))
         counters = {
             "stage": self.stage,
             "epoch": self.epoch,
@@ -103,38 +110,38 @@ class RunState:
             corner=tile.corner,
         )
 
-    def _arrays(self, problem: Problem, tile: Rect) -> tuple[Arrays, Arrays, Arrays]:
-        """What ranks share, what this one has of its views, and of the object, by name."""
+    def _arrays_by_owner(self, problem: Problem, tile: Rect) -> tuple[Arrays, Arrays, Arrays]:
+        """Return what ranks share, what this one has of its views, and of the object, by name."""
         estimate, own = self.estimate, problem.layout.own
-        shared = {name: _numpy(getattr(estimate, name)) for name in _SHARED}
+        shared = {name: _to_numpy(getattr(estimate, name)) for name in _SHARED}
         here = (slice(None), *tile.inside(estimate.corner))
-        tiles = {"object": _numpy(estimate.object[here])}
+        tiles = {"object": _to_numpy(estimate.object[here])}
         for stage, kept in self.engines.items():
             for name, tensor in kept.items():
                 if tensor.shape == estimate.object.shape:
-                    tiles[f"engine/{stage}/{name}"] = _numpy(tensor[here])
+                    tiles[f"engine/{stage}/{name}"] = _to_numpy(tensor[here])
                 else:
-                    shared[f"engine/{stage}/{name}"] = _numpy(tensor)
+                    shared[f"engine/{stage}/{name}"] = _to_numpy(tensor)
         shared |= {f"history/{name}": np.asarray(column) for name, column in self.history.items()}
         if self.batch:
-            shared |= {f"before/{name}": _numpy(tensor) for name, tensor in self.before.items()}
-        per_view = {name: _numpy(getattr(estimate, name))[own] for name in _PER_VIEW}
+            shared |= {f"before/{name}": _to_numpy(tensor) for name, tensor in self.before.items()}
+        per_view = {name: _to_numpy(getattr(estimate, name))[own] for name in _PER_VIEW}
         for one in problem.model.unknowns:
-            held = _numpy(estimate[one.name])
+            held = _to_numpy(estimate[one.name])
             if one.scope == "view":
                 per_view[OTHERS + one.name] = held[own]
             else:
                 shared[OTHERS + one.name] = held
-        per_view |= {"start": _numpy(self.start)[own], "seen": _numpy(problem.evaluator.view_metrics.values)}
+        per_view |= {"start": _to_numpy(self.start)[own], "seen": _to_numpy(problem.evaluator.view_metrics.values)}
         for stage, kept in self.per_view.items():
-            per_view |= {f"engine/{stage}/{name}": _numpy(rows) for name, rows in kept.items()}
+            per_view |= {f"engine/{stage}/{name}": _to_numpy(rows) for name, rows in kept.items()}
         return shared, per_view, tiles
 
     @classmethod
     def load(cls, saved: checkpoint.Checkpoint, problem: Problem) -> RunState:
-        """The state that `save` wrote, on any number of ranks. Raises BadInput where it is another data set's."""
+        """Return the state that `save` wrote, on any number of ranks. Raises BadInput where the data set is another."""
         device, run = problem.device, counters_of(saved.meta)
-        _check(saved, run, problem)
+        _check_arrays(saved, run, problem)
         arrays = {name: torch.as_tensor(saved.shared[name], device=device) for name in _SHARED}
         arrays |= {name: torch.as_tensor(saved.per_view[name], device=device) for name in _PER_VIEW}
         part = problem.layout.place(run.extent, run.origin, saved.shared["anchors"])
@@ -172,16 +179,16 @@ class RunState:
             run.epoch,
             run.batch,
             torch.as_tensor(saved.per_view["start"], device=device),
-            _memories({**saved.shared, **of_object}, device),
-            _history(saved, [column(name) for name in others]),
+            _read_memories({**saved.shared, **of_object}, device),
+            _read_history(saved, [change_column(name) for name in others]),
             run.epoch_seconds,
-            _memories(of_views, device),
-            _before(saved),
+            _read_memories(of_views, device),
+            _read_epoch_start(saved),
         )
 
 
-def _check(saved: checkpoint.Checkpoint, run: Counters, problem: Problem) -> None:
-    """Raises BadInput where the arrays of a checkpoint are of another data set, or do not fit each other."""
+def _check_arrays(saved: checkpoint.Checkpoint, run: Counters, problem: Problem) -> None:
+    """Raise BadInput where the arrays of a checkpoint are of another data set, or do not fit each other."""
     per_view = {"positions": "positions", "weights": "weights", "start": "start", "seen": "seen"}
     per_view |= {OTHERS + one.name: one.name for one in problem.model.unknowns if one.scope == "view"}
     declared = {OTHERS + one.name for one in problem.model.unknowns if one.scope == "shared"}
@@ -243,7 +250,7 @@ def _check(saved: checkpoint.Checkpoint, run: Counters, problem: Problem) -> Non
 
 
 def _check_numbers(saved: checkpoint.Checkpoint, run: Counters, problem: Problem, window: tuple[int, int]) -> None:
-    """Raises BadInput where a number is none that a run can have come to; windows may lie beyond the object's edge."""
+    """Raise BadInput where a number is none that a run can have come to; windows may lie beyond the object's edge."""
     most = {one.name: one.largest for one in BUILT_IN if one.scope != "tiled" and one.name != "positions"}
     most |= {OTHERS + one.name: one.largest for one in problem.model.unknowns}
     most |= dict.fromkeys(("nominal", "positions", "start"), max(run.extent) + max(window))
@@ -254,14 +261,14 @@ def _check_numbers(saved: checkpoint.Checkpoint, run: Counters, problem: Problem
 
 
 def _check_anchors(anchors: np.ndarray, run: Counters, window: tuple[int, int]) -> None:
-    """Kernels read and write the object at these places unchecked."""
+    """Raise BadInput where windows leave the object, as kernels read and write it at these places unchecked."""
     highest = np.array(run.extent) - np.array(window)
     if anchors.dtype != np.int64 or (anchors < 0).any() or (anchors > highest).any():
         raise BadInput("The checkpoint's windows lie outside of its object; copy the whole folder again.")
 
 
-def _memories(arrays: Mapping[str, Any], device: torch.device) -> dict[int, dict[str, Tensor]]:
-    """What engines remember, by stage, from arrays engine/STAGE/NAME; other names are passed over."""
+def _read_memories(arrays: Mapping[str, Any], device: torch.device) -> dict[int, dict[str, Tensor]]:
+    """Return what engines remember, by stage, from arrays engine/STAGE/NAME; other names are passed over."""
     memories: dict[int, dict[str, Tensor]] = {}
     for key, array in arrays.items():
         if key.startswith("engine/"):
@@ -272,14 +279,14 @@ def _memories(arrays: Mapping[str, Any], device: torch.device) -> dict[int, dict
     return memories
 
 
-def _history(saved: checkpoint.Checkpoint, more: Sequence[str]) -> dict[str, list[float]]:
-    """Columns of the history; those that older versions did not have hold NaN."""
+def _read_history(saved: checkpoint.Checkpoint, more: Sequence[str]) -> dict[str, list[float]]:
+    """Return the columns of the history; those that older versions did not have hold NaN."""
     unknown = np.full(len(saved.shared["history/epoch"]), np.nan)
     return {name: saved.shared.get(f"history/{name}", unknown).tolist() for name in (*HISTORY, *more)}
 
 
-def _before(saved: checkpoint.Checkpoint) -> dict[str, Tensor]:
-    """The unknowns as they were when the epoch began, within which the checkpoint was written."""
+def _read_epoch_start(saved: checkpoint.Checkpoint) -> dict[str, Tensor]:
+    """Return the unknowns as they were when the epoch began within which the checkpoint was written."""
     found = {key.partition("/")[2]: array for key, array in saved.shared.items() if key.startswith("before/")}
     for name, array in found.items():
         if array.dtype.kind not in "fc" or array.ndim > 2:
@@ -287,5 +294,5 @@ def _before(saved: checkpoint.Checkpoint) -> dict[str, Tensor]:
     return {name: torch.as_tensor(array) for name, array in found.items()}
 
 
-def _numpy(tensor: Tensor) -> np.ndarray:
+def _to_numpy(tensor: Tensor) -> np.ndarray:
     return tensor.detach().cpu().numpy()

@@ -1,4 +1,4 @@
-"""What a program around a reconstruction may have changed: modes of torch, and the process itself."""
+"""Surroundings that a program around a reconstruction may have changed: modes of torch, and the process itself."""
 
 from __future__ import annotations
 

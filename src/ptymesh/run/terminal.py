@@ -1,4 +1,4 @@
-"""What a terminal shows with colours, tables and moving bars, without obeying what stands in names."""
+"""Terminal with colours, tables and moving bars, which does not obey control characters in names."""
 
 from __future__ import annotations
 
@@ -20,6 +20,6 @@ class Terminal(Console):
         super().__init__(file=getattr(stream, "styled", stream), **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """See rich.console.Console.render."""
+        """Render as rich.console.Console does, with control characters in texts escaped."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(printable(segment.text), segment.style)

@@ -1,8 +1,8 @@
-"""What writes further files of a result, beside result.h5 (recipe key `output.writers`).
+"""Writers of further files of a result, beside result.h5 (recipe key `output.writers`).
 
 A writer is a function of a result (`ptymesh.io.results.Result`, whole) and a folder that is there. It writes files into
-the folder and returns their paths, or None. It runs once, in a process of its own, when the result is on the disk: what
-it fails at is told, and costs the run nothing. A package offers one by an entry point of the group `ptymesh.writers`.
+the folder and returns their paths, or None. It runs once, on the first rank, when the result is on the disk: what it
+fails at is told, and costs the run nothing. A package offers one by an entry point of the group `ptymesh.writers`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,16 @@ WRITERS: Registry[Writer] = Registry(
 
 
 def write(name: str, result: Result, folder: Path) -> list[Path]:
-    """Has a writer write a result. Returns the paths. Raises PtymeshError, in one sentence, where it fails."""
+    """Write a result with a writer and return the paths of its files.
+
+    Args:
+        name: of the writer, as in WRITERS.
+        result: whole.
+        folder: that is there.
+
+    Raises:
+        PtymeshError: in one sentence, where the writer fails.
+    """
     try:
         return [Path(path) for path in WRITERS[name](result, folder) or ()]
     except (Exception, SystemExit) as error:  # whatever somebody else's package raises
@@ -35,15 +44,21 @@ def write(name: str, result: Result, folder: Path) -> list[Path]:
 
 @WRITERS.register("tiff")
 def tiff(result: Result, folder: Path) -> list[Path]:
-    """Amplitude and phase of object and probe as TIFF, with pixel sizes; see `tiff_files`."""
+    """Write amplitude and phase of object and probe as TIFF, with pixel sizes; see `tiff_files`."""
     return tiff_files(result, folder)
 
 
 def tiff_files(result: Result, folder: Path, prefix: str = "") -> list[Path]:
-    """Writes amplitude and phase of object and probe as TIFF; `prefix` goes before the names. Returns the paths.
+    """Write amplitude and phase of object and probe as TIFF and return the paths.
 
-    Raises BadInput where the folder cannot be written to, or a name is taken by what is no file, PtymeshError where
-    the disk refuses.
+    Args:
+        result: whole.
+        folder: made if need be.
+        prefix: goes before the names.
+
+    Raises:
+        BadInput: the folder cannot be written to, or a name is taken by what is no file.
+        PtymeshError: the disk refuses.
     """
     from ptymesh import plot
     from ptymesh.compare import illuminated, illumination

@@ -17,13 +17,17 @@ from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from ptymesh.errors import BadInput
 from ptymesh.paths import regular, short
 
-#: Characters of a text, values in it (each time that an alias repeats them), and groups within groups.
-MOST_TEXT, MOST_VALUES, DEEPEST = 1 << 20, 50_000, 40
-#: Bits of a whole number: what arrays can hold.
+#: Most characters of a text.
+MOST_TEXT = 1 << 20
+#: Most values in a text, counted each time that an alias repeats them.
+MOST_VALUES = 50_000
+#: Most groups within groups.
+DEEPEST = 40
+#: Most bits of a whole number, as arrays can hold.
 MOST_BITS = 63
 
 _CORE = ("null", "bool", "int", "float", "str", "seq", "map")
-#: What the constructors raise of values such as `0b_`, `!!int abc`, or whole numbers of 5000 digits.
+#: Errors that the constructors raise for values such as `0b_`, `!!int abc`, or whole numbers of 5000 digits.
 _REFUSED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 
@@ -47,7 +51,7 @@ class _Loader(yaml.SafeLoader):
         self._values = 0
 
     def compose_node(self, parent: Node | None, index: Any) -> Node | None:
-        """A node, unless it goes too deep, is too large, or holds itself."""
+        """Return a node, unless it goes too deep, is too large, or holds itself."""
         mark = self.peek_event().start_mark
         self._depth += 1
         if self._depth > DEEPEST:
@@ -68,7 +72,7 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def construct_object(self, node: Node, deep: bool = False) -> Any:
-        """The value of a node; what its constructor cannot read is named with its line."""
+        """Return the value of a node; what its constructor cannot read is named with its line."""
         try:
             value = super().construct_object(node, deep)
             if type(value) is int and value.bit_length() > MOST_BITS:
@@ -81,7 +85,7 @@ class _Loader(yaml.SafeLoader):
             raise _refused(f"{said} is no {kind}", node.start_mark) from error
 
     def construct_mapping(self, node: MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """A group, each of whose keys is text, a number or a truth value, given once."""
+        """Return a group, each of whose keys is text, a number or a truth value, given once."""
         if not isinstance(node, MappingNode):
             raise _refused(f"a {node.id} is no group of keys", node.start_mark)
         seen = set()
@@ -114,10 +118,7 @@ def _children(node: Node) -> list[Node]:
 
 
 def parsed(text: str, what: str) -> Any:
-    """The value that a YAML text stands for. Raises BadInput with the line where it cannot be read.
-
-    what: the text in a message, at the beginning of a sentence.
-    """
+    """Return the value that a YAML text stands for. Raises BadInput with the line where it cannot be read."""
     if len(text) > MOST_TEXT:
         raise BadInput(f"{what} has {len(text)} characters; {MOST_TEXT} are the most that is read.")
     try:
@@ -141,9 +142,15 @@ def parsed(text: str, what: str) -> Any:
 
 
 def text_of(path: Path, what: str) -> str:
-    """The text of a YAML file, UTF-8. Raises BadInput where there is none, UnicodeDecodeError where it is no text.
+    """Return the text of a YAML file, UTF-8.
 
-    what: the file in a message, such as `recipe`.
+    Args:
+        path: of the file.
+        what: the file in a message, such as `recipe`.
+
+    Raises:
+        BadInput: there is no such file, or it is too large.
+        UnicodeDecodeError: it holds no text.
     """
     file = regular(path, f"The {what}")
     size = file.stat().st_size

@@ -277,7 +277,7 @@ def truth(options: Simulation) -> Truth:
     reach = np.ceil(np.abs(centred).max(axis=0)).astype(int)
     sides = [-(-(2 * int(r) + options.window + 2 * margin) // BLOCK) * BLOCK for r in reach]
     origin = (float((sides[0] - options.window) // 2), float((sides[1] - options.window) // 2))
-    _fits(slices * sides[0] * sides[1] + (1 + CHUNK) * options.modes * options.window**2)
+    _check_memory(slices * sides[0] * sides[1] + (1 + CHUNK) * options.modes * options.window**2)
     nominal = centred + np.array(origin)
     error = np.random.default_rng([options.seed, 7]).uniform(-1, 1, nominal.shape) * options.position_error_px
     modes = probes.extra_modes(_probe(options, geometry), options.modes, options.mode_powers, options.seed)
@@ -296,7 +296,7 @@ def truth(options: Simulation) -> Truth:
     )
 
 
-def _fits(numbers: int) -> None:
+def _check_memory(numbers: int) -> None:
     """Raise BadInput if `numbers` complex numbers (object, probe and the waves of a chunk) exceed the free memory."""
     free, needed = free_bytes(torch.device("cpu")), 16 * numbers
     if needed > free:

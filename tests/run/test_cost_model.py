@@ -12,12 +12,12 @@ import torch
 from ptymesh.auto.judging import judging
 from ptymesh.engines import ENGINES
 from ptymesh.engines.optimisers import SGD
-from ptymesh.run.pace import Pace, measured_pace
-from ptymesh.run.price import Price, Size, batch_for, price_of, sweep, work
+from ptymesh.run.cost_model import EpochCost, EpochSize, batch_for, cost_of_stage, epoch_size, sweep_work
+from ptymesh.run.device_pace import DevicePace, measure_pace
 from ptymesh.simulate import simulate
 
 MEASURED = Path(__file__).parents[2] / "benchmarks" / "results" / "2026-11-26-prices.json"
-SIZE = Size(views=200, window=64 * 64, batches=4, stepped=192 * 192, object=192 * 192)
+SIZE = EpochSize(views=200, window=64 * 64, batches=4, stepped=192 * 192, object=192 * 192)
 
 
 def test_prices_are_those_that_were_measured() -> None:
@@ -25,10 +25,10 @@ def test_prices_are_those_that_were_measured() -> None:
     off = []
     for row in json.loads(MEASURED.read_text())["rows"]:
         model = row["near"], row["slices"], row["waves"], row["opr"], frozenset(row["own"]), row["lit"]
-        price = Price(row["engine"], *model)
-        stepped = row["object"] if price.takes.whole else row["stepped"]
-        size = Size(row["views"], math.prod(row["window"]), row["batches"], stepped, row["object"])
-        off.append(abs(math.log(Pace(row["rate"], row["batch_s"]).seconds(price, size) / row["epoch_s"])))
+        price = EpochCost(row["engine"], *model)
+        stepped = row["object"] if price.engine_cost.whole else row["stepped"]
+        size = EpochSize(row["views"], math.prod(row["window"]), row["batches"], stepped, row["object"])
+        off.append(abs(math.log(DevicePace(row["rate"], row["batch_s"]).epoch_seconds(price, size) / row["epoch_s"])))
     assert len(off) > 100
     off.sort()
     for share, factor in ((0.5, 1.1), (0.75, 1.15), (0.9, 1.25), (1.0, 1.5)):
@@ -40,7 +40,7 @@ def test_judging_costs_what_was_measured() -> None:
     fits, passes = [], []
     for row in json.loads(MEASURED.read_text())["rows"]:
         model = row["near"], row["slices"], row["waves"], row["opr"]
-        price, own = Price(row["engine"], *model), frozenset(row["own"])
+        price, own = EpochCost(row["engine"], *model), frozenset(row["own"])
         declared = judging(price, own, row["held"] * row["views"] * math.prod(row["window"]))
         measured = row["judgement_s"] * row["rate"] * math.prod(row["window"])
         (fits if own else passes).append(abs(math.log(declared / measured)))
@@ -54,11 +54,11 @@ def test_judging_costs_what_was_measured() -> None:
 @pytest.mark.parametrize(("near", "slices"), [(False, 1), (True, 1), (False, 3)])
 @pytest.mark.parametrize("engine", ["rpie", "adam", "lsqml"])
 def test_nothing_is_free(engine: str, near: bool, slices: int) -> None:
-    def priced(*own: str, waves: int = 1, lit: bool = False) -> Price:
-        return Price(engine, near, slices, waves, 2 * ("opr" in own), frozenset(own), lit)
+    def priced(*own: str, waves: int = 1, lit: bool = False) -> EpochCost:
+        return EpochCost(engine, near, slices, waves, 2 * ("opr" in own), frozenset(own), lit)
 
     def pixels(*own: str, waves: int = 1, lit: bool = False) -> float:
-        return priced(*own, waves=waves, lit=lit).pixels(SIZE)
+        return priced(*own, waves=waves, lit=lit).epoch_work(SIZE)
 
     plain = pixels()
     for own in ("positions", "intensity", "opr"):
@@ -66,33 +66,35 @@ def test_nothing_is_free(engine: str, near: bool, slices: int) -> None:
         assert judging(priced(own), frozenset({own}), 1e5) > judging(priced(own), frozenset(), 1e5) > 0
         assert judging(priced(own, waves=2), frozenset({own}), 1e5) > judging(priced(own), frozenset({own}), 1e5)
     assert pixels(lit=True) > plain and pixels(waves=2) > plain
-    assert Price(engine, near, slices, 1, 4, frozenset({"opr"})).pixels(SIZE) > pixels("opr")
-    assert plain >= Price(engine).pixels(SIZE) >= Price().pixels(SIZE)
-    larger = Size(SIZE.views, SIZE.window, 2 * SIZE.batches, SIZE.stepped, SIZE.object)
-    assert Price(engine, near, slices).pixels(larger) > plain
+    assert EpochCost(engine, near, slices, 1, 4, frozenset({"opr"})).epoch_work(SIZE) > pixels("opr")
+    assert plain >= EpochCost(engine).epoch_work(SIZE) >= EpochCost().epoch_work(SIZE)
+    larger = EpochSize(SIZE.views, SIZE.window, 2 * SIZE.batches, SIZE.stepped, SIZE.object)
+    assert EpochCost(engine, near, slices).epoch_work(larger) > plain
 
 
 def test_stages_have_the_price_of_what_they_do() -> None:
     rpie = ENGINES["rpie"](positions=True, probe={"intensity": True})
-    assert price_of(rpie, True, 2, 3, 2) == Price("rpie", True, 2, 3, 2, frozenset({"positions", "intensity", "opr"}))
-    assert price_of(ENGINES["rpie"](), False, 1, 1, 0) == Price()
+    assert cost_of_stage(rpie, True, 2, 3, 2) == EpochCost(
+        "rpie", True, 2, 3, 2, frozenset({"positions", "intensity", "opr"})
+    )
+    assert cost_of_stage(ENGINES["rpie"](), False, 1, 1, 0) == EpochCost()
     lit = ENGINES["adam"](unknowns={"background": True})
-    assert price_of(lit, False, 1, 1, 0) == Price("adam", lit=True)
-    assert price_of(SGD(), False, 1, 1, 0) == Price("adam"), "as all torch optimisers"
-    assert Price("mpie").takes == Price("rpie").takes
+    assert cost_of_stage(lit, False, 1, 1, 0) == EpochCost("adam", has_background=True)
+    assert cost_of_stage(SGD(), False, 1, 1, 0) == EpochCost("adam"), "as all torch optimisers"
+    assert EpochCost("mpie").engine_cost == EpochCost("rpie").engine_cost
 
 
 def test_small_windows_take_longer_than_their_pixels() -> None:
     small, large = (simulate(kind="xray", views=4, window=side, seed=1).measurement for side in (16, 64))
-    assert 1 / 16 < work(small) / work(large) < 1
+    assert 1 / 16 < sweep_work(small) / sweep_work(large) < 1
     assert [batch_for(views) for views in (4, 128, 129, 5000)] == [8, 8, 16, 64]
-    assert sweep(large) == Size(4, 64 * 64, 1, 0.0, 0.0)
+    assert epoch_size(large) == EpochSize(4, 64 * 64, 1, 0.0, 0.0)
 
 
 def test_the_pace_of_this_machine() -> None:
     """Larger windows take longer, in either precision; what is drawn here leaves torch's threads as they were."""
     before = torch.get_num_threads()
-    small, large = (measured_pace((side, side)) for side in (16, 128))
+    small, large = (measure_pace((side, side)) for side in (16, 128))
     assert 0 < large.rate < small.rate and large.batch_s >= 0
-    assert measured_pace((128, 128), dtype=torch.complex128).rate < 2 * large.rate
+    assert measure_pace((128, 128), dtype=torch.complex128).rate < 2 * large.rate
     assert torch.get_num_threads() == before

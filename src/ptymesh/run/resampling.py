@@ -1,4 +1,4 @@
-"""Arrays of other files on this scan's grid: what starts of the object and of the probe share.
+"""Arrays of other files on this scan's grid, as starts of the object and of the probe need them.
 
 K, h, w  images, pixels
 """
@@ -17,12 +17,22 @@ from ptymesh.unknowns import LARGEST
 SAME_PIXEL = 1e-6
 
 
-def resampled(
+def resample_images(
     array: np.ndarray, ratio: np.ndarray, corner: np.ndarray, sides: tuple[int, int], outside: float
 ) -> np.ndarray:
-    """Array (K, h, w) on another grid, (K, *sides): i_new = ratio * i_old + corner; cubic splines, or a plain copy.
+    """Return an array on another grid: i_new = ratio * i_old + corner; cubic splines, or a plain copy of equal grids.
 
     A coarser grid is preceded by a Gaussian filter of half its pixel, so that it does not alias.
+
+    Args:
+        array: (K, h, w), complex or real.
+        ratio: (2,) old pixel over new pixel, y and x.
+        corner: (2,) where the old pixel (0, 0) lies on the new grid, in new pixels.
+        sides: of the new grid, in pixels.
+        outside: value of pixels that the old grid does not reach.
+
+    Returns:
+        (K, *sides) complex128.
     """
     shift = np.round(corner).astype(int)
     if (np.abs(ratio - 1) < SAME_PIXEL).all() and np.allclose(corner, shift, atol=1e-6):
@@ -53,7 +63,16 @@ def _axes(shift: np.ndarray, sides: tuple[int, int], array: np.ndarray) -> list[
 
 
 def pixel_ratio(result: Result, geometry: Geometry, path: str) -> np.ndarray:
-    """The result's pixel over this scan's, (y, x)."""
+    """Return the result's pixel over this scan's, (2,), y and x.
+
+    Args:
+        result: the earlier result.
+        geometry: of this scan.
+        path: of the result, for messages.
+
+    Raises:
+        BadInput: a pixel size is unknown, and the windows differ.
+    """
     if result.pixel_size_m is None or geometry.object_pixel_m is None:
         if result.probe.shape[-2:] == geometry.shape:
             return np.ones(2)
@@ -65,8 +84,20 @@ def pixel_ratio(result: Result, geometry: Geometry, path: str) -> np.ndarray:
     return np.where(np.abs(ratio - 1) < SAME_PIXEL, 1.0, ratio)
 
 
-def complex_array(reference: str, option: str, window: tuple[int, int] | None = None) -> np.ndarray:
-    """Array (K, h, w) complex128 at `file.npy`, `file.npz:name` or `file.h5:/path`; (h, w) as the window, if given."""
+def load_complex_array(reference: str, option: str, window: tuple[int, int] | None = None) -> np.ndarray:
+    """Load a complex array, of which a single image becomes an array of one.
+
+    Args:
+        reference: `file.npy`, `file.npz:name` or `file.h5:/path`.
+        option: name of the option that names it, for messages.
+        window: (h, w) that it must have; None: any.
+
+    Returns:
+        (K, h, w) complex128.
+
+    Raises:
+        BadInput: the file holds no such array, or values that cannot be.
+    """
     found = load_array(reference, option, ANY, window=window)
     if found.ndim not in (2, 3) or 0 in found.shape:
         raise BadInput(f"{option}: {reference} has shape {found.shape}; give numbers with two or three axes.")

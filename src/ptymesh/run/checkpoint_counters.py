@@ -1,4 +1,4 @@
-"""What a checkpoint says beside its arrays: where the run stands, and on which frame. Checked when it is read."""
+"""Counters of a checkpoint: where its run stands, and on which frame. They are checked when they are read."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ Corners = tuple[Count, Count, Count, Count]
 
 
 class Counters(BaseModel):
-    """As `RunState.save` writes them.
+    """Counters of a run, as `RunState.save` writes them.
 
-    Fields:
+    Attributes:
         stage, epoch, batch, epoch_seconds: as in RunState.
         origin, extent, slice_spacing_m, tilt_rad, parameters: as in Estimate.
         layout: of the object; window: (h, w) of the problem; parts: the rectangle that each rank held, if it had one.
@@ -43,6 +43,7 @@ class Counters(BaseModel):
 
     @model_validator(mode="after")
     def _within(self) -> Counters:
+        """Refuse parts that reach beyond the object."""
         height, width = self.extent
         if any(bottom > height or right > width for _, _, bottom, right in self.parts):
             raise ValueError("a rank's part is no part of the object")
@@ -55,7 +56,7 @@ class Counters(BaseModel):
 
 
 def counters_of(meta: dict[str, Any]) -> Counters:
-    """Those in a checkpoint's meta. Raises BadInput where they cannot be."""
+    """Return the counters in a checkpoint's meta. Raises BadInput where they cannot be."""
     try:
         return Counters.model_validate(meta.get("run"))
     except ValidationError as error:

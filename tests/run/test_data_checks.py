@@ -17,7 +17,7 @@ from ptymesh.io.checks import applied, check_patterns
 from ptymesh.io.results import Result
 from ptymesh.io.survey import survey
 from ptymesh.measurement import NO_CHECKS, ArraySource, Measurement
-from ptymesh.run.checked import checked_recipe
+from ptymesh.run.data_checks import checked_recipe
 from ptymesh.run.recipe import Recipe, load_recipe
 from ptymesh.run.reconstruction import Reconstruction
 from ptymesh.run.session import run_recipe

@@ -5,7 +5,7 @@ import torch
 
 import ptymesh as pm
 from ptymesh.distributed.world import World
-from ptymesh.run import alike
+from ptymesh.run import rounding_check
 from toy import make
 
 CPU = torch.device("cpu")
@@ -13,12 +13,12 @@ CPU = torch.device("cpu")
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
 def test_a_signature_knows_no_threads(dtype: torch.dtype) -> None:
-    one = alike.signature(CPU, dtype)
+    one = rounding_check.rounding_signature(CPU, dtype)
     assert len(one) == 16
     for threads in (2, 3):
         torch.set_num_threads(threads)
         try:
-            assert alike.signature(CPU, dtype) == one
+            assert rounding_check.rounding_signature(CPU, dtype) == one
         finally:
             torch.set_num_threads(1)
 
@@ -32,10 +32,10 @@ def otherwise(x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", ["fft", "phase", "times"])
 def test_a_signature_is_of_every_part(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    before, real = alike.signature(CPU, torch.complex64), getattr(alike, name)
+    before, real = rounding_check.rounding_signature(CPU, torch.complex64), getattr(rounding_check, name)
     changed = otherwise if name == "fft" else lambda *given: real(*given) * (1 + 3e-7)
-    monkeypatch.setattr(alike, name, changed)
-    assert alike.signature(CPU, torch.complex64) != before
+    monkeypatch.setattr(rounding_check, name, changed)
+    assert rounding_check.rounding_signature(CPU, torch.complex64) != before
 
 
 def joined(world: World, odd: tuple[int, ...]) -> str:
@@ -46,7 +46,7 @@ def joined(world: World, odd: tuple[int, ...]) -> str:
     said = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(said):
         if world.rank in odd:
-            patch.setattr(alike, "fft", otherwise)
+            patch.setattr(rounding_check, "fft", otherwise)
         pm.Reconstruction(make(views=9, window=(16, 16)).measurement, device=world)
     return said.getvalue()
 

@@ -40,7 +40,7 @@ Made = TypeVar("Made")
 
 
 def to_stderr(sentence: str) -> None:
-    """Say what checks of the data have led to."""
+    """Print a sentence about what checks of the data have led to."""
     print(f"ptymesh: {sentence}", file=sys.stderr, flush=True)
 
 
@@ -88,22 +88,31 @@ def check_after_reading(
 
 
 def checked_recipe(recipe: Recipe, world: World) -> tuple[Recipe, list[str]]:
-    """The recipe whose `data.checked` says what checks have decided, and their sentences. Collective.
+    """Return the recipe whose `data.checked` says what checks have decided, and their sentences. Collective.
 
-    Patterns are read once for this, each by one rank. Raises BadInput where the data cannot be.
+    Patterns are read once for this, each by one rank.
+
+    Raises:
+        BadInput: the data cannot be.
     """
     scan = _everywhere(world, lambda: load_measurement(recipe.data, recipe.positions))
     if not is_to_be_checked(scan):
         return recipe, []
     before, related = scan, "rpi" not in recipe.optics
-    scan, sentences = check_before_reading(scan, world, related=related, near_field=False)  # asked by its caller
+    scan, sentences = check_before_reading(scan, world, related=related, near_field=False)  # its caller looks for that
     seen = _everywhere(world, lambda: _read(scan, world))
     found = _agreed(world, scan, lambda: check_patterns(scan, seen, related=related))
-    return noted(recipe, applied(scan, found), before), [*sentences, *found.sentences]
+    return record_checks(recipe, applied(scan, found), before), [*sentences, *found.sentences]
 
 
-def noted(recipe: Recipe, scan: Measurement, before: Measurement) -> Recipe:
-    """The recipe with what made `scan` of `before`, so that whoever reads the data by it needs no checks."""
+def record_checks(recipe: Recipe, scan: Measurement, before: Measurement) -> Recipe:
+    """Return the recipe with the decisions of checks, so that whoever reads the data by it needs no checks.
+
+    Args:
+        recipe: whose `data.checked` is set.
+        scan: the scan after the checks.
+        before: the scan before them.
+    """
     return recipe.model_copy(update={"data": recorded(recipe.data, scan, before)})
 
 
@@ -130,24 +139,24 @@ class WatchedSource:
 
     @property
     def dtype(self) -> np.dtype:
-        """Of the patterns."""
+        """Type of the patterns."""
         return self.source.dtype
 
     def read(self, views: np.ndarray) -> np.ndarray:
-        """Patterns (len(views), h, w)."""
+        """Return patterns (len(views), h, w)."""
         counts = self.source.read(views)
         self.gathering.add(np.asarray(views), counts)
         return counts
 
 
 def watched(scan: Measurement) -> tuple[Measurement, Gathering]:
-    """The same scan, each of whose patterns is to be read once, and what that gathers."""
+    """Return the same scan, whose patterns are each to be read once, and the gathering that this fills."""
     gathering = Gathering(scan, with_sum=False)
     return replace(scan, patterns=WatchedSource(scan.patterns, gathering)), gathering
 
 
 def merged(gathered: Gathering, world: World) -> Gathering:
-    """What all ranks have gathered. Collective."""
+    """Return what all ranks have gathered. Collective."""
     if world.size == 1:
         return gathered
     device = world.device
@@ -155,7 +164,7 @@ def merged(gathered: Gathering, world: World) -> Gathering:
     def tensor(array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array, np.float64)).to(device)
 
-    # whole numbers that doubles hold, or of one view alone: their sums are exact
+    # sums in float64 are exact here: whole numbers below 2^53, or values of one view with zeros of other ranks
     sums = [tensor(gathered.totals), tensor(gathered.seen), tensor(np.array([float(gathered.zeros)]))]
     if gathered.total is not None:
         sums.append(tensor(gathered.total))
@@ -174,7 +183,7 @@ def merged(gathered: Gathering, world: World) -> Gathering:
 
 
 def _read(scan: Measurement, world: World) -> Survey:
-    """What one pass over all patterns gathers, each read by one rank. Collective."""
+    """Return the survey of one pass over all patterns, each read by one rank. Collective."""
     h, w = scan.window
     whole = scan.patterns.dtype.kind in "biu"
     gathering = Gathering(scan, with_sum=whole)
@@ -196,17 +205,17 @@ class ExactMean:
         self.scan, self.sums = scan, Reduction(scan.window, torch.device("cpu"))
 
     def add(self, counts: np.ndarray) -> None:
-        """Adds patterns (n, h, w)."""
+        """Add patterns (n, h, w)."""
         self.sums.add(torch.from_numpy(np.where((counts >= 0) & self.scan.mask, counts, 0).astype(np.float64)))
 
     def mean(self, world: World) -> np.ndarray:
-        """(h, w). Collective."""
+        """Return the mean pattern, (h, w). Collective."""
         total = self.sums.read(world.sum(self.sums.local.to(world.device))[0].cpu())
         return np.asarray((total / self.scan.views).numpy())
 
 
 def _agreed(world: World, scan: Measurement, look: Callable[[], Findings]) -> Findings:
-    """What the first rank finds. Collective; where it raises, all do."""
+    """Return what the first rank finds. Collective; where it raises, all do."""
     found = _everywhere(world, lambda: look() if world.rank == 0 else Findings())
     if world.size == 1:
         return found
@@ -215,7 +224,7 @@ def _agreed(world: World, scan: Measurement, look: Callable[[], Findings]) -> Fi
 
 
 def _everywhere(world: World, make: Callable[[], Made]) -> Made:
-    """What `make` returns; where it fails on any rank, every rank raises. Collective."""
+    """Return what `make` returns; where it fails on any rank, every rank raises. Collective."""
     made, failure = None, None
     try:
         made = make()

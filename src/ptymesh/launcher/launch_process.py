@@ -1,4 +1,4 @@
-"""`python -m ptymesh.launcher.apart RANKS PROGRAM`: the launcher as a process of its own, which can be killed."""
+"""`python -m ptymesh.launcher.launch_process RANKS PROGRAM`: the launcher as its own process, which can be killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Python gives to a reconstruction, checked, each with one sentence about what to mend: scan, stages, options."""
+"""Checks of what Python gives to a reconstruction, each with one sentence about what to mend: scan, stages, options."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Stage = Engine | dict[str, Any]
 
 
 def operators_of(given: Any) -> tuple[WaveOperator, ...]:
-    """Those that these options ask for. Raises BadInput."""
+    """Return the operators that these options ask for. Raises BadInput."""
     if given is None:
         return ()
     if not isinstance(given, dict):
@@ -37,6 +37,12 @@ def operators_of(given: Any) -> tuple[WaveOperator, ...]:
 
 
 def memory_of(budget: int | str | None, scratch: str | Path | None) -> MemoryBudget:
+    """Return the memory budget of patterns. Raises BadInput.
+
+    Args:
+        budget: bytes, or a size such as "4GB"; None: no limit.
+        scratch: folder in which patterns beyond it are staged; None: the system's for temporary files.
+    """
     try:
         found = TypeAdapter(ByteSize | None).validate_python(plain(budget))
     except (ValidationError, OverflowError) as error:
@@ -50,7 +56,16 @@ Group = TypeVar("Group", bound=Options)
 
 
 def options_of(model: type[Group], given: dict[str, Any] | None, key: str) -> Group:
-    """The model of these options; raises BadInput with one sentence about the first thing to mend."""
+    """Return the model of these options.
+
+    Args:
+        model: class of the group of options.
+        given: keys and values; None: the defaults.
+        key: of the group in a recipe, for messages.
+
+    Raises:
+        BadInput: in one sentence, the first thing to mend.
+    """
     if given is None:
         given = {}
     if not isinstance(given, dict):
@@ -59,7 +74,7 @@ def options_of(model: type[Group], given: dict[str, Any] | None, key: str) -> Gr
 
 
 def scan_from(given: Any) -> Measurement:
-    """What is to be reconstructed: a Measurement, or the path of one."""
+    """Return the scan that is to be reconstructed: a Measurement as it is, or the one at a path."""
     if isinstance(given, Measurement):
         return given
     if isinstance(given, str | Path):
@@ -68,13 +83,18 @@ def scan_from(given: Any) -> Measurement:
 
 
 def seed_of(given: Any) -> int:
+    """Return a seed as an int. Raises BadInput where it is none."""
     if not isinstance(given, int | np.integer) or isinstance(given, bool) or not 0 <= given < 2**63:
         raise BadInput(f"seed is {shown(given)}; give a whole number from 0 on, below 2**63.")
     return int(given)
 
 
 def stages_of(given: Any) -> list[Engine]:
-    """Engines out of one, a dict of a recipe's stage, or a list of them. Raises BadInput, also where there is none."""
+    """Return engines, made of one, of a dict of a recipe's stage, or of a list of them.
+
+    Raises:
+        BadInput: a stage cannot be, or there is none.
+    """
     several = given if isinstance(given, list | tuple) else [given]
     if not several:
         raise BadInput("There is no stage; give at least one, such as ptymesh.RPIE(epochs=50).")
@@ -82,9 +102,15 @@ def stages_of(given: Any) -> list[Engine]:
 
 
 def load(path: str | Path, positions: dict[str, Any] | None = None, **data: Any) -> Measurement:
-    """A scan from a file whose format is found by content.
+    """Load a scan from a file whose format is found by content.
 
-    positions and the other keywords are those of a recipe's `positions` and `data`. Raises BadInput for unsound files.
+    Args:
+        path: of the file.
+        positions: keys of a recipe's `positions`.
+        data: keys of a recipe's `data`.
+
+    Raises:
+        BadInput: the file is unsound.
     """
     if not isinstance(path, str | Path):
         raise BadInput(

@@ -1,4 +1,4 @@
-"""Whether all ranks round alike: processors of different kinds, or other versions of torch, do not.
+"""Check of rounding: all ranks have to round alike, and processors of different kinds or versions of torch do not.
 
 Sums are free of order (physics/rounding.py), but their terms are what a processor's vector unit, its Fourier transform
 and its elementary functions make of them. Where these differ, so does the result by who computes what.
@@ -27,10 +27,16 @@ WINDOWS = ((32, 32), (30, 28))
 VIEWS, MODES = 3, 2
 
 
-def odd_ones(world: World, bits: str) -> str:
-    """A sentence that names the ranks whose signature is not that of rank 0, empty where there are none; the same on
-    all ranks. Collective."""
-    said = [word.split(" ", 1) for word in world.words(f"{bits} {kind(world.device)}")]
+def ranks_that_round_differently(world: World, bits: str) -> str:
+    """Return a sentence that names the ranks whose signature is not that of rank 0; empty if there are none.
+
+    Collective; the sentence is the same on all ranks.
+
+    Args:
+        world: the ranks.
+        bits: this rank's signature.
+    """
+    said = [word.split(" ", 1) for word in world.words(f"{bits} {describe_platform(world.device)}")]
     others = [rank for rank, (bits, _) in enumerate(said) if bits != said[0][0]]
     if not others:
         return ""
@@ -42,30 +48,38 @@ def odd_ones(world: World, bits: str) -> str:
     )
 
 
-def kind(device: torch.device) -> str:
-    """What computes, for people: host, processor and version of torch."""
+def describe_platform(device: torch.device) -> str:
+    """Return host, processor and version of torch, in words for people."""
     what = torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
     return f"{platform.node()}, {what}, torch {torch.__version__}"
 
 
-def signature(device: torch.device, dtype: torch.dtype) -> str:
-    """A digest of what this rank's kernels and functions make of made-up views. dtype: complex64 or complex128.
+def rounding_signature(device: torch.device, dtype: torch.dtype) -> str:
+    """Return a digest of what this rank's kernels and functions make of made-up views.
 
-    Raises BadInput where PTYMESH_KERNELS says something unknown.
+    Args:
+        device: of the rank.
+        dtype: complex64 or complex128.
+
+    Raises:
+        BadInput: PTYMESH_KERNELS says something unknown.
     """
     digest = hashlib.blake2b(digest_size=8)
-    for found in _found(device, dtype):
+    for found in _sample_results(device, dtype):
         digest.update(found.detach().cpu().resolve_conj().contiguous().numpy().tobytes())
     return digest.hexdigest()
 
 
-def _found(device: torch.device, dtype: torch.dtype) -> Iterator[Tensor]:
-    backend = (
-        kernel_backend(device, dtype) if device.type == "cpu" else Backend()
-    )  # no compiling for windows that nobody has
+def _sample_results(device: torch.device, dtype: torch.dtype) -> Iterator[Tensor]:
+    """Yield the arrays that kernels and functions make of made-up views, for windows of every size in WINDOWS."""
+    # on a GPU the reference, as kernels would have to be compiled for windows of these sizes
+    backend = kernel_backend(device, dtype) if device.type == "cpu" else Backend()
     real = torch.float32 if dtype == torch.complex64 else torch.float64
     for h, w in WINDOWS:
-        obj, probe = _made((1, h + 8, w + 8), dtype).to(device), _made((MODES, h, w), dtype).to(device)
+        obj, probe = (
+            _made_up_numbers((1, h + 8, w + 8), dtype).to(device),
+            _made_up_numbers((MODES, h, w), dtype).to(device),
+        )
         some = torch.arange(VIEWS)
         chunk = Chunk(
             some,
@@ -73,7 +87,7 @@ def _found(device: torch.device, dtype: torch.dtype) -> Iterator[Tensor]:
             torch.stack((some, 2 * some), 1).to(device),
             (torch.stack((some, -some), 1) / 8).to(real).to(device),
             torch.ones(VIEWS, 1, dtype=real, device=device),
-            (100 * _made((VIEWS, h, w), dtype).real).to(torch.int32).to(device),
+            (100 * _made_up_numbers((VIEWS, h, w), dtype).real).to(torch.int32).to(device),
             torch.ones(h, w, dtype=torch.bool, device=device),
             torch.zeros(h, w, dtype=real, device=device),
         )
@@ -82,8 +96,8 @@ def _found(device: torch.device, dtype: torch.dtype) -> Iterator[Tensor]:
         yield from (waves, phase(waves), waves.abs().sqrt(), waves.real.exp(), waves.real.cos(), orthogonalising(probe))
 
 
-def _made(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Complex numbers with parts between 0 and 1 in steps of 2^-16, the same everywhere."""
+def _made_up_numbers(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Return complex numbers with parts between 0 and 1 in steps of 2^-16, the same everywhere."""
     generator = torch.Generator().manual_seed(1)
     whole = torch.randint(1 << 16, (*shape, 2), generator=generator).to(torch.float64)
     return torch.view_as_complex(whole / (1 << 16)).to(dtype)

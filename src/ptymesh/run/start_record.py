@@ -19,49 +19,51 @@ from ptymesh.errors import BadInput
 from ptymesh.io import manifests
 
 STARTED = "started.yaml"
-#: In place of a digest: there is no checkpoint; there is one, of which nothing can be said for the moment.
-NOTHING, UNREADABLE = "nothing", "unreadable"
+#: In place of a digest where there is no checkpoint.
+NOTHING = "nothing"
+#: In place of a digest of a checkpoint that cannot be read at the moment.
+UNREADABLE = "unreadable"
 _HEAD = "# Of a run that has no checkpoint yet: `ptymesh resume` starts it anew. In place of: "
 
 
-def note(out: Path, recipe: str) -> None:
-    """A run with this recipe is about to start in this folder, which is made. Raises OSError."""
+def write_record(out: Path, recipe: str) -> None:
+    """Record that a run with this recipe is about to start in this folder, which is made. Raises OSError."""
     out.mkdir(parents=True, exist_ok=True)
     temporary = out / (STARTED + ".new")
     with temporary.open("w", encoding="utf-8") as file:
-        file.write(f"{_HEAD}{_manifest(out)}\n{recipe}")
+        file.write(f"{_HEAD}{_manifest_digest(out)}\n{recipe}")
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, out / STARTED)
 
 
-def pending(out: Path) -> str | None:
-    """The recipe of a run that has to start anew, None where there is none, or where its own checkpoint is there."""
+def pending_recipe(out: Path) -> str | None:
+    """Return the recipe of a run that has to start anew; None without one, or where its own checkpoint is there."""
     try:
         if not (out / STARTED).is_file():
             return None
         head, _, recipe = (out / STARTED).read_text(encoding="utf-8").partition("\n")
     except (OSError, ValueError):
         return None
-    found = _manifest(out)
+    found = _manifest_digest(out)
     own = found not in (NOTHING, head.removeprefix(_HEAD)) or found == UNREADABLE
     return recipe if head.startswith(_HEAD) and not own else None
 
 
-def forget(out: Path) -> None:
-    """The run has a checkpoint or a result, or will have none."""
+def remove_record(out: Path) -> None:
+    """Remove the record: the run has a checkpoint or a result, or will have none."""
     (out / STARTED).unlink(missing_ok=True)
 
 
 @contextmanager
-def noted(out: Path, recipe: str) -> Iterator[None]:
-    """Around a run from its start: `note`, and where its input is refused (status 2) all of that is taken back."""
-    if pending(out) == recipe:  # started before
+def recording_start(out: Path, recipe: str) -> Iterator[None]:
+    """Record a run around its start; where its input is refused (status 2), all of that is taken back."""
+    if pending_recipe(out) == recipe:  # started before
         yield
         return
     made = [folder for folder in (out, *out.absolute().parents) if not folder.exists()]
     try:
-        note(out, recipe)
+        write_record(out, recipe)
     except OSError as error:
         _take_back(out, made)
         raise BadInput(f"{out} cannot be written to ({error.strerror}); choose another folder with --out.") from error
@@ -74,18 +76,18 @@ def noted(out: Path, recipe: str) -> Iterator[None]:
 
 
 def _take_back(out: Path, made: list[Path]) -> None:
-    """Nothing has been written: the file goes, and the folders that were made for it, innermost first."""
+    """Remove the record, and the folders that were made for it, innermost first, as nothing else was written."""
     with suppress(OSError):
         (out / (STARTED + ".new")).unlink(missing_ok=True)
-        forget(out)
-        for folder in made:  # up to one in which somebody else has put something
+        remove_record(out)
+        for folder in made:  # the first that is not empty ends this
             folder.rmdir()
 
 
-def _manifest(out: Path) -> str:
-    """Digest of what the checkpoint's current generation says of itself, and of its files.
+def _manifest_digest(out: Path) -> str:
+    """Return the digest of what the checkpoint's current generation says of itself and of its files.
 
-    Of a checkpoint that is damaged, or of another version, that of its manifest as it stands.
+    Of a checkpoint that is damaged, or of another version, it is that of its manifest as it stands.
     """
     directory = out / "checkpoint"
     try:

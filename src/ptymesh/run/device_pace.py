@@ -1,8 +1,8 @@
-"""How fast this device is: what rPIE takes for a batch of views that are made up on the spot, one mode, far detector.
+"""Speed of this device: the time of rPIE for a batch of made-up views, with one mode and a far detector.
 
 h, w   window pixels
 
-Prices (price.py) say how many times as much other engines and models take.
+The cost model (cost_model.py) says how many times as much other engines and models take.
 """
 
 from __future__ import annotations
@@ -22,36 +22,57 @@ from ptymesh.geometry import far_field
 from ptymesh.measurement import ArraySource, Measurement
 from ptymesh.physics.model import Model
 from ptymesh.problem import Batch, Problem
-from ptymesh.run.price import Price, Size
+from ptymesh.run.cost_model import EpochCost, EpochSize
 
-#: Pixels of all windows of a thread in the larger batch, of which the smaller one has one; views at least, and at most;
-#: and seconds for which both are tried in turns, so often at least.
-PIXELS, FEWEST, MOST, TRY_S, TRIES = 1 << 19, 4, 64, 0.1, 3
+#: Pixels of a thread's windows in the larger of the two batches; in the smaller one, a thread has one window.
+PIXELS = 1 << 19
+#: Bounds of the number of views of a thread in the larger batch.
+FEWEST, MOST = 4, 64
+#: Seconds for which both batches are tried in turns, and least number of turns.
+TRY_S, TRIES = 0.1, 3
 #: Pixels from view to view.
 STEP_PX = 3
 
 
 @dataclass(frozen=True)
-class Pace:
-    """Views that one of several threads sweeps in a second, or a GPU, and seconds that a batch takes besides."""
+class DevicePace:
+    """Speed of a device.
+
+    Attributes:
+        rate: views per second that one of several threads sweeps, or a GPU.
+        batch_s: seconds that a batch takes besides.
+    """
 
     rate: float
     batch_s: float
 
-    def seconds(self, price: Price, size: Size, threads: int = 1) -> float:
-        """Of an epoch, whose views and steps so many threads share."""
+    def epoch_seconds(self, cost: EpochCost, size: EpochSize, threads: int = 1) -> float:
+        """Return the seconds of an epoch.
+
+        Args:
+            cost: of the engine with its model.
+            size: of the epoch.
+            threads: that share its views and steps.
+        """
         pixels = self.rate * size.window
-        return price.pixels(size, threads, self.batch_s * pixels) / pixels
+        return cost.epoch_work(size, threads, self.batch_s * pixels) / pixels
 
 
-def measured_pace(
+def measure_pace(
     window: tuple[int, int],
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.complex64,
     threads: int | None = None,
-) -> Pace:
-    """Of windows of this size, while so many threads compute (default: as many as torch has, which are the most that
-    there are): each is slower beside others. Takes some 0.2 s."""
+) -> DevicePace:
+    """Measure the pace of windows of this size, in some 0.2 s.
+
+    Args:
+        window: (h, w).
+        device: that computes.
+        dtype: complex64 or complex128.
+        threads: that compute at a time, as each is slower beside others; None: as many as torch has. More than these
+            are never taken.
+    """
     before = torch.get_num_threads()
     threads = min(threads or before, before) if torch.device(device).type == "cpu" else 1
     each, tries = min(MOST, max(FEWEST, PIXELS // (window[0] * window[1]))), 0
@@ -68,13 +89,13 @@ def measured_pace(
         torch.set_num_threads(before)
     few, many = best.values()
     a_view = max(many - few, 1e-9) / (each - 1)
-    return Pace(1 / a_view, max(0.0, few - a_view))
+    return DevicePace(1 / a_view, max(0.0, few - a_view))
 
 
 def _made_up(
     window: tuple[int, int], views: int, device: torch.device | str, dtype: torch.dtype
 ) -> tuple[Problem, Estimate]:
-    """Views between pixels along a diagonal of an object of ones, in the light of a disc."""
+    """Return views between pixels along a diagonal of an object of ones, in the light of a disc."""
     step = STEP_PX * np.arange(views)[:, None] % BLOCK
     positions = REACH + step + np.linspace(-0.3, 0.3, views)[:, None] * [1.0, -1.0]
     sides = tuple(-(-(n + 2 * REACH + BLOCK) // BLOCK) * BLOCK for n in window)
@@ -103,5 +124,5 @@ def _made_up(
 def _seconds(problem: Problem, estimate: Estimate, count: int) -> float:
     began = time.perf_counter()
     RPIE().step(problem, estimate, Batch(np.arange(count)))
-    float(estimate.probe.real[0, 0, 0])  # a GPU is waited for
+    float(estimate.probe.real[0, 0, 0])  # waits for a GPU
     return time.perf_counter() - began

@@ -1,4 +1,4 @@
-"""What may change where a run goes on from its checkpoint: how long its stages are, and what follows them.
+"""Changes that a recipe may take where its run goes on from a checkpoint: how long its stages are, and which follow.
 
 Stages that are done stay what they were. The one in which the checkpoint lies stays so but for its number of epochs;
 to go on in another way, end it where it is, and add a stage.
@@ -11,21 +11,23 @@ from typing import Any
 
 from ptymesh.engines import Engine
 from ptymesh.errors import BadInput
-from ptymesh.run.counters import Counters
+from ptymesh.run.checkpoint_counters import Counters
 from ptymesh.run.recipe import Recipe
 
 #: Keys of a recipe besides stages that say nothing about the estimate: `data.path`, too, for files move.
 FREE = ("output", "layout", "memory_budget", "scratch")
 
 
-def continued(text: str, settings: Sequence[str], at: Counters) -> Recipe:
-    """The recipe of a checkpoint with key=VALUE settings, where the checkpoint still fits it.
+def resumed_recipe(text: str, settings: Sequence[str], at: Counters) -> Recipe:
+    """Return the recipe of a checkpoint with key=VALUE settings, where the checkpoint still fits it.
 
     Args:
-        text: the recipe that the checkpoint holds.
+        text: the recipe that the checkpoint holds, YAML.
+        settings: `key.path=VALUE`, in order.
         at: where the checkpoint stands.
 
-    Raises BadInput, which says what cannot be changed any more.
+    Raises:
+        BadInput: a setting changes what cannot be changed any more.
     """
     before = Recipe.from_yaml(text)
     _check_settings(before, settings, at)
@@ -53,8 +55,8 @@ def refuse_folder(before: Recipe, after: Recipe) -> None:
     """Raise BadInput where settings name another output folder: a run goes on in its own."""
     if after.output.dir != before.output.dir:
         raise BadInput(
-            f"output.dir cannot become {_said(after.output.dir)}: a run goes on in its folder; move that, or begin a "
-            "new run in another one."
+            f"output.dir cannot become {_shortened(after.output.dir)}: a run goes on in its folder; move that, or "
+            "begin a new run in another one."
         )
 
 
@@ -80,7 +82,7 @@ def _check_settings(before: Recipe, settings: Sequence[str], at: Counters) -> No
 
 
 def _differences(before: Recipe, after: Recipe) -> list[tuple[str, Any, Any]]:
-    """Keys that differ and must not, by name, with both values."""
+    """Return the keys that differ and must not, by name, with both values."""
     found = []
     for group in Recipe.model_fields:
         if group in FREE or group == "stages":
@@ -88,28 +90,35 @@ def _differences(before: Recipe, after: Recipe) -> list[tuple[str, Any, Any]]:
         old, new = getattr(before, group), getattr(after, group)
         for key in getattr(type(old), "model_fields", ()):
             if (group, key) != ("data", "path") and getattr(old, key) != getattr(new, key):
-                found.append((f"{group}.{key}", _said(getattr(old, key)), _said(getattr(new, key))))
+                found.append((f"{group}.{key}", _shortened(getattr(old, key)), _shortened(getattr(new, key))))
         if not hasattr(type(old), "model_fields") and old != new:
-            found.append((group, _said(old), _said(new)))
+            found.append((group, _shortened(old), _shortened(new)))
     return found
 
 
 def _check_stage(index: int, was: Engine, now: Engine, begun: int | None) -> None:
-    """Raises BadInput where a stage that is done (begun: None), or in whose epoch `begun` the run is, would change."""
+    """Raise BadInput where a stage that the run has begun would change.
+
+    Args:
+        index: number of the stage.
+        was: the stage in the checkpoint's recipe.
+        now: the stage that is asked for.
+        begun: epoch in which the run is; None: the stage is done.
+    """
     name = f"stages.{index}"
     old, new = ({"engine": stage.name, **stage.model_dump(mode="json")} for stage in (was, now))
     changed = [key for key in old | new if old.get(key) != new.get(key)]
     if begun is None and changed:
         raise BadInput(
-            f"{name} is done, and its {changed[0]} cannot become {_said(new.get(changed[0]))}; add a stage instead, as "
-            f"stages.N behind the last one."
+            f"{name} is done, and its {changed[0]} cannot become {_shortened(new.get(changed[0]))}; add a stage "
+            f"instead, as stages.N behind the last one."
         )
     if begun is None:
         return
     others = [key for key in changed if key != "epochs"]
     if others:
         raise BadInput(
-            f"The checkpoint lies within {name}, whose {others[0]} cannot become {_said(new.get(others[0]))}; set "
+            f"The checkpoint lies within {name}, whose {others[0]} cannot become {_shortened(new.get(others[0]))}; set "
             f"{name}.epochs={max(begun, 1)} to end it there, and stages.{index + 1} to what follows."
         )
     if now.epochs < begun:
@@ -118,6 +127,7 @@ def _check_stage(index: int, was: Engine, now: Engine, begun: int | None) -> Non
         )
 
 
-def _said(value: Any) -> str:
+def _shortened(value: Any) -> str:
+    """Return a value as text of at most 60 characters."""
     text = " ".join(str(value).split())
     return text if len(text) <= 60 else text[:57] + "..."

@@ -13,23 +13,23 @@ from ptymesh.distributed.world import Solo, World
 from ptymesh.engines import RPIE
 from ptymesh.errors import Interrupted
 from ptymesh.io import checkpoint
-from ptymesh.run.changes import COLUMNS, changes, snapshot
 from ptymesh.run.loop import Loop
 from ptymesh.run.state import RunState
+from ptymesh.run.unknown_changes import COLUMNS, measure_changes, sample_unknowns
 from toy import make, share
 
 
 def test_changes_are_those_of_the_unknowns() -> None:
     toy = make(views=20)
     problem, estimate = toy.problem(), toy.start()
-    before = snapshot(problem, estimate)
-    same = changes(before, snapshot(problem, estimate))
+    before = sample_unknowns(problem, estimate)
+    same = measure_changes(before, sample_unknowns(problem, estimate))
     assert set(same) == set(COLUMNS) and max(same.values()) < 1e-7
 
     estimate.object *= 2j  # what object and probe may trade is no change
     estimate.positions += torch.tensor([0.3, -0.4])
     estimate.weights *= 1.25
-    found = changes(before, snapshot(problem, estimate))
+    found = measure_changes(before, sample_unknowns(problem, estimate))
     assert found["change_object"] < 1e-6
     assert found["change_positions_px"] == pytest.approx(0.5)
     assert found["change_weights"] == pytest.approx(0.2) and found["change_probe"] == same["change_probe"]
@@ -39,8 +39,10 @@ def test_changes_are_those_of_the_unknowns() -> None:
     across = torch.roll(wave, 3, -1)
     across -= (wave.conj() * across).sum() / (wave.conj() * wave).sum() * wave
     estimate.probe.copy_(wave * math.cos(angle) + across * (wave.norm() / across.norm()) * math.sin(angle))
-    assert changes(before, snapshot(problem, estimate))["change_probe"] == pytest.approx(math.sin(angle), rel=1e-4)
-    assert all(math.isnan(value) for value in changes({}, before).values())
+    assert measure_changes(before, sample_unknowns(problem, estimate))["change_probe"] == pytest.approx(
+        math.sin(angle), rel=1e-4
+    )
+    assert all(math.isnan(value) for value in measure_changes({}, before).values())
 
 
 def history(world: World, layout: str = "replicated", folder: str = "", stop: int = 0) -> dict[str, np.ndarray]:
@@ -52,7 +54,8 @@ def history(world: World, layout: str = "replicated", folder: str = "", stop: in
         state = RunState(share(toy.start(position_error=0.5), problem))
     asked = iter(range(1, 1000))
     loop = Loop(problem, state, [RPIE(epochs=3, batch=8, positions=True)], stop=lambda: next(asked) == stop)
-    loop.save = lambda: state.save(Path(folder), problem, {})
+    if folder:
+        loop.save = lambda: state.save(Path(folder), problem, {})
     try:
         loop.run()
     except Interrupted:

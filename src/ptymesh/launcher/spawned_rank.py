@@ -1,4 +1,4 @@
-"""`python -m ptymesh.launcher.spawned`: a rank of `ptymesh.spawn`, which receives a function and returns its result."""
+"""Rank of `ptymesh.spawn`, as `python -m ptymesh.launcher.spawned_rank`: it runs a function and returns its result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far each unknown has moved in an epoch.
+"""Distances that unknowns have moved in an epoch.
 
 a, b    an unknown before and after
 
@@ -24,51 +24,53 @@ from ptymesh.estimate import Estimate
 from ptymesh.problem import Problem
 from ptymesh.unknowns import DECLARED
 
-#: Values of an unknown that are looked at, at most; torch sums so many with one thread.
+#: Most values of an unknown that are compared; torch sums so many with one thread.
 MOST = 1 << 13
 #: Irrational shares whose multiples fill a window evenly (Roberts' R2 sequence).
 SHARES = 0.7548776662466927, 0.5698402909980532
 
-#: An unknown, as every rank has it or learns it; arrays are on the host.
-Snapshot = dict[str, Tensor]
+#: Values of each unknown, by name, on the host; the same on every rank.
+UnknownSamples = dict[str, Tensor]
 
-
-#: Distance and tilt of the slices, which are numbers, looked at together.
+#: Name under which distance and tilt of the slices, which are numbers, are compared together.
 SLICES = "slices"
 
 
-def column(name: str) -> str:
-    """Of the history, for the change of an unknown."""
+def change_column(name: str) -> str:
+    """Return the name of the history's column for the change of an unknown."""
     pixels = name in DECLARED and DECLARED[name].unit == "px"
     return f"change_{name}_px" if pixels else f"change_{name}"
 
 
-#: Those that every history has.
-COLUMNS = tuple(column(name) for name in (*DECLARED, SLICES))
+#: Columns for the changes of unknowns that every history has.
+COLUMNS = tuple(change_column(name) for name in (*DECLARED, SLICES))
 
 
-def snapshot(problem: Problem, estimate: Estimate) -> Snapshot:
-    """The unknowns as they are now, thinned out. Collective, between epochs, where all ranks have all positions."""
-    found = {name: _thinned(estimate[name]) for name in estimate if name not in ("object", "positions")}
-    found["object"] = _of_object(problem, estimate)
+def sample_unknowns(problem: Problem, estimate: Estimate) -> UnknownSamples:
+    """Return the unknowns as they are now, thinned out.
+
+    Collective, between epochs, where all ranks have all positions.
+    """
+    found = {name: _thin_out(estimate[name]) for name in estimate if name not in ("object", "positions")}
+    found["object"] = _sample_object(problem, estimate)
     found["positions"] = estimate.positions.detach().cpu().clone()
     found[SLICES] = torch.tensor([estimate.slice_spacing_m, *estimate.tilt_rad], dtype=torch.float64)
     return found
 
 
-def changes(before: Snapshot, after: Snapshot) -> dict[str, float]:
-    """The change of each unknown, under the names of the history's columns; NaN where there is no such snapshot."""
+def measure_changes(before: UnknownSamples, after: UnknownSamples) -> dict[str, float]:
+    """Return the change of each unknown by the name of the history's column; NaN where there is no such snapshot."""
     found = dict.fromkeys(COLUMNS, math.nan)
     for name, b in after.items():
         a = before.get(name)
         known = a is not None and a.shape == b.shape and a.is_complex() == b.is_complex()
-        measure = _angle if b.is_complex() else _distance if name == "positions" else _relative
-        found[column(name)] = measure(a, b) if known and a is not None else math.nan
+        measure = _sine_of_angle if b.is_complex() else _root_mean_square if name == "positions" else _relative_change
+        found[change_column(name)] = measure(a, b) if known and a is not None else math.nan
     return found
 
 
-def _of_object(problem: Problem, estimate: Estimate) -> Tensor:
-    """Pixels of the object in the middle of views' windows, where these stood at the start of the stage, (n,)."""
+def _sample_object(problem: Problem, estimate: Estimate) -> Tensor:
+    """Return pixels of the object (n,) in the middle of views' windows, where these stood at the start of the stage."""
     slices, (height, width) = len(estimate.object), estimate.extent
     window = np.array(estimate.window)
     n = min(MOST, slices * height * width)
@@ -88,39 +90,42 @@ def _of_object(problem: Problem, estimate: Estimate) -> Tensor:
     return torch.view_as_complex(gathered).cpu()
 
 
-def _thinned(array: Tensor) -> Tensor:
-    """At most MOST of its values, evenly, (n,)."""
+def _thin_out(array: Tensor) -> Tensor:
+    """Return at most MOST of an array's values, evenly spaced, as (n,)."""
     flat = array.detach().reshape(-1)
     return flat[:: max(1, -(-len(flat) // MOST))].cpu().clone()
 
 
-def _angle(a: Tensor, b: Tensor) -> float:
+def _sine_of_angle(a: Tensor, b: Tensor) -> float:
+    """Return the sine of the angle between two complex arrays."""
     a, b = a.to(torch.complex128), b.to(torch.complex128)
-    powers = _sum(_squares(a)) * _sum(_squares(b))
+    powers = _sum_in_order(_squared_magnitude(a)) * _sum_in_order(_squared_magnitude(b))
     if powers == 0:
         return 0.0
-    real = _sum(a.real * b.real + a.imag * b.imag)
-    imaginary = _sum(a.real * b.imag - a.imag * b.real)
-    return _root(1 - (real**2 + imaginary**2) / powers)
+    real = _sum_in_order(a.real * b.real + a.imag * b.imag)
+    imaginary = _sum_in_order(a.real * b.imag - a.imag * b.real)
+    return _square_root(1 - (real**2 + imaginary**2) / powers)
 
 
-def _relative(a: Tensor, b: Tensor) -> float:
-    whole, moved = _sum(b.to(torch.float64) ** 2), _sum((b.to(torch.float64) - a) ** 2)
-    return float(moved > 0) if whole == 0 else _root(moved / whole)
+def _relative_change(a: Tensor, b: Tensor) -> float:
+    """Return |b - a| / |b|."""
+    whole, moved = _sum_in_order(b.to(torch.float64) ** 2), _sum_in_order((b.to(torch.float64) - a) ** 2)
+    return float(moved > 0) if whole == 0 else _square_root(moved / whole)
 
 
-def _distance(a: Tensor, b: Tensor) -> float:
-    return _root(_sum((b - a) ** 2) / max(1, len(a)))
+def _root_mean_square(a: Tensor, b: Tensor) -> float:
+    """Return the root mean square of the moves from positions a to b."""
+    return _square_root(_sum_in_order((b - a) ** 2) / max(1, len(a)))
 
 
-def _squares(x: Tensor) -> Tensor:
+def _squared_magnitude(x: Tensor) -> Tensor:
     return x.real**2 + x.imag**2
 
 
-def _root(x: float) -> float:
+def _square_root(x: float) -> float:
     return math.sqrt(x) if x > 0 else x * 0  # NaN stays NaN
 
 
-def _sum(terms: Tensor) -> float:
-    """Of so few terms, by one thread and in their order."""
+def _sum_in_order(terms: Tensor) -> float:
+    """Return the sum of terms so few that one thread adds them, in their order."""
     return float(terms.sum())
