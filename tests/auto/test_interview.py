@@ -13,7 +13,7 @@ import torch
 from ptymesh.auto import decide, described
 from ptymesh.auto import interview as module
 from ptymesh.auto.hypotheses import GAINS, Hypothesis
-from ptymesh.auto.interview import ANSWER, ENGINE, Answer, Found, Interview
+from ptymesh.auto.interview import TRIAL_EPOCHS, ENGINE, Answer, Found, Interview
 from ptymesh.auto.judging import Judged
 from ptymesh.auto.race import Arena, Budget, OverBudget, Terms, Track, Undecided
 from ptymesh.auto.written import written
@@ -89,7 +89,7 @@ def test_engines_that_can_be_afforded_are_asked(interview: Interview) -> None:
     """Of rPIE, Adam, LSQML and rPIE with Poisson's likelihood, the first two."""
     budget, arena = interview.budget, interview.arena(interview.recipe, interview.scan)
     track = arena.run(arena.start(interview.opening), 3)
-    budget.spent = ENGINE * budget.sweeps - 2.5 * arena.cost(track, ANSWER)
+    budget.spent = ENGINE * budget.sweeps - 2.5 * arena.cost(track, TRIAL_EPOCHS)
     best = next(iter(interview._engines(arena, track).values()))
     arena.close()
     assert best.engine["engine"] in ("rpie", "adam") and budget.spent <= ENGINE * budget.sweeps

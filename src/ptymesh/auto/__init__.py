@@ -1,18 +1,23 @@
 """Stages of a data set, found by trying: how data are read, and what suits them.
 
-given      what stands in the place of a recipe
-data       a file alone becomes a recipe; what it does not say is asked for
-deciding   a recipe with stages of one that leaves them open
-search     what all questions share: the recipe, the budget, where candidates run
-reading    how a scan is read: its order, rotation, slices, geometry, begun anew with each
-restarts   the list of those
-interview  the list of hypotheses about a scan, one after the other; the recipe that they end with
-length     the numbers of epochs of its stages
-sweeps     how many there are for all of that
-race       two ways to go on from the same estimate, and which of them explains more of what neither has seen
-judging    the residual of held-out views, whose own unknowns are fitted on half of their pixels
-written    the recipe with the reasons as comments
-python     the same in one call
+given       data sets told from recipes on the command line
+data        a recipe from a data file alone
+deciding    a recipe with stages from one that leaves them open
+interview   the search for the stages, question by question
+search      its base: the recipe so far, the budget, the reasons
+optics      defocus or distance
+near_field  far field or near field, and its distance
+reading     comparison of other ways to read a scan
+restarts    the list of those
+hypotheses  the list of changes of the model
+length      numbers of epochs of the stages
+sweeps      the budget
+race        candidates that continue one estimate, and what runs them
+judging     the residual of held-out views
+orientation  the detector's orientation to its scan
+layout      datasets in a file of no known format
+written     the recipe as text, with the reasons as comments
+python      the same in one call
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""From a recipe that leaves its stages open to one that says them."""
+"""Complete a recipe that leaves its stages open (`stages: auto`) with stages found by trying."""
 
 from __future__ import annotations
 
@@ -28,16 +28,22 @@ def decide(
     say: Say | None = None,
     write: bool = True,
 ) -> Found:
-    """The recipe with stages, for one that says `stages: auto`; what it says of other keys stays. Collective.
+    """Return the recipe with stages, for one that says `stages: auto`; what it says of other keys stays. Collective.
 
     Args:
-        stop: whether to stop.
-        time_s: seconds that questions and run should take together; made into sweeps before anything is asked.
-        reasons: of what has been chosen before.
-        say: told what is found, on rank 0.
-        write: the recipe with all reasons, into the output folder.
+        recipe: leaves its stages open.
+        world: the ranks, all of which call this.
+        stop: returns True once the search should stop.
+        time_s: seconds that search and run should take together, turned into sweeps before anything runs; None: the
+            recipe's sweeps, or automatic.
+        reasons: why the recipe is as it is so far, sentences by key.
+        say: is called with each finding, on rank 0.
+        write: whether the recipe with all reasons is written into the output folder.
 
-    Raises BadInput, Undecided where it was asked to stop, and PtymeshError where every way to begin diverges.
+    Raises:
+        BadInput: the data cannot be used, or no stages can be found from them.
+        Undecided: the search was stopped.
+        PtymeshError: every way to begin diverges.
     """
     said = {key: list(sentences) for key, sentences in (reasons or {}).items()}
     speak: Say = (say or (lambda _: None)) if world.rank == 0 else (lambda _: None)
@@ -60,7 +66,7 @@ def decide(
 
 
 def _load_scan(recipe: Recipe) -> Measurement:
-    """Return the recipe's scan. Raises BadInput where no stages can be found from it."""
+    """Return the recipe's scan; raise BadInput if no stages can be found from it."""
     scan = load_measurement(recipe.data, recipe.positions)
     refuse_featureless(scan)
     if scan.views == 1:
@@ -72,6 +78,7 @@ def _load_scan(recipe: Recipe) -> Measurement:
 
 
 def _write(found: Found) -> None:
+    """Write the recipe with its reasons into its output folder."""
     path = Path(found.recipe.output.dir) / NAME
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What may be true of a scan beyond the plainest model: how a track goes on with it, and without it."""
+"""Hypotheses about a scan beyond the simplest model, each as a candidate with it and one without it."""
 
 from __future__ import annotations
 
@@ -11,21 +11,26 @@ import torch
 from ptymesh.auto.race import Arena, Track
 from ptymesh.run.recipe import Recipe
 
-#: By this share what is kept lowers the residual.
+#: Share by which each hypothesis has to lower the residual.
 GAINS = {"positions": 0.02, "intensity": 0.02, "background": 0.02, "modes": 0.03}
-#: Probe modes that are tried, one after the other as long as it pays; and in the place of those that did not.
-MODES, FEWER = {1: 2, 2: 4, 4: 8}, {4: 3, 8: 6}
-#: Learning rates of a background: the usual one, and a careful one.
+#: The number of probe modes that is tried after each number.
+MODES = {1: 2, 2: 4, 4: 8}
+#: The number that is tried in place of one that did not help.
+FEWER = {4: 3, 8: 6}
+#: Learning rates of a background: the usual one, and a smaller one for where that does harm.
 BACKGROUND = (0.1, 0.01)
 
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """One of them.
+    """A change of the model that may explain a scan better.
 
-    Fields:
-        name: as in GAINS. what: at the start of a sentence. key: of the recipe, at which it is told.
-        track, without: how it goes on with it, and without; both with the same engine.
+    Attributes:
+        name: as in GAINS.
+        what: words for it, at the start of a sentence.
+        key: key of the recipe under which the outcome is noted.
+        track: the candidate with the change.
+        without: the candidate without it, with the same engine.
     """
 
     name: str
@@ -36,15 +41,23 @@ class Hypothesis:
 
 
 class Hypotheses:
-    """All that have not been kept yet; `adam`: the engine that knows a background. refused: numbers of modes that did
-    not help."""
+    """The hypotheses that a candidate has not taken up yet.
+
+    Args:
+        recipe: what it fixes is not tried.
+        arena: makes candidates with more modes.
+        adam: the engine that knows a background, as in a recipe's stage.
+
+    Attributes:
+        refused_modes: numbers of probe modes that did not help.
+    """
 
     def __init__(self, recipe: Recipe, arena: Arena, adam: dict[str, Any]) -> None:
         self.recipe, self.arena, self.adam = recipe, arena, adam
         self.refused_modes: set[int] = set()
 
     def of(self, track: Track) -> Iterator[Hypothesis]:
-        """Ways to go on from this track."""
+        """Yield the hypotheses that a candidate has not taken up yet."""
         if "positions" not in track.own and self.recipe.positions.subpixel != "none":
             new = track.sharing({"positions": True}, "positions")
             yield Hypothesis("positions", "A position of each view", "stages", new, track)
@@ -59,19 +72,25 @@ class Hypotheses:
             yield Hypothesis("background", "A background", "stages", self.lit(track, BACKGROUND[0]), adam)
 
     def more_modes(self, track: Track) -> int:
-        """The next number of modes to be tried; 0: none."""
+        """Return the next number of modes to be tried; 0: none."""
         more = MODES.get(track.modes, 0)
         if more in self.refused_modes:
             more = FEWER.get(more, 0)
         return 0 if self.recipe.probe.modes is not None or more in self.refused_modes else more
 
     def lit(self, track: Track, lr: float) -> Track:
-        """With a background, at this rate."""
+        """Return the candidate with a background that moves at this learning rate."""
         unknowns = {**self.adam["unknowns"], "background": {"lr": lr}}
         return track.using({**self.adam, "unknowns": unknowns})
 
     def without(self, track: Track, name: str, engine: dict[str, Any]) -> Track:
-        """The track without what was kept: as the recipe starts there; `engine` where no background asks for Adam."""
+        """Return the candidate without a hypothesis: what it moved is again as the recipe starts.
+
+        Args:
+            track: the candidate with it.
+            name: of the hypothesis, as in GAINS.
+            engine: takes the place of Adam if the background is left out.
+        """
         start, estimate = self.arena.recon.state.estimate, track.estimate
         own, shared = track.own - {name}, {key: value for key, value in track.shared.items() if key != name}
         if name == "modes":

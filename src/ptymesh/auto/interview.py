@@ -1,13 +1,13 @@
-"""What a scan needs, asked one question after the other; what the held-out residual rewards is kept.
+"""Search for the stages of a scan: one question after the other, each decided by the held-out residual.
 
-The order matters: wrong positions and a beam that flickers look like further modes, so what each view has for itself
-comes first. A background and further modes look like each other, and start side by side. Each question goes on from the
-same estimate with and without the change, for as many epochs.
+The order matters: wrong positions and a beam that flickers look like further modes, so each view's own unknowns come
+first. A background and further modes look like each other, and start side by side. Each question continues the same
+estimate with and without the change, for the same number of epochs.
 
-What a sweep is, and what else costs as many, stands in price.py. Of the sweeps that there are, the search for the
-optics may take OPTICS, other ways to read the scan until READING, questions about what to add until ROUNDS, those
-whether all of that is needed until QUESTIONS and the one about the engine until ENGINE, so that these are asked however
-long the others took; the search for the number of epochs goes on while there are sweeps for a run of so many.
+A sweep is the unit of work that run/price.py declares. The search may spend all sweeps up to these shares: OPTICS for
+the optics, READING for other ways to read the scan, ROUNDS for what to add to the model, QUESTIONS for what of it is
+needed, and ENGINE for the engine. So each question is asked however much the ones before it took. The search for the
+number of epochs goes on while sweeps are left for a run of so many.
 """
 
 from __future__ import annotations
@@ -32,23 +32,28 @@ from ptymesh.measurement import Measurement
 from ptymesh.run.price import batch_for
 from ptymesh.run.recipe import DEFAULT_STAGES, Recipe, engine_of
 
-#: The engine that goes on while the optics are looked for.
+#: The engine that continues estimates in the search for the optics.
 OPTICS_ADAM = adam(BOLDER * ADAM["lr"])
-#: Epochs until the answer to a question.
-ANSWER = 8
-#: What falls by more than this share until an answer is not asked anything yet.
-SETTLED = 0.15
-#: What raises the residual by more than this share has done harm.
+#: Epochs with and without a change before the two are compared.
+TRIAL_EPOCHS = 8
+#: Questions wait while the residual falls by more than this share in TRIAL_EPOCHS.
+SETTLED_DECREASE = 0.15
+#: A change is worse, not just useless, if it raises the residual by more than this share.
 HARM = 0.005
-#: What is asked before all else.
+#: Hypotheses that are tried before all others.
 OWN_FIRST = ("positions", "intensity")
-#: OPR modes take in, view by view, whatever is not settled yet, and have to show more than others.
+#: Share by which OPR modes have to lower the residual: more than others, because they take in, view by view, whatever
+#: else has not converged.
 OPR_GAIN = 0.2
-#: Epochs until it is seen whether something can be left out again, and so often again where the residual falls below so
-#: much of what it was.
-AGAIN, PATIENCE, QUICKLY = 12, 4, 0.95
-#: So often it goes on until it is seen whether what gains something gains more than what falls anyway.
-LONGER = 2
+#: Epochs without a change before it is judged unnecessary.
+PRUNE_EPOCHS = 12
+#: How often epochs are prolonged, at most, while the residual still falls fast.
+MAX_PROLONGATIONS = 4
+#: The residual falls fast while it is below this share of what it was.
+FAST_DECREASE = 0.95
+#: How often a trial is prolonged, at most, to tell whether its gain exceeds what the residual falls by anyway.
+MAX_TRIAL_PROLONGATIONS = 2
+#: What the report calls a kept hypothesis.
 NAMED = {
     "positions": "the position of each view",
     "intensity": "the intensity of each view",
@@ -59,7 +64,13 @@ NAMED = {
 
 @dataclass(frozen=True)
 class Answer:
-    """Where a hypothesis has led, and where the same engine comes without it: some fall faster by themselves."""
+    """The outcome of a hypothesis beside the same epochs without it.
+
+    Attributes:
+        about: the hypothesis.
+        tried: the candidate with it, after the epochs.
+        base: the candidate without it, after as many epochs of the same engine.
+    """
 
     about: Hypothesis
     tried: Track
@@ -67,11 +78,11 @@ class Answer:
 
     @property
     def gain(self) -> float:
-        """Share of the residual that is gone with it."""
+        """Share of the base's residual that the hypothesis removes."""
         return gain(self.tried, self.base)
 
     def surely_above(self, other: Answer) -> bool:
-        """Whether it gains more than another one does over its own base, by two standard errors."""
+        """Return True if it gains more over its base than `other` over its own, by two standard errors."""
         if (
             self.tried.judged is None
             or other.tried.judged is None
@@ -84,14 +95,27 @@ class Answer:
 
 @dataclass
 class Found:
-    """What was decided, and why: sentences by key of the recipe; `stages` holds those about no other key."""
+    """A recipe with stages, and why it is as it is.
+
+    Attributes:
+        recipe: what was found.
+        reasons: sentences by key of the recipe; those about no other key are under "stages".
+    """
 
     recipe: Recipe
     reasons: dict[str, list[str]] = field(default_factory=dict)
 
 
 class Interview(Search):
-    """The questions, in their order."""
+    """The search for the stages of a scan, question by question.
+
+    Args:
+        recipe: leaves its stages open.
+        scan: the data, as the recipe describes them.
+        terms: ranks, stop and budget.
+        reasons: sentences by key of the recipe; more are added.
+        say: is called with each sentence.
+    """
 
     def __init__(
         self,
@@ -106,7 +130,7 @@ class Interview(Search):
         self.kept: list[str] = []
 
     def hold(self) -> Found:
-        """Asks all questions, and returns what was found."""
+        """Return the recipe with the stages that suit the scan. Collective."""
         self._optics()
         arena = self.arena(self.part(self.recipe))
         track = self._opening(arena)
@@ -136,13 +160,13 @@ class Interview(Search):
     def _beside_default(
         self, plain: Recipe, held: np.ndarray, end: Track | None, stages: list[dict[str, Any]]
     ) -> tuple[Recipe, list[dict[str, Any]]]:
-        """Return recipe and stages: what was found, or the default where that comes clearly further at as much work.
+        """Return recipe and stages: those found, or the default ones if they come clearly further at as much work.
 
         Args:
             plain: the recipe without what was added to its model.
-            held: views that no update has seen.
-            end: where the stages that were found lead.
-            stages: those.
+            held: (n,) int64, views that no update has seen.
+            end: the candidate at the end of the stages found.
+            stages: the stages found.
         """
         work, self.budget.runs, self.budget.kept = self.budget.kept, 1, 0.0
         first, second = DEFAULT_STAGES
@@ -169,9 +193,16 @@ class Interview(Search):
         return plain.model_copy(update={"probe": probe}), [first, {**second, "epochs": epochs}]
 
     def _optics(self) -> None:
-        """Defocus or distance, where they are not known."""
+        """Find defocus or distance if they are not known."""
 
-        def begin(recipes: Sequence[Recipe], frozen: bool, times: float) -> list[Track | None]:
+        def run_first_epochs(recipes: Sequence[Recipe], frozen: bool, times: float) -> list[Track | None]:
+            """Return where the first epochs of each recipe lead (`optics.Begin`).
+
+            Args:
+                recipes: start new reconstructions.
+                frozen: whether the probe stays as it is.
+                times: factor of the usual number of epochs.
+            """
             still = {"probe": {"frozen": OPENING}} if frozen else {}
             tracks: list[Track | None] = []
             for recipe in recipes:
@@ -184,18 +215,25 @@ class Interview(Search):
             return tracks
 
         def advance(recipe: Recipe, track: Track, epochs: int) -> Track | None:
+            """Return where epochs of Adam with another recipe lead (`optics.Advance`).
+
+            Args:
+                recipe: whose geometry applies.
+                track: the candidate that goes on.
+                epochs: number of epochs.
+            """
             with closing(self.arena(self.part(recipe))) as arena:
                 if arena.recon.state.estimate.object.shape != track.estimate.object.shape:
                     return None  # a position on the border of two pixels
                 engine = OPTICS_ADAM | {"batch": min(64, 2 * batch_for(arena.views))}
                 return arena.run(track.using(engine), epochs, OPTICS)
 
-        found = settled(self.recipe, self.scan, begin, advance, self.note, frozenset(self.reasons))
+        found = settled(self.recipe, self.scan, run_first_epochs, advance, self.note, frozenset(self.reasons))
         if found != self.recipe:
             self.recipe, self.scan = found, self.load(found)
 
     def _begun(self, recipe: Recipe, still: dict[str, Any], epochs: int) -> Track | None:
-        """Return the first epochs of a recipe; None where it cannot be begun. Raises OverBudget."""
+        """Return where the first epochs of a recipe lead; None if it cannot start. Raises OverBudget."""
         try:
             arena = self.arena(self.part(recipe))
         except BadInput:  # the window cannot hold such a beam
@@ -205,11 +243,11 @@ class Interview(Search):
 
     @staticmethod
     def _first(arena: Arena) -> dict[str, Any]:
-        """The engine that begins, with batches that suit the number of views."""
+        """Return the engine of the first epochs, with batches that suit the number of views."""
         return {"engine": "rpie", "batch": batch_for(arena.views)}
 
     def _opening(self, arena: Arena) -> Track:
-        """The first epochs, more carefully where they lead nowhere."""
+        """Return where the first epochs lead; with smaller steps of the probe if the residual stays above a half."""
         if arena.views < self.scan.views:
             self.note("stages", f"Questions were asked on the {PART} views in the middle, of {self.scan.views}.")
         first, plain = None, self._first(arena)
@@ -232,7 +270,7 @@ class Interview(Search):
     # --- questions ---
 
     def _rounds(self, arena: Arena, track: Track) -> Track:
-        """What is asked until nothing helps any more. What did not help is asked once more after others were kept."""
+        """Try all hypotheses in rounds until none helps; those that did not help once are tried again after others."""
         all_ = self._hypotheses(arena)
         asked, refused = set(GAINS), set[str]()
         try:
@@ -248,12 +286,20 @@ class Interview(Search):
     def _round(
         self, arena: Arena, track: Track, plain: Track, all_: Hypotheses, asked: set[str]
     ) -> tuple[Track | None, set[str]]:
-        """All hypotheses from the same estimate; of those that gain most beside the same without them, as far as can be
-        told, the one that costs least is kept. `plain`: without any of them.
+        """Try hypotheses from the same estimate and keep one: the cheapest of those whose gain is not clearly less.
 
-        Further modes make sense of positions that are wrong, too, and are asked about when these are not. A background
-        is asked about however much further modes help: these make sense of it as well, but never quite.
-        Returns the track that is kept, and the names of those that gained nothing.
+        Positions and intensities are tried before the others, because further modes explain wrong positions, too. A
+        background is tried however much further modes help, because these explain it in part, and never completely.
+
+        Args:
+            arena: runs the candidates.
+            track: where all hypotheses start.
+            plain: the same after TRIAL_EPOCHS without any of them.
+            all_: makes the hypotheses.
+            asked: names of those that are tried.
+
+        Returns:
+            The candidate that is kept (None: none), and the names of hypotheses that gained nothing.
         """
         bases, falls = {str(track.engine): plain}, gain(plain, track)
         found: list[Answer] = []
@@ -277,7 +323,7 @@ class Interview(Search):
         most = max(found, key=lambda each: each.gain)
         alike = [each for each in found if each is most or not most.surely_above(each)]
         apart = self._apart(arena, track, found, all_)
-        kept = apart or min(alike, key=lambda each: arena.cost(each.tried, ANSWER))
+        kept = apart or min(alike, key=lambda each: arena.cost(each.tried, TRIAL_EPOCHS))
         self.kept.append(kept.about.name)
         if len(found) > 1:
             how = "gains as much as any, at the least cost," if kept is not most and not apart else "gains most"
@@ -285,10 +331,16 @@ class Interview(Search):
         return kept.tried, useless
 
     def _apart(self, arena: Arena, track: Track, found: Sequence[Answer], all_: Hypotheses) -> Answer | None:
-        """Return, of a background and further modes, what comes clearly further with the same engine.
+        """Return a background or further modes, whichever comes clearly further with the same engine; else None.
 
-        Each explains some of what the other one is. A line that is scanned fast takes more modes than are asked about
-        at once: twice as many are held against a background, too. None where neither comes further.
+        Each explains a part of the other. A line that is scanned fast takes more modes than one step adds, so that
+        the next number of modes is compared with a background, too.
+
+        Args:
+            arena: runs the candidates.
+            track: where the hypotheses started.
+            found: outcomes of hypotheses that help.
+            all_: makes the hypotheses.
         """
         answers = {one.about.name: one for one in found}
         lit, modes = answers.get("background"), answers.get("modes")
@@ -302,13 +354,13 @@ class Interview(Search):
         if len(rivals) < 2:
             return None
         adam_ways = [lit.tried, *(one.tried.using(all_.adam) for one in rivals[1:])]
-        ways = [(arena, one, AGAIN) for one in adam_ways]
+        ways = [(arena, one, PRUNE_EPOCHS) for one in adam_ways]
         try:
             ends = raise_if_some_are_missing(side_by_side(ways, ROUNDS), ways)
         except OverBudget:
             return None
         said = ", ".join(f"{end.modes} modes {end.said}" for end in ends[1:])
-        self.note("stages", f"{AGAIN} epochs later, with Adam: a background {ends[0].said}, {said}.")
+        self.note("stages", f"{PRUNE_EPOCHS} epochs later, with Adam: a background {ends[0].said}, {said}.")
         most = min(range(1, len(ends)), key=lambda place: ends[place].value)
         for place, other in ((0, most), (most, 0)):
             if better(ends[place], ends[other]):
@@ -318,8 +370,14 @@ class Interview(Search):
     def _answers(
         self, arena: Arena, asked: Sequence[Hypothesis], all_: Hypotheses, bases: dict[str, Track]
     ) -> list[Answer]:
-        """Where each hypothesis leads, side by side; those that cannot be afforded are left out. bases: where the track
-        comes without, by engine, to which others are added."""
+        """Return where each hypothesis leads; those for which the budget does not suffice are left out.
+
+        Args:
+            arena: runs the candidates.
+            asked: the hypotheses.
+            all_: makes a background with a smaller step where the usual one does harm.
+            bases: candidates without any hypothesis, by engine; those of other engines are added.
+        """
         ways: list[tuple[Hypothesis | None, str, Track]] = []
         for one in asked:
             engine = str(one.without.engine)
@@ -327,7 +385,7 @@ class Interview(Search):
                 ways.append((None, engine, one.without))
             ways.append((one, engine, one.track))
         try:
-            tracks = side_by_side([(arena, track, ANSWER) for _, _, track in ways], ROUNDS)
+            tracks = side_by_side([(arena, track, TRIAL_EPOCHS) for _, _, track in ways], ROUNDS)
         except OverBudget:
             return []
         came = list(zip(ways, tracks, strict=False))
@@ -339,24 +397,29 @@ class Interview(Search):
             one, base = asking, bases[engine]
             if one.name == "background" and gain(tried, base) < -HARM:
                 try:
-                    tried = arena.run(all_.lit(one.without, BACKGROUND[1]), ANSWER, ROUNDS)
+                    tried = arena.run(all_.lit(one.without, BACKGROUND[1]), TRIAL_EPOCHS, ROUNDS)
                 except OverBudget:
                     break
             answers.append(Answer(one, tried, base))
         return answers
 
     def _seen(self, arena: Arena, answer: Answer, falls: float, all_: Hypotheses) -> tuple[Answer, bool]:
-        """Whether a hypothesis is to be kept, and where it has led then. falls: the share by which the residual falls
-        without it.
+        """Return the outcome of a hypothesis, prolonged where that decides, and whether it helps.
 
-        Where it gains enough, but not beside that, both go on: what explains more comes ever further ahead, and what
-        only falls faster does not.
+        If it gains enough, but less than half of what the residual falls by anyway, both candidates go on: one that
+        explains more comes ever further ahead, one that only converges faster does not.
+
+        Args:
+            arena: runs the candidates.
+            answer: the outcome so far.
+            falls: share by which the residual falls without the hypothesis.
+            all_: is told the numbers of modes that do not help.
         """
         one, least = answer.about, GAINS[answer.about.name]
-        for _ in range(LONGER):
+        for _ in range(MAX_TRIAL_PROLONGATIONS):
             if falls / 2 <= least or not better(answer.tried, answer.base, least) or answer.gain > falls / 2:
                 break
-            ways = [(arena, track, ANSWER) for track in (answer.tried, answer.base)]
+            ways = [(arena, track, TRIAL_EPOCHS) for track in (answer.tried, answer.base)]
             try:
                 tried, base = raise_if_some_are_missing(side_by_side(ways, ROUNDS), ways)
             except OverBudget:
@@ -370,25 +433,31 @@ class Interview(Search):
         return answer, enough
 
     def _settle(self, arena: Arena, track: Track) -> tuple[Track, Track]:
-        """The track from which questions are asked, and the same without a change: while the residual falls fast,
-        anything seems to help. Raises OverBudget."""
-        base = arena.run(track, ANSWER, ROUNDS)
-        for _ in range(PATIENCE):
-            if gain(base, track) < SETTLED:
+        """Run until the residual no longer falls fast, because until then any change seems to help.
+
+        Returns:
+            The candidate from which hypotheses start, and the same after TRIAL_EPOCHS without a change.
+
+        Raises:
+            OverBudget: the budget does not suffice.
+        """
+        base = arena.run(track, TRIAL_EPOCHS, ROUNDS)
+        for _ in range(MAX_PROLONGATIONS):
+            if gain(base, track) < SETTLED_DECREASE:
                 break
-            track, base = base, arena.run(base, ANSWER, ROUNDS)
+            track, base = base, arena.run(base, TRIAL_EPOCHS, ROUNDS)
         return track, base
 
     def _hypotheses(self, arena: Arena) -> Hypotheses:
-        """With a background in as many steps an epoch as rPIE makes: it has a long way to go."""
+        """Return what makes hypotheses; a background takes as many steps an epoch as rPIE, because it needs many."""
         return Hypotheses(self.recipe, arena, {**ADAM, "batch": self.opening["batch"]})
 
     def _opr(self, arena: Arena, track: Track) -> Track:
-        """Does the beam change its shape from view to view?"""
+        """Return the candidate with OPR modes if they help, else without: does the beam's shape differ by view?"""
         if self.recipe.probe.opr_modes:
             return track
         try:
-            ways = [(arena, track, ANSWER), (arena, arena.with_opr(track, 2), ANSWER)]
+            ways = [(arena, track, TRIAL_EPOCHS), (arena, arena.with_opr(track, 2), TRIAL_EPOCHS)]
             without, tried = raise_if_some_are_missing(side_by_side(ways, QUESTIONS), ways)
         except OverBudget:
             return self.note_skipped("Whether the beam changes its shape", track)
@@ -398,13 +467,13 @@ class Interview(Search):
         return tried if enough else without
 
     def _again(self, arena: Arena, track: Track) -> Track:
-        """What was kept first may not be needed any more, now that others are there."""
+        """Drop hypotheses that are not needed any more since others were kept after them."""
         all_ = self._hypotheses(arena)
         for name in list(dict.fromkeys(self.kept)):
             if len(set(self.kept)) < 2 or name == self.kept[-1]:
                 break
             try:
-                ways = [(arena, one, AGAIN) for one in (track, all_.without(track, name, self.opening))]
+                ways = [(arena, one, PRUNE_EPOCHS) for one in (track, all_.without(track, name, self.opening))]
                 kept, without = raise_if_some_are_missing(side_by_side(ways, QUESTIONS), ways)
                 without = self._settled(arena, without, kept)
             except OverBudget:
@@ -418,18 +487,18 @@ class Interview(Search):
         return track
 
     def _settled(self, arena: Arena, track: Track, beside: Track) -> Track:
-        """The track, which has to find its way without something, as long as it comes closer to the other one."""
-        for _ in range(PATIENCE):
+        """Prolong a candidate that has to converge without something, while it still approaches the other one."""
+        for _ in range(MAX_PROLONGATIONS):
             before = track.value
             if before <= beside.value:
                 break
-            track = arena.run(track, AGAIN, QUESTIONS)
-            if track.value > QUICKLY * before:
+            track = arena.run(track, PRUNE_EPOCHS, QUESTIONS)
+            if track.value > FAST_DECREASE * before:
                 break
         return track
 
     def _engines(self, arena: Arena, track: Track) -> dict[str, Track]:
-        """Which engine goes on best, and what comes close to it? By their names, the best first."""
+        """Return the candidate with the engine that goes on best, and one that comes close, by name, the best first."""
         name = str(track.engine["engine"])
         ways = [(track, name)]
         if name != "adam":
@@ -438,16 +507,16 @@ class Interview(Search):
                 (track.using(sized(LSQML, self.opening)), "lsqml"),
             ]
         ways += [(track.sharing({"fidelity": "poisson"}), f"{name} with Poisson's likelihood")]
-        while len(ways) > 1 and not self.budget.holds(sum(arena.cost(way, ANSWER) for way, _ in ways), ENGINE):
+        while len(ways) > 1 and not self.budget.holds(sum(arena.cost(way, TRIAL_EPOCHS) for way, _ in ways), ENGINE):
             self.note_skipped(f"Whether {ways.pop()[1]} goes on better")
         if len(ways) == 1:
             return {name: track}
         names = [name for _, name in ways]
-        run = list(zip(side_by_side([(arena, way, ANSWER) for way, _ in ways], ENGINE), names, strict=True))
+        run = list(zip(side_by_side([(arena, way, TRIAL_EPOCHS) for way, _ in ways], ENGINE), names, strict=True))
         best, _ = min(run, key=lambda one: one[0].value)
         alike = [one for one in run if not better(best, one[0], STILL)]
         # what is as good is not worth an epoch that costs more, nor a change
-        kept, name = min(alike, key=lambda one: arena.cost(one[0], ANSWER))
+        kept, name = min(alike, key=lambda one: arena.cost(one[0], TRIAL_EPOCHS))
         how = "goes on best" if kept is best else "goes on as well as any, at the least cost"
         self.note("stages", f"{name} {how}: {', '.join(f'{n} {t.said}' for t, n in run)}.")
         others = sorted((one for one in run if one[0] is not kept), key=lambda one: one[0].value)

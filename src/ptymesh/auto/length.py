@@ -1,8 +1,8 @@
-"""How long: the stages from the start, once it is known what a scan needs and which engine goes on best.
+"""Numbers of epochs of the stages, once it is known what a scan needs and which engine goes on best.
 
-Steps of Adam are large at first, where they lead down fast; what suits goes on from there as long as the held-out
-residual falls; small steps follow where they help. All is run with views held out, so that the recipe's own run, which
-sees all of them, comes on top: sweeps are kept for it.
+Large steps of Adam come first while the residual falls fast; the best engine goes on as long as the held-out residual
+falls; small steps follow where they help. All of this runs with views held out. The recipe's own run, which sees all
+views, comes on top, and sweeps are set aside for it.
 """
 
 from __future__ import annotations
@@ -15,23 +15,33 @@ from typing import Any
 
 from ptymesh.auto.race import Arena, OverBudget, Track, better, gain
 
-#: Epochs of rPIE before all else.
+#: Epochs of rPIE at the start.
 OPENING = 12
-#: The number of epochs is looked at every so many; so little fall in as many is none; and there are never more.
-STRIDE, STILL, MOST_EPOCHS = 10, 0.003, 200
-#: Adam's steps at first, in its usual ones, as long as the residual falls by such a share in STRIDE epochs; and at last
-#: those by as much smaller.
-BOLDER, FAST = 3, 0.05
-#: Engines that go on nearly as well, to this share, are held against each other behind the large steps, for so many
-#: epochs; the second one is taken where it is ahead by so much then.
-CLOSE, RACE, AHEAD = 0.01, 40, 0.02
-#: Of Adam's moments: torch's.
+#: Epochs after which the residual is looked at.
+STRIDE = 10
+#: The residual falls no longer if it loses less than this share in STRIDE epochs.
+STILL = 0.003
+#: Largest number of epochs of one engine.
+MOST_EPOCHS = 200
+#: Factor of Adam's usual steps in the large ones at first; small ones at the end are smaller by the same factor.
+BOLDER = 3
+#: Large steps go on while the residual loses this share in STRIDE epochs.
+FAST = 0.05
+#: Engines whose residuals differ by less than this share are compared again after the large steps.
+CLOSE = 0.01
+#: Epochs of that comparison.
+RACE = 40
+#: The second engine is taken if its residual is then lower by this share.
+AHEAD = 0.02
+#: Decay rates of Adam's moments, as in torch.
 BETAS = [0.9, 0.999]
 
 
 def adam(lr: float) -> dict[str, Any]:
-    """Adam whose steps stay as they are, as it is not known yet how many there will be; the probe's are no larger than
-    the object's, or further modes of it seem to help where none are."""
+    """Return Adam, as in a recipe's stage, with constant steps, because the number of epochs is not known yet.
+
+    Steps of the probe are no larger than those of the object; otherwise further modes seem to help where none are.
+    """
     return {"engine": "adam", "lr": lr, "betas": BETAS, "scheduler": None, "unknowns": {"probe": {"lr": lr}}}
 
 
@@ -41,7 +51,7 @@ LSQML: dict[str, Any] = {"engine": "lsqml"}
 
 
 def sized(engine: dict[str, Any], opening: dict[str, Any]) -> dict[str, Any]:
-    """With batches that suit the number of views: larger than those of the opening, whose steps are bold."""
+    """Return the engine with batches that suit the number of views: larger than those of the opening."""
     return {**engine, "batch": min(64, 4 * opening["batch"])}
 
 
@@ -49,16 +59,22 @@ class Length:
     """The search for the numbers of epochs.
 
     Args:
-        opening: the engine that begins. note: told why, by key of the recipe.
+        arena: runs the candidates.
+        opening: the engine of the first epochs, as in a recipe's stage.
+        note: is called with a key of the recipe and a sentence that says why.
     """
 
     def __init__(self, arena: Arena, opening: dict[str, Any], note: Callable[[str, str], None]) -> None:
         self.arena, self.opening, self.note = arena, opening, note
-        #: Where the stages end.
+        #: The candidate at the end of the stages.
         self.end: Track | None = None
 
     def stages(self, tracks: dict[str, Track]) -> list[dict[str, Any]]:
-        """The stages from the start, as long as the held-out residual falls and sweeps are left for a run of them."""
+        """Return all stages, as long as the held-out residual falls and sweeps are left for a run of them.
+
+        Args:
+            tracks: by name, the candidate with the best engine, and perhaps one that comes close.
+        """
         begun = self.arena.run(self.arena.start(self.opening), OPENING, until=math.inf)
         stages = [{**begun.stage, "epochs": OPENING}]
         least = max(self.arena.cost(one, STRIDE) for one in tracks.values())
@@ -90,7 +106,7 @@ class Length:
         return stages + self._careful(best)
 
     def _careful(self, best: Track) -> list[dict[str, Any]]:
-        """Small steps at the end, where they help: others wander about what they lead to."""
+        """Return a stage of small steps if it helps, else none: larger steps wander about the minimum."""
         way = self._adam(best, 1 / BOLDER)
         try:
             self.arena.budget.kept += self.arena.cost(way, STRIDE)
@@ -104,14 +120,18 @@ class Length:
         return [{**end.stage, "epochs": STRIDE}]
 
     def _adam(self, track: Track, times: float) -> Track:
-        """The track with Adam in so many times the usual steps; a background goes on."""
+        """Return the candidate with Adam in so many times the usual steps; a background keeps moving."""
         engine = track.engine if track.engine["engine"] == "adam" else sized(ADAM, self.opening)
         stepping = adam(float(f"{times * ADAM['lr']:.2g}"))
         return track.using({**engine, **stepping, "unknowns": {**engine["unknowns"], **stepping["unknowns"]}})
 
     def _bold(self, begun: Track, first: Track) -> tuple[Track, int]:
-        """Where large steps of Adam lead, and in how many epochs: as long as they bring the residual down fast. first:
-        what goes on then."""
+        """Return where large steps of Adam lead while the residual falls fast, and the number of their epochs.
+
+        Args:
+            begun: where they start.
+            first: the candidate whose model and batches they take.
+        """
         way = replace(self._adam(first, BOLDER), estimate=begun.estimate, history=begun.history, judged=begun.judged)
         best, done, kept = begun, 0, self.arena.budget.kept
         try:
@@ -128,9 +148,14 @@ class Length:
         return best, done
 
     def _course(self, begun: Track, tracks: dict[str, Track]) -> tuple[Track, Iterator[Track]]:
-        """Which track comes clearly further behind the large steps, or else the first; how it goes on by strides.
+        """Return the candidate that comes clearly further after the large steps, or else the first, and its strides.
 
-        What goes on best from an estimate that several engines have made is not always what comes there by itself.
+        The engine that goes on best from an estimate that several engines have made is not always the one that comes
+        furthest from the start.
+
+        Args:
+            begun: the candidate after the large steps.
+            tracks: candidates with the engines, by name.
         """
         ways = [replace(begun.using(one.engine).sharing(one.shared), own=one.own) for one in tracks.values()]
         courses = [self.arena.follow(way, MOST_EPOCHS, STRIDE, 1.0) for way in ways]

@@ -1,4 +1,4 @@
-"""Ways to go on from the same estimate, held against each other by views that none of them has seen.
+"""Candidates that continue one estimate in different ways, compared by views that no update has seen.
 
 Every number on which something is decided is a sum over all ranks, and nothing looks at a clock.
 """
@@ -30,27 +30,33 @@ from ptymesh.run.recipe import Recipe, engine_of
 from ptymesh.run.reconstruction import Reconstruction
 from ptymesh.run.state import HISTORY, RunState
 
-#: So many views are held out: enough to tell a difference, and never too large a share of the scan.
-HELD_VIEWS, MOST_HELD = 40, 0.2
-#: What is kept has to lower the held-out residual by a share, and by so many standard errors.
+#: Number of held-out views: enough to tell a difference.
+HELD_VIEWS = 40
+#: Largest share of a scan's views that is held out.
+MOST_HELD = 0.2
+#: Standard errors by which a change has to lower the held-out residual, besides a share of it.
 SURE = 2.0
 
 Stop = Callable[[], bool]
 
 
 class Undecided(Interrupted):
-    """Stopped before the stages were found: there is nothing to go on from but the start."""
+    """A stop before the stages were found: a run can only start anew."""
 
 
 class OverBudget(Exception):
-    """What was asked for would cost more sweeps than there are."""
+    """A request that costs more sweeps than the budget has left."""
 
 
 @dataclass
 class Budget:
-    """Sweeps (see price.py). `spent` of `sweeps` are gone, and `kept` are for the run itself, `runs` times.
+    """Sweeps (units of work, see run/price.py) that the search may spend.
 
-    With two runs, others can be held against it with as much work.
+    Attributes:
+        sweeps: all of them.
+        spent: those that are gone.
+        kept: those that one run of the stages will need.
+        runs: number of runs for which `kept` is set aside; with 2, other stages can be compared at as much work.
     """
 
     sweeps: float
@@ -59,11 +65,11 @@ class Budget:
     runs: int = 1
 
     def holds(self, cost: float, until: float = 1.0) -> bool:
-        """Whether so much can be spent before the share `until` of all sweeps is gone or kept."""
+        """Return True if `cost` sweeps can be spent before the share `until` of all sweeps is gone or set aside."""
         return self.spent + self.runs * self.kept + cost <= until * self.sweeps
 
     def pay(self, cost: float, until: float = 1.0) -> None:
-        """Raises OverBudget where the share `until` of all sweeps does not hold that."""
+        """Spend `cost` sweeps; raise OverBudget if the share `until` of all sweeps does not suffice."""
         if not self.holds(cost, until):
             raise OverBudget
         self.spent += cost
@@ -71,7 +77,13 @@ class Budget:
 
 @dataclass
 class Terms:
-    """Who runs what is tried, and within what: ranks, whether to stop, the budget, in sweeps."""
+    """Ranks, stop and budget, which every part of the search needs.
+
+    Attributes:
+        world: the ranks that run the candidates.
+        stop: returns True once the search should stop.
+        budget: sweeps that the search may spend.
+    """
 
     world: World
     stop: Stop
@@ -80,10 +92,15 @@ class Terms:
 
 @dataclass
 class Track:
-    """An estimate, how it was come by, and how well it explains the held-out views.
+    """An estimate, the options that made it and will continue it, and how well it explains the held-out views.
 
-    engine: that goes on, with its own options; shared: those that any engine takes; own: of positions, intensity and
-    opr, what each view has for itself.
+    Attributes:
+        estimate: all unknowns.
+        engine: the engine that continues it, with its own options, as in a recipe's stage.
+        shared: options of the stage that every engine takes.
+        own: which of "positions", "intensity" and "opr" each view has for itself.
+        history: columns of the run's history so far, by name.
+        judged: misfit of the held-out views; None before it is computed, and where the run diverged.
     """
 
     estimate: Estimate
@@ -95,7 +112,7 @@ class Track:
 
     @property
     def stage(self) -> dict[str, Any]:
-        """As a recipe has it."""
+        """The stage as a recipe says it: options of the engine and those that every engine takes."""
         return {**self.engine, **self.shared}
 
     @property
@@ -105,39 +122,42 @@ class Track:
 
     @property
     def value(self) -> float:
-        """Residual of the held-out views; infinite where it diverged."""
+        """Residual of the held-out views; infinite if there is none."""
         return math.inf if self.judged is None else self.judged.residual
 
     @property
     def said(self) -> str:
-        """The residual in words, to four digits."""
+        """The residual to four digits, or "diverged"."""
         if self.judged is None:
             return "diverged"
         digits = 3 - math.floor(math.log10(self.value)) if 0 < self.value < 1 else 3
         return f"{self.value:.{digits}f}"
 
     def using(self, engine: dict[str, Any]) -> Track:
-        """The same track with another engine."""
+        """Return the same with another engine."""
         return replace(self, engine=engine)
 
     def sharing(self, change: dict[str, Any], own: str = "") -> Track:
-        """The same track with other options, and something more that views have for themselves."""
+        """Return the same with further options of every engine, and with `own` as one more thing each view has."""
         return replace(self, shared={**self.shared, **change}, own=self.own | ({own} if own else set()))
 
 
 class _Whole(Reconstruction):
-    """With the whole object on every rank, so that estimates can be put aside and taken up again."""
+    """A reconstruction with the whole object on every rank, so that its estimate can be copied and replaced."""
 
     def _layout(self, name: str, saved: Checkpoint | None, planned: Engine | None) -> Replicated:
         return Replicated(self.world, self.scan.positions)
 
 
 class Arena:
-    """A scan, or a part of it, on which tracks run.
+    """A scan, or a part of it, on which candidates run.
 
     Args:
-        recipe: whose data these are. whole: number of views of the whole scan.
-        held: views that no update sees, where another arena has chosen them.
+        recipe: says how data are read and where the estimate starts.
+        scan: the data.
+        terms: ranks, stop and budget.
+        whole: number of views of the whole scan, of which `scan` may be a part.
+        held: (n,) int64, views that no update sees; None: chosen here.
     """
 
     def __init__(
@@ -163,21 +183,21 @@ class Arena:
 
     @property
     def views(self) -> int:
-        """Of the scan, or the part."""
+        """Number of views of the scan, or of the part."""
         return self.scan.views
 
     @property
     def noise_floor(self) -> float | None:
-        """Residual of the true intensities; None where patterns are no counts. Collective at first."""
+        """Residual of the true intensities; None if patterns are no counts. Collective when first asked for."""
         noise = self.recon.noise
         return None if noise is None else noise.truth
 
     def start(self, engine: dict[str, Any]) -> Track:
-        """Where the recipe starts; at first this is judged by nothing."""
+        """Return a candidate at the recipe's start, which is not judged yet."""
         return Track(_copy(self.recon.state.estimate), engine, history={name: [] for name in HISTORY})
 
     def cost(self, track: Track, epochs: int) -> float:
-        """Of so many epochs and a judgement, in sweeps."""
+        """Return the sweeps that `epochs` and one evaluation of the held-out views cost."""
         engine, estimate, (h, w) = self._engine(track, epochs), track.estimate, self.scan.window
         near, slices = self.scan.geometry.propagation != "far_field", len(estimate.object)
         price = price_of(engine, near, slices, track.modes, len(estimate.opr))
@@ -191,16 +211,33 @@ class Arena:
         return engine_of("stages.0", {**track.stage, "epochs": epochs})
 
     def run(self, track: Track, epochs: int, until: float = 1.0) -> Track:
-        """Goes on from a track, which stays as it is. Raises OverBudget, Undecided.
+        """Return where a candidate, which stays as it is, comes in so many epochs. Collective.
 
-        until: share of the budget that may be spent by then.
+        Args:
+            track: where to start.
+            epochs: number of epochs.
+            until: share of the budget that may be gone or set aside afterwards.
+
+        Raises:
+            OverBudget: the budget does not suffice.
+            Undecided: the search should stop.
         """
         return side_by_side([(self, track, epochs)], until)[0]
 
     def follow(self, track: Track, epochs: int, every: int, until: float) -> Iterator[Track]:
-        """Yield the track after every so many epochs, with one engine, whose memory goes on.
+        """Yield the candidate after every stride of epochs, with one engine whose state goes on. Collective.
 
-        Each stride is paid for when it is asked for. Ends where the track diverges. Raises OverBudget, Undecided.
+        Each stride is paid for when it is asked for. The iterator ends after a divergence.
+
+        Args:
+            track: where to start.
+            epochs: number of epochs, at most.
+            every: epochs of a stride.
+            until: share of the budget that may be gone or set aside after each stride.
+
+        Raises:
+            OverBudget: the budget does not suffice for the next stride.
+            Undecided: the search should stop.
         """
         steps = self.steps(track, epochs, every)
         for _ in range(epochs // every):
@@ -211,7 +248,18 @@ class Arena:
                 return
 
     def steps(self, track: Track, epochs: int, every: int) -> Iterator[Track]:
-        """The track after every so many epochs; ends where it diverges. Raises Undecided."""
+        """Yield the candidate after every stride of epochs, without paying for it. Collective.
+
+        The iterator ends after a divergence.
+
+        Args:
+            track: where to start.
+            epochs: number of epochs, at most.
+            every: epochs of a stride.
+
+        Raises:
+            Undecided: the search should stop.
+        """
         engine = self._engine(track, epochs)
         state = RunState(_copy(track.estimate), history={name: list(row) for name, row in track.history.items()})
         problem = self.recon.problem
@@ -229,14 +277,14 @@ class Arena:
             raise Undecided("Stopped before the stages were found; `ptymesh resume` starts anew.") from error
 
     def with_modes(self, track: Track, modes: int) -> Track:
-        """The same with so many incoherent modes, of which the new ones are made as at a start."""
+        """Return the same with so many incoherent modes; new ones are made as at a recipe's start."""
         probe = track.estimate.probe
         made = probes.extra_modes(probe.to("cpu", torch.complex128), modes, None, self.recipe.seed)
         estimate = replace(_copy(track.estimate), probe=made.to(probe.device, probe.dtype))
         return replace(track, estimate=estimate)
 
     def with_opr(self, track: Track, count: int) -> Track:
-        """The same with so many variable-probe modes, which no view has a share of yet."""
+        """Return the same with so many variable-probe (OPR) modes, whose weights are zero in all views."""
         estimate = _copy(track.estimate)
         shares = estimate.weights.new_zeros(len(estimate.weights), count)
         weights = torch.cat((estimate.weights[:, :1], shares), dim=1)
@@ -244,15 +292,22 @@ class Arena:
         return replace(track, estimate=replace(estimate, opr=opr, weights=weights), own=track.own | {"opr"})
 
     def close(self) -> None:
-        """Lets go of patterns that were staged."""
+        """Release patterns that were staged."""
         self.recon.close()
 
 
 def side_by_side(ways: Sequence[tuple[Arena, Track, int]], until: float = 1.0) -> list[Track]:
-    """Return where each track comes in so many epochs, in an arena.
+    """Return where each candidate comes in so many epochs. Collective.
 
-    Those for which the budget does not suffice are left out, and all that follow. Raises OverBudget where that leaves
-    none, Undecided.
+    The first one for which the budget does not suffice is left out, and all that follow.
+
+    Args:
+        ways: what runs each candidate, the candidate, and its number of epochs.
+        until: share of the budget that may be gone or set aside afterwards.
+
+    Raises:
+        OverBudget: the budget does not suffice for any.
+        Undecided: the search should stop.
     """
     paid = 0
     for arena, track, epochs in ways:
@@ -267,7 +322,7 @@ def side_by_side(ways: Sequence[tuple[Arena, Track, int]], until: float = 1.0) -
 
 
 def together(world: World, make: Callable[[], Any]) -> Any:
-    """What `make` returns; where it fails on any rank, every rank raises."""
+    """Return what `make` returns; if it fails on any rank, every rank raises. Collective."""
     made, failure = None, None
     try:
         made = make()
@@ -278,14 +333,21 @@ def together(world: World, make: Callable[[], Any]) -> Any:
 
 
 def gain(new: Track, old: Track) -> float:
-    """Share of the old one's residual that is gone."""
+    """Return the share of the old candidate's residual that the new one has removed; infinite if one diverged."""
     if new.judged is None or old.judged is None:
         return -math.inf if new.judged is None else math.inf
     return new.judged.gain_over(old.judged)[0]
 
 
 def better(new: Track, old: Track, least: float = 0.0, errors: float = SURE) -> bool:
-    """Whether the new track explains better what neither has seen: by this share, and by so many standard errors."""
+    """Return True if the new candidate explains the held-out views clearly better than the old one.
+
+    Args:
+        new: the candidate that has to be better.
+        old: the one that it is compared with.
+        least: share of the old residual by which the new one has to be lower.
+        errors: standard errors by which it has to be lower.
+    """
     if new.judged is None or old.judged is None:
         return new.judged is not None
     share, sure = new.judged.gain_over(old.judged)
@@ -293,6 +355,7 @@ def better(new: Track, old: Track, least: float = 0.0, errors: float = SURE) -> 
 
 
 def _copy(estimate: Estimate) -> Estimate:
+    """Return an estimate with tensors of its own."""
     copied: dict[str, Any] = {
         name: value.clone() for name, value in vars(estimate).items() if isinstance(value, torch.Tensor)
     }

@@ -1,4 +1,4 @@
-"""How a scan is read: questions whose answers are begun anew, each judged by held-out views (restarts.py)."""
+"""Comparison of other ways to read a scan (restarts.py), each by first epochs from the start and held-out views."""
 
 from __future__ import annotations
 
@@ -15,16 +15,31 @@ from ptymesh.errors import BadInput
 from ptymesh.models.scan_geometry import matrix_of
 from ptymesh.run.recipe import Recipe
 
-#: The scan's geometry: epochs until it is asked for, epochs in which it is refined, and rounds of both at most.
-GEOMETRY_SETTLE, GEOMETRY_EPOCHS, GEOMETRY_ROUNDS = 12, 24, 4
-#: Positions that move less (rms) in the first round, and in later ones, stay as they are; others have to help by so
-#: many standard errors, or at all where an entry of the matrix is off by CLEAR_STRAIN, twice what noise makes of it.
-LEAST_MOVES_PX, GEOMETRY_SURE, CLEAR_STRAIN = (0.05, 0.02), 2.0, 0.01
+#: Epochs before the scan's geometry is refined.
+GEOMETRY_SETTLE = 12
+#: Epochs in which it is refined.
+GEOMETRY_EPOCHS = 24
+#: Largest number of rounds of both.
+GEOMETRY_ROUNDS = 4
+#: Positions that move by less (rms pixels) in the first round, and in later ones, stay as they are.
+LEAST_MOVES_PX = (0.05, 0.02)
+#: Standard errors by which another geometry has to lower the held-out residual,
+GEOMETRY_SURE = 2.0
+#: unless an entry of its matrix is off by this much, twice what noise makes of it: then it just has to lower it.
+CLEAR_STRAIN = 0.01
+#: The engine of these epochs.
 GEOMETRY_ADAM = adam(BOLDER * ADAM["lr"])
 
 
 def ask_reading(search: Search, arena: Arena, track: Track, question: Question) -> tuple[Arena, Track]:
-    """Return the arena and the opening of the way to read the scan that explains held-out views best."""
+    """Return arena and first epochs of the way to read the scan that explains held-out views best. Collective.
+
+    Args:
+        search: the search so far; its recipe and scan become those of the best reading.
+        arena: runs candidates as the recipe reads the scan.
+        track: the candidate after the first epochs there.
+        question: the readings that are tried.
+    """
     if track.value <= NEAR_FLOOR * (arena.noise_floor or 0.0):
         return arena, track
     told: Track | None = track
@@ -57,7 +72,14 @@ def ask_reading(search: Search, arena: Arena, track: Track, question: Question) 
 def _read(
     search: Search, recipe: Recipe, consecutive: bool, held: np.ndarray | None
 ) -> tuple[Track | None, np.ndarray]:
-    """Return where the first epochs of a recipe lead, None where it cannot be begun, and the held-out views."""
+    """Return where the first epochs of a recipe lead (None if it cannot start), and the held-out views.
+
+    Args:
+        search: the search so far.
+        recipe: says how the scan is read.
+        consecutive: whether a part of a large scan is taken as its first views instead of its middle.
+        held: (n,) int64, views to be held out; None: chosen here.
+    """
     part = search.part(recipe, consecutive)
     try:
         arena = Arena(part, search.load(part), search.terms, search.scan.views, held)
@@ -68,18 +90,23 @@ def _read(
 
 
 def ask_scan_geometry(search: Search, arena: Arena, track: Track) -> tuple[Arena, Track]:
-    """Return arena and opening for positions that are stretched, sheared and turned as held-out views reward it.
+    """Return arena and first epochs with positions stretched, sheared and turned if that helps. Collective.
 
-    An object that was made with wrong positions agrees with them, so that little is to be gained by better ones,
-    and a part of the change alone is found. So the numbers become the start of another round, until they stay, and
-    what they are worth is judged by two reconstructions from the start.
+    An object that was made with wrong positions agrees with them, so that refining them finds a part of the change
+    only. So the refined numbers start another round, until they stay; then two reconstructions from the start, with
+    and without them, are compared.
+
+    Args:
+        search: the search so far; its recipe and scan become those of the best geometry.
+        arena: runs candidates as the recipe reads the scan.
+        track: the candidate after the first epochs there.
     """
     if search.recipe.positions.subpixel == "none":
         return arena, track
     engine = GEOMETRY_ADAM | {"batch": min(64, 2 * search.opening["batch"])}
     told_recipe, begun = search.recipe, track
     told: Track | None = None
-    # what is begun and not finished would have been spent for nothing
+    # A round that cannot be finished would waste its sweeps.
     if not search.budget.holds(arena.cost(track.using(engine), GEOMETRY_SETTLE + GEOMETRY_EPOCHS), READING):
         search.note_skipped("Whether the scan is stretched, sheared or turned")
         return arena, track
@@ -107,7 +134,7 @@ def ask_scan_geometry(search: Search, arena: Arena, track: Track) -> tuple[Arena
 
 
 def _refined_geometry(arena: Arena, settled: Track, least_px: float) -> np.ndarray | None:
-    """Return the matrix (2, 2) by which positions should be multiplied; None where they hardly move by it."""
+    """Return the matrix (2, 2) by which positions should be multiplied; None if it moves them by less than this."""
     refined = arena.run(settled.sharing({"models": {"scan_geometry": {}}}), GEOMETRY_EPOCHS, READING)
     moves = refined.estimate.positions - settled.estimate.positions
     moves = moves - moves.mean(dim=0)

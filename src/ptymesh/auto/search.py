@@ -1,4 +1,4 @@
-"""What all questions about a scan share: its recipe, the budget, what is noted, and where candidates run."""
+"""Base of the search for stages: the recipe so far, the budget, the reasons, and arenas in which candidates run."""
 
 from __future__ import annotations
 
@@ -13,10 +13,20 @@ from ptymesh.io.options import DataOptions
 from ptymesh.measurement import Measurement
 from ptymesh.run.recipe import Recipe
 
-#: Shares of the sweeps.
-OPTICS, READING, ROUNDS, QUESTIONS, ENGINE = 0.22, 0.32, 0.42, 0.46, 0.52
-#: Scans with more views are asked on a part with so many, in the middle.
-LARGE, PART = 480, 320
+#: Share of the sweeps that may be gone after the search for the optics.
+OPTICS = 0.22
+#: Share that may be gone after other ways to read the scan.
+READING = 0.32
+#: Share that may be gone after hypotheses about the model.
+ROUNDS = 0.42
+#: Share that may be gone after it was asked which of these are needed.
+QUESTIONS = 0.46
+#: Share that may be gone after engines were compared.
+ENGINE = 0.52
+#: Scans with more views than this are searched on a part of them.
+LARGE = 480
+#: Number of views of that part, in the middle of the scan.
+PART = 320
 
 Say = Callable[[str], None]
 
@@ -25,9 +35,13 @@ class Search:
     """A scan whose recipe is being found.
 
     Attributes:
-        recipe, scan: as far as they are known.
-        opening: options of the engine that begins best.
-        reasons: why the recipe is as it is, sentences by its keys.
+        recipe: what is known of it so far.
+        scan: the data as that recipe describes them.
+        terms: ranks, stop and budget.
+        budget: the budget of `terms`.
+        reasons: why the recipe is as it is, sentences by key.
+        say: is called with each sentence.
+        opening: options of the engine of the first epochs.
     """
 
     def __init__(
@@ -43,19 +57,21 @@ class Search:
         self.opening: dict[str, Any] = {}
 
     def note(self, key: str, sentence: str) -> None:
-        """Why something is as it is."""
+        """Add a sentence that says why a key of the recipe is as it is."""
         self.reasons.setdefault(key, []).append(sentence)
         self.say(sentence)
 
     def note_skipped(self, what: str, track: Any = None) -> Any:
+        """Note that a question was not asked for lack of sweeps, and return `track`."""
         self.note("stages", f"{what} was not asked: {self.budget.spent:.0f} sweeps were spent.")
         return track
 
     def arena(self, recipe: Recipe, scan: Measurement | None = None) -> Arena:
-        """For the scan that a recipe describes."""
+        """Return what runs candidates on the scan that a recipe describes, loaded here if it is not given."""
         return Arena(recipe, self.load(recipe) if scan is None else scan, self.terms, self.scan.views)
 
     def load(self, recipe: Recipe) -> Measurement:
+        """Return the scan that a recipe describes. Collective."""
         made: Measurement = together(self.terms.world, lambda: load_measurement(recipe.data, recipe.positions))
         return made
 
@@ -76,12 +92,12 @@ class Search:
         return self.arena(self.part(recipe))
 
     def open(self, arena: Arena, until: float = math.inf) -> Track:
-        """Return where the first epochs lead, with the engine that begins. Raises OverBudget."""
+        """Return where the first epochs lead, with the engine found for them. Raises OverBudget."""
         return arena.run(arena.start(self.opening), OPENING, until)
 
 
 def raise_if_some_are_missing(tracks: list[Track], asked: Sequence[Any]) -> list[Track]:
-    """The tracks. Raises OverBudget where some could not be afforded."""
+    """Return the tracks; raise OverBudget if there are fewer than were asked for."""
     if len(tracks) < len(asked):
         raise OverBudget
     return tracks
