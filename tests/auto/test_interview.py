@@ -13,7 +13,7 @@ import torch
 from ptymesh.auto import decide, described
 from ptymesh.auto import interview as module
 from ptymesh.auto.hypotheses import GAINS, Hypothesis
-from ptymesh.auto.interview import TRIAL_EPOCHS, ENGINE, Answer, Found, Interview
+from ptymesh.auto.interview import ENGINE, TRIAL_EPOCHS, Answer, Found, Interview
 from ptymesh.auto.judging import Judged
 from ptymesh.auto.race import Arena, Budget, OverBudget, Terms, Track, Undecided
 from ptymesh.auto.written import written

@@ -31,7 +31,7 @@ from ptymesh.io.hdf5 import (
     read_dataset,
     reading,
 )
-from ptymesh.io.npy import MOST_VALUES, numbers, read_header, read_values
+from ptymesh.io.npy import MOST_VALUES, check_numbers, read_header, read_values
 from ptymesh.io.staging import is_npz, most_of, npz_members, read_member
 from ptymesh.io.tables import is_table, read_table
 
@@ -88,7 +88,7 @@ def detector_array(value: str | float, option: str, shape: tuple[int, int], foll
 
 
 def _read(stored: Stored, reference: str, option: str, kinds: str, most: int) -> np.ndarray:
-    numbers(stored.dtype, f"{option}: {reference}", kinds)
+    check_numbers(stored.dtype, f"{option}: {reference}", kinds)
     if math.prod(stored.shape) > most:
         raise BadInput(f"{option}: {reference} has shape {stored.shape}, more than {option} can use; check the name.")
     return native(np.asarray(stored.read()))

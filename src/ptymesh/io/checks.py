@@ -1,12 +1,12 @@
-"""What is done, before a reconstruction, about data that look wrong: left out, masked, refused, or said.
+"""Checks of data before a reconstruction: what looks wrong is left out, masked, refused, or reported.
 
 N       views
 h, w    window pixels, laid out as the patterns
 
-Looks one after the other, so that a fault found by one does not hide what the next one would see: at the positions and
-units; at a few patterns, for pixels that never hold data and for a near field that nobody says; and at all patterns, as
-they are read (ptymesh.io.survey). What is decided depends on the data alone. Measurement.checks says which of it is
-wanted.
+Checks come one after the other, so that a fault found by one does not hide what the next one would see: of positions
+and units; of a few patterns, for pixels that never hold data and for a near field that nobody says; and of all
+patterns, as they are read (ptymesh.io.survey). Decisions depend on the data alone. Measurement.checks says which checks
+are wanted.
 """
 
 from __future__ import annotations
@@ -28,34 +28,44 @@ from ptymesh.io.preprocess import PreparedSource
 from ptymesh.io.survey import Survey, has_one_pattern, odd_pixels, step_of, survey, too_far_apart, upright
 from ptymesh.measurement import Measurement, PatternSource
 
-#: Positions that span less than this many object pixels per view of a side are in another unit than they are taken for.
+#: Least step in object pixels; positions with a smaller one are in another unit than they are taken for.
 LEAST_STEP_PX = 0.1
-#: Of all views, those that lie apart from the rest, if they are to be wrong readings and no second area.
+#: Largest share of views apart from the rest that are taken for wrong readings, and not for a second area.
 MOST_STRAY = 0.05
-#: Patterns that are looked at first: so many, but no more bytes than this.
-SAMPLED_VIEWS, SAMPLED_BYTES = 24, 64 << 20
-#: A pixel that holds the same in so many views, and as much as this, is no counter.
-LEAST_SAMPLED, LEAST_STUCK = 8, 50.0
-#: Share of a view's counts with which a single pixel hides how many the view has.
+#: Largest number of patterns in the first look.
+SAMPLED_VIEWS = 24
+#: Largest size in bytes of these patterns.
+SAMPLED_BYTES = 64 << 20
+#: A pixel that holds the same number in this many views does not count,
+LEAST_SAMPLED = 8
+#: if the number is at least this large.
+LEAST_STUCK = 50.0
+#: Share of a view's counts in one pixel that hides how many counts the view has.
 HOT_SHARE = 0.1
-#: Values of which it is told whether they are roots of counts: so many at least, of less than so many counts.
-LEAST_ROOTS, MOST_ROOT = 100, 500.0
-#: Share of them whose root is no whole number, at least.
+#: Least number of values from which it is told whether patterns are roots of counts.
+LEAST_ROOTS = 100
+#: Counts below which values are used for that.
+MOST_ROOT = 500.0
+#: Least share of these values whose root is no whole number.
 LEAST_SHARE = 0.1
-#: What detectors write in place of a count that they do not have.
+#: Values that detectors write in place of a missing count.
 MARKERS = (2.0**16 - 1, 2.0**31 - 1, 2.0**32 - 1)
-#: Photon energies at which scans are made, eV, and pixels of detectors, m: what lies outside is asked about first.
-USUAL_EV, USUAL_PIXEL_M = (50.0, 2e5), (1e-6, 1e-3)
+#: Usual photon energies in eV; a person is asked first about what lies outside.
+USUAL_EV = (50.0, 2e5)
+#: Usual sides of detector pixels in metres, likewise.
+USUAL_PIXEL_M = (1e-6, 1e-3)
 
 
 @dataclass(frozen=True)
 class Findings:
-    """What one look has led to.
+    """The outcome of one check.
 
     Attributes:
-        left_out: (k,) indices of views. masked: (h, w) bool of pixels that no view has data of.
-        done: what is done about them; would: the same of what a run would do. doubts: what is said alone. One sentence
-            each.
+        left_out: (k,) int64, indices of views to be left out.
+        masked: (h, w) bool, pixels to be masked.
+        done: sentences about what is done.
+        would: the same sentences about what a run would do.
+        doubts: sentences about what is reported only.
     """
 
     left_out: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
@@ -71,12 +81,12 @@ class Findings:
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """All that is to be said."""
+        """All sentences of a run: what is done, and what is reported only."""
         return self.done + self.doubts
 
 
 def check_scan(measurement: Measurement) -> Findings:
-    """Look at positions and units. Raises BadInput where they cannot be, and `checks.scan` is auto."""
+    """Check positions and units; raise BadInput if they cannot be right and `checks.scan` is auto."""
     m = measurement
     doubts: list[str] = []
     if m.checks.scan != "off" and m.views > 1:
@@ -94,7 +104,7 @@ def check_scan(measurement: Measurement) -> Findings:
 
 
 def scan_fault(measurement: Measurement) -> str:
-    """A sentence on why positions or units cannot be; empty where they can."""
+    """Return a sentence that says why positions or units cannot be right; empty if they can."""
     m = measurement
     extent = float(np.ptp(m.positions, axis=0).max())
     if extent == 0:
@@ -110,7 +120,7 @@ def scan_fault(measurement: Measurement) -> str:
 
 
 def check_near_field(measurement: Measurement) -> Findings:
-    """Look at a few patterns for a near field that is taken for a far field; nothing is done about it but to say so."""
+    """Check a few patterns for a near field that is taken for a far field, which is reported only."""
     doubt = "" if measurement.checks.scan == "off" else near_field_doubt(measurement)
     return Findings(doubts=(doubt,) if doubt else ())
 
@@ -121,7 +131,7 @@ def _pixel(geometry: Geometry) -> str:
 
 
 def _units(geometry: Geometry) -> str:
-    """Which keys to check, those first whose values are unusual."""
+    """Return words for the keys to check, those with unusual values first."""
     g = geometry
     odd: list[str] = []
     others: list[str] = []
@@ -152,12 +162,12 @@ def _on_a_line(positions: np.ndarray) -> bool:
 
 
 def stray_views(positions: np.ndarray, window: tuple[int, int]) -> np.ndarray:
-    """Find views (k,) of a scan (N, 2) that overlap with none of the rest, if they are few."""
+    """Return the views (k,) at positions (N, 2) that overlap with none of the rest, if they are few."""
     if len(positions) < 4:
         return np.empty(0, np.int64)
     reach = max(*window, 3 * step_of(positions))
     pairs = cKDTree(positions).query_pairs(reach, output_type="ndarray") if len(positions) <= 2000 else None
-    if pairs is None:  # so many pairs lie within a window's reach that near ones have to do
+    if pairs is None:  # all pairs within reach would be too many: take the nearest ones
         near = cKDTree(positions).query(positions, k=min(len(positions), 9), distance_upper_bound=reach)[1]
         rows = np.repeat(np.arange(len(positions)), near.shape[1])
         there = near.ravel() < len(positions)
@@ -170,9 +180,9 @@ def stray_views(positions: np.ndarray, window: tuple[int, int]) -> np.ndarray:
 
 
 def check_marks(measurement: Measurement) -> Findings:
-    """Look at a few patterns for pixels that never hold data: markers, NaN, negative values, and very hot ones.
+    """Check a few patterns for pixels that never hold data: markers, NaN, negative values, and very hot ones.
 
-    Only what can be told from so few is found; it would hide from the look at all patterns which views are odd.
+    Such pixels would hide odd views from the check of all patterns, so they are masked before.
     """
     m = measurement
     if m.checks.pixels == "off":
@@ -218,7 +228,7 @@ def check_marks(measurement: Measurement) -> Findings:
 
 
 def _amplitudes(counts: np.ndarray) -> str:
-    """A sentence where patterns (n, h, w) are roots of counts: their squares are multiples of one number."""
+    """Return a sentence if patterns (n, h, w) are roots of counts: their squares are multiples of one number."""
     positive = counts[counts > 0]
     if counts.dtype.kind != "f" or positive.size < LEAST_ROOTS or np.array_equal(positive, np.rint(positive)):
         return ""
@@ -226,7 +236,7 @@ def _amplitudes(counts: np.ndarray) -> str:
     for unit in (1.0, float(squares.min())):
         some = squares[squares < MOST_ROOT * unit] / unit
         whole = np.abs(some - np.rint(some)) <= 1e-5 * MOST_ROOT
-        roots = np.sqrt(some)  # of scaled counts, these are whole as well
+        roots = np.sqrt(some)  # of scaled counts, these are whole numbers, too
         share = float((np.abs(roots - np.rint(roots)) > 1e-3).mean()) if len(some) else 0.0
         if len(some) >= LEAST_ROOTS and share > LEAST_SHARE and whole.all():
             gain = "" if abs(unit - 1) < 1e-3 else f" and data.gain={unit:.6g}"
@@ -238,22 +248,23 @@ def _amplitudes(counts: np.ndarray) -> str:
 
 
 def without_marks(measurement: Measurement) -> Measurement:
-    """The measurement without pixels that never hold data, as far as `checks.pixels` lets them be masked."""
+    """Return the measurement with pixels masked that never hold data, as far as `checks.pixels` allows."""
     return applied(measurement, check_marks(measurement))
 
 
 def _present(measurement: Measurement) -> np.ndarray:
-    """(h, w): how many views have data there."""
+    """Return the number of views (h, w) that have data in each pixel."""
     counts = measurement.patterns.read(np.arange(measurement.views))
     return np.asarray((counts >= 0).sum(axis=0))
 
 
 def check_patterns(measurement: Measurement, seen: Survey, *, related: bool = True) -> Findings:
-    """Decide about views and pixels by what one pass over all patterns has gathered.
+    """Check views and pixels by what one pass over all patterns has gathered.
 
     Args:
-        seen: of all views of the measurement.
-        related: False where positions say nothing of what views share (single exposures).
+        measurement: the scan.
+        seen: survey of all of its views.
+        related: False if neighbouring positions do not share a part of the sample (single exposures).
     """
     m = measurement
     pixels = _masking(m, [] if m.checks.pixels == "off" else odd_kinds(m, seen))
@@ -282,7 +293,7 @@ def check_patterns(measurement: Measurement, seen: Survey, *, related: bool = Tr
 
 
 def odd_kinds(measurement: Measurement, seen: Survey) -> list[tuple[np.ndarray, str]]:
-    """(h, w) bool of pixels that look wrong, by what is wrong with them."""
+    """Return pixels (h, w) bool that look wrong, each with words for what is wrong with them."""
     m = measurement
     far = m.geometry.propagation == "far_field"
     dark = _laid_out(m, dark_regions(seen.mean * m.views, seen.most, upright(m, m.mask), far=far))
@@ -304,10 +315,12 @@ def odd_kinds(measurement: Measurement, seen: Survey) -> list[tuple[np.ndarray, 
 def _leaving_out(
     measurement: Measurement, kinds: Sequence[tuple[np.ndarray, str, str]], doubts: tuple[str, ...] = ()
 ) -> Findings:
-    """Leave out views (k,) by what they are and why; or say it, where `checks.views` is warn or no view would be left.
+    """Return which views are left out; only a report if `checks.views` is warn or no view would be left.
 
     Args:
-        kinds: views, how many of what kind they are, and why they are so.
+        measurement: the scan.
+        kinds: views (k,), words for how many of what kind they are, and the likely cause.
+        doubts: further sentences of the report.
     """
     some = [kind for kind in kinds if len(kind[0])]
     left_out = np.sort(np.concatenate([views for views, _, _ in some])) if some else np.empty(0, np.int64)
@@ -324,10 +337,11 @@ def _leaving_out(
 
 
 def _masking(measurement: Measurement, kinds: Sequence[tuple[np.ndarray, str]]) -> Findings:
-    """Mask pixels (h, w) by what is wrong with them; or say it, where `checks.pixels` is warn, or that cannot be.
+    """Return which pixels are masked; only a report if `checks.pixels` is warn or they are too many.
 
     Args:
-        kinds: pixels, and what is said of one, or of several.
+        measurement: the scan.
+        kinds: pixels (h, w) bool, and words for what is wrong with them.
     """
     masked, parts = np.zeros(measurement.window, bool), []
     for pixels, what in kinds:
@@ -355,7 +369,7 @@ def _names(measurement: Measurement, views: np.ndarray) -> str:
 
 
 def _places(measurement: Measurement, pixels: np.ndarray) -> str:
-    """The largest regions of these pixels, as stored."""
+    """Return words for the largest regions of pixels (h, w), as stored."""
     regions = sorted(stored_regions(measurement, pixels), key=lambda r: -(r[1] - r[0]) * (r[3] - r[2]))
     some = [
         f"[{top}, {left}]" if (bottom - top, right - left) == (1, 1) else f"[{top}:{bottom}, {left}:{right}]"
@@ -369,7 +383,7 @@ def _count(count: int, what: str) -> str:
 
 
 def _laid_out(measurement: Measurement, pixels: np.ndarray) -> np.ndarray:
-    """(h, w) with DC in the middle, laid out as the patterns."""
+    """Return an array (h, w) with DC in the middle in the layout of the patterns."""
     far = measurement.geometry.propagation == "far_field"
     return np.fft.ifftshift(pixels, axes=(-2, -1)) if far else pixels
 
@@ -383,22 +397,22 @@ class SelectedSource:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """(N, h, w)."""
+        """Shape (N, h, w)."""
         _, h, w = self.source.shape
         return len(self.views), h, w
 
     @property
     def dtype(self) -> np.dtype:
-        """Of the other source."""
+        """Type of the counts, as in the other source."""
         return self.source.dtype
 
     def read(self, views: np.ndarray) -> np.ndarray:
-        """Patterns (len(views), h, w)."""
+        """Return patterns (len(views), h, w)."""
         return self.source.read(self.views[views])
 
 
 def applied(measurement: Measurement, findings: Findings) -> Measurement:
-    """The measurement without the views that are left out, and with fewer good pixels."""
+    """Return the measurement without the views that findings leave out, with the pixels masked that they mask."""
     m = measurement
     if findings.masked.any():
         mask, source = m.mask & ~findings.masked, m.patterns
@@ -429,7 +443,7 @@ def applied(measurement: Measurement, findings: Findings) -> Measurement:
 
 
 def stored_views(measurement: Measurement, views: np.ndarray) -> list[int]:
-    """What the file calls these views."""
+    """Return the numbers that views (k,) have in the file."""
     source = measurement.patterns
     if isinstance(source, PreparedSource):
         views = source.selected[views]
@@ -439,7 +453,7 @@ def stored_views(measurement: Measurement, views: np.ndarray) -> list[int]:
 
 
 def stored_regions(measurement: Measurement, pixels: np.ndarray) -> list[tuple[int, int, int, int]]:
-    """Rectangles [row, end, column, end] of detector pixels, as stored, that make up these of the window (h, w)."""
+    """Return rectangles [row, end, column, end] of stored detector pixels that make up pixels (h, w) of the window."""
     source = measurement.patterns
     if not isinstance(source, PreparedSource):
         return regions_of(pixels)
@@ -453,9 +467,15 @@ def stored_regions(measurement: Measurement, pixels: np.ndarray) -> list[tuple[i
 
 
 def recorded(data: DataOptions, measurement: Measurement, unchecked: Measurement) -> DataOptions:
-    """The options with which the file is read as `measurement` was left by checks of `unchecked`.
+    """Return the options with which the file is read as `measurement`, which checks have made of `unchecked`.
 
-    Raises BadInput where more views were left out than a recipe can name.
+    Args:
+        data: options of the file.
+        measurement: the scan after the checks.
+        unchecked: the scan before.
+
+    Raises:
+        BadInput: more views were left out than a recipe can name.
     """
     if len(measurement.left_out) > MOST_WITHOUT:
         raise BadInput(

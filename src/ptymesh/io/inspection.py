@@ -302,7 +302,7 @@ def _about_beam(s: Summary, views: np.ndarray) -> Iterator[str]:
     if s.propagation == "far_field" and s.beam_offset_px is not None:
         h, w = s.window
         mean = np.nan_to_num(s.mean_pattern)
-        if _spread(np.fft.fftshift(mean)) < 0.7 * _spread(mean):
+        if _rms_width(np.fft.fftshift(mean)) < 0.7 * _rms_width(mean):
             yield "The light lies in the corners of the patterns, not around the zero frequency: set data.dc."
         elif max(abs(s.beam_offset_px[0]) / h, abs(s.beam_offset_px[1]) / w) > 1 / 16:
             yield (
@@ -326,7 +326,7 @@ def _about_beam(s: Summary, views: np.ndarray) -> Iterator[str]:
         )
 
 
-def _spread(pattern: np.ndarray) -> float:
+def _rms_width(pattern: np.ndarray) -> float:
     """Rms distance of the counts from the middle, in windows."""
     h, w = pattern.shape
     y, x = (np.arange(h) - h // 2)[:, None] / h, (np.arange(w) - w // 2) / w

@@ -247,7 +247,7 @@ def _checkpoint(folder: Path, world: World) -> checkpoint.Checkpoint:
         saved = checkpoint.load(folder, world)
         if saved.note and world.rank == 0:
             print(f"ptymesh: {saved.note}", file=sys.stderr, flush=True)
-            checkpoint.settle(folder, saved.generation)
+            checkpoint.make_current(folder, saved.generation)
     except Exception as error:
         failure = error
     world.all_well(failure, "reading the checkpoint")
