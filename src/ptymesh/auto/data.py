@@ -18,7 +18,7 @@ from ptymesh.errors import BadInput
 from ptymesh.geometry import electron_wavelength_m
 from ptymesh.io import load_measurement
 from ptymesh.io.checks import check_scan, scan_fault, without_marks
-from ptymesh.io.inspection import Summary, summarise
+from ptymesh.io.inspection import InspectionReport, summarise
 from ptymesh.io.near_field import DETECTOR_LIES, SCAN_LIES, NearFieldSigns, near_field_signs
 from ptymesh.io.options import MOST_BAD_PIXELS, DataOptions, PositionOptions
 from ptymesh.io.preprocess import PreparedSource
@@ -223,7 +223,7 @@ def _invalid(scan: Measurement, step: int) -> str:
     return ""
 
 
-def _bad_pixels(seen: Summary, patterns: PatternSource) -> list[tuple[str, Any, str]]:
+def _bad_pixels(seen: InspectionReport, patterns: PatternSource) -> list[tuple[str, Any, str]]:
     """Return `data.bad_pixels` as (key, value, why) for pixels that look wrong, in the file's own coordinates."""
     if not isinstance(patterns, PreparedSource):
         return []
@@ -235,7 +235,7 @@ def _bad_pixels(seen: Summary, patterns: PatternSource) -> list[tuple[str, Any, 
     return [("bad_pixels", [list(pixel) for pixel in pixels], f"Pixels that look {' and '.join(counts)}.")]
 
 
-def _choices(seen: Summary) -> list[tuple[str, Any, str]]:
+def _choices(seen: InspectionReport) -> list[tuple[str, Any, str]]:
     """Return choices that a summary suggests, as (key of `data`, value, why)."""
     found: list[tuple[str, Any, str]] = []
     for sentence in seen.suspicious:

@@ -1,4 +1,4 @@
-"""The result of a reconstruction, and its file: plain HDF5 that h5py alone can read.
+"""Result of a reconstruction, and its file: plain HDF5 that h5py alone can read.
 
 N       views
 M       incoherent probe modes
@@ -71,7 +71,12 @@ CHANGE = "change_"
 
 @dataclass(frozen=True)
 class ObjectTiles:
-    """An object that comes tile by tile: sides (H, W) of the whole, and corner (y, x) and values (L, h, w) of each."""
+    """An object that comes tile by tile.
+
+    Attributes:
+        extent: sides (H, W) of the whole object.
+        tiles: corner (y, x) and values (L, h, w) of each tile.
+    """
 
     extent: tuple[int, int]
     tiles: Iterator[tuple[tuple[int, int], np.ndarray]]
@@ -79,7 +84,7 @@ class ObjectTiles:
 
 @dataclass
 class Result(Displayed):
-    """What a reconstruction found, as numpy arrays.
+    """Result of a reconstruction, as numpy arrays.
 
     Fields:
         object: (L, H, W) complex.
@@ -170,13 +175,15 @@ class Result(Displayed):
 
     @property
     def verdict(self) -> str:
-        """Whether the picture can be believed: good, poor, failed or unknown; empty in results of older versions.
-        `attrs["verdict_sentence"]` says why."""
+        """Verdict on the picture: good, poor, failed or unknown; empty in results of older versions.
+
+        `attrs["verdict_sentence"]` says why.
+        """
         return str(self.attrs.get("verdict", "")) if "verdict_sentence" in self.attrs else ""
 
     @property
     def convergence(self) -> str:
-        """Whether the iteration has converged, in words, which say nothing of the picture; empty without epochs."""
+        """Words on the convergence of the iteration, which say nothing of the picture; empty without epochs."""
         older = "" if "verdict_sentence" in self.attrs else self.attrs.get("verdict", "")
         return str(self.attrs.get("convergence") or older or "")
 
@@ -191,31 +198,38 @@ class Result(Displayed):
         return np.angle(self.object)
 
     def plot(self) -> Any:
-        """Figure of object, strongest probe modes, illumination and residual, which a notebook shows."""
+        """Return a figure of object, strongest probe modes, illumination and residual, which a notebook shows."""
         return self._figure()
 
     def to_xarray(self) -> Any:
-        """The result as an xarray.Dataset, with coordinates in metres (`ptymesh.io.labelled`).
+        """Return the result as an xarray.Dataset, with coordinates in metres (`ptymesh.io.labelled`).
 
-        Raises BadInput where xarray is not installed.
+        Raises:
+            BadInput: xarray is not installed.
         """
         return import_module("ptymesh.io.labelled").dataset(self)
 
     def to_hyperspy(self, of: str = "object") -> Any:
-        """The object (or, of="probe", the probe) as a hyperspy ComplexSignal2D, with calibrated axes.
+        """Return the object (or, of="probe", the probe) as a hyperspy ComplexSignal2D, with calibrated axes.
 
-        Raises BadInput where `of` is another word, or where hyperspy is not installed.
+        Raises:
+            BadInput: `of` is another word, or hyperspy is not installed.
         """
         return import_module("ptymesh.io.labelled").signal(self, of)
 
     def save(self, path: str | Path, tiles: ObjectTiles | None = None) -> None:
         """Write the file under a temporary name beside `path`, flush it to the disk, then rename it into place.
 
-        On several ranks the first one writes, and the others return when it has.
+        On several ranks the first one writes, and the others return when it has. A file that was there before stays
+        complete until it is replaced; if `path` is a link to a file, that file is replaced. Missing folders are made.
 
-        A file that was there before stays whole until that moment; where `path` is a link to a file, that one is
-        replaced. Missing folders are made. tiles: the object, tile by tile, instead of `object`; only the first rank
-        calls it then. Raises BadInput where `path` cannot be a file, PtymeshError where the disk refuses.
+        Args:
+            path: the file.
+            tiles: the object, tile by tile, instead of `object`; then only the first rank calls this.
+
+        Raises:
+            BadInput: `path` cannot be a file.
+            PtymeshError: the disk refuses.
         """
         path = usable(path, "The result")
         if tiles is None:
@@ -232,7 +246,7 @@ class Result(Displayed):
             digests.sign(file)
 
     def _bytes(self, tiles: ObjectTiles | None) -> int:
-        """What the arrays take in the file."""
+        """Return the bytes that the arrays take in the file."""
         arrays = [getattr(self, name) for name in ("object", "probe", "positions_px", *_ARRAYS)]
         total = sum(array.nbytes for array in arrays if array is not None)
         if tiles is not None:
@@ -401,7 +415,7 @@ def _parameters(file: h5py.File, path: Path) -> dict[str, dict[str, float]]:
 
 
 def _unknowns(file: h5py.File, path: Path) -> dict[str, np.ndarray]:
-    """Arrays of the model's operators by name. Raises BadInput where there is something else."""
+    """Return the arrays of the model's operators by name; raise BadInput if there is something else."""
     group = plain.member(file, "unknowns")
     if group is None:
         return {}
@@ -415,7 +429,7 @@ def _unknowns(file: h5py.File, path: Path) -> dict[str, np.ndarray]:
 
 
 def _attributes(file: h5py.File) -> dict[str, Any]:
-    """Those of the file, as Python's numbers, strings and lists; its digest is not one of them."""
+    """Return the file's attributes as Python's numbers, strings and lists, without its digest."""
     found = {key: value for key, value in file.attrs.items() if key != digests.NAME}
     return {key: value.tolist() if hasattr(value, "tolist") else value for key, value in found.items()}
 
@@ -426,10 +440,10 @@ def _pair(value: Any, name: str, path: Path) -> tuple[float, float]:
 
 
 def _numbers(value: Any, name: str, path: Path | str, count: int, *, positive: bool) -> list[float]:
-    """An attribute of the object that is `count` finite numbers."""
+    """Return an attribute's value as a list of `count` finite numbers; raise BadInput if it is something else."""
     try:
         array = np.asarray(value)
-    except ValueError:  # of lists within lists
+    except ValueError:  # lists within lists
         array = np.zeros(0)
     usable = array.dtype.kind in REAL and array.size == count and bool(np.isfinite(array).all())
     if not usable or (positive and bool((array <= 0).any())):
