@@ -96,7 +96,7 @@ def completed(raw: dict[str, Any]) -> Reasons:
             raw["data"]["keys"], why = found
             reasons["data.keys"] = [why]
     _electron_pixel(raw, reasons)
-    _look(raw, reasons)
+    _set_from_patterns(raw, reasons)
     return reasons
 
 
@@ -123,7 +123,7 @@ def _electron_pixel(raw: dict[str, Any], reasons: Reasons) -> None:
     reasons["data.object_pixel_m"] = [f"The bright disc, {angle:g} rad in radius, has {radius:.3g} pixels."]
 
 
-def _look(raw: dict[str, Any], reasons: Reasons) -> None:
+def _set_from_patterns(raw: dict[str, Any], reasons: Reasons) -> None:
     """Set keys of `data` and the orientation from what some of the views look like."""
     data, positions = raw["data"], raw.get("positions") or {}
     where = PositionOptions.parse(positions, "positions")

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ptymesh.auto.interview import Found, Interview, Say
-from ptymesh.auto.race import Budget, Stop, Terms, together
+from ptymesh.auto.interview import Decision, Say, StageSearch
+from ptymesh.auto.race import Budget, SearchContext, Stop, together
 from ptymesh.auto.sweeps import sweeps_in, sweeps_of
 from ptymesh.auto.written import NAME, written
 from ptymesh.distributed.world import World
 from ptymesh.errors import BadInput
 from ptymesh.files import replacing
 from ptymesh.io import load_measurement
-from ptymesh.io.featureless import refuse_featureless
+from ptymesh.io.checks import refuse_featureless
 from ptymesh.measurement import Measurement
 from ptymesh.run.checked import checked_recipe
 from ptymesh.run.recipe import Recipe
@@ -27,7 +27,7 @@ def decide(
     reasons: dict[str, list[str]] | None = None,
     say: Say | None = None,
     write: bool = True,
-) -> Found:
+) -> Decision:
     """Return the recipe with stages, for one that says `stages: auto`; what it says of other keys stays. Collective.
 
     Args:
@@ -58,8 +58,8 @@ def decide(
     if time_s is not None:
         sweeps = sweeps_in(time_s, scan, world)
         said.setdefault("stages", []).append(f"{time_s:g} seconds were taken for {sweeps} sweeps.")
-    terms = Terms(world, stop, Budget(sweeps or sweeps_of(scan)))
-    decided = Interview(recipe, scan, terms, said, speak).hold()
+    context = SearchContext(world, stop, Budget(sweeps or sweeps_of(scan)))
+    decided = StageSearch(recipe, scan, context, said, speak).run()
     if write:
         together(world, lambda: _write(decided) if world.rank == 0 else None)
     return decided
@@ -77,7 +77,7 @@ def _load_scan(recipe: Recipe) -> Measurement:
     return scan
 
 
-def _write(found: Found) -> None:
+def _write(found: Decision) -> None:
     """Write the recipe with its reasons into its output folder."""
     path = Path(found.recipe.output.dir) / NAME
     try:

@@ -183,7 +183,7 @@ def _fit(problem: Problem, estimate: Estimate, views: np.ndarray, mask: Tensor, 
     reach = 1.0 if problem.model.subpixel == "bilinear" else math.inf
     gains = {"positions": Gains(*POSITION_GAINS), "weights": Gains(*WEIGHT_GAINS)}
     for _ in range(STEPS):
-        misfit, moves, weighs = _asked(problem, seeing, fitted, views, own)
+        misfit, moves, weighs = _view_steps(problem, seeing, fitted, views, own)
         better, least = (misfit < least)[:, None], torch.minimum(misfit, least)
         best.positions.copy_(torch.where(better, fitted.positions, best.positions))
         best.weights.copy_(torch.where(better, fitted.weights, best.weights))
@@ -198,7 +198,7 @@ def _fit(problem: Problem, estimate: Estimate, views: np.ndarray, mask: Tensor, 
     return best
 
 
-def _asked(
+def _view_steps(
     problem: Problem, seeing: ViewLoader, fitted: Estimate, views: np.ndarray, own: frozenset[str]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the misfit (N,) of these views, infinite for all others, and the steps that they ask for.
@@ -215,9 +215,9 @@ def _asked(
         if "positions" in own:
             moves[chunk.views] = evaluator.position_step(fitted, chunk, intermediates, chi)
         if own & {"intensity", "opr"}:
-            asked = evaluator.weight_step(fitted, chunk, intermediates, chi).to(torch.float64)
-            weighs[chunk.views, 0] = asked[:, 0] * ("intensity" in own)
-            weighs[chunk.views, 1:] = asked[:, 1:] * ("opr" in own)
+            steps = evaluator.weight_step(fitted, chunk, intermediates, chi).to(torch.float64)
+            weighs[chunk.views, 0] = steps[:, 0] * ("intensity" in own)
+            weighs[chunk.views, 1:] = steps[:, 1:] * ("opr" in own)
     return misfit, moves, weighs
 
 

@@ -53,12 +53,12 @@ def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
     found: dict[str, tuple[int, ...]] = {}
     if is_hdf5(path):
 
-        def note(name: str, item: Any) -> None:
+        def add_dataset(name: str, item: Any) -> None:
             if isinstance(item, h5py.Dataset) and item.dtype.kind in "buif":
                 found[f"/{name}"] = tuple(item.shape)
 
         with open_hdf5(path) as file:
-            file.visititems(note)
+            file.visititems(add_dataset)
     return found
 
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import chain, islice
 from typing import Any
 
-from ptymesh.auto.race import Arena, OverBudget, Track, better, gain
+from ptymesh.auto.race import Candidate, CandidateRunner, OverBudget, better, gain
 
 #: Epochs of rPIE at the start.
 OPENING = 12
@@ -59,31 +59,31 @@ class Length:
     """The search for the numbers of epochs.
 
     Args:
-        arena: runs the candidates.
+        runner: runs the candidates.
         opening: the engine of the first epochs, as in a recipe's stage.
         note: is called with a key of the recipe and a sentence that says why.
     """
 
-    def __init__(self, arena: Arena, opening: dict[str, Any], note: Callable[[str, str], None]) -> None:
-        self.arena, self.opening, self.note = arena, opening, note
+    def __init__(self, runner: CandidateRunner, opening: dict[str, Any], note: Callable[[str, str], None]) -> None:
+        self.runner, self.opening, self.note = runner, opening, note
         #: The candidate at the end of the stages.
-        self.end: Track | None = None
+        self.end: Candidate | None = None
 
-    def stages(self, tracks: dict[str, Track]) -> list[dict[str, Any]]:
+    def stages(self, candidates: dict[str, Candidate]) -> list[dict[str, Any]]:
         """Return all stages, as long as the held-out residual falls and sweeps are left for a run of them.
 
         Args:
-            tracks: by name, the candidate with the best engine, and perhaps one that comes close.
+            candidates: by name, the candidate with the best engine, and perhaps one that comes close.
         """
-        begun = self.arena.run(self.arena.start(self.opening), OPENING, until=math.inf)
+        begun = self.runner.run(self.runner.start(self.opening), OPENING, until=math.inf)
         stages = [{**begun.stage, "epochs": OPENING}]
-        least = max(self.arena.cost(one, STRIDE) for one in tracks.values())
-        self.arena.budget.kept = self.arena.cost(begun, OPENING) + least
-        begun, bold = self._bold(begun, next(iter(tracks.values())))
+        least = max(self.runner.cost(one, STRIDE) for one in candidates.values())
+        self.runner.budget.kept = self.runner.cost(begun, OPENING) + least
+        begun, bold = self._bold(begun, next(iter(candidates.values())))
         if bold:
             stages.append({**begun.stage, "epochs": bold})
-        track, course = self._course(begun, tracks)
-        again = self.arena.budget.kept - least
+        candidate, course = self._course(begun, candidates)
+        again = self.runner.budget.kept - least
         best, epochs, done = begun, 0, 0
         try:
             for now in course:
@@ -91,41 +91,45 @@ class Length:
                 if now.value >= best.value * (1 - STILL):
                     if now.value < best.value:
                         best, epochs = now, done
-                    self.note("stages", f"After {done} epochs the residual, {now.said}, falls no longer.")
+                    self.note("stages", f"After {done} epochs the residual, {now.formatted_residual}, falls no longer.")
                     break
                 best, epochs = now, done
-                self.arena.budget.kept = again + self.arena.cost(track, done + STRIDE)
+                self.runner.budget.kept = again + self.runner.cost(candidate, done + STRIDE)
             else:
-                self.note("stages", f"After {epochs} epochs the residual is {best.said}, and may fall further.")
+                self.note(
+                    "stages", f"After {epochs} epochs the residual is {best.formatted_residual}, and may fall further."
+                )
         except OverBudget:
-            self.note("stages", f"After {epochs} epochs ({best.said}) no sweeps are left for more.")
+            self.note("stages", f"After {epochs} epochs ({best.formatted_residual}) no sweeps are left for more.")
         if epochs:
-            stages.append({**track.stage, "epochs": epochs})
-        self.arena.budget.kept = again + (self.arena.cost(track, epochs) if epochs else 0)
+            stages.append({**candidate.stage, "epochs": epochs})
+        self.runner.budget.kept = again + (self.runner.cost(candidate, epochs) if epochs else 0)
         self.end = best
         return stages + self._careful(best)
 
-    def _careful(self, best: Track) -> list[dict[str, Any]]:
+    def _careful(self, best: Candidate) -> list[dict[str, Any]]:
         """Return a stage of small steps if it helps, else none: larger steps wander about the minimum."""
         way = self._adam(best, 1 / BOLDER)
         try:
-            self.arena.budget.kept += self.arena.cost(way, STRIDE)
-            end = self.arena.run(way, STRIDE)
+            self.runner.budget.kept += self.runner.cost(way, STRIDE)
+            end = self.runner.run(way, STRIDE)
         except OverBudget:
             return []
         if not better(end, best, STILL):
             return []
-        self.note("stages", f"{STRIDE} epochs of Adam in small steps at the end: {end.said}, which helps.")
+        self.note(
+            "stages", f"{STRIDE} epochs of Adam in small steps at the end: {end.formatted_residual}, which helps."
+        )
         self.end = end
         return [{**end.stage, "epochs": STRIDE}]
 
-    def _adam(self, track: Track, times: float) -> Track:
+    def _adam(self, candidate: Candidate, times: float) -> Candidate:
         """Return the candidate with Adam in so many times the usual steps; a background keeps moving."""
-        engine = track.engine if track.engine["engine"] == "adam" else sized(ADAM, self.opening)
+        engine = candidate.engine if candidate.engine["engine"] == "adam" else sized(ADAM, self.opening)
         stepping = adam(float(f"{times * ADAM['lr']:.2g}"))
-        return track.using({**engine, **stepping, "unknowns": {**engine["unknowns"], **stepping["unknowns"]}})
+        return candidate.using({**engine, **stepping, "unknowns": {**engine["unknowns"], **stepping["unknowns"]}})
 
-    def _bold(self, begun: Track, first: Track) -> tuple[Track, int]:
+    def _bold(self, begun: Candidate, first: Candidate) -> tuple[Candidate, int]:
         """Return where large steps of Adam lead while the residual falls fast, and the number of their epochs.
 
         Args:
@@ -133,21 +137,21 @@ class Length:
             first: the candidate whose model and batches they take.
         """
         way = replace(self._adam(first, BOLDER), estimate=begun.estimate, history=begun.history, judged=begun.judged)
-        best, done, kept = begun, 0, self.arena.budget.kept
+        best, done, kept = begun, 0, self.runner.budget.kept
         try:
-            for now in self.arena.follow(way, MOST_EPOCHS, STRIDE, 1.0):
+            for now in self.runner.follow(way, MOST_EPOCHS, STRIDE, 1.0):
                 if gain(now, best) < FAST:
                     break
                 best, done = now, done + STRIDE
-                self.arena.budget.kept = kept + self.arena.cost(now, done)
+                self.runner.budget.kept = kept + self.runner.cost(now, done)
         except OverBudget:
             pass
         if done:
-            said = f"by {100 * FAST:.0f} % in {STRIDE} epochs: {done} epochs, {best.said}"
+            said = f"by {100 * FAST:.0f} % in {STRIDE} epochs: {done} epochs, {best.formatted_residual}"
             self.note("stages", f"Adam begins in {BOLDER} times its usual steps, as long as the residual falls {said}.")
         return best, done
 
-    def _course(self, begun: Track, tracks: dict[str, Track]) -> tuple[Track, Iterator[Track]]:
+    def _course(self, begun: Candidate, candidates: dict[str, Candidate]) -> tuple[Candidate, Iterator[Candidate]]:
         """Return the candidate that comes clearly further after the large steps, or else the first, and its strides.
 
         The engine that goes on best from an estimate that several engines have made is not always the one that comes
@@ -155,14 +159,14 @@ class Length:
 
         Args:
             begun: the candidate after the large steps.
-            tracks: candidates with the engines, by name.
+            candidates: candidates with the engines, by name.
         """
-        ways = [replace(begun.using(one.engine).sharing(one.shared), own=one.own) for one in tracks.values()]
-        courses = [self.arena.follow(way, MOST_EPOCHS, STRIDE, 1.0) for way in ways]
-        if len(ways) == 1 or not self.arena.budget.holds(2 * sum(self.arena.cost(way, RACE) for way in ways)):
+        ways = [replace(begun.using(one.engine).sharing(one.shared), own=one.own) for one in candidates.values()]
+        courses = [self.runner.follow(way, MOST_EPOCHS, STRIDE, 1.0) for way in ways]
+        if len(ways) == 1 or not self.runner.budget.holds(2 * sum(self.runner.cost(way, RACE) for way in ways)):
             return ways[0], courses[0]
         run = [list(islice(course, RACE // STRIDE)) for course in courses]
         taken = int(run[1][-1].value < (1 - AHEAD) * run[0][-1].value)
-        said = ", ".join(f"{name} {some[-1].said}" for name, some in zip(tracks, run, strict=True))
+        said = ", ".join(f"{name} {some[-1].formatted_residual}" for name, some in zip(candidates, run, strict=True))
         self.note("stages", f"{RACE} epochs on from there: {said}.")
         return ways[taken], chain(run[taken], courses[taken])

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ptymesh.auto.race import OverBudget, Track, better
+from ptymesh.auto.race import Candidate, OverBudget, better
 from ptymesh.io.near_field import DETECTOR_LIES, PARALLEL, SCAN_LIES, NearFieldSigns, near_field_signs
 from ptymesh.measurement import Measurement
 from ptymesh.run.recipe import Recipe
@@ -53,9 +53,9 @@ SURE = 3.0
 
 #: Runs the first epochs of recipes: (recipes, whether the probe stays as it is, factor of the usual epochs). Returns a
 #: candidate for each, None if it cannot start, as far as the budget goes. Raises OverBudget if it allows none.
-Begin = Callable[[Sequence[Recipe], bool, float], list[Track | None]]
+Begin = Callable[[Sequence[Recipe], bool, float], list[Candidate | None]]
 #: Continues a candidate for epochs of Adam with another recipe of the same object pixel. Raises OverBudget.
-Advance = Callable[[Recipe, Track, int], Track | None]
+Advance = Callable[[Recipe, Candidate, int], Candidate | None]
 #: Notes a sentence that says why a key of the recipe is as it is: (key, sentence).
 Note = Callable[[str, str], None]
 
@@ -117,7 +117,7 @@ def find_near_field(
     begin: Begin,
     advance: Advance,
     note: Note,
-    focused: Callable[[], Track | None],
+    focused: Callable[[], Candidate | None],
 ) -> Recipe | None:
     """Return the recipe with the near field that explains a scan better than the far field; None if none does.
 
@@ -139,24 +139,25 @@ def find_near_field(
     turned = _with_orientation(recipe, signs)
     search = DistanceSearch(turned, told, begin, advance)
     try:
-        far, *tracks = begin([recipe, *(near.recipe(turned, told) for near in meanings.values())], False, 1.0)
+        far, *candidates = begin([recipe, *(near.recipe(turned, told) for near in meanings.values())], False, 1.0)
     except OverBudget:
         return None
-    began = {means: track for means, track in zip(meanings, tracks, strict=False) if track is not None}
+    began = {means: candidate for means, candidate in zip(meanings, candidates, strict=False) if candidate is not None}
     if not began:
         return None
     means = min(began, key=lambda one: began[one].value)
-    near, track = search.approach(meanings[means], began[means])
+    near, candidate = search.approach(meanings[means], began[means])
     possible = signs.width < FAR_FIELD_WIDTH and signs.magnification > TRIED_MAGNIFICATION
-    if far is not None and possible and better(track, far, errors=SURE):
+    if far is not None and possible and better(candidate, far, errors=SURE):
         far = min((far, focused()), key=lambda one: math.inf if one is None else one.value)
-    helps = far is None or better(track, far, errors=SURE)
-    said = f"the first epochs of {near.words} come to {track.said}, a far field's to {far.said if far else 'nothing'}"
+    helps = far is None or better(candidate, far, errors=SURE)
+    of_far = far.formatted_residual if far else "nothing"
+    said = f"the first epochs of {near.words} come to {candidate.formatted_residual}, a far field's to {of_far}"
     if not helps:
         note("data.propagation", f"As told: {said}.")
         return None
     note("data.propagation", f"Patterns are images that move with the sample: {said}.")
-    near = search.settle(near, track, list(meanings.values()))
+    near = search.refine_distance(near, candidate, list(meanings.values()))
     _note_distance(note, near, meanings, search.words)
     if turned != recipe:
         note("positions", "Turned so that images move against the sample.")
@@ -191,7 +192,7 @@ def find_distance(recipe: Recipe, scan: Measurement, begin: Begin, advance: Adva
         return recipe
     if first is None:
         return recipe
-    best = search.settle(*search.approach(near, first), [near])
+    best = search.refine_distance(*search.approach(near, first), [near])
     _note_distance(note, best, {"from the sample to the detector": near}, search.words)
     return recipe if best == near else best.recipe(recipe, geometry.distance_m)
 
@@ -236,17 +237,17 @@ class DistanceSearch:
         #: How well the distance explains held-out views, for a sentence.
         self.words = ""
 
-    def run_first_epochs(self, nears: Sequence[NearField], times: float) -> list[Track | None]:
+    def run_first_epochs(self, nears: Sequence[NearField], times: float) -> list[Candidate | None]:
         """Return where `times` the usual first epochs lead with each geometry; None if not run. Raises OverBudget."""
-        tracks = self._begin([self._recipe(near) for near in nears], False, times)
-        return [*tracks, *([None] * (len(nears) - len(tracks)))]
+        candidates = self._begin([self._recipe(near) for near in nears], False, times)
+        return [*candidates, *([None] * (len(nears) - len(candidates)))]
 
-    def approach(self, first: NearField, track: Track) -> tuple[NearField, Track]:
+    def approach(self, first: NearField, candidate: Candidate) -> tuple[NearField, Candidate]:
         """Return the near field whose first epochs explain most, and the candidate after them.
 
         Args:
             first: the near field from which distances are tried, up and down.
-            track: the candidate after its first epochs, returned if no other distance explains more.
+            candidate: the candidate after its first epochs, returned if no other distance explains more.
         """
         tried: dict[float, float] = {}
 
@@ -268,31 +269,31 @@ class DistanceSearch:
         except OverBudget:
             pass
         best = min(tried, key=lambda one: tried[one], default=1.0)
-        self.words = f"{track.said}, and others come no further"
+        self.words = f"{candidate.formatted_residual}, and others come no further"
         if best == 1.0:
-            return first, track
+            return first, candidate
         try:
             (made,) = self.run_first_epochs([first.times(best)], 1.0)
         except OverBudget:
             made = None
-        if made is None or made.value >= track.value:
-            return first, track
-        self.words = f"{made.said}, at first {track.said}"
+        if made is None or made.value >= candidate.value:
+            return first, candidate
+        self.words = f"{made.formatted_residual}, at first {candidate.formatted_residual}"
         return first.times(best), made
 
-    def settle(self, best: NearField, track: Track, told: Sequence[NearField]) -> NearField:
+    def refine_distance(self, best: NearField, candidate: Candidate, told: Sequence[NearField]) -> NearField:
         """Return the near field that explains most when one estimate is continued with several distances.
 
         An estimate has adapted to the z that made it, and as little to a shorter one as to a longer one.
 
         Args:
             best: the near field that looked best in the first epochs.
-            track: the candidate after these.
+            candidate: the candidate after these.
             told: geometries that the file's distance may mean.
         """
         step = FIRST_STEP
         try:
-            made = self._advance(self._recipe(best), track, SETTLE_EPOCHS)
+            made = self._advance(self._recipe(best), candidate, SETTLE_EPOCHS)
             for _ in range(ROUNDS):
                 if made is None:
                     return best
@@ -305,24 +306,25 @@ class DistanceSearch:
                 vertex = _vertex(values)
                 best, made = best.times(step**vertex), ends[int(np.argmin(values))]
                 step = step**0.5 if abs(vertex) < 1 else step
-            return self._kept(best, made, told)
+            return self._prefer_file_distance(best, made, told)
         except OverBudget:
             if step == FIRST_STEP:  # first epochs alone do not decide between close distances
                 near, factor = self._nearest(best, told)
                 return near if factor < CLOSE else best
             return best
 
-    def _kept(self, best: NearField, made: Track | None, told: Sequence[NearField]) -> NearField:
+    def _prefer_file_distance(self, best: NearField, made: Candidate | None, told: Sequence[NearField]) -> NearField:
         """Return one of the file's geometries if it is as good, else the best one. Raises OverBudget."""
         near, factor = self._nearest(best, told)
         if factor < UNCERTAIN:
             return near
         if factor > CLOSE or made is None:
             return best
-        tracks = [self._advance(self._recipe(one), made, ROUND_EPOCHS) for one in (best, near)]
-        if tracks[0] is None or tracks[1] is None or better(tracks[0], tracks[1], errors=SURE):
+        candidates = [self._advance(self._recipe(one), made, ROUND_EPOCHS) for one in (best, near)]
+        if candidates[0] is None or candidates[1] is None or better(candidates[0], candidates[1], errors=SURE):
             return best
-        self.words = f"{tracks[1].said}, and {best.effective_m / near.effective_m:.3g} times that {tracks[0].said}"
+        times = f"{best.effective_m / near.effective_m:.3g} times that"
+        self.words = f"{candidates[1].formatted_residual}, and {times} {candidates[0].formatted_residual}"
         return near
 
     @staticmethod

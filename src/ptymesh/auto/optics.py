@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ptymesh.auto.near_field import Advance, Begin, Note, find_distance, find_near_field
-from ptymesh.auto.race import OverBudget, Track, better
+from ptymesh.auto.race import Candidate, OverBudget, better
 from ptymesh.measurement import Measurement
 from ptymesh.run.recipe import Recipe
 from ptymesh.run.starts import AutoStart, DataStart, ElectronStart
@@ -31,7 +31,7 @@ SURE = 3.0
 VIEWS = 64
 
 
-def settled(
+def find_optics(
     recipe: Recipe,
     scan: Measurement,
     begin: Begin,
@@ -56,7 +56,7 @@ def settled(
         return find_distance(recipe, scan, begin, advance, note)
     unit = _defocus_unit(recipe, scan)
 
-    def focused() -> Track | None:
+    def focused() -> Candidate | None:
         if unit is None:
             return None
         best, _ = _best(_with_defocus(recipe), 0.0, _defoci(unit), lambda some: begin(some, True, 1.0))
@@ -116,11 +116,15 @@ def _defocus(recipe: Recipe, unit: float, begin: Begin, note: Note) -> Recipe:
     best, first = _best(at, 0.0, _defoci(unit), lambda some: begin(some, True, 1.0))
     if best is None or first is None:
         return recipe
-    z, track = best
-    if not z or not better(track, first, errors=SURE):
+    z, candidate = best
+    if not z or not better(candidate, first, errors=SURE):
         note("probe.start", f"Defoci up to {RADII[-1] * unit:.3g} m on either side were tried, and none helps clearly.")
         return recipe
-    note("probe.start", f"With this defocus the first epochs come to {track.said}, in focus to {first.said}.")
+    note(
+        "probe.start",
+        f"With this defocus the first epochs come to {candidate.formatted_residual}, "
+        f"in focus to {first.formatted_residual}.",
+    )
     return at(z)
 
 
@@ -128,8 +132,8 @@ def _best(
     at: Callable[[float], Recipe],
     told: float,
     others: Sequence[float],
-    begin: Callable[[Sequence[Recipe]], list[Track | None]],
-) -> tuple[tuple[float, Track] | None, Track | None]:
+    begin: Callable[[Sequence[Recipe]], list[Candidate | None]],
+) -> tuple[tuple[float, Candidate] | None, Candidate | None]:
     """Return the best number with its candidate, and the candidate of `told`; None for both if `told` cannot start.
 
     Args:
@@ -140,10 +144,10 @@ def _best(
     """
     numbers = list(dict.fromkeys((told, *others)))
     try:
-        tracks = begin([at(x) for x in numbers])
+        candidates = begin([at(x) for x in numbers])
     except OverBudget:
         return None, None
-    tried = {x: track for x, track in zip(numbers, tracks, strict=False) if track is not None}
+    tried = {x: candidate for x, candidate in zip(numbers, candidates, strict=False) if candidate is not None}
     if told not in tried:
         return None, None
     best = min(tried, key=lambda x: tried[x].value)

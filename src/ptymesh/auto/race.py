@@ -76,7 +76,7 @@ class Budget:
 
 
 @dataclass
-class Terms:
+class SearchContext:
     """Ranks, stop and budget, which every part of the search needs.
 
     Attributes:
@@ -91,7 +91,7 @@ class Terms:
 
 
 @dataclass
-class Track:
+class Candidate:
     """An estimate, the options that made it and will continue it, and how well it explains the held-out views.
 
     Attributes:
@@ -126,18 +126,18 @@ class Track:
         return math.inf if self.judged is None else self.judged.residual
 
     @property
-    def said(self) -> str:
+    def formatted_residual(self) -> str:
         """The residual to four digits, or "diverged"."""
         if self.judged is None:
             return "diverged"
         digits = 3 - math.floor(math.log10(self.value)) if 0 < self.value < 1 else 3
         return f"{self.value:.{digits}f}"
 
-    def using(self, engine: dict[str, Any]) -> Track:
+    def using(self, engine: dict[str, Any]) -> Candidate:
         """Return the same with another engine."""
         return replace(self, engine=engine)
 
-    def sharing(self, change: dict[str, Any], own: str = "") -> Track:
+    def sharing(self, change: dict[str, Any], own: str = "") -> Candidate:
         """Return the same with further options of every engine, and with `own` as one more thing each view has."""
         return replace(self, shared={**self.shared, **change}, own=self.own | ({own} if own else set()))
 
@@ -149,22 +149,22 @@ class _Whole(Reconstruction):
         return Replicated(self.world, self.scan.positions)
 
 
-class Arena:
+class CandidateRunner:
     """A scan, or a part of it, on which candidates run.
 
     Args:
         recipe: says how data are read and where the estimate starts.
         scan: the data.
-        terms: ranks, stop and budget.
+        context: ranks, stop and budget.
         whole: number of views of the whole scan, of which `scan` may be a part.
         held: (n,) int64, views that no update sees; None: chosen here.
     """
 
     def __init__(
-        self, recipe: Recipe, scan: Measurement, terms: Terms, whole: int, held: np.ndarray | None = None
+        self, recipe: Recipe, scan: Measurement, context: SearchContext, whole: int, held: np.ndarray | None = None
     ) -> None:
-        self.recipe, self.scan, self.terms = recipe, scan, terms
-        self.budget, self.share = terms.budget, scan.views / whole
+        self.recipe, self.scan, self.context = recipe, scan, context
+        self.budget, self.share = context.budget, scan.views / whole
         self.recon = _Whole(
             scan,
             object=recipe.object,
@@ -172,7 +172,7 @@ class Arena:
             subpixel=recipe.positions.subpixel,
             precision=recipe.precision,
             seed=recipe.seed,
-            device=terms.world,
+            device=context.world,
             layout="replicated",
             memory_budget=recipe.memory_budget,
             scratch=recipe.scratch,
@@ -192,29 +192,29 @@ class Arena:
         noise = self.recon.noise
         return None if noise is None else noise.truth
 
-    def start(self, engine: dict[str, Any]) -> Track:
+    def start(self, engine: dict[str, Any]) -> Candidate:
         """Return a candidate at the recipe's start, which is not judged yet."""
-        return Track(_copy(self.recon.state.estimate), engine, history={name: [] for name in HISTORY})
+        return Candidate(_copy(self.recon.state.estimate), engine, history={name: [] for name in HISTORY})
 
-    def cost(self, track: Track, epochs: int) -> float:
+    def cost(self, candidate: Candidate, epochs: int) -> float:
         """Return the sweeps that `epochs` and one evaluation of the held-out views cost."""
-        engine, estimate, (h, w) = self._engine(track, epochs), track.estimate, self.scan.window
+        engine, estimate, (h, w) = self._engine(candidate, epochs), candidate.estimate, self.scan.window
         near, slices = self.scan.geometry.propagation != "far_field", len(estimate.object)
-        price = price_of(engine, near, slices, track.modes, len(estimate.opr))
+        price = price_of(engine, near, slices, candidate.modes, len(estimate.opr))
         batches, pixels = math.ceil(self.views / (engine.batch or self.views)), math.prod(estimate.extent)
         epoch = price.pixels(Size(self.views, h * w, batches, pixels, pixels))
-        judged = judging(price, track.own, len(self.held) * h * w)
+        judged = judging(price, candidate.own, len(self.held) * h * w)
         return self.share * (epochs * epoch + judged) / work(self.scan)
 
     @staticmethod
-    def _engine(track: Track, epochs: int) -> Engine:
-        return engine_of("stages.0", {**track.stage, "epochs": epochs})
+    def _engine(candidate: Candidate, epochs: int) -> Engine:
+        return engine_of("stages.0", {**candidate.stage, "epochs": epochs})
 
-    def run(self, track: Track, epochs: int, until: float = 1.0) -> Track:
+    def run(self, candidate: Candidate, epochs: int, until: float = 1.0) -> Candidate:
         """Return where a candidate, which stays as it is, comes in so many epochs. Collective.
 
         Args:
-            track: where to start.
+            candidate: where to start.
             epochs: number of epochs.
             until: share of the budget that may be gone or set aside afterwards.
 
@@ -222,15 +222,15 @@ class Arena:
             OverBudget: the budget does not suffice.
             Undecided: the search should stop.
         """
-        return side_by_side([(self, track, epochs)], until)[0]
+        return side_by_side([(self, candidate, epochs)], until)[0]
 
-    def follow(self, track: Track, epochs: int, every: int, until: float) -> Iterator[Track]:
+    def follow(self, candidate: Candidate, epochs: int, every: int, until: float) -> Iterator[Candidate]:
         """Yield the candidate after every stride of epochs, with one engine whose state goes on. Collective.
 
         Each stride is paid for when it is asked for. The iterator ends after a divergence.
 
         Args:
-            track: where to start.
+            candidate: where to start.
             epochs: number of epochs, at most.
             every: epochs of a stride.
             until: share of the budget that may be gone or set aside after each stride.
@@ -239,64 +239,66 @@ class Arena:
             OverBudget: the budget does not suffice for the next stride.
             Undecided: the search should stop.
         """
-        steps = self.steps(track, epochs, every)
+        steps = self.steps(candidate, epochs, every)
         for _ in range(epochs // every):
-            self.budget.pay(self.cost(track, every), until)
+            self.budget.pay(self.cost(candidate, every), until)
             reached = next(steps)
             yield reached
             if reached.judged is None:
                 return
 
-    def steps(self, track: Track, epochs: int, every: int) -> Iterator[Track]:
+    def steps(self, candidate: Candidate, epochs: int, every: int) -> Iterator[Candidate]:
         """Yield the candidate after every stride of epochs, without paying for it. Collective.
 
         The iterator ends after a divergence.
 
         Args:
-            track: where to start.
+            candidate: where to start.
             epochs: number of epochs, at most.
             every: epochs of a stride.
 
         Raises:
             Undecided: the search should stop.
         """
-        engine = self._engine(track, epochs)
-        state = RunState(_copy(track.estimate), history={name: list(row) for name, row in track.history.items()})
+        engine = self._engine(candidate, epochs)
+        state = RunState(
+            _copy(candidate.estimate), history={name: list(row) for name, row in candidate.history.items()}
+        )
         problem = self.recon.problem
-        loop = Loop(problem, state, [engine], seed=self.recipe.seed, stop=self.terms.stop)
+        loop = Loop(problem, state, [engine], seed=self.recipe.seed, stop=self.context.stop)
         loop.training = np.setdiff1d(loop.training, self.held)
         try:
             for report in loop.epochs():
                 if report.epoch % every == 0:
-                    judged = judge(problem, state.estimate, self.held, track.own)
+                    judged = judge(problem, state.estimate, self.held, candidate.own)
                     history = {name: list(row) for name, row in state.history.items()}
-                    yield replace(track, estimate=_copy(state.estimate), history=history, judged=judged)
+                    yield replace(candidate, estimate=_copy(state.estimate), history=history, judged=judged)
         except Diverged:
-            yield replace(track, judged=None)
+            yield replace(candidate, judged=None)
         except Interrupted as error:
             raise Undecided("Stopped before the stages were found; `ptymesh resume` starts anew.") from error
 
-    def with_modes(self, track: Track, modes: int) -> Track:
+    def with_modes(self, candidate: Candidate, modes: int) -> Candidate:
         """Return the same with so many incoherent modes; new ones are made as at a recipe's start."""
-        probe = track.estimate.probe
+        probe = candidate.estimate.probe
         made = probes.extra_modes(probe.to("cpu", torch.complex128), modes, None, self.recipe.seed)
-        estimate = replace(_copy(track.estimate), probe=made.to(probe.device, probe.dtype))
-        return replace(track, estimate=estimate)
+        estimate = replace(_copy(candidate.estimate), probe=made.to(probe.device, probe.dtype))
+        return replace(candidate, estimate=estimate)
 
-    def with_opr(self, track: Track, count: int) -> Track:
+    def with_opr(self, candidate: Candidate, count: int) -> Candidate:
         """Return the same with so many variable-probe (OPR) modes, whose weights are zero in all views."""
-        estimate = _copy(track.estimate)
+        estimate = _copy(candidate.estimate)
         shares = estimate.weights.new_zeros(len(estimate.weights), count)
         weights = torch.cat((estimate.weights[:, :1], shares), dim=1)
         opr = opr_modes(estimate.probe.cpu(), count, self.recipe.seed).to(estimate.probe.device)
-        return replace(track, estimate=replace(estimate, opr=opr, weights=weights), own=track.own | {"opr"})
+        return replace(candidate, estimate=replace(estimate, opr=opr, weights=weights), own=candidate.own | {"opr"})
 
     def close(self) -> None:
         """Release patterns that were staged."""
         self.recon.close()
 
 
-def side_by_side(ways: Sequence[tuple[Arena, Track, int]], until: float = 1.0) -> list[Track]:
+def side_by_side(ways: Sequence[tuple[CandidateRunner, Candidate, int]], until: float = 1.0) -> list[Candidate]:
     """Return where each candidate comes in so many epochs. Collective.
 
     The first one for which the budget does not suffice is left out, and all that follow.
@@ -310,15 +312,15 @@ def side_by_side(ways: Sequence[tuple[Arena, Track, int]], until: float = 1.0) -
         Undecided: the search should stop.
     """
     paid = 0
-    for arena, track, epochs in ways:
+    for runner, candidate, epochs in ways:
         try:
-            arena.budget.pay(arena.cost(track, epochs), until)
+            runner.budget.pay(runner.cost(candidate, epochs), until)
         except OverBudget:
             if not paid:
                 raise
             break
         paid += 1
-    return [next(arena.steps(track, epochs, epochs)) for arena, track, epochs in ways[:paid]]
+    return [next(runner.steps(candidate, epochs, epochs)) for runner, candidate, epochs in ways[:paid]]
 
 
 def together(world: World, make: Callable[[], Any]) -> Any:
@@ -332,14 +334,14 @@ def together(world: World, make: Callable[[], Any]) -> Any:
     return made
 
 
-def gain(new: Track, old: Track) -> float:
+def gain(new: Candidate, old: Candidate) -> float:
     """Return the share of the old candidate's residual that the new one has removed; infinite if one diverged."""
     if new.judged is None or old.judged is None:
         return -math.inf if new.judged is None else math.inf
     return new.judged.gain_over(old.judged)[0]
 
 
-def better(new: Track, old: Track, least: float = 0.0, errors: float = SURE) -> bool:
+def better(new: Candidate, old: Candidate, least: float = 0.0, errors: float = SURE) -> bool:
     """Return True if the new candidate explains the held-out views clearly better than the old one.
 
     Args:

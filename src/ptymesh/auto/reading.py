@@ -8,7 +8,7 @@ from contextlib import closing
 import numpy as np
 
 from ptymesh.auto.length import ADAM, BOLDER, OPENING, adam
-from ptymesh.auto.race import Arena, OverBudget, Track, better
+from ptymesh.auto.race import Candidate, CandidateRunner, OverBudget, better
 from ptymesh.auto.restarts import NEAR_FLOOR, Question, best_reading, with_matrix
 from ptymesh.auto.search import READING, Search
 from ptymesh.errors import BadInput
@@ -31,47 +31,52 @@ CLEAR_STRAIN = 0.01
 GEOMETRY_ADAM = adam(BOLDER * ADAM["lr"])
 
 
-def ask_reading(search: Search, arena: Arena, track: Track, question: Question) -> tuple[Arena, Track]:
-    """Return arena and first epochs of the way to read the scan that explains held-out views best. Collective.
+def ask_reading(
+    search: Search, runner: CandidateRunner, candidate: Candidate, question: Question
+) -> tuple[CandidateRunner, Candidate]:
+    """Return runner and first epochs of the way to read the scan that explains held-out views best. Collective.
 
     Args:
         search: the search so far; its recipe and scan become those of the best reading.
-        arena: runs candidates as the recipe reads the scan.
-        track: the candidate after the first epochs there.
+        runner: runs candidates as the recipe reads the scan.
+        candidate: the candidate after the first epochs there.
         question: the readings that are tried.
     """
-    if track.value <= NEAR_FLOOR * (arena.noise_floor or 0.0):
-        return arena, track
-    told: Track | None = track
+    if candidate.value <= NEAR_FLOOR * (runner.noise_floor or 0.0):
+        return runner, candidate
+    told: Candidate | None = candidate
     for make in (question.readings, question.further):
         readings = list(make(search.recipe, search.scan)) if make is not None else []
         if not readings:
             break
-        cost = (len(readings) + question.consecutive) * arena.cost(track, OPENING)
+        cost = (len(readings) + question.consecutive) * runner.cost(candidate, OPENING)
         if not search.budget.holds(cost, READING):
             search.note_skipped(f"Whether {question.what}")
             break
-        held: np.ndarray | None = arena.held
-        if question.consecutive and arena.views < search.scan.views:
+        held: np.ndarray | None = runner.held
+        if question.consecutive and runner.views < search.scan.views:
             told, held = _read(search, search.recipe, True, None)
-        tracks = [_read(search, one.recipe, question.consecutive, held)[0] for one in readings]
-        best = None if told is None else best_reading(told, readings, tracks)
+        candidates = [_read(search, one.recipe, question.consecutive, held)[0] for one in readings]
+        best = None if told is None else best_reading(told, readings, candidates)
         if best is None or told is None:
-            least = min((one.value for one in tracks if one is not None), default=math.inf)
+            least = min((one.value for one in candidates if one is not None), default=math.inf)
             said = f"Whether {question.what} was tried {len(readings)} times: {least:.4g} at best"
-            search.note(question.key, f"{said}, as told {track.said}, which is no clear gain.")
+            search.add_reason(question.key, f"{said}, as told {candidate.formatted_residual}, which is no clear gain.")
             break
-        kept = tracks[best]
+        kept = candidates[best]
         assert kept is not None
-        search.note(question.key, f"{readings[best].what}: {kept.said}, as told {told.said}, which helps.")
-        arena = search.replace_recipe(arena, readings[best].recipe)
-        told = track = search.open(arena)
-    return arena, track
+        search.add_reason(
+            question.key,
+            f"{readings[best].what}: {kept.formatted_residual}, as told {told.formatted_residual}, which helps.",
+        )
+        runner = search.replace_recipe(runner, readings[best].recipe)
+        told = candidate = search.open(runner)
+    return runner, candidate
 
 
 def _read(
     search: Search, recipe: Recipe, consecutive: bool, held: np.ndarray | None
-) -> tuple[Track | None, np.ndarray]:
+) -> tuple[Candidate | None, np.ndarray]:
     """Return where the first epochs of a recipe lead (None if it cannot start), and the held-out views.
 
     Args:
@@ -82,15 +87,17 @@ def _read(
     """
     part = search.part(recipe, consecutive)
     try:
-        arena = Arena(part, search.load(part), search.terms, search.scan.views, held)
+        runner = CandidateRunner(part, search.load(part), search.context, search.scan.views, held)
     except BadInput:
         return None, np.empty(0, dtype=np.int64)
-    with closing(arena):
-        return search.open(arena, READING), arena.held
+    with closing(runner):
+        return search.open(runner, READING), runner.held
 
 
-def ask_scan_geometry(search: Search, arena: Arena, track: Track) -> tuple[Arena, Track]:
-    """Return arena and first epochs with positions stretched, sheared and turned if that helps. Collective.
+def ask_scan_geometry(
+    search: Search, runner: CandidateRunner, candidate: Candidate
+) -> tuple[CandidateRunner, Candidate]:
+    """Return runner and first epochs with positions stretched, sheared and turned if that helps. Collective.
 
     An object that was made with wrong positions agrees with them, so that refining them finds a part of the change
     only. So the refined numbers start another round, until they stay; then two reconstructions from the start, with
@@ -98,44 +105,44 @@ def ask_scan_geometry(search: Search, arena: Arena, track: Track) -> tuple[Arena
 
     Args:
         search: the search so far; its recipe and scan become those of the best geometry.
-        arena: runs candidates as the recipe reads the scan.
-        track: the candidate after the first epochs there.
+        runner: runs candidates as the recipe reads the scan.
+        candidate: the candidate after the first epochs there.
     """
     if search.recipe.positions.subpixel == "none":
-        return arena, track
+        return runner, candidate
     engine = GEOMETRY_ADAM | {"batch": min(64, 2 * search.opening["batch"])}
-    told_recipe, begun = search.recipe, track
-    told: Track | None = None
+    told_recipe, begun = search.recipe, candidate
+    told: Candidate | None = None
     # A round that cannot be finished would waste its sweeps.
-    if not search.budget.holds(arena.cost(track.using(engine), GEOMETRY_SETTLE + GEOMETRY_EPOCHS), READING):
+    if not search.budget.holds(runner.cost(candidate.using(engine), GEOMETRY_SETTLE + GEOMETRY_EPOCHS), READING):
         search.note_skipped("Whether the scan is stretched, sheared or turned")
-        return arena, track
+        return runner, candidate
     try:
         for left in reversed(range(GEOMETRY_ROUNDS + 1)):
-            settled = arena.run(begun.using(engine), GEOMETRY_SETTLE, READING)
+            settled = runner.run(begun.using(engine), GEOMETRY_SETTLE, READING)
             told = told or settled
-            matrix = _refined_geometry(arena, settled, LEAST_MOVES_PX[begun is not track]) if left else None
+            matrix = _refined_geometry(runner, settled, LEAST_MOVES_PX[begun is not candidate]) if left else None
             if matrix is None:
                 break
-            arena = search.replace_recipe(arena, with_matrix(search.recipe, matrix))
-            begun = search.open(arena, READING)
+            runner = search.replace_recipe(runner, with_matrix(search.recipe, matrix))
+            begun = search.open(runner, READING)
     except OverBudget:
         search.note_skipped("Whether the scan is stretched, sheared or turned")
-        return (arena if begun is track else search.replace_recipe(arena, told_recipe)), track
+        return (runner if begun is candidate else search.replace_recipe(runner, told_recipe)), candidate
     if told is None or search.recipe == told_recipe:
-        search.note("positions.affine", "As told: the scan was allowed to be stretched, sheared and turned.")
-        return arena, track
+        search.add_reason("positions.affine", "As told: the scan was allowed to be stretched, sheared and turned.")
+        return runner, candidate
     (a, b), (c, d) = search.recipe.positions.affine
     strain = float(np.abs(np.array([[a, b], [c, d]]) - np.array(told_recipe.positions.affine)).max())
     enough = better(settled, told, errors=0.0 if strain > CLEAR_STRAIN else GEOMETRY_SURE)
-    said = f"[[{a:.4f}, {b:.4f}], [{c:.4f}, {d:.4f}]]: {settled.said}, as told {told.said}"
-    search.note("positions.affine", f"{said}, which {'helps' if enough else 'is no clear gain'}.")
-    return (arena, begun) if enough else (search.replace_recipe(arena, told_recipe), track)
+    said = f"[[{a:.4f}, {b:.4f}], [{c:.4f}, {d:.4f}]]: {settled.formatted_residual}, as told {told.formatted_residual}"
+    search.add_reason("positions.affine", f"{said}, which {'helps' if enough else 'is no clear gain'}.")
+    return (runner, begun) if enough else (search.replace_recipe(runner, told_recipe), candidate)
 
 
-def _refined_geometry(arena: Arena, settled: Track, least_px: float) -> np.ndarray | None:
+def _refined_geometry(runner: CandidateRunner, settled: Candidate, least_px: float) -> np.ndarray | None:
     """Return the matrix (2, 2) by which positions should be multiplied; None if it moves them by less than this."""
-    refined = arena.run(settled.sharing({"models": {"scan_geometry": {}}}), GEOMETRY_EPOCHS, READING)
+    refined = runner.run(settled.sharing({"models": {"scan_geometry": {}}}), GEOMETRY_EPOCHS, READING)
     moves = refined.estimate.positions - settled.estimate.positions
     moves = moves - moves.mean(dim=0)
     if refined.judged is None or float(moves.square().sum(dim=1).mean().sqrt()) < least_px:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ptymesh.auto.optics import bright_radius
-from ptymesh.auto.race import Track
+from ptymesh.auto.race import Candidate
 from ptymesh.io.positions import row_length
 from ptymesh.measurement import Measurement
 from ptymesh.run.recipe import Recipe
@@ -70,7 +70,7 @@ class Question:
     consecutive: bool = False
 
 
-def best_reading(told: Track, readings: Sequence[Reading], tracks: Sequence[Track | None]) -> int | None:
+def best_reading(told: Candidate, readings: Sequence[Reading], candidates: Sequence[Candidate | None]) -> int | None:
     """Return the index of the reading that explains the held-out views best, and clearly better than the recipe as is.
 
     Gains are not clipped, because a lag shows in only a few views of each row.
@@ -78,16 +78,20 @@ def best_reading(told: Track, readings: Sequence[Reading], tracks: Sequence[Trac
     Args:
         told: the candidate that reads the scan as the recipe does.
         readings: what was tried.
-        tracks: its candidates, None where one could not start.
+        candidates: its candidates, None where one could not start.
 
     Returns:
         None if no reading is clearly better.
     """
-    known = [place for place, track in enumerate(tracks[: len(readings)]) if track is not None and track.judged]
+    known = [
+        place
+        for place, candidate in enumerate(candidates[: len(readings)])
+        if candidate is not None and candidate.judged
+    ]
     if not known:
         return None
-    best = min(known, key=lambda place: tracks[place].value)  # type: ignore[union-attr]
-    judged = tracks[best].judged  # type: ignore[union-attr]
+    best = min(known, key=lambda place: candidates[place].value)  # type: ignore[union-attr]
+    judged = candidates[best].judged  # type: ignore[union-attr]
     if told.judged is None or judged is None:
         return best
     share, errors = judged.gain_over(told.judged, clipped=False)

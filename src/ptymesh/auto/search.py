@@ -1,4 +1,4 @@
-"""Base of the search for stages: the recipe so far, the budget, the reasons, and arenas in which candidates run."""
+"""Base of the search for stages: the recipe so far, the budget, the reasons, and runners in which candidates run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ptymesh.auto.length import OPENING
-from ptymesh.auto.race import Arena, OverBudget, Terms, Track, together
+from ptymesh.auto.race import Candidate, CandidateRunner, OverBudget, SearchContext, together
 from ptymesh.io import load_measurement
 from ptymesh.io.options import DataOptions
 from ptymesh.measurement import Measurement
@@ -37,8 +37,8 @@ class Search:
     Attributes:
         recipe: what is known of it so far.
         scan: the data as that recipe describes them.
-        terms: ranks, stop and budget.
-        budget: the budget of `terms`.
+        context: ranks, stop and budget.
+        budget: the budget of `context`.
         reasons: why the recipe is as it is, sentences by key.
         say: is called with each sentence.
         opening: options of the engine of the first epochs.
@@ -48,31 +48,31 @@ class Search:
         self,
         recipe: Recipe,
         scan: Measurement,
-        terms: Terms,
+        context: SearchContext,
         reasons: dict[str, list[str]],
         say: Say,
     ) -> None:
-        self.recipe, self.scan, self.terms, self.budget = recipe, scan, terms, terms.budget
+        self.recipe, self.scan, self.context, self.budget = recipe, scan, context, context.budget
         self.reasons, self.say = reasons, say
         self.opening: dict[str, Any] = {}
 
-    def note(self, key: str, sentence: str) -> None:
+    def add_reason(self, key: str, sentence: str) -> None:
         """Add a sentence that says why a key of the recipe is as it is."""
         self.reasons.setdefault(key, []).append(sentence)
         self.say(sentence)
 
-    def note_skipped(self, what: str, track: Any = None) -> Any:
-        """Note that a question was not asked for lack of sweeps, and return `track`."""
-        self.note("stages", f"{what} was not asked: {self.budget.spent:.0f} sweeps were spent.")
-        return track
+    def note_skipped(self, what: str, candidate: Any = None) -> Any:
+        """Note that a question was not asked for lack of sweeps, and return `candidate`."""
+        self.add_reason("stages", f"{what} was not asked: {self.budget.spent:.0f} sweeps were spent.")
+        return candidate
 
-    def arena(self, recipe: Recipe, scan: Measurement | None = None) -> Arena:
+    def runner(self, recipe: Recipe, scan: Measurement | None = None) -> CandidateRunner:
         """Return what runs candidates on the scan that a recipe describes, loaded here if it is not given."""
-        return Arena(recipe, self.load(recipe) if scan is None else scan, self.terms, self.scan.views)
+        return CandidateRunner(recipe, self.load(recipe) if scan is None else scan, self.context, self.scan.views)
 
     def load(self, recipe: Recipe) -> Measurement:
         """Return the scan that a recipe describes. Collective."""
-        made: Measurement = together(self.terms.world, lambda: load_measurement(recipe.data, recipe.positions))
+        made: Measurement = together(self.context.world, lambda: load_measurement(recipe.data, recipe.positions))
         return made
 
     def part(self, recipe: Recipe, consecutive: bool = False) -> Recipe:
@@ -85,19 +85,19 @@ class Search:
         data = data.model_copy(update={"views": data.views.model_copy(update=update)})
         return recipe.model_copy(update={"data": data})
 
-    def replace_recipe(self, arena: Arena, recipe: Recipe) -> Arena:
-        """Close the arena, and return one for another recipe, which takes the place of this one."""
-        arena.close()
+    def replace_recipe(self, runner: CandidateRunner, recipe: Recipe) -> CandidateRunner:
+        """Close the runner, and return one for another recipe, which takes the place of this one."""
+        runner.close()
         self.recipe, self.scan = recipe, self.load(recipe)
-        return self.arena(self.part(recipe))
+        return self.runner(self.part(recipe))
 
-    def open(self, arena: Arena, until: float = math.inf) -> Track:
+    def open(self, runner: CandidateRunner, until: float = math.inf) -> Candidate:
         """Return where the first epochs lead, with the engine found for them. Raises OverBudget."""
-        return arena.run(arena.start(self.opening), OPENING, until)
+        return runner.run(runner.start(self.opening), OPENING, until)
 
 
-def raise_if_some_are_missing(tracks: list[Track], asked: Sequence[Any]) -> list[Track]:
-    """Return the tracks; raise OverBudget if there are fewer than were asked for."""
-    if len(tracks) < len(asked):
+def raise_if_some_are_missing(candidates: list[Candidate], asked: Sequence[Any]) -> list[Candidate]:
+    """Return the candidates; raise OverBudget if there are fewer than were asked for."""
+    if len(candidates) < len(asked):
         raise OverBudget
-    return tracks
+    return candidates

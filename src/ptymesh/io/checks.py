@@ -12,7 +12,7 @@ are wanted.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 from scipy.sparse import coo_matrix
@@ -21,12 +21,14 @@ from scipy.spatial import cKDTree
 
 from ptymesh.errors import BadInput
 from ptymesh.geometry import Geometry
+from ptymesh.io.findings import Findings, SelectedSource, apply_findings, stored_regions, stored_views
 from ptymesh.io.near_field import near_field_doubt
-from ptymesh.io.oddities import dark_regions, odd_views, regions_of
-from ptymesh.io.options import MOST_REGIONS, MOST_WITHOUT, CheckedData, DataOptions
+from ptymesh.io.oddities import dark_regions, odd_views
+from ptymesh.io.options import MOST_REGIONS
 from ptymesh.io.preprocess import PreparedSource
+from ptymesh.io.source import evenly_spread
 from ptymesh.io.survey import Survey, has_one_pattern, odd_pixels, step_of, survey, too_far_apart, upright
-from ptymesh.measurement import Measurement, PatternSource
+from ptymesh.measurement import Measurement
 
 #: Least step in object pixels; positions with a smaller one are in another unit than they are taken for.
 LEAST_STEP_PX = 0.1
@@ -40,6 +42,10 @@ SAMPLED_BYTES = 64 << 20
 LEAST_SAMPLED = 8
 #: if the number is at least this large.
 LEAST_STUCK = 50.0
+#: Number of views in which features are looked for.
+FEATURELESS_VIEWS = 16
+#: Remedy for patterns without features.
+WRONG_DATASET = "check which dataset is read (data.keys.patterns), and the mask"
 #: Share of a view's counts in one pixel that hides how many counts the view has.
 HOT_SHARE = 0.1
 #: Least number of values from which it is told whether patterns are roots of counts.
@@ -56,33 +62,31 @@ USUAL_EV = (50.0, 2e5)
 USUAL_PIXEL_M = (1e-6, 1e-3)
 
 
-@dataclass(frozen=True)
-class Findings:
-    """The outcome of one check.
+def refuse_featureless(scan: Measurement) -> None:
+    """Raise BadInput if a sample of patterns holds nothing from which an object can be found.
 
-    Attributes:
-        left_out: (k,) int64, indices of views to be left out.
-        masked: (h, w) bool, pixels to be masked.
-        done: sentences about what is done.
-        would: the same sentences about what a run would do.
-        doubts: sentences about what is reported only.
+    Such patterns have no counts, or the same count on every pixel, or are all equal. What is reconstructed from them
+    fits perfectly, and means nothing.
     """
-
-    left_out: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
-    masked: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), bool))
-    done: tuple[str, ...] = ()
-    would: tuple[str, ...] = ()
-    doubts: tuple[str, ...] = ()
-
-    @property
-    def changes(self) -> bool:
-        """True if views are left out or pixels masked."""
-        return bool(len(self.left_out) or self.masked.any())
-
-    @property
-    def sentences(self) -> tuple[str, ...]:
-        """All sentences of a run: what is done, and what is reported only."""
-        return self.done + self.doubts
+    views = evenly_spread(scan.views, FEATURELESS_VIEWS)
+    counts = scan.patterns.read(views)[:, scan.mask]
+    which = f"{'All' if len(views) == scan.views else 'The'} {len(views)} patterns"
+    if len(views) < scan.views:
+        which += f" that were looked at, of {scan.views},"
+    if not (counts > 0).any():
+        raise BadInput(f"{which} of {scan.name} have no counts on the detector's good pixels; {WRONG_DATASET}.")
+    known = counts >= 0
+    least = np.where(known, counts, counts.max()).min(axis=1)
+    most = np.where(known, counts, counts.min()).max(axis=1)
+    if counts.shape[1] > 1 and (least >= most).all():
+        raise BadInput(
+            f"{which} of {scan.name} have the same count on every pixel, as no diffraction has; {WRONG_DATASET}."
+        )
+    if len(views) > 1 and (counts == counts[:1]).all():
+        raise BadInput(
+            f"{which} of {scan.name} are one and the same, as those of no scan are, nor of counts; "
+            "check which dataset is read (data.keys.patterns)."
+        )
 
 
 def check_scan(measurement: Measurement) -> Findings:
@@ -189,7 +193,7 @@ def check_marks(measurement: Measurement) -> Findings:
         return Findings(masked=np.zeros(m.window, bool))
     frame = 4 * int(np.prod(m.window))
     count = min(m.views, SAMPLED_VIEWS, max(4, SAMPLED_BYTES // frame))
-    views = np.unique(np.linspace(0, m.views - 1, count).round().astype(np.int64))
+    views = evenly_spread(m.views, count)
     source = m.patterns
     forgiving = isinstance(source, PreparedSource) and source.invalid == "refuse"
     if isinstance(source, PreparedSource):
@@ -249,7 +253,7 @@ def _amplitudes(counts: np.ndarray) -> str:
 
 def without_marks(measurement: Measurement) -> Measurement:
     """Return the measurement with pixels masked that never hold data, as far as `checks.pixels` allows."""
-    return applied(measurement, check_marks(measurement))
+    return apply_findings(measurement, check_marks(measurement))
 
 
 def _present(measurement: Measurement) -> np.ndarray:
@@ -386,105 +390,3 @@ def _laid_out(measurement: Measurement, pixels: np.ndarray) -> np.ndarray:
     """Return an array (h, w) with DC in the middle in the layout of the patterns."""
     far = measurement.geometry.propagation == "far_field"
     return np.fft.ifftshift(pixels, axes=(-2, -1)) if far else pixels
-
-
-@dataclass(frozen=True)
-class SelectedSource:
-    """Some of the patterns of another source: view i is its view `views[i]`."""
-
-    source: PatternSource
-    views: np.ndarray
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """Shape (N, h, w)."""
-        _, h, w = self.source.shape
-        return len(self.views), h, w
-
-    @property
-    def dtype(self) -> np.dtype:
-        """Type of the counts, as in the other source."""
-        return self.source.dtype
-
-    def read(self, views: np.ndarray) -> np.ndarray:
-        """Return patterns (len(views), h, w)."""
-        return self.source.read(self.views[views])
-
-
-def applied(measurement: Measurement, findings: Findings) -> Measurement:
-    """Return the measurement without the views that findings leave out, with the pixels masked that they mask."""
-    m = measurement
-    if findings.masked.any():
-        mask, source = m.mask & ~findings.masked, m.patterns
-        if isinstance(source, PreparedSource):
-            b = source.window.binning
-            bad = np.repeat(np.repeat(findings.masked, b, axis=0), b, axis=1)
-            source = replace(source, good=source.good & ~bad, mask=mask)
-        m = replace(m, mask=mask, patterns=source)
-    if len(findings.left_out):
-        kept = np.setdiff1d(np.arange(m.views), findings.left_out)
-        gone = tuple(stored_views(m, findings.left_out))
-        source = m.patterns
-        if isinstance(source, PreparedSource):
-            source = replace(source, selected=source.selected[kept])
-        else:
-            source = SelectedSource(source, kept)
-        intensity = None if m.intensity is None else m.intensity[kept] / m.intensity[kept].mean()
-        stored = None if m.stored_positions is None else m.stored_positions[kept]
-        m = replace(
-            m,
-            patterns=source,
-            positions=m.positions[kept],
-            stored_positions=stored,
-            intensity=intensity,
-            left_out=tuple(sorted((*m.left_out, *gone))),
-        )
-    return m
-
-
-def stored_views(measurement: Measurement, views: np.ndarray) -> list[int]:
-    """Return the numbers that views (k,) have in the file."""
-    source = measurement.patterns
-    if isinstance(source, PreparedSource):
-        views = source.selected[views]
-    elif isinstance(source, SelectedSource):
-        views = source.views[views]
-    return [int(view) for view in views]
-
-
-def stored_regions(measurement: Measurement, pixels: np.ndarray) -> list[tuple[int, int, int, int]]:
-    """Return rectangles [row, end, column, end] of stored detector pixels that make up pixels (h, w) of the window."""
-    source = measurement.patterns
-    if not isinstance(source, PreparedSource):
-        return regions_of(pixels)
-    window = source.window
-    pixels = pixels.T if window.transpose else pixels
-    found = np.zeros(source.raw.shape[1:], bool)
-    pieces = np.repeat(np.repeat(pixels, window.binning, axis=0), window.binning, axis=1)
-    rows, columns = window.y.ordered.ravel(), window.x.ordered.ravel()
-    found[np.ix_(rows[rows >= 0], columns[columns >= 0])] |= pieces[np.ix_(rows >= 0, columns >= 0)]
-    return regions_of(found)
-
-
-def recorded(data: DataOptions, measurement: Measurement, unchecked: Measurement) -> DataOptions:
-    """Return the options with which the file is read as `measurement`, which checks have made of `unchecked`.
-
-    Args:
-        data: options of the file.
-        measurement: the scan after the checks.
-        unchecked: the scan before.
-
-    Raises:
-        BadInput: more views were left out than a recipe can name.
-    """
-    if len(measurement.left_out) > MOST_WITHOUT:
-        raise BadInput(
-            f"{len(measurement.left_out)} views of {measurement.name} look wrong, more than can be left out by their "
-            f"numbers: leave them out by data.views, or keep them by data.checks.views=warn."
-        )
-    found = CheckedData(
-        fingerprint=measurement.fingerprint or None,
-        without=measurement.left_out,
-        regions=tuple(stored_regions(unchecked, unchecked.mask & ~measurement.mask)),
-    )
-    return data.model_copy(update={"checked": found})

@@ -19,7 +19,7 @@ from ptymesh.distributed.world import World
 from ptymesh.errors import BadInput
 from ptymesh.io.digests import of_array
 from ptymesh.io.preprocess import PreparedSource
-from ptymesh.io.source import slabs
+from ptymesh.io.source import evenly_spread, slabs
 from ptymesh.measurement import Measurement
 
 #: Patterns that are looked at: a few, or all.
@@ -45,7 +45,7 @@ def identity(scan: Measurement, extent: Extent = "sample", world: World | None =
     if extent == "all":
         found["patterns"] = _digest_of_all(scan, world)
     else:
-        views = np.unique(np.linspace(0, scan.views - 1, min(scan.views, SAMPLED)).round().astype(np.int64))
+        views = evenly_spread(scan.views, SAMPLED)
         found["patterns"] = f"{_patterns(scan, views):016x}"
     where = scan.positions if scan.stored_positions is None else scan.stored_positions
     found |= {"positions": _rounded(where), "mask": of_array(scan.mask)}

@@ -14,15 +14,13 @@ import numpy as np
 
 from ptymesh.files import size
 from ptymesh.io.checks import (
-    applied,
     check_marks,
     check_near_field,
     check_patterns,
     check_scan,
     scan_fault,
-    stored_regions,
-    stored_views,
 )
+from ptymesh.io.findings import apply_findings, stored_regions, stored_views
 from ptymesh.io.preprocess import centroid
 from ptymesh.io.survey import ScanStatistics, Survey, odd_pixels, probe_diameter_px, scan_statistics, survey, upright
 from ptymesh.limits import free_memory
@@ -119,7 +117,7 @@ def summarise(measurement: Measurement) -> InspectionReport:
     given, masked = measurement, int((~measurement.mask).sum())
     refused = scan_fault(given) if given.views > 1 and given.checks.scan != "off" else ""
     looks = [check_scan(replace(given, checks=replace(given.checks, scan="off"))), check_marks(given)]
-    measurement = applied(given, replace(looks[1], left_out=looks[0].left_out[:0]))
+    measurement = apply_findings(given, replace(looks[1], left_out=looks[0].left_out[:0]))
     found = survey(measurement)
     looks += [check_patterns(measurement, found), check_near_field(measurement)]
     left_out = np.unique(np.concatenate([look.left_out for look in looks]))

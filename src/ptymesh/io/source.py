@@ -303,6 +303,11 @@ def slabs(views: int, frame_bytes: int) -> Iterator[np.ndarray]:
         yield np.arange(start, min(start + step, views))
 
 
+def evenly_spread(views: int, most: int) -> np.ndarray:
+    """Return the indices (n,) int64 of at most so many views, spread evenly over a scan."""
+    return np.unique(np.linspace(0, views - 1, min(views, most)).round().astype(np.int64))
+
+
 def _scan_shape(shape: tuple[int, ...], axes: str) -> tuple[tuple[int, int, int], tuple[int, int] | None]:
     size = dict(zip(axes, shape, strict=True))
     raster = (size["r"], size["c"]) if "r" in size else None
