@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from ptymesh.auto.candidates import Budget, Candidate, CandidateRunner, SearchContext
+from ptymesh.auto.epoch_search import adam
 from ptymesh.auto.hypotheses import GAINS, Hypotheses
-from ptymesh.auto.length import adam
-from ptymesh.auto.race import Budget, Candidate, CandidateRunner, SearchContext
 from ptymesh.distributed.world import Solo
 from ptymesh.run.recipe import Recipe
 from ptymesh.simulate import simulate

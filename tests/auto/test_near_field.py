@@ -13,12 +13,12 @@ import pytest
 import torch
 
 from near_scans import simulate_near
+from ptymesh.auto.candidates import Budget, Candidate, OverBudget, SearchContext
 from ptymesh.auto.data import described
-from ptymesh.auto.interview import StageSearch
 from ptymesh.auto.judging import Judged
 from ptymesh.auto.near_field import DistanceSearch, NearField, near_fields
-from ptymesh.auto.race import Budget, Candidate, OverBudget, SearchContext
-from ptymesh.auto.sweeps import sweeps_of
+from ptymesh.auto.stage_search import StageSearch
+from ptymesh.auto.sweeps import default_sweeps
 from ptymesh.distributed.world import Solo
 from ptymesh.io import load_measurement
 from ptymesh.io.near_field import near_field_signs
@@ -105,7 +105,7 @@ def test_a_file_alone_becomes_a_near_field(tmp_path: Path, mag: float, told: flo
     raw, reasons = described(near.write(tmp_path / "near.cxi", told * near.distance_m))
     recipe = Recipe.parse(raw)
     scan = load_measurement(recipe.data, recipe.positions)
-    context = SearchContext(Solo(), lambda: False, Budget(sweeps_of(scan)))
+    context = SearchContext(Solo(), lambda: False, Budget(default_sweeps(scan)))
     search = StageSearch(recipe, scan, context, reasons, lambda sentence: None)
     search._optics()
     found = search.scan.geometry

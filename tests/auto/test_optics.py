@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from ptymesh.auto import optics
-from ptymesh.auto.interview import OPTICS_ADAM
+from ptymesh.auto.candidates import Budget, Candidate, CandidateRunner, OverBudget, SearchContext
 from ptymesh.auto.optics import bright_radius, find_optics
-from ptymesh.auto.race import Budget, Candidate, CandidateRunner, OverBudget, SearchContext
+from ptymesh.auto.stage_search import OPTICS_ADAM
 from ptymesh.distributed.world import Solo
 from ptymesh.errors import BadInput
 from ptymesh.io import load_measurement

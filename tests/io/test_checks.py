@@ -17,8 +17,8 @@ from ptymesh.geometry import Geometry
 from ptymesh.io import load_measurement
 from ptymesh.io.checks import check_marks, check_patterns, check_scan
 from ptymesh.io.findings import apply_findings, checked_options, stored_regions
-from ptymesh.io.oddities import dark_regions, odd_views, regions_of
 from ptymesh.io.options import DataOptions, PositionOptions
+from ptymesh.io.outliers import dark_regions, odd_views, regions_of
 from ptymesh.io.survey import survey
 from ptymesh.measurement import ArraySource, Checks, Measurement
 

@@ -1,23 +1,23 @@
 """Stages of a data set, found by trying: how data are read, and what suits them.
 
-given       data sets told from recipes on the command line
-data        a recipe from a data file alone
-deciding    a recipe with stages from one that leaves them open
-interview   the search for the stages, question by question
-search      its base: the recipe so far, the budget, the reasons
-optics      defocus or distance
-near_field  far field or near field, and its distance
-reading     comparison of other ways to read a scan
-restarts    the list of those
-hypotheses  the list of changes of the model
-length      numbers of epochs of the stages
-sweeps      the budget
-race        candidates that continue one estimate, and what runs them
-judging     the residual of held-out views
-orientation  the detector's orientation to its scan
-layout      datasets in a file of no known format
-written     the recipe as text, with the reasons as comments
-python      the same in one call
+data_paths       data sets told from recipes on the command line
+data             a recipe from a data file alone
+dataset_names    datasets in a file of no known format
+orientation      the detector's orientation to its scan
+deciding         a recipe with stages from one that leaves them open
+sweeps           the budget
+stage_search     the search for the stages, question by question
+search           its base: the recipe so far, the budget, the reasons
+optics           defocus or distance
+near_field       far field or near field, and its distance
+reading          comparison of other ways to read a scan
+readings         the list of these
+hypotheses       the list of changes of the model
+epoch_search     numbers of epochs of the stages
+candidates       candidates that continue one estimate, and what runs them
+judging          the residual of held-out views
+recipe_text      the recipe as text, with the reasons as comments
+python           the same in one call
 """
 
 from importlib import import_module
@@ -25,16 +25,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ptymesh.auto.data import described, described_recipe
+    from ptymesh.auto.data_paths import is_data, named_after
     from ptymesh.auto.deciding import decide
-    from ptymesh.auto.given import is_data, named_after
     from ptymesh.auto.python import reconstruct
 
 _PUBLIC = {
     "decide": "deciding",
     "described": "data",
     "described_recipe": "data",
-    "is_data": "given",
-    "named_after": "given",
+    "is_data": "data_paths",
+    "named_after": "data_paths",
     "reconstruct": "python",
 }
 

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import yaml
 
-from ptymesh.auto.given import named_after
-from ptymesh.auto.layout import guessed_keys
+from ptymesh.auto.data_paths import named_after
+from ptymesh.auto.dataset_names import guessed_keys
 from ptymesh.auto.near_field import is_to_be_tried
 from ptymesh.auto.optics import bright_radius
-from ptymesh.auto.orientation import centres, rotation, unexplained
+from ptymesh.auto.orientation import centres_of_mass, rotation, unexplained
 from ptymesh.errors import BadInput
 from ptymesh.geometry import electron_wavelength_m
 from ptymesh.io import load_measurement
@@ -60,7 +60,7 @@ def described(path: Path, overrides: Sequence[str] = (), out: Path | None = None
         return raw, {}  # parsing it as a recipe will report the error
     if out is not None:
         raw["output"]["dir"] = str(out)
-    return raw, completed(raw)
+    return raw, complete_recipe(raw)
 
 
 def described_recipe(path: Path, overrides: Sequence[str] = (), out: Path | None = None) -> tuple[Recipe, Reasons]:
@@ -81,12 +81,12 @@ def described_recipe(path: Path, overrides: Sequence[str] = (), out: Path | None
     raw.setdefault("stages", AUTO)
     if raw["stages"] == AUTO and isinstance(raw.get("data"), dict):
         Recipe.parse(raw)  # raises if a key is wrong whatever the data hold
-        reasons = completed(raw)
+        reasons = complete_recipe(raw)
     recipe = Recipe.parse(raw)
     return recipe if out is None else recipe.with_output(out), reasons
 
 
-def completed(raw: dict[str, Any]) -> Reasons:
+def complete_recipe(raw: dict[str, Any]) -> Reasons:
     """Add to a recipe's plain dicts what the data show and the recipe does not say, and return why, by key."""
     reasons: Reasons = {}
     given = DataOptions.parse(raw["data"], "data")
@@ -194,7 +194,7 @@ def _orient(raw: dict[str, Any], reasons: Reasons) -> None:
     scan = load_measurement(DataOptions.parse(some, "data"), PositionOptions.parse(positions, "positions"))
     if scan.geometry.propagation != "far_field" or scan.views < FEWEST:
         return
-    c = centres(scan)
+    c = centres_of_mass(scan)
     if scan.geometry.radiation == "electron":
         found = rotation(c, scan.positions)
         told, left, settings = found.told, found.left, {"transpose": True} if found.transpose else {}

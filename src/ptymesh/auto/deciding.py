@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ptymesh.auto.interview import Decision, Say, StageSearch
-from ptymesh.auto.race import Budget, SearchContext, Stop, together
-from ptymesh.auto.sweeps import sweeps_in, sweeps_of
-from ptymesh.auto.written import NAME, written
+from ptymesh.auto.candidates import Budget, SearchContext, Stop, run_on_all_ranks
+from ptymesh.auto.recipe_text import NAME, recipe_text
+from ptymesh.auto.stage_search import Decision, Say, StageSearch
+from ptymesh.auto.sweeps import default_sweeps, sweeps_in_time
 from ptymesh.distributed.world import World
 from ptymesh.errors import BadInput
 from ptymesh.files import replacing
@@ -52,16 +52,16 @@ def decide(
         said.setdefault("data.checked", []).extend(found)
     for sentence in found:
         speak(sentence)
-    scan = together(world, lambda: _load_scan(recipe))
+    scan = run_on_all_ranks(world, lambda: _load_scan(recipe))
     assert recipe.auto is not None
     sweeps = recipe.auto.sweeps
     if time_s is not None:
-        sweeps = sweeps_in(time_s, scan, world)
+        sweeps = sweeps_in_time(time_s, scan, world)
         said.setdefault("stages", []).append(f"{time_s:g} seconds were taken for {sweeps} sweeps.")
-    context = SearchContext(world, stop, Budget(sweeps or sweeps_of(scan)))
+    context = SearchContext(world, stop, Budget(sweeps or default_sweeps(scan)))
     decided = StageSearch(recipe, scan, context, said, speak).run()
     if write:
-        together(world, lambda: _write(decided) if world.rank == 0 else None)
+        run_on_all_ranks(world, lambda: _write(decided) if world.rank == 0 else None)
     return decided
 
 
@@ -85,4 +85,4 @@ def _write(found: Decision) -> None:
     except OSError as error:
         raise BadInput(f"{path.parent} cannot be made ({error.strerror}); choose another folder with --out.") from error
     with replacing(path) as temporary:
-        temporary.write_text(written(found.recipe, found.reasons), encoding="utf-8")
+        temporary.write_text(recipe_text(found.recipe, found.reasons), encoding="utf-8")

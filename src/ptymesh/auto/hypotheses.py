@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ptymesh.auto.race import Candidate, CandidateRunner
+from ptymesh.auto.candidates import Candidate, CandidateRunner
 from ptymesh.run.recipe import Recipe
 
 #: Share by which each hypothesis has to lower the residual.

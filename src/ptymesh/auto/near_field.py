@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ptymesh.auto.race import Candidate, OverBudget, better
+from ptymesh.auto.candidates import Candidate, OverBudget, is_better
 from ptymesh.io.near_field import DETECTOR_LIES, PARALLEL, SCAN_LIES, NearFieldSigns, near_field_signs
 from ptymesh.measurement import Measurement
 from ptymesh.run.recipe import Recipe
@@ -148,9 +148,9 @@ def find_near_field(
     means = min(began, key=lambda one: began[one].value)
     near, candidate = search.approach(meanings[means], began[means])
     possible = signs.width < FAR_FIELD_WIDTH and signs.magnification > TRIED_MAGNIFICATION
-    if far is not None and possible and better(candidate, far, errors=SURE):
+    if far is not None and possible and is_better(candidate, far, errors=SURE):
         far = min((far, focused()), key=lambda one: math.inf if one is None else one.value)
-    helps = far is None or better(candidate, far, errors=SURE)
+    helps = far is None or is_better(candidate, far, errors=SURE)
     of_far = far.formatted_residual if far else "nothing"
     said = f"the first epochs of {near.words} come to {candidate.formatted_residual}, a far field's to {of_far}"
     if not helps:
@@ -321,7 +321,7 @@ class DistanceSearch:
         if factor > CLOSE or made is None:
             return best
         candidates = [self._advance(self._recipe(one), made, ROUND_EPOCHS) for one in (best, near)]
-        if candidates[0] is None or candidates[1] is None or better(candidates[0], candidates[1], errors=SURE):
+        if candidates[0] is None or candidates[1] is None or is_better(candidates[0], candidates[1], errors=SURE):
             return best
         times = f"{best.effective_m / near.effective_m:.3g} times that"
         self.words = f"{candidates[1].formatted_residual}, and {times} {candidates[0].formatted_residual}"

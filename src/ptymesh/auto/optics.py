@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from ptymesh.auto.candidates import Candidate, OverBudget, is_better
 from ptymesh.auto.near_field import Advance, Begin, Note, find_distance, find_near_field
-from ptymesh.auto.race import Candidate, OverBudget, better
 from ptymesh.measurement import Measurement
 from ptymesh.run.recipe import Recipe
 from ptymesh.run.starts import AutoStart, DataStart, ElectronStart
@@ -117,7 +117,7 @@ def _defocus(recipe: Recipe, unit: float, begin: Begin, note: Note) -> Recipe:
     if best is None or first is None:
         return recipe
     z, candidate = best
-    if not z or not better(candidate, first, errors=SURE):
+    if not z or not is_better(candidate, first, errors=SURE):
         note("probe.start", f"Defoci up to {RADII[-1] * unit:.3g} m on either side were tried, and none helps clearly.")
         return recipe
     note(

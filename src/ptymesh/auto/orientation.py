@@ -47,7 +47,7 @@ class Rotation:
     told: float
 
 
-def centres(scan: Measurement) -> np.ndarray:
+def centres_of_mass(scan: Measurement) -> np.ndarray:
     """Return the centres of mass (N, 2) of all far-field patterns about their mean, in detector pixels."""
     found = []
     for start in range(0, scan.views, CHUNK):

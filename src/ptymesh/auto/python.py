@@ -9,7 +9,7 @@ from typing import Any
 
 from ptymesh.auto.data import described
 from ptymesh.auto.deciding import decide
-from ptymesh.auto.written import written
+from ptymesh.auto.recipe_text import recipe_text
 from ptymesh.distributed.joining import join
 from ptymesh.distributed.world import World
 from ptymesh.errors import BadInput
@@ -57,4 +57,4 @@ def reconstruct(
         found = decide(recipe, world, reasons=reasons, write=False)
         with closing(reconstruction(found.recipe, world)) as recon:
             recon.loop(hold_out=found.recipe.hold_out).run()
-            return recon.result(written(found.recipe, found.reasons))
+            return recon.result(recipe_text(found.recipe, found.reasons))

@@ -1,4 +1,4 @@
-"""Comparison of other ways to read a scan (restarts.py), each by first epochs from the start and held-out views."""
+"""Comparison of other ways to read a scan (readings.py), each by first epochs from the start and held-out views."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from contextlib import closing
 
 import numpy as np
 
-from ptymesh.auto.length import ADAM, BOLDER, OPENING, adam
-from ptymesh.auto.race import Candidate, CandidateRunner, OverBudget, better
-from ptymesh.auto.restarts import NEAR_FLOOR, Question, best_reading, with_matrix
+from ptymesh.auto.candidates import Candidate, CandidateRunner, OverBudget, is_better
+from ptymesh.auto.epoch_search import ADAM, BOLDER, OPENING, adam
+from ptymesh.auto.readings import NEAR_FLOOR, Question, best_reading, with_matrix
 from ptymesh.auto.search import READING, Search
 from ptymesh.errors import BadInput
 from ptymesh.models.scan_geometry import matrix_of
@@ -70,7 +70,7 @@ def ask_reading(
             f"{readings[best].what}: {kept.formatted_residual}, as told {told.formatted_residual}, which helps.",
         )
         runner = search.replace_recipe(runner, readings[best].recipe)
-        told = candidate = search.open(runner)
+        told = candidate = search.run_opening(runner)
     return runner, candidate
 
 
@@ -85,13 +85,13 @@ def _read(
         consecutive: whether a part of a large scan is taken as its first views instead of its middle.
         held: (n,) int64, views to be held out; None: chosen here.
     """
-    part = search.part(recipe, consecutive)
+    part = search.select_part(recipe, consecutive)
     try:
         runner = CandidateRunner(part, search.load(part), search.context, search.scan.views, held)
     except BadInput:
         return None, np.empty(0, dtype=np.int64)
     with closing(runner):
-        return search.open(runner, READING), runner.held
+        return search.run_opening(runner, READING), runner.held
 
 
 def ask_scan_geometry(
@@ -125,7 +125,7 @@ def ask_scan_geometry(
             if matrix is None:
                 break
             runner = search.replace_recipe(runner, with_matrix(search.recipe, matrix))
-            begun = search.open(runner, READING)
+            begun = search.run_opening(runner, READING)
     except OverBudget:
         search.note_skipped("Whether the scan is stretched, sheared or turned")
         return (runner if begun is candidate else search.replace_recipe(runner, told_recipe)), candidate
@@ -134,7 +134,7 @@ def ask_scan_geometry(
         return runner, candidate
     (a, b), (c, d) = search.recipe.positions.affine
     strain = float(np.abs(np.array([[a, b], [c, d]]) - np.array(told_recipe.positions.affine)).max())
-    enough = better(settled, told, errors=0.0 if strain > CLEAR_STRAIN else GEOMETRY_SURE)
+    enough = is_better(settled, told, errors=0.0 if strain > CLEAR_STRAIN else GEOMETRY_SURE)
     said = f"[[{a:.4f}, {b:.4f}], [{c:.4f}, {d:.4f}]]: {settled.formatted_residual}, as told {told.formatted_residual}"
     search.add_reason("positions.affine", f"{said}, which {'helps' if enough else 'is no clear gain'}.")
     return (runner, begun) if enough else (search.replace_recipe(runner, told_recipe), candidate)

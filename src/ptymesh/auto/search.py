@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ptymesh.auto.length import OPENING
-from ptymesh.auto.race import Candidate, CandidateRunner, OverBudget, SearchContext, together
+from ptymesh.auto.candidates import Candidate, CandidateRunner, OverBudget, SearchContext, run_on_all_ranks
+from ptymesh.auto.epoch_search import OPENING
 from ptymesh.io import load_measurement
 from ptymesh.io.options import DataOptions
 from ptymesh.measurement import Measurement
@@ -66,16 +66,18 @@ class Search:
         self.add_reason("stages", f"{what} was not asked: {self.budget.spent:.0f} sweeps were spent.")
         return candidate
 
-    def runner(self, recipe: Recipe, scan: Measurement | None = None) -> CandidateRunner:
+    def make_runner(self, recipe: Recipe, scan: Measurement | None = None) -> CandidateRunner:
         """Return what runs candidates on the scan that a recipe describes, loaded here if it is not given."""
         return CandidateRunner(recipe, self.load(recipe) if scan is None else scan, self.context, self.scan.views)
 
     def load(self, recipe: Recipe) -> Measurement:
         """Return the scan that a recipe describes. Collective."""
-        made: Measurement = together(self.context.world, lambda: load_measurement(recipe.data, recipe.positions))
+        made: Measurement = run_on_all_ranks(
+            self.context.world, lambda: load_measurement(recipe.data, recipe.positions)
+        )
         return made
 
-    def part(self, recipe: Recipe, consecutive: bool = False) -> Recipe:
+    def select_part(self, recipe: Recipe, consecutive: bool = False) -> Recipe:
         """Return the recipe with a part of a large scan: the views in the middle, or the first ones."""
         if self.scan.views <= LARGE:
             return recipe
@@ -89,9 +91,9 @@ class Search:
         """Close the runner, and return one for another recipe, which takes the place of this one."""
         runner.close()
         self.recipe, self.scan = recipe, self.load(recipe)
-        return self.runner(self.part(recipe))
+        return self.make_runner(self.select_part(recipe))
 
-    def open(self, runner: CandidateRunner, until: float = math.inf) -> Candidate:
+    def run_opening(self, runner: CandidateRunner, until: float = math.inf) -> Candidate:
         """Return where the first epochs lead, with the engine found for them. Raises OverBudget."""
         return runner.run(runner.start(self.opening), OPENING, until)
 

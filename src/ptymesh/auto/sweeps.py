@@ -17,12 +17,12 @@ FEWEST = 400
 MOST = 2200
 
 
-def sweeps_of(scan: Measurement) -> int:
+def default_sweeps(scan: Measurement) -> int:
     """Return the number of sweeps for a scan if nobody says how many."""
     return int(min(MOST, max(FEWEST, WORK / work(scan))))
 
 
-def sweeps_in(time_s: float, scan: Measurement, world: World) -> int:
+def sweeps_in_time(time_s: float, scan: Measurement, world: World) -> int:
     """Return how many sweeps all ranks do in a time, at the pace that rank 0 measures. Collective.
 
     Args:

@@ -33,7 +33,7 @@ from ptymesh.distributed.tiles import Rect
 from ptymesh.distributed.world import World
 from ptymesh.errors import BadInput, PtymeshError
 from ptymesh.files import writing
-from ptymesh.io import digests, manifests, plain
+from ptymesh.io import digests, manifests, own_datasets
 from ptymesh.io.hdf5 import reading
 from ptymesh.io.manifests import exists, make_current, read_meta
 from ptymesh.io.new_hdf5 import new_hdf5
@@ -272,7 +272,7 @@ def _shard_of(path: Path) -> Iterator[h5py.File]:
 
 def _held(file: h5py.File, name: str) -> h5py.Dataset:
     """Return a dataset of numbers in a shard; raise BadInput if there is none."""
-    found = plain.dataset(file, name, NUMBERS)
+    found = own_datasets.dataset(file, name, NUMBERS)
     if found is None:
         raise BadInput(f"The checkpoint's {file.filename} has no {name}; {COPY}.")
     return found
@@ -296,7 +296,7 @@ def _views(file: h5py.File) -> np.ndarray:
 def _names(file: h5py.File, group: str) -> list[str]:
     """Return the names of all datasets below a group, with '/', sorted: engines' state depends on their order."""
     found: list[str] = []
-    held = plain.member(file, group)
+    held = own_datasets.member(file, group)
     if not isinstance(held, h5py.Group):
         raise BadInput(f"The checkpoint's {file.filename} has no group {group}; {COPY}.")
     held.visititems(lambda name, item: found.append(name) if isinstance(item, h5py.Dataset) else None)

@@ -23,8 +23,8 @@ from ptymesh.errors import BadInput
 from ptymesh.geometry import Geometry
 from ptymesh.io.findings import Findings, SelectedSource, apply_findings, stored_regions, stored_views
 from ptymesh.io.near_field import near_field_doubt
-from ptymesh.io.oddities import dark_regions, odd_views
 from ptymesh.io.options import MOST_REGIONS
+from ptymesh.io.outliers import dark_regions, odd_views
 from ptymesh.io.preprocess import PreparedSource
 from ptymesh.io.source import evenly_spread
 from ptymesh.io.survey import Survey, has_one_pattern, odd_pixels, step_of, survey, too_far_apart, upright

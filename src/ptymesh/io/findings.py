@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ptymesh.errors import BadInput
-from ptymesh.io.oddities import regions_of
 from ptymesh.io.options import MOST_WITHOUT, CheckedData, DataOptions
+from ptymesh.io.outliers import regions_of
 from ptymesh.io.preprocess import PreparedSource
 from ptymesh.measurement import Measurement, PatternSource
 

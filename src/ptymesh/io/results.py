@@ -44,7 +44,7 @@ from ptymesh.displayed import Displayed
 from ptymesh.distributed.program import on_first_rank
 from ptymesh.errors import BadInput
 from ptymesh.files import replacing, target_of, writing
-from ptymesh.io import digests, plain
+from ptymesh.io import digests, own_datasets
 from ptymesh.io.hdf5 import reading
 from ptymesh.io.new_hdf5 import new_hdf5
 from ptymesh.paths import usable
@@ -296,7 +296,7 @@ class Result(Displayed):
             digests.check(file)
             obj = _array(file, "object")
             about = file["object"].attrs
-            history = plain.member(file, "history") or {}
+            history = own_datasets.member(file, "history") or {}
             if isinstance(history, h5py.Dataset):
                 raise BadInput(f"/history of {path} is a dataset, not a group; it is not a ptymesh result.")
             spacing = _numbers(about.get("slice_spacing_m", 0.0), "slice_spacing_m", path, 1, positive=False)[0]
@@ -308,11 +308,11 @@ class Result(Displayed):
                 slice_spacing_m=spacing,
                 tilt_rad=_pair(about.get("tilt_rad", (0.0, 0.0)), "tilt_rad", path),
                 history={key: _array(history, key, REAL if _is_number(key) else REAL + "U") for key in history},
-                recipe=str(_array(file, "recipe")) if plain.member(file, "recipe") else "",
+                recipe=str(_array(file, "recipe")) if own_datasets.member(file, "recipe") else "",
                 attrs=_attributes(file),
                 parameters=_parameters(file, path),
                 unknowns=_unknowns(file, path),
-                **{name: _array(file, key) for name, key in _ARRAYS.items() if plain.member(file, key)},
+                **{name: _array(file, key) for name, key in _ARRAYS.items() if own_datasets.member(file, key)},
             )
         found._check(path)
         return found
@@ -390,7 +390,7 @@ def _is_number(column: str) -> bool:
 
 def _array(group: h5py.Group, key: str, kinds: str = "") -> np.ndarray:
     """A dataset as numpy array, text as numpy strings."""
-    dataset = plain.dataset(group, key, kinds or _KINDS.get(key, REAL))
+    dataset = own_datasets.dataset(group, key, kinds or _KINDS.get(key, REAL))
     if dataset is None:
         raise BadInput(f"{group.file.filename} has no /{key}; it is not a ptymesh result: give the result.h5 of a run.")
     if h5py.check_string_dtype(dataset.dtype):
@@ -402,11 +402,11 @@ def _array(group: h5py.Group, key: str, kinds: str = "") -> np.ndarray:
 def _parameters(file: h5py.File, path: Path) -> dict[str, dict[str, float]]:
     """Numbers by parametrisation and name. Raises BadInput where there is something else."""
     found: dict[str, dict[str, float]] = {}
-    groups = plain.member(file, "parameters")
+    groups = own_datasets.member(file, "parameters")
     if groups is None:
         return found
     for name in groups if isinstance(groups, h5py.Group) else ("",):
-        group = plain.member(file, f"parameters/{name}")
+        group = own_datasets.member(file, f"parameters/{name}")
         if not isinstance(group, h5py.Group):
             raise BadInput(f"/parameters/{name} of {path} is no group of numbers; it is not a ptymesh result.")
         read = {term: (_array(group, term), f"{group.name}/{term}") for term in group}
@@ -416,7 +416,7 @@ def _parameters(file: h5py.File, path: Path) -> dict[str, dict[str, float]]:
 
 def _unknowns(file: h5py.File, path: Path) -> dict[str, np.ndarray]:
     """Return the arrays of the model's operators by name; raise BadInput if there is something else."""
-    group = plain.member(file, "unknowns")
+    group = own_datasets.member(file, "unknowns")
     if group is None:
         return {}
     if not isinstance(group, h5py.Group):

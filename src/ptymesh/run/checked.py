@@ -28,7 +28,7 @@ from ptymesh.io.checks import (
     check_scan,
 )
 from ptymesh.io.findings import Findings, apply_findings, checked_options
-from ptymesh.io.oddities import regions_of
+from ptymesh.io.outliers import regions_of
 from ptymesh.io.source import slabs
 from ptymesh.io.survey import Gathering, Survey
 from ptymesh.measurement import NO_CHECKS, Measurement, PatternSource

@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import chain, islice
 from typing import Any
 
-from ptymesh.auto.race import Candidate, CandidateRunner, OverBudget, better, gain
+from ptymesh.auto.candidates import Candidate, CandidateRunner, OverBudget, is_better, relative_gain
 
 #: Epochs of rPIE at the start.
 OPENING = 12
@@ -55,7 +55,7 @@ def sized(engine: dict[str, Any], opening: dict[str, Any]) -> dict[str, Any]:
     return {**engine, "batch": min(64, 4 * opening["batch"])}
 
 
-class Length:
+class EpochSearch:
     """The search for the numbers of epochs.
 
     Args:
@@ -115,7 +115,7 @@ class Length:
             end = self.runner.run(way, STRIDE)
         except OverBudget:
             return []
-        if not better(end, best, STILL):
+        if not is_better(end, best, STILL):
             return []
         self.note(
             "stages", f"{STRIDE} epochs of Adam in small steps at the end: {end.formatted_residual}, which helps."
@@ -140,7 +140,7 @@ class Length:
         best, done, kept = begun, 0, self.runner.budget.kept
         try:
             for now in self.runner.follow(way, MOST_EPOCHS, STRIDE, 1.0):
-                if gain(now, best) < FAST:
+                if relative_gain(now, best) < FAST:
                     break
                 best, done = now, done + STRIDE
                 self.runner.budget.kept = kept + self.runner.cost(now, done)

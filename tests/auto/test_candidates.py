@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ptymesh.auto.race import Budget, Candidate, CandidateRunner, OverBudget, SearchContext, side_by_side
+from ptymesh.auto.candidates import Budget, Candidate, CandidateRunner, OverBudget, SearchContext, side_by_side
 from ptymesh.distributed.world import Solo
 from ptymesh.io import load_measurement
 from ptymesh.run.recipe import Recipe

@@ -323,7 +323,7 @@ def side_by_side(ways: Sequence[tuple[CandidateRunner, Candidate, int]], until: 
     return [next(runner.steps(candidate, epochs, epochs)) for runner, candidate, epochs in ways[:paid]]
 
 
-def together(world: World, make: Callable[[], Any]) -> Any:
+def run_on_all_ranks(world: World, make: Callable[[], Any]) -> Any:
     """Return what `make` returns; if it fails on any rank, every rank raises. Collective."""
     made, failure = None, None
     try:
@@ -334,14 +334,14 @@ def together(world: World, make: Callable[[], Any]) -> Any:
     return made
 
 
-def gain(new: Candidate, old: Candidate) -> float:
+def relative_gain(new: Candidate, old: Candidate) -> float:
     """Return the share of the old candidate's residual that the new one has removed; infinite if one diverged."""
     if new.judged is None or old.judged is None:
         return -math.inf if new.judged is None else math.inf
     return new.judged.gain_over(old.judged)[0]
 
 
-def better(new: Candidate, old: Candidate, least: float = 0.0, errors: float = SURE) -> bool:
+def is_better(new: Candidate, old: Candidate, least: float = 0.0, errors: float = SURE) -> bool:
     """Return True if the new candidate explains the held-out views clearly better than the old one.
 
     Args:

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from ptymesh.auto.candidates import Candidate
 from ptymesh.auto.optics import bright_radius
-from ptymesh.auto.race import Candidate
 from ptymesh.io.positions import row_length
 from ptymesh.measurement import Measurement
 from ptymesh.run.recipe import Recipe

@@ -22,7 +22,7 @@ ALWAYS = ("seed", "precision")
 WIDTH = 110
 
 
-def written(recipe: Recipe, reasons: dict[str, list[str]]) -> str:
+def recipe_text(recipe: Recipe, reasons: dict[str, list[str]]) -> str:
     """Return the YAML text of a recipe; reasons, by key such as `probe.modes`, stand above what they explain."""
     left = {key: list(sentences) for key, sentences in reasons.items()}
     lines = [HEAD.rstrip("\n")]

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from ptymesh.auto import decide, described
-from ptymesh.auto import interview as module
+from ptymesh.auto import stage_search as module
+from ptymesh.auto.candidates import Budget, Candidate, CandidateRunner, OverBudget, SearchContext, Undecided
 from ptymesh.auto.hypotheses import GAINS, Hypothesis
-from ptymesh.auto.interview import ENGINE, TRIAL_EPOCHS, Decision, StageSearch, StageTrial
 from ptymesh.auto.judging import Judged
-from ptymesh.auto.race import Budget, Candidate, CandidateRunner, OverBudget, SearchContext, Undecided
-from ptymesh.auto.written import written
+from ptymesh.auto.recipe_text import recipe_text
+from ptymesh.auto.stage_search import ENGINE, TRIAL_EPOCHS, Decision, StageSearch, StageTrial
 from ptymesh.distributed.world import Solo
 from ptymesh.io import load_measurement
 from ptymesh.run.recipe import Recipe
@@ -51,7 +51,7 @@ def test_a_beam_of_three_modes(tmp_path: Path) -> None:
     assert made.recipe.probe.modes is not None and made.recipe.probe.modes >= 2, answers(made)
     assert made.recipe.stages[-1].positions is None, answers(made)
     assert made.reasons["probe.modes"][0].startswith("2 probe modes: ")
-    assert "# 2 probe modes: " in written(made.recipe, made.reasons)
+    assert "# 2 probe modes: " in recipe_text(made.recipe, made.reasons)
 
 
 def test_a_clean_scan_keeps_what_it_has(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_stopped_while_it_asks(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def interview(tmp_path: Path) -> StageSearch:
+def search(tmp_path: Path) -> StageSearch:
     """About 20 views, with 1000 sweeps and the engine that begins."""
     write(checked(kind="xray", views=20, window=32, seed=5), tmp_path / "scan.cxi")
     recipe = Recipe.parse(described(tmp_path / "scan.cxi")[0])
@@ -89,15 +89,15 @@ def interview(tmp_path: Path) -> StageSearch:
     return made
 
 
-def test_engines_that_can_be_afforded_are_asked(interview: StageSearch) -> None:
+def test_engines_that_can_be_afforded_are_asked(search: StageSearch) -> None:
     """Of rPIE, Adam, LSQML and rPIE with Poisson's likelihood, the first two."""
-    budget, runner = interview.budget, interview.runner(interview.recipe, interview.scan)
-    candidate = runner.run(runner.start(interview.opening), 3)
+    budget, runner = search.budget, search.make_runner(search.recipe, search.scan)
+    candidate = runner.run(runner.start(search.opening), 3)
     budget.spent = ENGINE * budget.sweeps - 2.5 * runner.cost(candidate, TRIAL_EPOCHS)
-    best = next(iter(interview._engines(runner, candidate).values()))
+    best = next(iter(search._engines(runner, candidate).values()))
     runner.close()
     assert best.engine["engine"] in ("rpie", "adam") and budget.spent <= ENGINE * budget.sweeps
-    said = interview.reasons["stages"]
+    said = search.reasons["stages"]
     assert [sentence.partition(" was not asked")[0] for sentence in said[:2]] == [
         "Whether rpie with Poisson's likelihood goes on better",
         "Whether lsqml goes on better",
@@ -113,10 +113,10 @@ def test_engines_that_can_be_afforded_are_asked(interview: StageSearch) -> None:
     ],
 )
 def test_of_engines_that_come_as_far_the_cheapest_goes_on(
-    interview: StageSearch, lsqml: list[float], kept: str, others: list[str], monkeypatch: pytest.MonkeyPatch
+    search: StageSearch, lsqml: list[float], kept: str, others: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Adam and LSQML surely come further than rPIE. What comes close to the best is kept beside it."""
-    runner = interview.runner(interview.recipe, interview.scan)
+    runner = search.make_runner(search.recipe, search.scan)
     ends = {"rpie": [0.8, 0.81, 0.79, 0.8], "adam": [0.64, 0.63, 0.65, 0.64], "lsqml": lsqml}
 
     def side_by_side(ways: Sequence[tuple[CandidateRunner, Candidate, int]], *others: object) -> list[Candidate]:
@@ -127,11 +127,11 @@ def test_of_engines_that_come_as_far_the_cheapest_goes_on(
 
     monkeypatch.setattr(module, "side_by_side", side_by_side)
     monkeypatch.setattr(runner, "cost", cost)
-    found = interview._engines(runner, runner.start(interview.opening))
+    found = search._engines(runner, runner.start(search.opening))
     runner.close()
     assert list(found) == [kept, *others] and found[kept].engine["engine"] == kept
     how = "goes on best" if kept == "lsqml" else "goes on as well as any, at the least cost"
-    assert interview.reasons["stages"][-1].startswith(f"{kept} {how}: rpie 0.8000, ")
+    assert search.reasons["stages"][-1].startswith(f"{kept} {how}: rpie 0.8000, ")
 
 
 def answer(one: Hypothesis, residuals: list[float], base: list[float]) -> StageTrial:
@@ -150,22 +150,22 @@ def answer(one: Hypothesis, residuals: list[float], base: list[float]) -> StageT
     ],
 )
 def test_of_what_gains_as_much_the_cheapest_is_kept(
-    interview: StageSearch, background: list[float], beside: list[float], kept: str, monkeypatch: pytest.MonkeyPatch
+    search: StageSearch, background: list[float], beside: list[float], kept: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Gains are shares of what the same engine comes to without."""
-    runner = interview.runner(interview.recipe, interview.scan)
-    candidate = runner.start(interview.opening)
+    runner = search.make_runner(search.recipe, search.scan)
+    candidate = runner.start(search.opening)
 
     def answers(runner: CandidateRunner, asked: list[Hypothesis], *others: object) -> list[StageTrial]:
         ends = {"background": (background, beside), "modes": ([0.70, 0.69, 0.71, 0.70], [1.0] * 4)}
         return [answer(one, *ends.get(one.name, ([1.0] * 4, [1.0] * 4))) for one in asked]
 
-    monkeypatch.setattr(interview, "_answers", answers)
-    monkeypatch.setattr(interview, "_apart", lambda *given: None)
-    best, _ = interview._round(runner, candidate, candidate, interview._hypotheses(runner), set(GAINS))
+    monkeypatch.setattr(search, "_answers", answers)
+    monkeypatch.setattr(search, "_apart", lambda *given: None)
+    best, _ = search._round(runner, candidate, candidate, search._hypotheses(runner), set(GAINS))
     runner.close()
-    assert interview.kept == [kept] and best is not None
-    said = interview.reasons["probe.modes" if kept == "modes" else "stages"][-1]
+    assert search.kept == [kept] and best is not None
+    said = search.reasons["probe.modes" if kept == "modes" else "stages"][-1]
     assert "is kept; the others are asked about again" in said and ("as much as any" in said) == (background[0] == 0.5)
 
 
@@ -178,21 +178,21 @@ def test_of_what_gains_as_much_the_cheapest_is_kept(
     ],
 )
 def test_what_looks_alike_is_held_side_by_side(
-    interview: StageSearch, residuals: dict[str, float], asked: list[str], kept: str, monkeypatch: pytest.MonkeyPatch
+    search: StageSearch, residuals: dict[str, float], asked: list[str], kept: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A background is asked about where further modes help, too; both wait where a view's own unknowns do."""
-    runner, names = interview.runner(interview.recipe, interview.scan), []
-    candidate = runner.start(interview.opening)
+    runner, names = search.make_runner(search.recipe, search.scan), []
+    candidate = runner.start(search.opening)
 
     def answers(runner: CandidateRunner, asked: list[Hypothesis], *others: object) -> list[StageTrial]:
         names.extend(one.name for one in asked)
         return [answer(one, [residuals.get(one.name, 1.0)] * 4, [1.0] * 4) for one in asked]
 
-    monkeypatch.setattr(interview, "_answers", answers)
-    monkeypatch.setattr(interview, "_apart", lambda *given: None)
-    best, _ = interview._round(runner, candidate, candidate, interview._hypotheses(runner), set(GAINS))
+    monkeypatch.setattr(search, "_answers", answers)
+    monkeypatch.setattr(search, "_apart", lambda *given: None)
+    best, _ = search._round(runner, candidate, candidate, search._hypotheses(runner), set(GAINS))
     runner.close()
-    assert names == asked and interview.kept == [kept]
+    assert names == asked and search.kept == [kept]
     assert best is not None and best.value == residuals[kept]
 
 
@@ -205,7 +205,7 @@ def test_what_looks_alike_is_held_side_by_side(
     ],
 )
 def test_modes_and_a_background_are_held_apart(
-    interview: StageSearch,
+    search: StageSearch,
     background: list[float],
     modes: list[float],
     kept: str,
@@ -213,8 +213,8 @@ def test_modes_and_a_background_are_held_apart(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """By which one comes further in the same engine's steps, though the background gains more at first."""
-    runner = interview.runner(interview.recipe, interview.scan)
-    candidate, engines = runner.start(interview.opening), []
+    runner = search.make_runner(search.recipe, search.scan)
+    candidate, engines = runner.start(search.opening), []
 
     def answers(runner: CandidateRunner, asked: list[Hypothesis], *others: object) -> list[StageTrial]:
         first = {"background": 0.7, "modes": 0.8}
@@ -227,11 +227,11 @@ def test_modes_and_a_background_are_held_apart(
             for _, way, _ in ways
         ]
 
-    monkeypatch.setattr(interview, "_answers", answers)
+    monkeypatch.setattr(search, "_answers", answers)
     monkeypatch.setattr(module, "side_by_side", side_by_side)
-    best, _ = interview._round(runner, candidate, candidate, interview._hypotheses(runner), set(GAINS))
+    best, _ = search._round(runner, candidate, candidate, search._hypotheses(runner), set(GAINS))
     runner.close()
-    assert best is not None and interview.kept == [kept] and engines == ["adam"] * 3, "four modes, too"
+    assert best is not None and search.kept == [kept] and engines == ["adam"] * 3, "four modes, too"
     assert best.engine["engine"] == ("rpie" if kept == "modes" else "adam")
     assert best.value == pytest.approx(value)
 
@@ -245,10 +245,10 @@ def test_modes_and_a_background_are_held_apart(
     ],
 )
 def test_what_gains_less_than_falls_anyway_is_seen_longer(
-    interview: StageSearch, later: list[tuple[float, float]], asked: int, kept: bool, monkeypatch: pytest.MonkeyPatch
+    search: StageSearch, later: list[tuple[float, float]], asked: int, kept: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runner = interview.runner(interview.recipe, interview.scan)
-    all_, candidate = interview._hypotheses(runner), runner.start(interview.opening)
+    runner = search.make_runner(search.recipe, search.scan)
+    all_, candidate = search._hypotheses(runner), runner.start(search.opening)
     (one,) = (one for one in all_.of(candidate) if one.name == "modes")
     runs = iter(later)
 
@@ -260,16 +260,16 @@ def test_what_gains_less_than_falls_anyway_is_seen_longer(
         ]
 
     monkeypatch.setattr(module, "side_by_side", side_by_side)
-    _, enough = interview._decide(runner, answer(one, [0.86] * 4, [0.90] * 4), 0.2, all_)
+    _, enough = search._decide(runner, answer(one, [0.86] * 4, [0.90] * 4), 0.2, all_)
     runner.close()
     assert enough == kept and len(list(runs)) == len(later) - asked
     assert (2 in all_.refused_modes) == (not kept)
 
 
-def test_residuals_are_said_to_four_digits(interview: StageSearch) -> None:
+def test_residuals_are_said_to_four_digits(search: StageSearch) -> None:
     """In the near field as well, where they are small."""
-    runner = interview.runner(interview.recipe, interview.scan)
-    candidate = runner.start(interview.opening)
+    runner = search.make_runner(search.recipe, search.scan)
+    candidate = runner.start(search.opening)
     runner.close()
     assert candidate.formatted_residual == "diverged"
     for value, said in ((0.000123456, "0.0001235"), (0.0804161, "0.08042"), (1.23456, "1.235"), (0.0, "0.000")):

@@ -20,12 +20,21 @@ from typing import Any
 
 import numpy as np
 
+from ptymesh.auto.candidates import (
+    SURE,
+    Candidate,
+    CandidateRunner,
+    OverBudget,
+    SearchContext,
+    is_better,
+    relative_gain,
+    side_by_side,
+)
+from ptymesh.auto.epoch_search import ADAM, BOLDER, CLOSE, LSQML, OPENING, STILL, EpochSearch, adam, sized
 from ptymesh.auto.hypotheses import BACKGROUND, GAINS, Hypotheses, Hypothesis
-from ptymesh.auto.length import ADAM, BOLDER, CLOSE, LSQML, OPENING, STILL, Length, adam, sized
 from ptymesh.auto.optics import find_optics
-from ptymesh.auto.race import SURE, Candidate, CandidateRunner, OverBudget, SearchContext, better, gain, side_by_side
 from ptymesh.auto.reading import ask_reading, ask_scan_geometry
-from ptymesh.auto.restarts import QUESTIONS as READINGS
+from ptymesh.auto.readings import QUESTIONS as READINGS
 from ptymesh.auto.search import ENGINE, OPTICS, PART, QUESTIONS, ROUNDS, Say, Search, raise_if_some_are_missing
 from ptymesh.errors import BadInput, PtymeshError
 from ptymesh.measurement import Measurement
@@ -79,7 +88,7 @@ class StageTrial:
     @property
     def gain(self) -> float:
         """Share of the base's residual that the hypothesis removes."""
-        return gain(self.tried, self.base)
+        return relative_gain(self.tried, self.base)
 
     def surely_above(self, other: StageTrial) -> bool:
         """Return True if it gains more over its base than `other` over its own, by two standard errors."""
@@ -132,7 +141,7 @@ class StageSearch(Search):
     def run(self) -> Decision:
         """Return the recipe with the stages that suit the scan. Collective."""
         self._optics()
-        runner = self.runner(self.part(self.recipe))
+        runner = self.make_runner(self.select_part(self.recipe))
         candidate = self._opening(runner)
         for question in READINGS:
             runner, candidate = ask_reading(self, runner, candidate, question)
@@ -149,13 +158,13 @@ class StageSearch(Search):
             update={"modes": candidate.modes, "opr_modes": len(candidate.estimate.opr)}
         )
         self.recipe = self.recipe.model_copy(update={"probe": probe})
-        runner = self.runner(self.recipe, self.scan)
+        runner = self.make_runner(self.recipe, self.scan)
         self.budget.runs = 2  # the default stages are held against what is found
-        length = Length(runner, self.opening, self.add_reason)
-        stages = length.stages(candidates)
+        epoch_search = EpochSearch(runner, self.opening, self.add_reason)
+        stages = epoch_search.stages(candidates)
         held = runner.held
         runner.close()
-        self.recipe, stages = self._beside_default(plain, held, length.end, stages)
+        self.recipe, stages = self._beside_default(plain, held, epoch_search.end, stages)
         engines = [engine_of(f"stages.{index}", stage) for index, stage in enumerate(stages)]
         return Decision(self.recipe.model_copy(update={"auto": None, "stages": engines}), self.reasons)
 
@@ -185,7 +194,7 @@ class StageSearch(Search):
             except OverBudget:
                 self.note_skipped("Whether the default stages come further")
                 return self.recipe, stages
-        further = better(tried, end)
+        further = is_better(tried, end)
         how = "come further and are taken" if further else "come no further"
         default = f"{first['epochs']} epochs of rPIE and {epochs} of Adam: {tried.formatted_residual}"
         said = f"{default}, what was found {end.formatted_residual}"
@@ -225,7 +234,7 @@ class StageSearch(Search):
                 candidate: the candidate that goes on.
                 epochs: number of epochs.
             """
-            with closing(self.runner(self.part(recipe))) as runner:
+            with closing(self.make_runner(self.select_part(recipe))) as runner:
                 if runner.recon.state.estimate.object.shape != candidate.estimate.object.shape:
                     return None  # a position on the border of two pixels
                 engine = OPTICS_ADAM | {"batch": min(64, 2 * batch_for(runner.views))}
@@ -238,7 +247,7 @@ class StageSearch(Search):
     def _run_first_epochs(self, recipe: Recipe, still: dict[str, Any], epochs: int) -> Candidate | None:
         """Return where the first epochs of a recipe lead; None if it cannot start. Raises OverBudget."""
         try:
-            runner = self.runner(self.part(recipe))
+            runner = self.make_runner(self.select_part(recipe))
         except BadInput:  # the window cannot hold such a beam
             return None
         with closing(runner):
@@ -256,7 +265,7 @@ class StageSearch(Search):
         first, plain = None, self._first(runner)
         for engine in (plain, {**plain, "gamma_probe": 0.2}):
             candidate = runner.run(runner.start(engine), OPENING, until=math.inf)  # however little there is
-            if candidate.judged is not None and (first is None or better(candidate, first)):
+            if candidate.judged is not None and (first is None or is_better(candidate, first)):
                 first = candidate
             if first is not None and first.value < 0.5:
                 break
@@ -304,7 +313,7 @@ class StageSearch(Search):
         Returns:
             The candidate that is kept (None: none), and the names of hypotheses that gained nothing.
         """
-        bases, falls = {str(candidate.engine): plain}, gain(plain, candidate)
+        bases, falls = {str(candidate.engine): plain}, relative_gain(plain, candidate)
         found: list[StageTrial] = []
         useless, spent = set(), False
         for own_first in (True, False):
@@ -370,7 +379,7 @@ class StageSearch(Search):
         )
         most = min(range(1, len(ends)), key=lambda place: ends[place].value)
         for place, other in ((0, most), (most, 0)):
-            if better(ends[place], ends[other]):
+            if is_better(ends[place], ends[other]):
                 return replace(rivals[place], tried=ends[place].using(rivals[place].tried.engine))
         return None
 
@@ -402,7 +411,7 @@ class StageSearch(Search):
             if asking is None:
                 continue
             one, base = asking, bases[engine]
-            if one.name == "background" and gain(tried, base) < -HARM:
+            if one.name == "background" and relative_gain(tried, base) < -HARM:
                 try:
                     tried = runner.run(all_.with_background(one.without, BACKGROUND[1]), TRIAL_EPOCHS, ROUNDS)
                 except OverBudget:
@@ -426,15 +435,15 @@ class StageSearch(Search):
         """
         one, least = answer.about, GAINS[answer.about.name]
         for _ in range(MAX_TRIAL_PROLONGATIONS):
-            if falls / 2 <= least or not better(answer.tried, answer.base, least) or answer.gain > falls / 2:
+            if falls / 2 <= least or not is_better(answer.tried, answer.base, least) or answer.gain > falls / 2:
                 break
             ways = [(runner, candidate, TRIAL_EPOCHS) for candidate in (answer.tried, answer.base)]
             try:
                 tried, base = raise_if_some_are_missing(side_by_side(ways, ROUNDS), ways)
             except OverBudget:
                 break
-            answer, falls = StageTrial(one, tried, base), gain(base, answer.base)
-        enough = better(answer.tried, answer.base, max(least, falls / 2))
+            answer, falls = StageTrial(one, tried, base), relative_gain(base, answer.base)
+        enough = is_better(answer.tried, answer.base, max(least, falls / 2))
         how = "helps" if enough else "is worse" if answer.gain < -HARM else "is no clear gain"
         self.add_reason(
             one.key,
@@ -455,7 +464,7 @@ class StageSearch(Search):
         """
         base = runner.run(candidate, TRIAL_EPOCHS, ROUNDS)
         for _ in range(MAX_PROLONGATIONS):
-            if gain(base, candidate) < SETTLED_DECREASE:
+            if relative_gain(base, candidate) < SETTLED_DECREASE:
                 break
             candidate, base = base, runner.run(base, TRIAL_EPOCHS, ROUNDS)
         return candidate, base
@@ -473,7 +482,7 @@ class StageSearch(Search):
             without, tried = raise_if_some_are_missing(side_by_side(ways, QUESTIONS), ways)
         except OverBudget:
             return self.note_skipped("Whether the beam changes its shape", candidate)
-        enough = better(tried, without, OPR_GAIN)
+        enough = is_better(tried, without, OPR_GAIN)
         how = "helps" if enough else "is no clear gain"
         self.add_reason(
             "probe.opr_modes",
@@ -493,7 +502,7 @@ class StageSearch(Search):
                 without = self._converge(runner, without, kept)
             except OverBudget:
                 return self.note_skipped("Whether all of that is needed", candidate)
-            needed = better(kept, without, GAINS[name] / 2)
+            needed = is_better(kept, without, GAINS[name] / 2)
             how = "is needed" if needed else "is not needed, and left out"
             self.add_reason(
                 "stages",
@@ -533,7 +542,7 @@ class StageSearch(Search):
         names = [name for _, name in ways]
         run = list(zip(side_by_side([(runner, way, TRIAL_EPOCHS) for way, _ in ways], ENGINE), names, strict=True))
         best, _ = min(run, key=lambda one: one[0].value)
-        alike = [one for one in run if not better(best, one[0], STILL)]
+        alike = [one for one in run if not is_better(best, one[0], STILL)]
         # what is as good is not worth an epoch that costs more, nor a change
         kept, name = min(alike, key=lambda one: runner.cost(one[0], TRIAL_EPOCHS))
         how = "goes on best" if kept is best else "goes on as well as any, at the least cost"

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from ptymesh.auto import length as module
+from ptymesh.auto import epoch_search as module
+from ptymesh.auto.candidates import Budget, Candidate, CandidateRunner, SearchContext
+from ptymesh.auto.epoch_search import ADAM, STRIDE, EpochSearch
 from ptymesh.auto.judging import Judged
-from ptymesh.auto.length import ADAM, STRIDE, Length
-from ptymesh.auto.race import Budget, Candidate, CandidateRunner, SearchContext
 from ptymesh.distributed.world import Solo
 from ptymesh.io import load_measurement
 from ptymesh.run.recipe import Recipe
@@ -43,8 +43,8 @@ def said() -> list[str]:
 
 
 @pytest.fixture
-def search(runner: CandidateRunner, said: list[str]) -> Length:
-    return Length(runner, OPENING, lambda key, sentence: said.append(sentence))
+def search(runner: CandidateRunner, said: list[str]) -> EpochSearch:
+    return EpochSearch(runner, OPENING, lambda key, sentence: said.append(sentence))
 
 
 class Falls:
@@ -79,7 +79,7 @@ def ways(runner: CandidateRunner, *engines: str) -> dict[str, Candidate]:
 )
 def test_what_comes_close_is_held_beside_it_behind_the_large_steps(
     runner: CandidateRunner,
-    search: Length,
+    search: EpochSearch,
     said: list[str],
     sweeps: float,
     fourth: float,
@@ -109,7 +109,7 @@ def test_what_comes_close_is_held_beside_it_behind_the_large_steps(
     ],
 )
 def test_large_steps_as_long_as_they_lead_down_fast(
-    runner: CandidateRunner, search: Length, bold: list[float], epochs: int, monkeypatch: pytest.MonkeyPatch
+    runner: CandidateRunner, search: EpochSearch, bold: list[float], epochs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner, "steps", Falls(bold=bold, adam=[0.3, 0.3]).steps)
     _, *others, last = search.stages(ways(runner, "adam"))
@@ -119,7 +119,7 @@ def test_large_steps_as_long_as_they_lead_down_fast(
 
 @pytest.mark.parametrize(("small", "kept"), [(0.27, True), (0.2999, False), (0.4, False)])
 def test_small_steps_where_they_help(
-    runner: CandidateRunner, search: Length, small: float, kept: bool, monkeypatch: pytest.MonkeyPatch
+    runner: CandidateRunner, search: EpochSearch, small: float, kept: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After LSQML, too, whose unknowns of views go on."""
     monkeypatch.setattr(runner, "steps", Falls(bold=[0.5, 0.49], lsqml=[0.3, 0.3], small=[small]).steps)
@@ -131,7 +131,7 @@ def test_small_steps_where_they_help(
 
 
 def test_there_are_sweeps_for_the_run_as_well(
-    runner: CandidateRunner, search: Length, said: list[str], monkeypatch: pytest.MonkeyPatch
+    runner: CandidateRunner, search: EpochSearch, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However far the residual goes on falling, and however fast."""
     monkeypatch.setattr(module, "STILL", -math.inf)
