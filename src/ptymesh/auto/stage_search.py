@@ -208,7 +208,7 @@ class StageSearch(Search):
         """Find defocus or distance if they are not known."""
 
         def run_first_epochs(recipes: Sequence[Recipe], frozen: bool, times: float) -> list[Candidate | None]:
-            """Return where the first epochs of each recipe lead (`optics.Begin`).
+            """Return where the first epochs of each recipe lead (`near_field.Begin`).
 
             Args:
                 recipes: start new reconstructions.
@@ -227,7 +227,7 @@ class StageSearch(Search):
             return candidates
 
         def advance(recipe: Recipe, candidate: Candidate, epochs: int) -> Candidate | None:
-            """Return where epochs of Adam with another recipe lead (`optics.Advance`).
+            """Return where epochs of Adam with another recipe lead (`near_field.Advance`).
 
             Args:
                 recipe: whose geometry applies.
