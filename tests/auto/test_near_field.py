@@ -13,12 +13,12 @@ import pytest
 import torch
 
 from near_scans import simulate_near
+from ptymesh.auto.candidates import Budget, Candidate, OverBudget, SearchContext
 from ptymesh.auto.data import described
-from ptymesh.auto.interview import Interview
 from ptymesh.auto.judging import Judged
 from ptymesh.auto.near_field import DistanceSearch, NearField, near_fields
-from ptymesh.auto.race import Budget, OverBudget, Terms, Track
-from ptymesh.auto.sweeps import sweeps_of
+from ptymesh.auto.stage_search import StageSearch
+from ptymesh.auto.sweeps import default_sweeps
 from ptymesh.distributed.world import Solo
 from ptymesh.io import load_measurement
 from ptymesh.io.near_field import near_field_signs
@@ -40,24 +40,24 @@ class Epochs:
     true_m: float
     left: float = math.inf
 
-    def track(self, recipe: Recipe, least_m: float) -> Track:
+    def candidate(self, recipe: Recipe, least_m: float) -> Candidate:
         if self.left < 1:
             raise OverBudget
         self.left -= 1
         off = math.log((recipe.data.distance_m or self.told_m) / least_m)
         misfit = np.full(20, 1 + off**2) * np.linspace(0.95, 1.05, 20)
-        return Track(None, {}, judged=Judged(misfit, np.full(20, 100.0)))  # type: ignore[arg-type]
+        return Candidate(None, {}, judged=Judged(misfit, np.full(20, 100.0)))  # type: ignore[arg-type]
 
-    def begin(self, recipes: Sequence[Recipe], frozen: bool, times: float) -> list[Track | None]:
-        return [self.track(recipe, 1.15 * self.true_m) for recipe in recipes]
+    def begin(self, recipes: Sequence[Recipe], frozen: bool, times: float) -> list[Candidate | None]:
+        return [self.candidate(recipe, 1.15 * self.true_m) for recipe in recipes]
 
-    def advance(self, recipe: Recipe, track: Track, epochs: int) -> Track | None:
-        return self.track(recipe, self.true_m)
+    def advance(self, recipe: Recipe, candidate: Candidate, epochs: int) -> Candidate | None:
+        return self.candidate(recipe, self.true_m)
 
     def found_m(self) -> float:
         search = DistanceSearch(self.recipe, self.told_m, self.begin, self.advance)
         told = NearField(1.0, self.told_m)
-        near = search.settle(*search.approach(told, self.track(self.recipe, 1.15 * self.true_m)), [told])
+        near = search.refine_distance(*search.approach(told, self.candidate(self.recipe, 1.15 * self.true_m)), [told])
         return near.effective_m
 
 
@@ -105,8 +105,8 @@ def test_a_file_alone_becomes_a_near_field(tmp_path: Path, mag: float, told: flo
     raw, reasons = described(near.write(tmp_path / "near.cxi", told * near.distance_m))
     recipe = Recipe.parse(raw)
     scan = load_measurement(recipe.data, recipe.positions)
-    terms = Terms(Solo(), lambda: False, Budget(sweeps_of(scan)))
-    search = Interview(recipe, scan, terms, reasons, lambda sentence: None)
+    context = SearchContext(Solo(), lambda: False, Budget(default_sweeps(scan)))
+    search = StageSearch(recipe, scan, context, reasons, lambda sentence: None)
     search._optics()
     found = search.scan.geometry
     assert found.propagation == "angular_spectrum" and "images that move" in reasons["data.propagation"][0]

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from ptymesh.auto import optics
-from ptymesh.auto.interview import OPTICS_ADAM
-from ptymesh.auto.optics import bright_radius, settled
-from ptymesh.auto.race import Arena, Budget, OverBudget, Terms, Track
+from ptymesh.auto.candidates import Budget, Candidate, CandidateRunner, OverBudget, SearchContext
+from ptymesh.auto.optics import bright_radius, find_optics
+from ptymesh.auto.stage_search import OPTICS_ADAM
 from ptymesh.distributed.world import Solo
 from ptymesh.errors import BadInput
 from ptymesh.io import load_measurement
@@ -30,22 +30,26 @@ def found(path: Path, epochs: int = 6) -> tuple[Recipe, list[str]]:
     recipe = Recipe.parse({"data": {"path": str(path)}})
     said: list[str] = []
 
-    def begin(some: Sequence[Recipe], frozen: bool, times: float) -> list[Track | None]:
+    def begin(some: Sequence[Recipe], frozen: bool, times: float) -> list[Candidate | None]:
         still = {"probe": {"frozen": epochs}} if frozen else {}
-        engine, tracks = {"engine": "rpie", "batch": 8, **still}, list[Track | None]()
+        engine, candidates = {"engine": "rpie", "batch": 8, **still}, list[Candidate | None]()
         for one in some:
             try:
-                arena = Arena(one, load_measurement(one.data), Terms(Solo(), lambda: False, Budget(1e6)), 60)
-                tracks.append(arena.run(arena.start(engine), max(1, round(times * epochs))))
+                runner = CandidateRunner(
+                    one, load_measurement(one.data), SearchContext(Solo(), lambda: False, Budget(1e6)), 60
+                )
+                candidates.append(runner.run(runner.start(engine), max(1, round(times * epochs))))
             except BadInput:
-                tracks.append(None)
-        return tracks
+                candidates.append(None)
+        return candidates
 
-    def advance(recipe: Recipe, track: Track, epochs: int) -> Track | None:
-        arena = Arena(recipe, load_measurement(recipe.data), Terms(Solo(), lambda: False, Budget(1e6)), 60)
-        return arena.run(track.using(OPTICS_ADAM | {"batch": 16}), epochs)
+    def advance(recipe: Recipe, candidate: Candidate, epochs: int) -> Candidate | None:
+        runner = CandidateRunner(
+            recipe, load_measurement(recipe.data), SearchContext(Solo(), lambda: False, Budget(1e6)), 60
+        )
+        return runner.run(candidate.using(OPTICS_ADAM | {"batch": 16}), epochs)
 
-    made = settled(
+    made = find_optics(
         recipe, load_measurement(recipe.data), begin, advance, lambda key, sentence: said.append(f"{key}: {sentence}")
     )
     return made, said
@@ -82,13 +86,13 @@ def test_a_budget_may_end_it(tmp_path: Path) -> None:
     write_measurement(simulate(kind="near", views=20, window=32, seed=3).measurement, tmp_path / "near.cxi")
     recipe = Recipe.parse({"data": {"path": str(tmp_path / "near.cxi")}})
 
-    def begin(some: Sequence[Recipe], frozen: bool, times: float) -> list[Track | None]:
+    def begin(some: Sequence[Recipe], frozen: bool, times: float) -> list[Candidate | None]:
         raise OverBudget
 
-    def advance(recipe: Recipe, track: Track, epochs: int) -> Track | None:
+    def advance(recipe: Recipe, candidate: Candidate, epochs: int) -> Candidate | None:
         raise OverBudget
 
-    assert settled(recipe, load_measurement(recipe.data), begin, advance, lambda key, sentence: None) is recipe
+    assert find_optics(recipe, load_measurement(recipe.data), begin, advance, lambda key, sentence: None) is recipe
 
 
 def test_the_bright_disc() -> None:

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from numpy_scans import patterns, raster, recipe_for
-from ptymesh.auto.interview import Interview
-from ptymesh.auto.race import Budget, Terms
+from ptymesh.auto.candidates import Budget, SearchContext
 from ptymesh.auto.reading import ask_reading, ask_scan_geometry
-from ptymesh.auto.restarts import QUESTIONS, two_slices, with_matrix
+from ptymesh.auto.readings import QUESTIONS, two_slices, with_matrix
+from ptymesh.auto.stage_search import StageSearch
 from ptymesh.distributed.world import Solo, World
 from ptymesh.errors import BadInput
 from ptymesh.io import load_measurement
@@ -28,18 +28,20 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def search_of(raw: dict[str, object], world: World | None = None) -> Interview:
+def search_of(raw: dict[str, object], world: World | None = None) -> StageSearch:
     recipe = Recipe.parse(raw)
     scan = load_measurement(recipe.data, recipe.positions)
-    return Interview(recipe, scan, Terms(world or Solo(), lambda: False, Budget(2000)), {}, lambda sentence: None)
+    return StageSearch(
+        recipe, scan, SearchContext(world or Solo(), lambda: False, Budget(2000)), {}, lambda sentence: None
+    )
 
 
 def order_of(world: World, raw: dict[str, object]) -> tuple[int, bool, dict[str, list[str]]]:
     """Ask about the order alone."""
     search = search_of(raw, world)
-    arena = search.arena(search.recipe)
-    arena, _ = ask_reading(search, arena, search._opening(arena), ORDER)
-    arena.close()
+    runner = search.make_runner(search.recipe)
+    runner, _ = ask_reading(search, runner, search._opening(runner), ORDER)
+    runner.close()
     return search.recipe.positions.lag, search.recipe.positions.serpentine, search.reasons
 
 
@@ -101,9 +103,9 @@ def test_a_scan_that_is_stretched(tmp_path: Path, stretch: float) -> None:
     told = raster(10, 0.6, 1)
     counts = patterns(told / np.array([1.0, stretch]))
     search = search_of(recipe_for(tmp_path / "scan.npz", counts, told))
-    arena = search.arena(search.recipe)
-    arena, _ = ask_scan_geometry(search, arena, search._opening(arena))
-    arena.close()
+    runner = search.make_runner(search.recipe)
+    runner, _ = ask_scan_geometry(search, runner, search._opening(runner))
+    runner.close()
     found = np.array(search.recipe.positions.affine)
     if stretch == 1:
         np.testing.assert_array_equal(found, np.eye(2))

@@ -23,7 +23,7 @@ import pytest
 
 from ptymesh.errors import BadInput
 from ptymesh.io import cache, load_measurement, source, staging
-from ptymesh.io.cache import Plan, Sink, cache_folder, made, safe_name
+from ptymesh.io.cache import CacheEntry, Sink, cache_folder, get_or_make, safe_name
 from ptymesh.io.options import DataOptions
 
 COUNTS = np.random.default_rng(3).integers(0, 99, (6, 16, 20)).astype(np.uint16)
@@ -56,8 +56,8 @@ def lying() -> tuple[Path, Path]:
     return staged, staged.with_name(f"{staged.name}.json")
 
 
-def plan(make: Callable[[Sink], None], path: Path = Path("a.npz"), needed: int | None = None) -> Plan:
-    return Plan(path, safe_name("0" * 32, "data"), make, 1 << 20, needed, "unpack it yourself")
+def plan(make: Callable[[Sink], None], path: Path = Path("a.npz"), needed: int | None = None) -> CacheEntry:
+    return CacheEntry(path, safe_name("0" * 32, "data"), make, 1 << 20, needed, "unpack it yourself")
 
 
 # --- bombs ---
@@ -115,7 +115,7 @@ def test_sinks_count_in_between(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             written.append(500)
 
     with pytest.raises(BadInput, match=r"a\.npz cannot be unpacked \(No .*: 1 kB free in .*\); set PTYMESH_CACHE"):
-        made(plan(make))
+        get_or_make(plan(make))
     assert sum(written) < 5000
     assert [file.suffix for file in cache_folder().iterdir()] == [".lock"]
 
@@ -144,7 +144,7 @@ def test_a_process_that_is_killed_leaves_nothing(number: int) -> None:
         out.write(bytes(1000))
         os.kill(os.getpid(), number)
 
-    child = multiprocessing.get_context("fork").Process(target=lambda: made(plan(make)))
+    child = multiprocessing.get_context("fork").Process(target=lambda: get_or_make(plan(make)))
     stderr = os.dup(2)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     child.start()
@@ -164,9 +164,9 @@ def test_where_files_have_names_from_the_beginning(monkeypatch: pytest.MonkeyPat
         raise BadInput("damaged")
 
     with pytest.raises(BadInput, match="damaged"):
-        made(plan(broken))
+        get_or_make(plan(broken))
     assert [file.suffix for file in cache_folder().iterdir()] == [".lock"]
-    assert made(plan(lambda out: out.write(b"whole"))).read_bytes() == b"whole"
+    assert get_or_make(plan(lambda out: out.write(b"whole"))).read_bytes() == b"whole"
     assert len(list(cache_folder().iterdir())) == 3
 
 
@@ -226,7 +226,7 @@ def test_another_machine_sees_the_same_file(packed: Path) -> None:
     kind, (fields, more) = staged.stat().__reduce__()
     elsewhere = os.stat_result((*fields[:2], fields[2] + 1, *fields[3:]), more)
     assert elsewhere.st_dev != staged.stat().st_dev and kind is os.stat_result
-    assert cache._seen(elsewhere) == json.loads(record.read_text())["seen"]
+    assert cache._stamp(elsewhere) == json.loads(record.read_text())["seen"]
 
 
 @pytest.mark.parametrize("which", ["data", "json", "lock"])
@@ -259,7 +259,7 @@ def test_a_process_that_is_stuck_is_not_waited_for(monkeypatch: pytest.MonkeyPat
         fcntl.flock(held, fcntl.LOCK_EX)
         monkeypatch.setattr(cache, "STALLED_S", 0.05)
         with pytest.raises(BadInput, match=r"Another process holds .*\.lock and has written nothing for"):
-            made(plan(lambda out: out.write(b"x")))
+            get_or_make(plan(lambda out: out.write(b"x")))
 
 
 @pytest.mark.parametrize("age", [400, -400])
@@ -267,14 +267,14 @@ def test_a_lock_that_was_last_used_long_ago_is_waited_for(age: int) -> None:
     """Or one that a server with another clock has dated."""
     import fcntl
 
-    staged = made(plan(lambda out: out.write(b"x")))
+    staged = get_or_make(plan(lambda out: out.write(b"x")))
     lock = staged.with_name(f"{staged.name}.lock")
     with lock.open("r+") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         os.utime(lock, (time.time() - age, time.time() - age))
         release = threading.Timer(0.1, lambda: fcntl.flock(held, fcntl.LOCK_UN))
         release.start()
-        assert made(plan(lambda out: out.write(b"x"))) == staged
+        assert get_or_make(plan(lambda out: out.write(b"x"))) == staged
         release.join()
 
 
@@ -346,7 +346,7 @@ def test_two_processes_at_once() -> None:
         time.sleep(0.2)
         out.write(b"content")
 
-    both = [fork.Process(target=lambda: answers.put(made(plan(make)).read_text())) for _ in range(2)]
+    both = [fork.Process(target=lambda: answers.put(get_or_make(plan(make)).read_text())) for _ in range(2)]
     for process in both:
         process.start()
     assert sorted(answers.get() for _ in range(3)) == ["content", "content", "made"]

@@ -147,7 +147,7 @@ def test_the_current_generation_and_the_one_before_stay(tmp_path: Path) -> None:
     assert sorted(p.name for p in (tmp_path / "000002").iterdir()) == ["manifest.json", *RANKS[:2]]
 
 
-@pytest.mark.parametrize("moment", ["checkpoint._write_shard", "manifests.write", "manifests.settle"])
+@pytest.mark.parametrize("moment", ["checkpoint._write_shard", "manifests.write", "manifests.make_current"])
 def test_a_save_that_dies_leaves_the_previous_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
     Threads(2).run(saver(tmp_path, 2, 0))
 
@@ -193,7 +193,7 @@ def test_a_failing_manifest_is_raised_on_all(tmp_path: Path, monkeypatch: pytest
     def refuse(*_: Any) -> None:
         raise OSError("read-only")
 
-    monkeypatch.setattr("ptymesh.io.manifests.settle", refuse)
+    monkeypatch.setattr("ptymesh.io.manifests.make_current", refuse)
     assert all(isinstance(error, PtymeshError) for error in Threads(2).run(saver(tmp_path, 2, 1)))
     assert_holds(tmp_path, 0)
 
@@ -399,7 +399,7 @@ def test_a_settled_generation_outlives_the_next_save(tmp_path: Path) -> None:
     for seed in (0, 1):
         Threads(1).run(saver(tmp_path, 1, seed))
     flip(tmp_path / "000002" / RANKS[0], 4000)
-    checkpoint.settle(tmp_path, checkpoint.load(tmp_path).generation)
+    checkpoint.make_current(tmp_path, checkpoint.load(tmp_path).generation)
     assert checkpoint.load(tmp_path).note == ""
     Threads(1).run(saver(tmp_path, 1, 2))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["000001", "000003", "manifest.json"]

@@ -15,9 +15,10 @@ from scipy import ndimage
 from ptymesh.errors import BadInput
 from ptymesh.geometry import Geometry
 from ptymesh.io import load_measurement
-from ptymesh.io.checks import applied, check_marks, check_patterns, check_scan, recorded, stored_regions
-from ptymesh.io.oddities import dark_regions, odd_views, regions_of
+from ptymesh.io.checks import check_marks, check_patterns, check_scan
+from ptymesh.io.findings import apply_findings, checked_options, stored_regions
 from ptymesh.io.options import DataOptions, PositionOptions
+from ptymesh.io.outliers import dark_regions, odd_views, regions_of
 from ptymesh.io.survey import survey
 from ptymesh.measurement import ArraySource, Checks, Measurement
 
@@ -149,7 +150,7 @@ def masked(patterns: np.ndarray, **changes: object) -> np.ndarray:
     """(w, w) bool with DC in the middle, of all looks."""
     m = measured(patterns, **changes)
     first = check_marks(m)
-    m = applied(m, first)
+    m = apply_findings(m, first)
     found = check_patterns(m, survey(m)).masked | (first.masked if first.masked.size else False)
     return np.fft.fftshift(found)
 
@@ -207,7 +208,7 @@ def test_markers_are_masked_beside_a_hot_pixel(counts: np.ndarray, mark: int, dt
     gap[20, 20] = True
     np.testing.assert_array_equal(masked(wrong), gap)
     m = measured(wrong)
-    assert left_out(applied(m, check_marks(m))) == [7, 8]
+    assert left_out(apply_findings(m, check_marks(m))) == [7, 8]
 
 
 def test_identical_patterns_are_not_all_stuck(counts: np.ndarray) -> None:
@@ -232,11 +233,11 @@ def test_negative_gaps_are_masked_and_single_ones_refused(counts: np.ndarray, tm
     m = load(file_of(tmp_path / "gap.h5", wrong))
     found = check_marks(m)
     assert stored_regions(m, found.masked) == [(0, 32, 8, 10)]
-    assert left_out(applied(m, found)) == []
+    assert left_out(apply_findings(m, found)) == []
     wrong[31, 4, 5] = -3
     m = load(file_of(tmp_path / "single.h5", wrong))
     with pytest.raises(BadInput, match=r"View 31 of .* holds -3 counts at pixel \[4, 5\]; mask such"):
-        survey(applied(m, check_marks(m)))
+        survey(apply_findings(m, check_marks(m)))
 
 
 def test_nan_is_refused_with_view_and_pixel(counts: np.ndarray, tmp_path: Path) -> None:
@@ -244,7 +245,7 @@ def test_nan_is_refused_with_view_and_pixel(counts: np.ndarray, tmp_path: Path) 
     wrong[50, 3, 9] = np.nan
     m = load(file_of(tmp_path / "nan.h5", wrong), flip_y=True, transpose=True, crop=30)
     with pytest.raises(BadInput, match=r"View 50 of .* holds nan counts at pixel \[3, 9\]"):
-        survey(applied(m, check_marks(m)))
+        survey(apply_findings(m, check_marks(m)))
 
 
 def test_regions_cover_exactly_what_is_bad() -> None:
@@ -327,10 +328,10 @@ def test_findings_are_read_back_from_the_recipe(counts: np.ndarray, tmp_path: Pa
     path = file_of(tmp_path / "scan.h5", wrong)
     turned = {"flip_x": True, "transpose": True, "bin": 2, "views": {"start": 2}}
     before = load(path, **turned)
-    after = applied(before, check_patterns(before, survey(before)))
+    after = apply_findings(before, check_patterns(before, survey(before)))
     assert after.left_out == (4, 90) and after.views == VIEWS - 4
     data = DataOptions.parse({"path": path, "keys": {"patterns": "patterns", "positions": "positions"}, **turned})
-    data = recorded(data.model_copy(update={"object_pixel_m": (1e-8, 1e-8)}), after, before)
+    data = checked_options(data.model_copy(update={"object_pixel_m": (1e-8, 1e-8)}), after, before)
     assert data.checked is not None and data.checked.without == (4, 90)
     again = load_measurement(data, PositionOptions(unit="px"))
     assert again.checks == Checks("off", "off", "off")

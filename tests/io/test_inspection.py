@@ -14,7 +14,7 @@ import pytest
 
 from ptymesh.geometry import Geometry, near_field
 from ptymesh.io import load_measurement, survey
-from ptymesh.io.inspection import Summary, summarise
+from ptymesh.io.inspection import InspectionReport, summarise
 from ptymesh.io.options import DataOptions, PositionOptions
 from ptymesh.measurement import ArraySource, Measurement
 
@@ -186,7 +186,7 @@ def test_positions_on_a_line_and_all_alike(sound: Measurement) -> None:
     line = np.stack([np.arange(144) * 3.0, np.arange(144) * 4.0], axis=1)
     s = summarise(replace(sound, positions=line))
     assert s.step_px == pytest.approx(5) and s.counts_per_m2 is not None
-    assert survey.scan_of(line, 10).hull_length == pytest.approx(2 * 143 * 5)
+    assert survey.scan_statistics(line, 10).hull_length == pytest.approx(2 * 143 * 5)
     s = summarise(replace(sound, positions=np.zeros((144, 2))))
     assert s.step_px == 0 and s.duplicates == 143
 
@@ -213,7 +213,7 @@ def test_masked_pixels_are_not_complained_about(sound: Measurement) -> None:
     assert s.suspicious == () and s.masked == 1
 
 
-def real(data_dir: Path, name: str) -> Summary:
+def real(data_dir: Path, name: str) -> InspectionReport:
     if name == "star":
         return summarise(load_measurement(DataOptions(path=data_dir / "siemens-star-small.npz.bz2")))
     data = {
@@ -253,17 +253,17 @@ def test_area_for_each_view_of_a_raster_is_its_cell(turn_deg: float) -> None:
     grid = np.stack(np.meshgrid(np.arange(8) * 5.0, np.arange(12) * 3.0, indexing="ij"), -1).reshape(-1, 2)
     shaken = grid + np.random.default_rng(0).normal(size=grid.shape) * 0.05
     for positions in (grid @ matrix.T, shaken @ matrix.T):
-        assert survey.scan_of(positions, 20.0).area_per_view == pytest.approx(15.0, rel=0.01)
-    twice = survey.scan_of(np.concatenate((grid, grid)), 20.0)
+        assert survey.scan_statistics(positions, 20.0).area_per_view == pytest.approx(15.0, rel=0.01)
+    twice = survey.scan_statistics(np.concatenate((grid, grid)), 20.0)
     assert twice.area_per_view == pytest.approx(7.5, rel=0.01)
 
 
 def test_area_for_each_view_of_other_scans_is_the_hull_over_their_number() -> None:
     """Random positions; an even spiral is a lattice, whose hull is smaller; a line has none."""
     n = np.arange(300)
-    scan = survey.scan_of(np.random.default_rng(1).uniform(0, 100, (300, 2)), 20.0)
+    scan = survey.scan_statistics(np.random.default_rng(1).uniform(0, 100, (300, 2)), 20.0)
     assert scan.area_per_view == pytest.approx(scan.hull_area / 300)
     turn = np.pi * (3 - np.sqrt(5))
     spiral = 3 * np.sqrt(n)[:, None] * np.stack((np.cos(turn * n), np.sin(turn * n)), axis=1)
-    assert survey.scan_of(spiral, 20.0).area_per_view == pytest.approx(9 * np.pi, rel=0.01)
-    assert survey.scan_of(np.stack((n, 2 * n), axis=1).astype(float), 20.0).area_per_view == 0
+    assert survey.scan_statistics(spiral, 20.0).area_per_view == pytest.approx(9 * np.pi, rel=0.01)
+    assert survey.scan_statistics(np.stack((n, 2 * n), axis=1).astype(float), 20.0).area_per_view == 0

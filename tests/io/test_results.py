@@ -13,7 +13,7 @@ import pytest
 
 from ptymesh import limits
 from ptymesh.errors import BadInput, PtymeshError
-from ptymesh.io import digests, plain
+from ptymesh.io import digests, own_datasets
 from ptymesh.io.results import ObjectTiles, Result
 
 
@@ -216,12 +216,12 @@ def test_a_changed_attribute_is_noticed(tmp_path: Path) -> None:
 
 def test_a_dataset_without_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The memory that this process may take counts, not what the machine has."""
-    monkeypatch.setattr(plain, "FREELY", 0)
+    monkeypatch.setattr(own_datasets, "FREELY", 0)
     monkeypatch.setattr(limits, "free_memory", lambda: 1000)
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["a"] = np.ones(1000)
         with pytest.raises(BadInput, match=r"^/a of .* needs .* of memory, and .* are free: free some"):
-            plain.dataset(file, "a", "f")
+            own_datasets.dataset(file, "a", "f")
 
 
 def test_a_file_that_was_changed_on_purpose(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ import ptymesh as pm
 from ptymesh.distributed.world import Solo, World
 from ptymesh.errors import BadInput
 from ptymesh.io import load_measurement
-from ptymesh.io.checks import applied, check_patterns
+from ptymesh.io.checks import check_patterns
+from ptymesh.io.findings import apply_findings
 from ptymesh.io.results import Result
 from ptymesh.io.survey import survey
 from ptymesh.measurement import NO_CHECKS, ArraySource, Measurement
@@ -89,7 +90,7 @@ def test_a_recipe_and_what_it_leaves(path: Path, tmp_path: Path, monkeypatch: py
 
 
 def test_what_is_left_is_reconstructed_as_if_nothing_else_had_been(scan: Measurement) -> None:
-    left = applied(scan, check_patterns(scan, survey(scan)))
+    left = apply_findings(scan, check_patterns(scan, survey(scan)))
     assert (left.views, int((~left.mask).sum())) == (VIEWS - len(DARK), 64)
     found, expected = pm.reconstruct(scan, STAGES), pm.reconstruct(replace(left, checks=NO_CHECKS), STAGES)
     np.testing.assert_array_equal(found.object, expected.object)

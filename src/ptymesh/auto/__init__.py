@@ -1,18 +1,23 @@
 """Stages of a data set, found by trying: how data are read, and what suits them.
 
-given      what stands in the place of a recipe
-data       a file alone becomes a recipe; what it does not say is asked for
-deciding   a recipe with stages of one that leaves them open
-search     what all questions share: the recipe, the budget, where candidates run
-reading    how a scan is read: its order, rotation, slices, geometry, begun anew with each
-restarts   the list of those
-interview  the list of hypotheses about a scan, one after the other; the recipe that they end with
-length     the numbers of epochs of its stages
-sweeps     how many there are for all of that
-race       two ways to go on from the same estimate, and which of them explains more of what neither has seen
-judging    the residual of held-out views, whose own unknowns are fitted on half of their pixels
-written    the recipe with the reasons as comments
-python     the same in one call
+data_paths       data sets told from recipes on the command line
+data             a recipe from a data file alone
+dataset_names    datasets in a file of no known format
+orientation      the detector's orientation to its scan
+deciding         a recipe with stages from one that leaves them open
+sweeps           the budget
+stage_search     the search for the stages, question by question
+search           its base: the recipe so far, the budget, the reasons
+optics           defocus or distance
+near_field       far field or near field, and its distance
+reading          comparison of other ways to read a scan
+readings         the list of these
+hypotheses       the list of changes of the model
+epoch_search     numbers of epochs of the stages
+candidates       candidates that continue one estimate, and what runs them
+judging          the residual of held-out views
+recipe_text      the recipe as text, with the reasons as comments
+python           the same in one call
 """
 
 from importlib import import_module
@@ -20,16 +25,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ptymesh.auto.data import described, described_recipe
+    from ptymesh.auto.data_paths import is_data, named_after
     from ptymesh.auto.deciding import decide
-    from ptymesh.auto.given import is_data, named_after
     from ptymesh.auto.python import reconstruct
 
 _PUBLIC = {
     "decide": "deciding",
     "described": "data",
     "described_recipe": "data",
-    "is_data": "given",
-    "named_after": "given",
+    "is_data": "data_paths",
+    "named_after": "data_paths",
     "reconstruct": "python",
 }
 

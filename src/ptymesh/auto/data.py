@@ -1,4 +1,4 @@
-"""A file alone becomes a recipe: how it is read, what is done to its patterns, and what has to be asked for."""
+"""Make a recipe from a data file alone: how it is read, what is done to its patterns, and what a person has to say."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import yaml
 
-from ptymesh.auto.given import named_after
-from ptymesh.auto.layout import guessed_keys
+from ptymesh.auto.data_paths import named_after
+from ptymesh.auto.dataset_names import guessed_keys
 from ptymesh.auto.near_field import is_to_be_tried
 from ptymesh.auto.optics import bright_radius
-from ptymesh.auto.orientation import centres, rotation, unexplained
+from ptymesh.auto.orientation import centres_of_mass, rotation, unexplained
 from ptymesh.errors import BadInput
 from ptymesh.geometry import electron_wavelength_m
 from ptymesh.io import load_measurement
 from ptymesh.io.checks import check_scan, scan_fault, without_marks
-from ptymesh.io.inspection import Summary, summarise
+from ptymesh.io.inspection import InspectionReport, summarise
 from ptymesh.io.near_field import DETECTOR_LIES, SCAN_LIES, NearFieldSigns, near_field_signs
 from ptymesh.io.options import MOST_BAD_PIXELS, DataOptions, PositionOptions
 from ptymesh.io.preprocess import PreparedSource
@@ -26,39 +26,53 @@ from ptymesh.io.samples import located
 from ptymesh.measurement import Measurement, PatternSource
 from ptymesh.run.recipe import AUTO, Recipe, apply_overrides, raw_recipe
 
-#: Views of a scan that are looked at.
+#: Largest number of views that are looked at.
 LOOKED_AT = 400
-#: Views that tell an orientation, at least, and how much closer to a gradient another one must be.
-FEWEST, TURNED = 40, 1.5
-#: Radius in pixels of a bright disc that tells what a pixel is.
+#: Least number of views from which an orientation is taken.
+FEWEST = 40
+#: Factor by which centres of mass have to be closer to a gradient for another orientation to be taken.
+TURNED = 1.5
+#: Least radius in pixels of a bright disc from which the object pixel is taken.
 SMALLEST_DISC = 4.0
 
-#: Keys of `data` that far-field patterns alone ask for.
+#: Keys of `data` that apply to far-field patterns alone.
 OF_FAR_FIELDS = {"centre", "dc"}
 
+#: Sentences that say why, by key of the recipe.
 Reasons = dict[str, list[str]]
 
 
 def described(path: Path, overrides: Sequence[str] = (), out: Path | None = None) -> tuple[dict[str, Any], Reasons]:
-    """A recipe's plain dicts for this data set, with stages to be found, and why they say what they say.
+    """Return a recipe for a data set, as plain dicts with stages to be found, and why it is as it is.
 
-    overrides: key=VALUE of a recipe, which nothing here changes. Raises BadInput, which names the key, where the file
-    does not say what must be known.
+    Args:
+        path: the file, or the name of a sample.
+        overrides: `key.path=VALUE` of a recipe, which nothing here changes.
+        out: output folder; None: named after the data set.
+
+    Raises:
+        BadInput: the file does not say something that must be known; the message names the key.
     """
     raw: dict[str, Any] = {"data": {"path": str(path)}, "stages": AUTO}
     raw["output"] = {"dir": str(named_after(path) if out is None else out)}
     raw = apply_overrides(raw, overrides)
     if not isinstance(raw.get("data"), dict) or not isinstance(raw.get("output"), dict):
-        return raw, {}  # which will be refused as any recipe's would be
+        return raw, {}  # parsing it as a recipe will report the error
     if out is not None:
         raw["output"]["dir"] = str(out)
-    return raw, completed(raw)
+    return raw, complete_recipe(raw)
 
 
 def described_recipe(path: Path, overrides: Sequence[str] = (), out: Path | None = None) -> tuple[Recipe, Reasons]:
-    """Return the recipe in a file, with `key.path=VALUE` overrides; and why it says what it does not say itself.
+    """Return the recipe in a file, and the reasons for what was added to it.
 
-    Stages that it does not name are to be found, and so is what it leaves open about the data, as for a file alone.
+    If it names no stages, these are to be found, and what it leaves open about the data is taken from them, as for a
+    data file alone.
+
+    Args:
+        path: the recipe's file.
+        overrides: `key.path=VALUE` of a recipe.
+        out: output folder; None: the recipe's.
 
     Raises:
         BadInput: with one sentence that names key, value and remedy.
@@ -66,14 +80,14 @@ def described_recipe(path: Path, overrides: Sequence[str] = (), out: Path | None
     raw, reasons = raw_recipe(path, overrides), Reasons()
     raw.setdefault("stages", AUTO)
     if raw["stages"] == AUTO and isinstance(raw.get("data"), dict):
-        Recipe.parse(raw)  # raises where a key cannot be, whatever the data hold
-        reasons = completed(raw)
+        Recipe.parse(raw)  # raises if a key is wrong whatever the data hold
+        reasons = complete_recipe(raw)
     recipe = Recipe.parse(raw)
     return recipe if out is None else recipe.with_output(out), reasons
 
 
-def completed(raw: dict[str, Any]) -> Reasons:
-    """Put into a recipe's plain dicts what the data show, where nothing is said; and return why, by key."""
+def complete_recipe(raw: dict[str, Any]) -> Reasons:
+    """Add to a recipe's plain dicts what the data show and the recipe does not say, and return why, by key."""
     reasons: Reasons = {}
     given = DataOptions.parse(raw["data"], "data")
     if given.keys is None:
@@ -82,13 +96,12 @@ def completed(raw: dict[str, Any]) -> Reasons:
             raw["data"]["keys"], why = found
             reasons["data.keys"] = [why]
     _electron_pixel(raw, reasons)
-    _look(raw, reasons)
+    _set_from_patterns(raw, reasons)
     return reasons
 
 
 def _electron_pixel(raw: dict[str, Any], reasons: Reasons) -> None:
-    """The object pixel of electron patterns, where it is not told but the half angle of the beam's cone is: the bright
-    disc has that angle."""
+    """Set the object pixel of electron patterns from the bright disc if the half angle of the beam's cone is known."""
     data, start = raw["data"], (raw.get("probe") or {}).get("start")
     angle = start.get("semiangle_rad") if isinstance(start, dict) and start.get("kind") == "electron" else None
     told = {"object_pixel_m", "detector_pixel_m", "distance_m"} & data.keys()
@@ -96,7 +109,7 @@ def _electron_pixel(raw: dict[str, Any], reasons: Reasons) -> None:
         return
     known = DataOptions.parse(data, "data")
     if known.keys is None or {"detector_pixel_m", "distance_m"} & known.keys.model_fields_set:
-        return  # which the file may tell
+        return  # the file may say it
     raster = (raw.get("positions") or {}).get("raster")
     where = PositionOptions.parse({} if raster is None else {"raster": {"step_px": 1}}, "positions")
     silent = {key: value for key, value in data.items() if key not in ("energy_eV", "radiation")}
@@ -110,8 +123,8 @@ def _electron_pixel(raw: dict[str, Any], reasons: Reasons) -> None:
     reasons["data.object_pixel_m"] = [f"The bright disc, {angle:g} rad in radius, has {radius:.3g} pixels."]
 
 
-def _look(raw: dict[str, Any], reasons: Reasons) -> None:
-    """Choices about detector and window, from what some of the views look like."""
+def _set_from_patterns(raw: dict[str, Any], reasons: Reasons) -> None:
+    """Set keys of `data` and the orientation from what some of the views look like."""
     data, positions = raw["data"], raw.get("positions") or {}
     where = PositionOptions.parse(positions, "positions")
     scan = load_measurement(DataOptions.parse(data, "data"), where)
@@ -136,9 +149,9 @@ def _look(raw: dict[str, Any], reasons: Reasons) -> None:
 
 
 def _near_field(raw: dict[str, Any], scan: Measurement, reasons: Reasons) -> NearFieldSigns | None:
-    """Return the signs of a near field in a scan that is read for a far field; None where there are none.
+    """Return the signs of a near field in a scan that is read for a far field; None if there are none.
 
-    Where views are too far apart for a far field besides, there is no question which of the two it is, and it is set.
+    If the signs are certain and views are too far apart for a far field, the near field is set in the recipe.
     """
     data, told = raw["data"], scan.geometry.distance_m
     if "propagation" in data or "focus_distance_m" in data or told is None:
@@ -161,7 +174,7 @@ def _near_field(raw: dict[str, Any], scan: Measurement, reasons: Reasons) -> Nea
 
 
 def _turn_scan(raw: dict[str, Any], signs: NearFieldSigns, reasons: Reasons) -> None:
-    """Turn the scan as moving images ask for, where nobody says how it lies."""
+    """Set the orientation that moving images ask for, unless the recipe says one."""
     data, positions = raw["data"], raw.get("positions") or {}
     if SCAN_LIES & positions.keys() or DETECTOR_LIES & data.keys():
         return
@@ -173,7 +186,7 @@ def _turn_scan(raw: dict[str, Any], signs: NearFieldSigns, reasons: Reasons) -> 
 
 
 def _orient(raw: dict[str, Any], reasons: Reasons) -> None:
-    """How the detector lies to the scan, where nobody says, and where the patterns' centres of mass do."""
+    """Set the orientation that the patterns' centres of mass ask for, unless the recipe says one."""
     data, positions = raw["data"], raw.get("positions") or {}
     if SCAN_LIES & positions.keys() or DETECTOR_LIES & data.keys():
         return
@@ -181,7 +194,7 @@ def _orient(raw: dict[str, Any], reasons: Reasons) -> None:
     scan = load_measurement(DataOptions.parse(some, "data"), PositionOptions.parse(positions, "positions"))
     if scan.geometry.propagation != "far_field" or scan.views < FEWEST:
         return
-    c = centres(scan)
+    c = centres_of_mass(scan)
     if scan.geometry.radiation == "electron":
         found = rotation(c, scan.positions)
         told, left, settings = found.told, found.left, {"transpose": True} if found.transpose else {}
@@ -201,7 +214,7 @@ def _orient(raw: dict[str, Any], reasons: Reasons) -> None:
 
 
 def _invalid(scan: Measurement, step: int) -> str:
-    """Why NaN and negative values are taken as missing; empty where there are none."""
+    """Return why NaN and negative values are to be taken as missing; empty if there are none."""
     try:
         for view in range(0, scan.views, max(1, step)):
             scan.patterns.read(np.array([view]))
@@ -210,8 +223,8 @@ def _invalid(scan: Measurement, step: int) -> str:
     return ""
 
 
-def _bad_pixels(seen: Summary, patterns: PatternSource) -> list[tuple[str, Any, str]]:
-    """Those that look wrong, as the file stores them."""
+def _bad_pixels(seen: InspectionReport, patterns: PatternSource) -> list[tuple[str, Any, str]]:
+    """Return `data.bad_pixels` as (key, value, why) for pixels that look wrong, in the file's own coordinates."""
     if not isinstance(patterns, PreparedSource):
         return []
     found = [patterns.window.stored(y, x) for y, x in (*seen.hot, *seen.dead, *seen.stuck)]
@@ -222,8 +235,8 @@ def _bad_pixels(seen: Summary, patterns: PatternSource) -> list[tuple[str, Any, 
     return [("bad_pixels", [list(pixel) for pixel in pixels], f"Pixels that look {' and '.join(counts)}.")]
 
 
-def _choices(seen: Summary) -> list[tuple[str, Any, str]]:
-    """Key of `data`, value, and why."""
+def _choices(seen: InspectionReport) -> list[tuple[str, Any, str]]:
+    """Return choices that a summary suggests, as (key of `data`, value, why)."""
     found: list[tuple[str, Any, str]] = []
     for sentence in seen.suspicious:
         if "set data.saturation" in sentence:

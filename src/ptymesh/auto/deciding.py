@@ -1,18 +1,18 @@
-"""From a recipe that leaves its stages open to one that says them."""
+"""Complete a recipe that leaves its stages open (`stages: auto`) with stages found by trying."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from ptymesh.auto.interview import Found, Interview, Say
-from ptymesh.auto.race import Budget, Stop, Terms, together
-from ptymesh.auto.sweeps import sweeps_in, sweeps_of
-from ptymesh.auto.written import NAME, written
+from ptymesh.auto.candidates import Budget, SearchContext, Stop, run_on_all_ranks
+from ptymesh.auto.recipe_text import NAME, recipe_text
+from ptymesh.auto.stage_search import Decision, Say, StageSearch
+from ptymesh.auto.sweeps import default_sweeps, sweeps_in_time
 from ptymesh.distributed.world import World
 from ptymesh.errors import BadInput
 from ptymesh.files import replacing
 from ptymesh.io import load_measurement
-from ptymesh.io.featureless import refuse_featureless
+from ptymesh.io.checks import refuse_featureless
 from ptymesh.measurement import Measurement
 from ptymesh.run.data_checks import checked_recipe
 from ptymesh.run.recipe import Recipe
@@ -27,17 +27,23 @@ def decide(
     reasons: dict[str, list[str]] | None = None,
     say: Say | None = None,
     write: bool = True,
-) -> Found:
-    """The recipe with stages, for one that says `stages: auto`; what it says of other keys stays. Collective.
+) -> Decision:
+    """Return the recipe with stages, for one that says `stages: auto`; what it says of other keys stays. Collective.
 
     Args:
-        stop: whether to stop.
-        time_s: seconds that questions and run should take together; made into sweeps before anything is asked.
-        reasons: of what has been chosen before.
-        say: told what is found, on rank 0.
-        write: the recipe with all reasons, into the output folder.
+        recipe: leaves its stages open.
+        world: the ranks, all of which call this.
+        stop: returns True once the search should stop.
+        time_s: seconds that search and run should take together, turned into sweeps before anything runs; None: the
+            recipe's sweeps, or automatic.
+        reasons: why the recipe is as it is so far, sentences by key.
+        say: is called with each finding, on rank 0.
+        write: whether the recipe with all reasons is written into the output folder.
 
-    Raises BadInput, Undecided where it was asked to stop, and PtymeshError where every way to begin diverges.
+    Raises:
+        BadInput: the data cannot be used, or no stages can be found from them.
+        Undecided: the search was stopped.
+        PtymeshError: every way to begin diverges.
     """
     said = {key: list(sentences) for key, sentences in (reasons or {}).items()}
     speak: Say = (say or (lambda _: None)) if world.rank == 0 else (lambda _: None)
@@ -46,21 +52,21 @@ def decide(
         said.setdefault("data.checked", []).extend(found)
     for sentence in found:
         speak(sentence)
-    scan = together(world, lambda: _load_scan(recipe))
+    scan = run_on_all_ranks(world, lambda: _load_scan(recipe))
     assert recipe.auto is not None
     sweeps = recipe.auto.sweeps
     if time_s is not None:
-        sweeps = sweeps_in(time_s, scan, world)
+        sweeps = sweeps_in_time(time_s, scan, world)
         said.setdefault("stages", []).append(f"{time_s:g} seconds were taken for {sweeps} sweeps.")
-    terms = Terms(world, stop, Budget(sweeps or sweeps_of(scan)))
-    decided = Interview(recipe, scan, terms, said, speak).hold()
+    context = SearchContext(world, stop, Budget(sweeps or default_sweeps(scan)))
+    decided = StageSearch(recipe, scan, context, said, speak).run()
     if write:
-        together(world, lambda: _write(decided) if world.rank == 0 else None)
+        run_on_all_ranks(world, lambda: _write(decided) if world.rank == 0 else None)
     return decided
 
 
 def _load_scan(recipe: Recipe) -> Measurement:
-    """Return the recipe's scan. Raises BadInput where no stages can be found from it."""
+    """Return the recipe's scan; raise BadInput if no stages can be found from it."""
     scan = load_measurement(recipe.data, recipe.positions)
     refuse_featureless(scan)
     if scan.views == 1:
@@ -71,11 +77,12 @@ def _load_scan(recipe: Recipe) -> Measurement:
     return scan
 
 
-def _write(found: Found) -> None:
+def _write(found: Decision) -> None:
+    """Write the recipe with its reasons into its output folder."""
     path = Path(found.recipe.output.dir) / NAME
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BadInput(f"{path.parent} cannot be made ({error.strerror}); choose another folder with --out.") from error
     with replacing(path) as temporary:
-        temporary.write_text(written(found.recipe, found.reasons), encoding="utf-8")
+        temporary.write_text(recipe_text(found.recipe, found.reasons), encoding="utf-8")

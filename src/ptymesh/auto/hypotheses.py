@@ -1,4 +1,4 @@
-"""What may be true of a scan beyond the plainest model: how a track goes on with it, and without it."""
+"""Hypotheses about a scan beyond the simplest model, each as a candidate with it and one without it."""
 
 from __future__ import annotations
 
@@ -8,76 +8,99 @@ from typing import Any
 
 import torch
 
-from ptymesh.auto.race import Arena, Track
+from ptymesh.auto.candidates import Candidate, CandidateRunner
 from ptymesh.run.recipe import Recipe
 
-#: By this share what is kept lowers the residual.
+#: Share by which each hypothesis has to lower the residual.
 GAINS = {"positions": 0.02, "intensity": 0.02, "background": 0.02, "modes": 0.03}
-#: Probe modes that are tried, one after the other as long as it pays; and in the place of those that did not.
-MODES, FEWER = {1: 2, 2: 4, 4: 8}, {4: 3, 8: 6}
-#: Learning rates of a background: the usual one, and a careful one.
+#: The number of probe modes that is tried after each number.
+MODES = {1: 2, 2: 4, 4: 8}
+#: The number that is tried in place of one that did not help.
+FEWER = {4: 3, 8: 6}
+#: Learning rates of a background: the usual one, and a smaller one for where that does harm.
 BACKGROUND = (0.1, 0.01)
 
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """One of them.
+    """A change of the model that may explain a scan better.
 
-    Fields:
-        name: as in GAINS. what: at the start of a sentence. key: of the recipe, at which it is told.
-        track, without: how it goes on with it, and without; both with the same engine.
+    Attributes:
+        name: as in GAINS.
+        what: words for it, at the start of a sentence.
+        key: key of the recipe under which the outcome is noted.
+        candidate: the candidate with the change.
+        without: the candidate without it, with the same engine.
     """
 
     name: str
     what: str
     key: str
-    track: Track
-    without: Track
+    candidate: Candidate
+    without: Candidate
 
 
 class Hypotheses:
-    """All that have not been kept yet; `adam`: the engine that knows a background. refused: numbers of modes that did
-    not help."""
+    """The hypotheses that a candidate has not taken up yet.
 
-    def __init__(self, recipe: Recipe, arena: Arena, adam: dict[str, Any]) -> None:
-        self.recipe, self.arena, self.adam = recipe, arena, adam
+    Args:
+        recipe: what it fixes is not tried.
+        runner: makes candidates with more modes.
+        adam: the engine that knows a background, as in a recipe's stage.
+
+    Attributes:
+        refused_modes: numbers of probe modes that did not help.
+    """
+
+    def __init__(self, recipe: Recipe, runner: CandidateRunner, adam: dict[str, Any]) -> None:
+        self.recipe, self.runner, self.adam = recipe, runner, adam
         self.refused_modes: set[int] = set()
 
-    def of(self, track: Track) -> Iterator[Hypothesis]:
-        """Ways to go on from this track."""
-        if "positions" not in track.own and self.recipe.positions.subpixel != "none":
-            new = track.sharing({"positions": True}, "positions")
-            yield Hypothesis("positions", "A position of each view", "stages", new, track)
-        if "intensity" not in track.own:
-            new = track.sharing({"probe": {"intensity": True}}, "intensity")
-            yield Hypothesis("intensity", "An intensity of each view", "stages", new, track)
-        more = self.more_modes(track)
+    def of(self, candidate: Candidate) -> Iterator[Hypothesis]:
+        """Yield the hypotheses that a candidate has not taken up yet."""
+        if "positions" not in candidate.own and self.recipe.positions.subpixel != "none":
+            new = candidate.sharing({"positions": True}, "positions")
+            yield Hypothesis("positions", "A position of each view", "stages", new, candidate)
+        if "intensity" not in candidate.own:
+            new = candidate.sharing({"probe": {"intensity": True}}, "intensity")
+            yield Hypothesis("intensity", "An intensity of each view", "stages", new, candidate)
+        more = self.more_modes(candidate)
         if more:
-            yield Hypothesis("modes", f"{more} probe modes", "probe.modes", self.arena.with_modes(track, more), track)
-        if "background" not in track.engine.get("unknowns", {}):
-            adam = track.using(self.adam)
-            yield Hypothesis("background", "A background", "stages", self.lit(track, BACKGROUND[0]), adam)
+            yield Hypothesis(
+                "modes", f"{more} probe modes", "probe.modes", self.runner.with_modes(candidate, more), candidate
+            )
+        if "background" not in candidate.engine.get("unknowns", {}):
+            adam = candidate.using(self.adam)
+            yield Hypothesis(
+                "background", "A background", "stages", self.with_background(candidate, BACKGROUND[0]), adam
+            )
 
-    def more_modes(self, track: Track) -> int:
-        """The next number of modes to be tried; 0: none."""
-        more = MODES.get(track.modes, 0)
+    def more_modes(self, candidate: Candidate) -> int:
+        """Return the next number of modes to be tried; 0: none."""
+        more = MODES.get(candidate.modes, 0)
         if more in self.refused_modes:
             more = FEWER.get(more, 0)
         return 0 if self.recipe.probe.modes is not None or more in self.refused_modes else more
 
-    def lit(self, track: Track, lr: float) -> Track:
-        """With a background, at this rate."""
+    def with_background(self, candidate: Candidate, lr: float) -> Candidate:
+        """Return the candidate with a background that moves at this learning rate."""
         unknowns = {**self.adam["unknowns"], "background": {"lr": lr}}
-        return track.using({**self.adam, "unknowns": unknowns})
+        return candidate.using({**self.adam, "unknowns": unknowns})
 
-    def without(self, track: Track, name: str, engine: dict[str, Any]) -> Track:
-        """The track without what was kept: as the recipe starts there; `engine` where no background asks for Adam."""
-        start, estimate = self.arena.recon.state.estimate, track.estimate
-        own, shared = track.own - {name}, {key: value for key, value in track.shared.items() if key != name}
+    def without(self, candidate: Candidate, name: str, engine: dict[str, Any]) -> Candidate:
+        """Return the candidate without a hypothesis: what it moved is again as the recipe starts.
+
+        Args:
+            candidate: the candidate with it.
+            name: of the hypothesis, as in GAINS.
+            engine: takes the place of Adam if the background is left out.
+        """
+        start, estimate = self.runner.recon.state.estimate, candidate.estimate
+        own, shared = candidate.own - {name}, {key: value for key, value in candidate.shared.items() if key != name}
         if name == "modes":
-            return self.arena.with_modes(track, len(start.probe))
+            return self.runner.with_modes(candidate, len(start.probe))
         if name == "background":
-            return replace(track, estimate=replace(estimate, background=start.background.clone())).using(engine)
+            return replace(candidate, estimate=replace(estimate, background=start.background.clone())).using(engine)
         if name == "positions":
             nominal = estimate.nominal.clone()
             anchors = torch.floor(nominal + 0.5).to(estimate.anchors.dtype)
@@ -87,4 +110,4 @@ class Hypotheses:
             weights[:, 0] = start.weights[:, 0]
             estimate = replace(estimate, weights=weights)
             shared.pop("probe", None)
-        return replace(track, estimate=estimate, own=own, shared=shared)
+        return replace(candidate, estimate=estimate, own=own, shared=shared)

@@ -26,13 +26,18 @@ from ptymesh.run.recipe import Recipe
 
 #: Side of a square of the checkerboard, in detector pixels: larger than a speckle.
 SQUARE = 8
-#: Fits of a view's own unknowns: so many are looked at, a position moves so many pixels at most in a step.
-STEPS, LIMIT_PX = 8, 0.5
-#: How much of a step is taken: at first, at least, at most. Half of the pixels ask for half a step, and a wave whose
-#: phase is free for half of that; a view that moves changes its wave's phase far more than its power.
-POSITION_GAINS, WEIGHT_GAINS = (32.0, 4.0, 128.0), (1.0, 0.5, 8.0)
-#: Of so large a share of the views, those that gain most and those that lose most, no gain counts for more than that
-#: of the next one: a view without light, or one that is far too bright, does not decide.
+#: Steps of the fit of a view's own unknowns.
+STEPS = 8
+#: Largest distance in pixels by which a position moves in one step.
+LIMIT_PX = 0.5
+#: Factors of a step of positions: the first one, the least, the largest. They are large because half of the pixels ask
+#: for half a step, a wave whose phase is free asks for half of that, and a view that moves changes its wave's phase far
+#: more than its power.
+POSITION_GAINS = (32.0, 4.0, 128.0)
+#: Factors of a step of weights: the first one, the least, the largest.
+WEIGHT_GAINS = (1.0, 0.5, 8.0)
+#: Share of the views whose gains are clipped at either end, to the next one's: a view without light, or one that is far
+#: too bright, does not decide.
 CLIPPED_SHARE = 0.1
 #: An intensity is never fitted below this.
 LEAST_WEIGHT = 1e-3
@@ -40,14 +45,19 @@ LEAST_WEIGHT = 1e-3
 
 @dataclass(frozen=True)
 class Judged:
-    """Misfit sum (sqrt I - sqrt y)^2 and counts sum y of each held-out view, (n,) each, on every rank."""
+    """Misfit and counts of each held-out view; the same on every rank.
+
+    Attributes:
+        misfit: (n,) float64, sum (sqrt I - sqrt y)^2 of each view.
+        counts: (n,) float64, sum y of each view.
+    """
 
     misfit: np.ndarray
     counts: np.ndarray
 
     @property
     def residual(self) -> float:
-        """Misfit of all of these views over their counts."""
+        """Misfit of all of these views over their counts; NaN without counts."""
         total = float(self.counts.sum())
         return float(self.misfit.sum()) / total if total else math.nan
 
@@ -64,8 +74,15 @@ class Judged:
         return mean / float(clip_extremes(other.misfit, share).sum()), errors
 
     def gains_more(self, base: Judged, other: Judged, its_base: Judged) -> float:
-        """Return by which share of its base's residual this one gains more over its base than another one over its own,
-        in standard errors."""
+        """Return how much more this one gains over its base than another one does over its own, in standard errors.
+
+        Gains are compared view by view, as shares of the bases' misfits.
+
+        Args:
+            base: what this one is compared with.
+            other: the other one.
+            its_base: what the other one is compared with.
+        """
         shares = [
             (old.misfit - new.misfit) / float(clip_extremes(old.misfit).sum())
             for new, old in ((self, base), (other, its_base))
@@ -95,7 +112,7 @@ def _sum_and_errors(values: np.ndarray, share: float = CLIPPED_SHARE) -> tuple[f
 
 
 def own_unknowns(recipe: Recipe) -> frozenset[str]:
-    """Of positions, intensity and opr, what a recipe refines for each view."""
+    """Return which of "positions", "intensity" and "opr" a recipe refines for each view."""
     found = {"positions" for stage in recipe.stages if stage.positions}
     found |= {"intensity" for stage in recipe.stages if stage.probe.intensity}
     found |= {"opr" for stage in recipe.stages if stage.probe.opr and recipe.probe.opr_modes}
@@ -103,22 +120,26 @@ def own_unknowns(recipe: Recipe) -> frozenset[str]:
 
 
 def judging(price: EpochCost, own: frozenset[str], pixels: float) -> float:
-    """Return the cost of judging views with so many pixels in all, in pixels of cost_model.py.
+    """Return the cost of judging views, in pixels of run/cost_model.py.
 
-    It is that of a pass, or of fits of what a view has for itself on either half of them.
+    This is one pass, or the fits of the views' own unknowns on either half of their pixels.
 
     Args:
-        price: of the model.
-        own: unknowns of a view that are fitted; none: a pass.
-        pixels: of all views together.
+        price: what the model's parts cost.
+        own: which of "positions", "intensity" and "opr" each view has for itself.
+        pixels: detector pixels of all judged views together.
     """
     return pixels * price.judging_work(own, 2 * STEPS) + (2 * STEPS * FIT_STEP if own else 0)
 
 
 def judge(problem: Problem, estimate: Estimate, views: np.ndarray, own: frozenset[str]) -> Judged:
-    """How well an estimate explains these views, after what they have for themselves was fitted. Collective.
+    """Return how well an estimate explains views once their own unknowns have been fitted. Collective.
 
-    own: of positions, intensity and opr, what each view has for itself.
+    Args:
+        problem: the data and the model.
+        estimate: object, probe and all else; it is not changed.
+        views: (n,) int64, the held-out views.
+        own: which of "positions", "intensity" and "opr" each view has for itself.
     """
     if not own:
         return _misfits(problem, estimate, views, problem.loader.mask)
@@ -133,13 +154,14 @@ def judge(problem: Problem, estimate: Estimate, views: np.ndarray, own: frozense
 
 
 def _seeing(problem: Problem, mask: Tensor) -> ViewLoader:
-    """The problem's views with other pixels masked."""
+    """Return the problem's views with another mask (h, w) of usable pixels."""
     made = copy(problem.loader)
     made.mask = mask
     return made
 
 
 def _misfits(problem: Problem, estimate: Estimate, views: np.ndarray, mask: Tensor) -> Judged:
+    """Return misfit and counts of views on the pixels of a mask. Collective."""
     seeing, model = _seeing(problem, mask), problem.model
     table = torch.zeros(problem.views, 2, dtype=torch.float64, device=problem.device)
     for chunk in seeing.chunks(estimate, views):
@@ -150,9 +172,9 @@ def _misfits(problem: Problem, estimate: Estimate, views: np.ndarray, mask: Tens
 
 
 def _fit(problem: Problem, estimate: Estimate, views: np.ndarray, mask: Tensor, own: frozenset[str]) -> Estimate:
-    """The estimate with the views' own unknowns fitted on these pixels, from where they are; each rank fits its own.
+    """Return the estimate with the views' own unknowns fitted on the pixels of a mask; each rank fits its own views.
 
-    Of all steps, each view keeps the one that explains these pixels best: steps of such lengths do not go down only.
+    Each view takes the best of all steps, because steps of such lengths do not always lower the misfit.
     """
     seeing = _seeing(problem, mask)
     fitted = replace(estimate, positions=estimate.positions.clone(), weights=estimate.weights.clone(), moving=True)
@@ -161,7 +183,7 @@ def _fit(problem: Problem, estimate: Estimate, views: np.ndarray, mask: Tensor, 
     reach = 1.0 if problem.model.subpixel == "bilinear" else math.inf
     gains = {"positions": Gains(*POSITION_GAINS), "weights": Gains(*WEIGHT_GAINS)}
     for _ in range(STEPS):
-        misfit, moves, weighs = _asked(problem, seeing, fitted, views, own)
+        misfit, moves, weighs = _view_steps(problem, seeing, fitted, views, own)
         better, least = (misfit < least)[:, None], torch.minimum(misfit, least)
         best.positions.copy_(torch.where(better, fitted.positions, best.positions))
         best.weights.copy_(torch.where(better, fitted.weights, best.weights))
@@ -176,11 +198,13 @@ def _fit(problem: Problem, estimate: Estimate, views: np.ndarray, mask: Tensor, 
     return best
 
 
-def _asked(
+def _view_steps(
     problem: Problem, seeing: ViewLoader, fitted: Estimate, views: np.ndarray, own: frozenset[str]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Misfit (N,) of these views, infinite of all others; steps that they ask for, of positions (N, 2) and weights
-    (N, 1 + K), 0 where nobody asks."""
+    """Return the misfit (N,) of these views, infinite for all others, and the steps that they ask for.
+
+    Steps are of positions (N, 2) and of weights (N, 1 + K), and 0 where a view does not ask for one.
+    """
     evaluator = problem.evaluator
     moves, weighs = torch.zeros_like(fitted.positions), torch.zeros_like(fitted.weights, dtype=torch.float64)
     misfit = torch.full((problem.views,), math.inf, dtype=torch.float64, device=problem.device)
@@ -191,17 +215,18 @@ def _asked(
         if "positions" in own:
             moves[chunk.views] = evaluator.position_step(fitted, chunk, intermediates, chi)
         if own & {"intensity", "opr"}:
-            asked = evaluator.weight_step(fitted, chunk, intermediates, chi).to(torch.float64)
-            weighs[chunk.views, 0] = asked[:, 0] * ("intensity" in own)
-            weighs[chunk.views, 1:] = asked[:, 1:] * ("opr" in own)
+            steps = evaluator.weight_step(fitted, chunk, intermediates, chi).to(torch.float64)
+            weighs[chunk.views, 0] = steps[:, 0] * ("intensity" in own)
+            weighs[chunk.views, 1:] = steps[:, 1:] * ("opr" in own)
     return misfit, moves, weighs
 
 
 class Gains:
-    """How much of its step each view takes: what its last two steps say of the curvature, between bounds.
+    """Step lengths of each view, from the curvature that its last two steps show, between bounds.
 
-    Barzilai and Borwein, IMA J. Numer. Anal. 8, 141 (1988), the longer of their two lengths; where the curvature is not
-    positive, the upper bound. A view that asks for nothing stays.
+    Where the curvature is not positive, the upper bound is taken. A view that asks for no step stays.
+
+    Source: Barzilai and Borwein, IMA J. Numer. Anal. 8, 141 (1988), the longer of their two lengths.
     """
 
     def __init__(self, first: float, low: float, high: float) -> None:
@@ -209,7 +234,7 @@ class Gains:
         self._last: tuple[Tensor, Tensor] | None = None
 
     def __call__(self, x: Tensor, step: Tensor) -> Tensor:
-        """Moves (N, n) of x (N, n), of whom `step` is asked for there; the next call has x moved."""
+        """Return the moves (N, n) of x (N, n) for the steps (N, n) asked for there; the next call takes the moved x."""
         gain: Tensor | float = self.first
         if self._last is not None:
             moved, less = x.to(step.dtype) - self._last[0], self._last[1] - step

@@ -1,7 +1,7 @@
-"""A file that says nothing of the propagation: far field, near field of a parallel beam, or near field behind a focus.
+"""Choice of the propagation: far field, near field of a parallel beam, or near field behind a focus.
 
-Patterns alone tell the magnification (ptymesh.io.near_field), first epochs of a reconstruction the rest: whether a near
-field explains held-out views better than a far field, and which distance does.
+Patterns alone show the magnification (ptymesh.io.near_field). First epochs of reconstructions show whether a near field
+explains held-out views better than a far field, and which distance does.
 
 Mag     magnification, (z1 + z2) / z1
 z1, z2  focus to sample, sample to detector;  z = z2 / Mag, the distance of the parallel beam that diffracts as much
@@ -16,49 +16,64 @@ from typing import Any
 
 import numpy as np
 
-from ptymesh.auto.race import OverBudget, Track, better
+from ptymesh.auto.candidates import Candidate, OverBudget, is_better
 from ptymesh.io.near_field import DETECTOR_LIES, PARALLEL, SCAN_LIES, NearFieldSigns, near_field_signs
 from ptymesh.measurement import Measurement
 from ptymesh.run.recipe import Recipe
 
-#: A near field is tried where the sample is seen at once this many times as wide as far-field patterns can sample,
-#: where the light fills this share of the detector, or where images are magnified less than that.
-TRIED_WIDTH, TRIED_SHARE, TRIED_MAGNIFICATION = 1.25, 0.55, 30.0
-#: Below this width a far field that can be is held against the near field in the best of all defoci, too.
+#: A near field is tried if the sample region seen at once is this many times as wide as far-field patterns can sample,
+TRIED_WIDTH = 1.25
+#: or if the light fills this share of the detector,
+TRIED_SHARE = 0.55
+#: or if images are magnified less than this.
+TRIED_MAGNIFICATION = 30.0
+#: Below this width a far field is possible, and also compared with the near field in the best of all defoci.
 FAR_FIELD_WIDTH = 2.0
-#: z that are tried go up and down by these factors, one after the other, as long as it helps; each is begun for this
-#: share of the usual epochs. No z further than LIMIT from the first one.
-FACTORS, SHARE, LIMIT = (2.5, 1.6, 1.26, 1.12), 0.5, 1e4
-#: At first, longer distances look better than they are. So the last word is spoken in further epochs from an estimate
-#: that so many epochs have made, with z at each of three factors; the least of the parabola through these is the next
-#: z, in so many rounds.
-SETTLE_EPOCHS, ROUND_EPOCHS, ROUNDS, FIRST_STEP = 48, 12, 4, 1.12
-#: A z that differs by less than UNCERTAIN from the file's is the file's; by less than CLOSE, it has to explain more by
-#: SURE standard errors.
-UNCERTAIN, CLOSE, SURE = 1.03, 1.3, 3.0
+#: Factors by which z goes up and down, one after the other, as long as that helps.
+FACTORS = (2.5, 1.6, 1.26, 1.12)
+#: Share of the usual first epochs that each z gets.
+SHARE = 0.5
+#: Largest factor between z and the first one.
+LIMIT = 1e4
+#: Epochs of the estimate from which distances are compared at last: in first epochs longer ones look better than they
+#: are.
+SETTLE_EPOCHS = 48
+#: Epochs with each of three z in a round; the minimum of the parabola through their residuals is the next z.
+ROUND_EPOCHS = 12
+#: Largest number of rounds.
+ROUNDS = 4
+#: Factor between the three z of the first round.
+FIRST_STEP = 1.12
+#: A z within this factor of the file's is taken to be the file's.
+UNCERTAIN = 1.03
+#: A z within this factor of the file's has to explain more than that by SURE standard errors.
+CLOSE = 1.3
+#: Standard errors by which one geometry has to explain more than another one.
+SURE = 3.0
 
-#: Begins recipes, with a probe that stays as it is or not, for so many times the usual epochs; says how far each came,
-#: None where it cannot be begun, as far as the budget goes. Raises OverBudget where that is not even for one.
-Begin = Callable[[Sequence[Recipe], bool, float], list[Track | None]]
-#: Goes on from an estimate for so many epochs of Adam with another recipe, of the same object pixel. Raises OverBudget.
-Advance = Callable[[Recipe, Track, int], Track | None]
+#: Runs the first epochs of recipes: (recipes, whether the probe stays as it is, factor of the usual epochs). Returns a
+#: candidate for each, None if it cannot start, as far as the budget goes. Raises OverBudget if it allows none.
+Begin = Callable[[Sequence[Recipe], bool, float], list[Candidate | None]]
+#: Continues a candidate for epochs of Adam with another recipe of the same object pixel. Raises OverBudget.
+Advance = Callable[[Recipe, Candidate, int], Candidate | None]
+#: Notes a sentence that says why a key of the recipe is as it is: (key, sentence).
 Note = Callable[[str, str], None]
 
 
 @dataclass(frozen=True)
 class NearField:
-    """A near field in numbers.
+    """The geometry of a near field.
 
     Attributes:
         magnification: Mag; 1 for a parallel beam.
-        effective_m: z.
+        effective_m: z, in metres.
     """
 
     magnification: float
     effective_m: float
 
     def recipe(self, recipe: Recipe, told_m: float | None) -> Recipe:
-        """Return the recipe with this geometry; told_m: the distance that the file says."""
+        """Return the recipe with this geometry; `told_m`: the distance in metres that the file says."""
         data: dict[str, Any] = {"propagation": "angular_spectrum"}
         distance = float(f"{self.magnification * self.effective_m:.6g}")
         if told_m is None or abs(distance / told_m - 1) > 1e-3:
@@ -73,7 +88,7 @@ class NearField:
 
     @property
     def words(self) -> str:
-        """What it is, in words."""
+        """A description for a sentence."""
         if self.magnification == 1:
             return "a near field of a parallel beam"
         return f"a near field behind a focus, magnified {self.magnification:.4g} times"
@@ -86,7 +101,7 @@ def is_to_be_tried(signs: NearFieldSigns) -> bool:
 
 
 def near_fields(signs: NearFieldSigns, distance_m: float) -> dict[str, NearField]:
-    """Return what the distance that a file says may mean, in words, for the magnification that patterns tell."""
+    """Return the geometries that a file's distance (m) may mean at the magnification of the patterns, by meaning."""
     mag = signs.magnification
     if mag < 1 + PARALLEL:
         return {"from the sample to the detector": NearField(1.0, distance_m)}
@@ -102,15 +117,16 @@ def find_near_field(
     begin: Begin,
     advance: Advance,
     note: Note,
-    focused: Callable[[], Track | None],
+    focused: Callable[[], Candidate | None],
 ) -> Recipe | None:
     """Return the recipe with the near field that explains a scan better than the far field; None if none does.
 
     Args:
-        recipe: that leaves the propagation open.
-        scan: as it is read for a far field.
-        begin, advance: run epochs.
-        note: told why, by key of the recipe.
+        recipe: leaves the propagation open.
+        scan: the data, read for a far field.
+        begin: runs the first epochs of recipes.
+        advance: continues a candidate with another recipe.
+        note: is called with a key of the recipe and a sentence that says why.
         focused: returns the first epochs of the far field in the best of all defoci.
     """
     told = scan.geometry.distance_m
@@ -123,24 +139,25 @@ def find_near_field(
     turned = _with_orientation(recipe, signs)
     search = DistanceSearch(turned, told, begin, advance)
     try:
-        far, *tracks = begin([recipe, *(near.recipe(turned, told) for near in meanings.values())], False, 1.0)
+        far, *candidates = begin([recipe, *(near.recipe(turned, told) for near in meanings.values())], False, 1.0)
     except OverBudget:
         return None
-    began = {means: track for means, track in zip(meanings, tracks, strict=False) if track is not None}
+    began = {means: candidate for means, candidate in zip(meanings, candidates, strict=False) if candidate is not None}
     if not began:
         return None
     means = min(began, key=lambda one: began[one].value)
-    near, track = search.approach(meanings[means], began[means])
+    near, candidate = search.approach(meanings[means], began[means])
     possible = signs.width < FAR_FIELD_WIDTH and signs.magnification > TRIED_MAGNIFICATION
-    if far is not None and possible and better(track, far, errors=SURE):
+    if far is not None and possible and is_better(candidate, far, errors=SURE):
         far = min((far, focused()), key=lambda one: math.inf if one is None else one.value)
-    helps = far is None or better(track, far, errors=SURE)
-    said = f"the first epochs of {near.words} come to {track.said}, a far field's to {far.said if far else 'nothing'}"
+    helps = far is None or is_better(candidate, far, errors=SURE)
+    of_far = far.formatted_residual if far else "nothing"
+    said = f"the first epochs of {near.words} come to {candidate.formatted_residual}, a far field's to {of_far}"
     if not helps:
         note("data.propagation", f"As told: {said}.")
         return None
     note("data.propagation", f"Patterns are images that move with the sample: {said}.")
-    near = search.settle(near, track, list(meanings.values()))
+    near = search.refine_distance(near, candidate, list(meanings.values()))
     _note_distance(note, near, meanings, search.words)
     if turned != recipe:
         note("positions", "Turned so that images move against the sample.")
@@ -148,7 +165,7 @@ def find_near_field(
 
 
 def _with_orientation(recipe: Recipe, signs: NearFieldSigns) -> Recipe:
-    """Return the recipe whose scan lies to the detector as moving images ask for, where it says nothing of that."""
+    """Return the recipe with the orientation that moving images ask for, unless it says one itself."""
     if SCAN_LIES & recipe.positions.model_fields_set or DETECTOR_LIES & recipe.data.model_fields_set:
         return recipe
     turned = recipe.positions.model_copy(update=signs.orientation())
@@ -156,7 +173,15 @@ def _with_orientation(recipe: Recipe, signs: NearFieldSigns) -> Recipe:
 
 
 def find_distance(recipe: Recipe, scan: Measurement, begin: Begin, advance: Advance, note: Note) -> Recipe:
-    """Return the recipe with the distance that suits a near field, whose magnification stays as it is."""
+    """Return the recipe with the distance that suits a near field, whose magnification stays as it is.
+
+    Args:
+        recipe: says that the propagation is a near field.
+        scan: the data as that recipe describes them.
+        begin: runs the first epochs of recipes.
+        advance: continues a candidate with another recipe.
+        note: is called with a key of the recipe and a sentence that says why.
+    """
     geometry = scan.geometry
     assert geometry.distance_m is not None
     near = NearField(geometry.magnification, geometry.effective_distance_m)
@@ -167,13 +192,20 @@ def find_distance(recipe: Recipe, scan: Measurement, begin: Begin, advance: Adva
         return recipe
     if first is None:
         return recipe
-    best = search.settle(*search.approach(near, first), [near])
+    best = search.refine_distance(*search.approach(near, first), [near])
     _note_distance(note, best, {"from the sample to the detector": near}, search.words)
     return recipe if best == near else best.recipe(recipe, geometry.distance_m)
 
 
 def _note_distance(note: Note, near: NearField, meanings: dict[str, NearField], words: str) -> None:
-    """Note how the distance follows from the file's, of which `meanings` says what it may mean; words: how well."""
+    """Note how the distance follows from the file's.
+
+    Args:
+        note: is called with a key of the recipe and a sentence.
+        near: the geometry that was found.
+        meanings: geometries that the file's distance may mean, by meaning.
+        words: how well the distance explains held-out views.
+    """
     means = [means for means, other in meanings.items() if other == near]
     told = meanings["from the sample to the detector"]
     if near == told:
@@ -194,33 +226,34 @@ class DistanceSearch:
     """The search for the distance z of a near field of known magnification.
 
     Args:
-        recipe: whose geometry is another.
-        told_m: distance that the file says.
-        begin, advance: run epochs.
+        recipe: all but the geometry.
+        told_m: distance in metres that the file says.
+        begin: runs the first epochs of recipes.
+        advance: continues a candidate with another recipe.
     """
 
     def __init__(self, recipe: Recipe, told_m: float, begin: Begin, advance: Advance) -> None:
         self.recipe, self.told_m, self._begin, self._advance = recipe, told_m, begin, advance
-        #: What was found about the distance.
+        #: How well the distance explains held-out views, for a sentence.
         self.words = ""
 
-    def begin(self, nears: Sequence[NearField], times: float) -> list[Track | None]:
-        """Return where so many times the usual first epochs lead; None where not. Raises OverBudget."""
-        tracks = self._begin([self._recipe(near) for near in nears], False, times)
-        return [*tracks, *([None] * (len(nears) - len(tracks)))]
+    def run_first_epochs(self, nears: Sequence[NearField], times: float) -> list[Candidate | None]:
+        """Return where `times` the usual first epochs lead with each geometry; None if not run. Raises OverBudget."""
+        candidates = self._begin([self._recipe(near) for near in nears], False, times)
+        return [*candidates, *([None] * (len(nears) - len(candidates)))]
 
-    def approach(self, first: NearField, track: Track) -> tuple[NearField, Track]:
-        """Return the near field whose first epochs explain most, and the reconstruction that they have begun.
+    def approach(self, first: NearField, candidate: Candidate) -> tuple[NearField, Candidate]:
+        """Return the near field whose first epochs explain most, and the candidate after them.
 
         Args:
             first: the near field from which distances are tried, up and down.
-            track: the reconstruction begun with it, returned where no other distance explains more.
+            candidate: the candidate after its first epochs, returned if no other distance explains more.
         """
         tried: dict[float, float] = {}
 
         def value(factor: float) -> float:
             if factor not in tried:
-                (made,) = self.begin([first.times(factor)], SHARE)
+                (made,) = self.run_first_epochs([first.times(factor)], SHARE)
                 tried[factor] = math.inf if made is None else made.value
             return tried[factor]
 
@@ -236,30 +269,31 @@ class DistanceSearch:
         except OverBudget:
             pass
         best = min(tried, key=lambda one: tried[one], default=1.0)
-        self.words = f"{track.said}, and others come no further"
+        self.words = f"{candidate.formatted_residual}, and others come no further"
         if best == 1.0:
-            return first, track
+            return first, candidate
         try:
-            (made,) = self.begin([first.times(best)], 1.0)
+            (made,) = self.run_first_epochs([first.times(best)], 1.0)
         except OverBudget:
             made = None
-        if made is None or made.value >= track.value:
-            return first, track
-        self.words = f"{made.said}, at first {track.said}"
+        if made is None or made.value >= candidate.value:
+            return first, candidate
+        self.words = f"{made.formatted_residual}, at first {candidate.formatted_residual}"
         return first.times(best), made
 
-    def settle(self, best: NearField, track: Track, told: Sequence[NearField]) -> NearField:
-        """Return the near field that explains most where epochs go on from the same estimate with several.
+    def refine_distance(self, best: NearField, candidate: Candidate, told: Sequence[NearField]) -> NearField:
+        """Return the near field that explains most when one estimate is continued with several distances.
 
-        An estimate has adapted to the z that made it, and to a shorter and a longer one no more than to the other.
+        An estimate has adapted to the z that made it, and as little to a shorter one as to a longer one.
 
         Args:
-            best: what looked best in the first epochs. track: where these led.
-            told: what the file's distance may mean.
+            best: the near field that looked best in the first epochs.
+            candidate: the candidate after these.
+            told: geometries that the file's distance may mean.
         """
         step = FIRST_STEP
         try:
-            made = self._advance(self._recipe(best), track, SETTLE_EPOCHS)
+            made = self._advance(self._recipe(best), candidate, SETTLE_EPOCHS)
             for _ in range(ROUNDS):
                 if made is None:
                     return best
@@ -272,29 +306,30 @@ class DistanceSearch:
                 vertex = _vertex(values)
                 best, made = best.times(step**vertex), ends[int(np.argmin(values))]
                 step = step**0.5 if abs(vertex) < 1 else step
-            return self._kept(best, made, told)
+            return self._prefer_file_distance(best, made, told)
         except OverBudget:
-            if step == FIRST_STEP:  # the first epochs alone do not tell
+            if step == FIRST_STEP:  # first epochs alone do not decide between close distances
                 near, factor = self._nearest(best, told)
                 return near if factor < CLOSE else best
             return best
 
-    def _kept(self, best: NearField, made: Track | None, told: Sequence[NearField]) -> NearField:
-        """Return one of those that the file tells where it is as good; else the best one. Raises OverBudget."""
+    def _prefer_file_distance(self, best: NearField, made: Candidate | None, told: Sequence[NearField]) -> NearField:
+        """Return one of the file's geometries if it is as good, else the best one. Raises OverBudget."""
         near, factor = self._nearest(best, told)
         if factor < UNCERTAIN:
             return near
         if factor > CLOSE or made is None:
             return best
-        tracks = [self._advance(self._recipe(one), made, ROUND_EPOCHS) for one in (best, near)]
-        if tracks[0] is None or tracks[1] is None or better(tracks[0], tracks[1], errors=SURE):
+        candidates = [self._advance(self._recipe(one), made, ROUND_EPOCHS) for one in (best, near)]
+        if candidates[0] is None or candidates[1] is None or is_better(candidates[0], candidates[1], errors=SURE):
             return best
-        self.words = f"{tracks[1].said}, and {best.effective_m / near.effective_m:.3g} times that {tracks[0].said}"
+        times = f"{best.effective_m / near.effective_m:.3g} times that"
+        self.words = f"{candidates[1].formatted_residual}, and {times} {candidates[0].formatted_residual}"
         return near
 
     @staticmethod
     def _nearest(best: NearField, told: Sequence[NearField]) -> tuple[NearField, float]:
-        """Return the nearest of those that the file tells, and the factor (above 1) by which it is off."""
+        """Return the nearest of the file's geometries, and the factor (at least 1) to its distance."""
         factors = [math.exp(abs(math.log(best.effective_m / one.effective_m))) for one in told]
         place = int(np.argmin(factors))
         return told[place], factors[place]
@@ -304,8 +339,10 @@ class DistanceSearch:
 
 
 def _vertex(values: Sequence[float]) -> float:
-    """Return where the parabola through values at -1, 0 and 1 is least, at most 2 away; 2 towards the lower end where
-    it opens downwards."""
+    """Return where the parabola through values at -1, 0 and 1 is least, between -2 and 2.
+
+    If it opens downwards, this is -2 or 2, on the side of the lower value.
+    """
     low, middle, high = values
     bend, slope = low - 2 * middle + high, (high - low) / 2
     if bend <= 0:

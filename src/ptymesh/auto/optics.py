@@ -1,6 +1,6 @@
-"""Numbers of the optics that a file may lack or have wrong: a probe's defocus, and the distance in the near field.
+"""Search for numbers of the optics that a file may lack or have wrong: defocus, and the distance in the near field.
 
-Each is tried by the first epochs of a reconstruction with it, which the residual of held-out views judges.
+Each value is tried by the first epochs of a reconstruction with it, which the residual of held-out views judges.
 
 lambda, d, n    wavelength, object pixel, window side;  FOV = n d
 alpha           half the angle of the beam's cone
@@ -15,23 +15,23 @@ from typing import Any
 
 import numpy as np
 
+from ptymesh.auto.candidates import Candidate, OverBudget, is_better
 from ptymesh.auto.near_field import Advance, Begin, Note, find_distance, find_near_field
-from ptymesh.auto.race import OverBudget, Track, better
 from ptymesh.measurement import Measurement
 from ptymesh.run.recipe import Recipe
 from ptymesh.run.starts import AutoStart, DataStart, ElectronStart
 
-#: Radii of the beam that are tried, as shares of FOV, on either side of the focus. Between them a reconstruction finds
-#: its way; finer steps would lead to beams that are too wide, which fit any pattern more easily.
+#: Radii of the beam that are tried, as shares of FOV, on either side of the focus. A reconstruction converges from the
+#: nearest one; finer steps would favour beams that are too wide, which fit any pattern more easily.
 RADII = (0.06, 0.12, 0.24)
-#: By so many standard errors another number has to lower the held-out residual. A share is not asked for: where counts
-#: are few, noise is most of it.
+#: Standard errors by which another number has to lower the held-out residual. No share is required, because with few
+#: counts noise is most of the residual.
 SURE = 3.0
-#: Views by whose mean pattern the beam's cone is measured.
+#: Number of views whose mean pattern measures the beam's cone.
 VIEWS = 64
 
 
-def settled(
+def find_optics(
     recipe: Recipe,
     scan: Measurement,
     begin: Begin,
@@ -39,13 +39,15 @@ def settled(
     note: Note,
     chosen: Collection[str] = frozenset(),
 ) -> Recipe:
-    """The recipe with the numbers that suit best, where there is one to be found.
+    """Return the recipe with the defocus or the distance that suits best, if one of them is open.
 
     Args:
-        recipe, scan: as far as they are known.
-        begin, advance: run epochs of recipes.
-        note: told why, by key of the recipe.
-        chosen: keys that nobody gave, which the looks of the patterns told.
+        recipe: what is known so far.
+        scan: the data as that recipe describes them.
+        begin: runs the first epochs of recipes.
+        advance: continues a candidate with another recipe.
+        note: is called with a key of the recipe and a sentence that says why.
+        chosen: keys of the recipe that were set from the look of the patterns, not by a person.
     """
     if scan.geometry.propagation != "far_field":
         known = {key for key in ("distance_m", "focus_distance_m") if getattr(recipe.data, key) is not None}
@@ -54,7 +56,7 @@ def settled(
         return find_distance(recipe, scan, begin, advance, note)
     unit = _defocus_unit(recipe, scan)
 
-    def focused() -> Track | None:
+    def focused() -> Candidate | None:
         if unit is None:
             return None
         best, _ = _best(_with_defocus(recipe), 0.0, _defoci(unit), lambda some: begin(some, True, 1.0))
@@ -76,7 +78,7 @@ def bright_radius(scan: Measurement) -> float:
 
 
 def _defocus_unit(recipe: Recipe, scan: Measurement) -> float | None:
-    """|z| (m) at which the beam's radius is FOV; None where the probe's defocus is known, or cannot be set."""
+    """Return |z| (m) at which the beam's radius is FOV; None if the probe's defocus is known or cannot be set."""
     start, geometry = recipe.probe.start, scan.geometry
     if geometry.object_pixel_m is None or geometry.wavelength_m is None or recipe.object.from_result:
         return None
@@ -91,7 +93,7 @@ def _defocus_unit(recipe: Recipe, scan: Measurement) -> float | None:
 
 
 def _with_defocus(recipe: Recipe) -> Callable[[float], Recipe]:
-    """Return what makes the recipe of a defocus in metres."""
+    """Return a function that makes the recipe with a defocus in metres."""
 
     def at(z: float) -> Recipe:
         start = recipe.probe.start
@@ -103,21 +105,26 @@ def _with_defocus(recipe: Recipe) -> Callable[[float], Recipe]:
 
 
 def _defoci(unit: float) -> list[float]:
-    """Return the defoci that are tried, on either side."""
+    """Return the defoci (m) that are tried, on either side of the focus."""
     return [sign * share * unit for share in RADII for sign in (1, -1)]
 
 
 def _defocus(recipe: Recipe, unit: float, begin: Begin, note: Note) -> Recipe:
+    """Return the recipe with the defocus that explains held-out views clearly better; `unit`: of `_defocus_unit`."""
     at = _with_defocus(recipe)
-    # a probe that moves would soon make up for the wrong defocus
+    # The probe stays as it is: otherwise it would soon make up for a wrong defocus.
     best, first = _best(at, 0.0, _defoci(unit), lambda some: begin(some, True, 1.0))
     if best is None or first is None:
         return recipe
-    z, track = best
-    if not z or not better(track, first, errors=SURE):
+    z, candidate = best
+    if not z or not is_better(candidate, first, errors=SURE):
         note("probe.start", f"Defoci up to {RADII[-1] * unit:.3g} m on either side were tried, and none helps clearly.")
         return recipe
-    note("probe.start", f"With this defocus the first epochs come to {track.said}, in focus to {first.said}.")
+    note(
+        "probe.start",
+        f"With this defocus the first epochs come to {candidate.formatted_residual}, "
+        f"in focus to {first.formatted_residual}.",
+    )
     return at(z)
 
 
@@ -125,15 +132,22 @@ def _best(
     at: Callable[[float], Recipe],
     told: float,
     others: Sequence[float],
-    begin: Callable[[Sequence[Recipe]], list[Track | None]],
-) -> tuple[tuple[float, Track] | None, Track | None]:
-    """The best number and its track, and that of the one that is told. None where nothing could be begun."""
+    begin: Callable[[Sequence[Recipe]], list[Candidate | None]],
+) -> tuple[tuple[float, Candidate] | None, Candidate | None]:
+    """Return the best number with its candidate, and the candidate of `told`; None for both if `told` cannot start.
+
+    Args:
+        at: makes the recipe with a number.
+        told: the number that the recipe has.
+        others: numbers that are tried besides.
+        begin: runs the first epochs of recipes.
+    """
     numbers = list(dict.fromkeys((told, *others)))
     try:
-        tracks = begin([at(x) for x in numbers])
+        candidates = begin([at(x) for x in numbers])
     except OverBudget:
         return None, None
-    tried = {x: track for x, track in zip(numbers, tracks, strict=False) if track is not None}
+    tried = {x: candidate for x, candidate in zip(numbers, candidates, strict=False) if candidate is not None}
     if told not in tried:
         return None, None
     best = min(tried, key=lambda x: tried[x].value)

@@ -1,4 +1,4 @@
-"""How a detector lies to its scan, told by the patterns' centres of mass alone.
+"""Orientation of a detector to its scan, found from the patterns' centres of mass alone.
 
 c       centre of mass of a pattern (N, 2): the mean slope of the exit wave's phase there
 p       positions (N, 2)
@@ -17,24 +17,28 @@ import numpy as np
 
 from ptymesh.measurement import Measurement
 
-#: How (y, x) of the detector may lie to that of the scan, each for itself and its half turn; and what a recipe says.
+#: Matrices from (y, x) of the detector to that of the scan, by what a recipe says; each stands for its half turn, too.
 TURNS = {
     "as told": ((1, 0), (0, 1)),
     "transpose: true": ((0, 1), (1, 0)),
     "flip_y: true": ((-1, 0), (0, 1)),
     "flip_y: true, transpose: true": ((0, -1), (1, 0)),
 }
-#: Waves of f along either axis, at most; fewer where there are fewer than twice as many views.
+#: Largest number of waves of f along either axis; with n views there are at most sqrt(n / 2).
 WAVES = 12
-#: Patterns that are read at a time.
+#: Number of patterns that are read at a time.
 CHUNK = 64
 
 
 @dataclass(frozen=True)
 class Rotation:
-    """The scan's rotation, modulo a half turn, and whether the detector is transposed, that suit best.
+    """The orientation that suits best, modulo a half turn.
 
-    left: share of the variance of c that is then no gradient; told: the same as told.
+    Attributes:
+        transpose: whether the detector is transposed.
+        angle_deg: rotation of the scan, between -90 and 90 degrees.
+        left: share of the variance of c that is then no gradient.
+        told: the same share with the orientation that the recipe has.
     """
 
     transpose: bool
@@ -43,8 +47,8 @@ class Rotation:
     told: float
 
 
-def centres(scan: Measurement) -> np.ndarray:
-    """Centres of mass (N, 2) of all far-field patterns about their mean, in detector pixels."""
+def centres_of_mass(scan: Measurement) -> np.ndarray:
+    """Return the centres of mass (N, 2) of all far-field patterns about their mean, in detector pixels."""
     found = []
     for start in range(0, scan.views, CHUNK):
         y = scan.patterns.read(np.arange(start, min(start + CHUNK, scan.views)))
@@ -57,7 +61,7 @@ def centres(scan: Measurement) -> np.ndarray:
 
 
 def unexplained(c: np.ndarray, p: np.ndarray) -> dict[str, float]:
-    """Variance of c that is no gradient, over all of it, by orientation."""
+    """Return the share of the variance of c (N, 2) that is no gradient at positions p (N, 2), by orientation."""
     basis = _gradients(p)
     found = {}
     for name, turn in TURNS.items():
@@ -67,10 +71,10 @@ def unexplained(c: np.ndarray, p: np.ndarray) -> dict[str, float]:
 
 
 def rotation(c: np.ndarray, p: np.ndarray) -> Rotation:
-    """Of all angles, and of both ways to lay the detector.
+    """Return the best of all angles, with the detector transposed or not, for c (N, 2) at positions p (N, 2).
 
-    What is left of cos(theta) c + sin(theta) J c, J c = (x, -y), is a quadratic form of cos and sin, whose smallest
-    eigenvalue is looked for.
+    The part of cos(theta) c + sin(theta) J c, J c = (x, -y), that is no gradient has a power that is a quadratic form
+    of cos and sin; its smallest eigenvalue is the least of it.
     """
     basis, power = _gradients(p), max(float((c**2).sum()), 1e-30)
     found, told = [], 1.0
@@ -89,13 +93,13 @@ def rotation(c: np.ndarray, p: np.ndarray) -> Rotation:
 
 
 def _rest(basis: np.ndarray, c: np.ndarray) -> np.ndarray:
-    """c (N, 2), flattened, without what gradients explain."""
+    """Return c (N, 2), flattened, without the part that is a gradient."""
     target = c.T.reshape(-1)
     return np.asarray(target - basis @ (basis.T @ target))
 
 
 def _gradients(p: np.ndarray) -> np.ndarray:
-    """Orthonormal gradients of smooth f at these positions, (2 N, n)."""
+    """Return orthonormal gradients (2 N, n) of smooth f at positions p (N, 2)."""
     p = p - p.min(axis=0)
     side = max(float(p.max()), 1e-9)
     waves = int(min(WAVES, np.sqrt(len(p) / 2)))

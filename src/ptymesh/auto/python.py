@@ -1,4 +1,4 @@
-"""From Python: a path is enough."""
+"""`ptymesh.reconstruct`: reconstruction in one call from Python, from a path alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from ptymesh.auto.data import described
 from ptymesh.auto.deciding import decide
-from ptymesh.auto.written import written
+from ptymesh.auto.recipe_text import recipe_text
 from ptymesh.distributed.joining import join
 from ptymesh.distributed.world import World
 from ptymesh.errors import BadInput
@@ -21,17 +21,24 @@ from ptymesh.run.recipe import Recipe
 from ptymesh.run.session import reconstruction
 from ptymesh.sentences import shown
 
-#: Options of a reconstruction that a recipe has at its top, and how stages are found.
+#: Options of a reconstruction that are top keys of a recipe.
 _TOP = ("object", "probe", "precision", "seed", "layout", "memory_budget", "scratch", "auto")
 
 
 def reconstruct(
     scan: Measurement | str | Path, stages: Sequence[Stage] | Stage | None = None, **options: Any
 ) -> Result:
-    """Runs all stages and returns the result; options as in `Reconstruction`, and `auto` as in a recipe.
+    """Run all stages and return the result.
 
-    Without stages, those that suit are found first where `scan` is a path, and the result's `recipe` says which, and
-    why; a scan that is loaded already goes through those of a recipe that says none. Raises BadInput, Diverged.
+    Args:
+        scan: the data, or the path of a file or the name of a sample.
+        stages: engines with their options. None: if `scan` is a path, stages are found by trying, and the result's
+            `recipe` says which, and why; otherwise the default stages.
+        **options: as of `Reconstruction`; and `auto`, as in a recipe.
+
+    Raises:
+        BadInput: an option or the data cannot be used.
+        Diverged: the run diverged.
     """
     if stages is not None or not isinstance(scan, str | Path):
         return by_stages.reconstruct(scan, stages, **options)
@@ -50,4 +57,4 @@ def reconstruct(
         found = decide(recipe, world, reasons=reasons, write=False)
         with closing(reconstruction(found.recipe, world)) as recon:
             recon.loop(hold_out=found.recipe.hold_out).run()
-            return recon.result(written(found.recipe, found.reasons))
+            return recon.result(recipe_text(found.recipe, found.reasons))

@@ -1,4 +1,4 @@
-"""What all questions about a scan share: its recipe, the budget, what is noted, and where candidates run."""
+"""Base of the search for stages: the recipe so far, the budget, the reasons, and runners in which candidates run."""
 
 from __future__ import annotations
 
@@ -6,17 +6,27 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ptymesh.auto.length import OPENING
-from ptymesh.auto.race import Arena, OverBudget, Terms, Track, together
+from ptymesh.auto.candidates import Candidate, CandidateRunner, OverBudget, SearchContext, run_on_all_ranks
+from ptymesh.auto.epoch_search import OPENING
 from ptymesh.io import load_measurement
 from ptymesh.io.options import DataOptions
 from ptymesh.measurement import Measurement
 from ptymesh.run.recipe import Recipe
 
-#: Shares of the sweeps.
-OPTICS, READING, ROUNDS, QUESTIONS, ENGINE = 0.22, 0.32, 0.42, 0.46, 0.52
-#: Scans with more views are asked on a part with so many, in the middle.
-LARGE, PART = 480, 320
+#: Share of the sweeps that may be gone after the search for the optics.
+OPTICS = 0.22
+#: Share that may be gone after other ways to read the scan.
+READING = 0.32
+#: Share that may be gone after hypotheses about the model.
+ROUNDS = 0.42
+#: Share that may be gone after it was asked which of these are needed.
+QUESTIONS = 0.46
+#: Share that may be gone after engines were compared.
+ENGINE = 0.52
+#: Scans with more views than this are searched on a part of them.
+LARGE = 480
+#: Number of views of that part, in the middle of the scan.
+PART = 320
 
 Say = Callable[[str], None]
 
@@ -25,41 +35,49 @@ class Search:
     """A scan whose recipe is being found.
 
     Attributes:
-        recipe, scan: as far as they are known.
-        opening: options of the engine that begins best.
-        reasons: why the recipe is as it is, sentences by its keys.
+        recipe: what is known of it so far.
+        scan: the data as that recipe describes them.
+        context: ranks, stop and budget.
+        budget: the budget of `context`.
+        reasons: why the recipe is as it is, sentences by key.
+        say: is called with each sentence.
+        opening: options of the engine of the first epochs.
     """
 
     def __init__(
         self,
         recipe: Recipe,
         scan: Measurement,
-        terms: Terms,
+        context: SearchContext,
         reasons: dict[str, list[str]],
         say: Say,
     ) -> None:
-        self.recipe, self.scan, self.terms, self.budget = recipe, scan, terms, terms.budget
+        self.recipe, self.scan, self.context, self.budget = recipe, scan, context, context.budget
         self.reasons, self.say = reasons, say
         self.opening: dict[str, Any] = {}
 
-    def note(self, key: str, sentence: str) -> None:
-        """Why something is as it is."""
+    def add_reason(self, key: str, sentence: str) -> None:
+        """Add a sentence that says why a key of the recipe is as it is."""
         self.reasons.setdefault(key, []).append(sentence)
         self.say(sentence)
 
-    def note_skipped(self, what: str, track: Any = None) -> Any:
-        self.note("stages", f"{what} was not asked: {self.budget.spent:.0f} sweeps were spent.")
-        return track
+    def note_skipped(self, what: str, candidate: Any = None) -> Any:
+        """Note that a question was not asked for lack of sweeps, and return `candidate`."""
+        self.add_reason("stages", f"{what} was not asked: {self.budget.spent:.0f} sweeps were spent.")
+        return candidate
 
-    def arena(self, recipe: Recipe, scan: Measurement | None = None) -> Arena:
-        """For the scan that a recipe describes."""
-        return Arena(recipe, self.load(recipe) if scan is None else scan, self.terms, self.scan.views)
+    def make_runner(self, recipe: Recipe, scan: Measurement | None = None) -> CandidateRunner:
+        """Return what runs candidates on the scan that a recipe describes, loaded here if it is not given."""
+        return CandidateRunner(recipe, self.load(recipe) if scan is None else scan, self.context, self.scan.views)
 
     def load(self, recipe: Recipe) -> Measurement:
-        made: Measurement = together(self.terms.world, lambda: load_measurement(recipe.data, recipe.positions))
+        """Return the scan that a recipe describes. Collective."""
+        made: Measurement = run_on_all_ranks(
+            self.context.world, lambda: load_measurement(recipe.data, recipe.positions)
+        )
         return made
 
-    def part(self, recipe: Recipe, consecutive: bool = False) -> Recipe:
+    def select_part(self, recipe: Recipe, consecutive: bool = False) -> Recipe:
         """Return the recipe with a part of a large scan: the views in the middle, or the first ones."""
         if self.scan.views <= LARGE:
             return recipe
@@ -69,19 +87,19 @@ class Search:
         data = data.model_copy(update={"views": data.views.model_copy(update=update)})
         return recipe.model_copy(update={"data": data})
 
-    def replace_recipe(self, arena: Arena, recipe: Recipe) -> Arena:
-        """Close the arena, and return one for another recipe, which takes the place of this one."""
-        arena.close()
+    def replace_recipe(self, runner: CandidateRunner, recipe: Recipe) -> CandidateRunner:
+        """Close the runner, and return one for another recipe, which takes the place of this one."""
+        runner.close()
         self.recipe, self.scan = recipe, self.load(recipe)
-        return self.arena(self.part(recipe))
+        return self.make_runner(self.select_part(recipe))
 
-    def open(self, arena: Arena, until: float = math.inf) -> Track:
-        """Return where the first epochs lead, with the engine that begins. Raises OverBudget."""
-        return arena.run(arena.start(self.opening), OPENING, until)
+    def run_opening(self, runner: CandidateRunner, until: float = math.inf) -> Candidate:
+        """Return where the first epochs lead, with the engine found for them. Raises OverBudget."""
+        return runner.run(runner.start(self.opening), OPENING, until)
 
 
-def raise_if_some_are_missing(tracks: list[Track], asked: Sequence[Any]) -> list[Track]:
-    """The tracks. Raises OverBudget where some could not be afforded."""
-    if len(tracks) < len(asked):
+def raise_if_some_are_missing(candidates: list[Candidate], asked: Sequence[Any]) -> list[Candidate]:
+    """Return the candidates; raise OverBudget if there are fewer than were asked for."""
+    if len(candidates) < len(asked):
         raise OverBudget
-    return tracks
+    return candidates

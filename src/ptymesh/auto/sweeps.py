@@ -1,4 +1,4 @@
-"""How many sweeps (run/cost_model.py) there are for questions and run together."""
+"""Number of sweeps (units of work, run/cost_model.py) for search and run together."""
 
 from __future__ import annotations
 
@@ -9,17 +9,27 @@ from ptymesh.measurement import Measurement
 from ptymesh.run.cost_model import EpochCost, epoch_size, sweep_work
 from ptymesh.run.device_pace import measure_pace
 
-#: Work (cost_model.py) where nobody says, some 45 s on two cores of a slow machine; between so many sweeps.
-WORK, FEWEST, MOST = 5.5e9, 400, 2200
+#: Work in pixels of run/cost_model.py if nobody says how much: some 45 s on two cores of a slow machine.
+WORK = 5.5e9
+#: Least number of sweeps.
+FEWEST = 400
+#: Largest number of sweeps.
+MOST = 2200
 
 
-def sweeps_of(scan: Measurement) -> int:
-    """What can be afforded where nobody says."""
+def default_sweeps(scan: Measurement) -> int:
+    """Return the number of sweeps for a scan if nobody says how many."""
     return int(min(MOST, max(FEWEST, WORK / sweep_work(scan))))
 
 
-def sweeps_in(time_s: float, scan: Measurement, world: World) -> int:
-    """Rank 0's pace tells how many sweeps all ranks do in that time; everybody takes its word."""
+def sweeps_in_time(time_s: float, scan: Measurement, world: World) -> int:
+    """Return how many sweeps all ranks do in a time, at the pace that rank 0 measures. Collective.
+
+    Args:
+        time_s: seconds.
+        scan: the data.
+        world: the ranks.
+    """
     sweeps = 0.0
     if world.rank == 0:
         threads = world.size * (torch.get_num_threads() if world.device.type == "cpu" else 1)

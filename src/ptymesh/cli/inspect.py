@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from ptymesh.io.inspection import Summary
+    from ptymesh.io.inspection import InspectionReport
 
 FIGURES = (".png", ".pdf", ".svg", ".jpg")
 Lines = Iterator[tuple[str, str]]
@@ -67,7 +67,7 @@ def command(
         save_figure(drawing, figure, dpi=110, bbox_inches="tight")
 
 
-def _print(s: Summary) -> None:
+def _print(s: InspectionReport) -> None:
     from rich.padding import Padding
     from rich.table import Table
     from rich.text import Text
@@ -90,7 +90,7 @@ def _print(s: Summary) -> None:
         console.print(Text("Nothing suspicious.", style="green"))
 
 
-def _optics(s: Summary) -> Lines:
+def _optics(s: InspectionReport) -> Lines:
     yield "views", f"{s.views}, windows of {s.window[0]} x {s.window[1]} pixels, {s.dtype}"
     beam = {"photon": "X-ray", "electron": "electron", None: "unknown radiation"}[s.radiation]
     energy = "" if s.energy_eV is None else f", {s.energy_eV / 1e3:.6g} keV"
@@ -107,7 +107,7 @@ def _optics(s: Summary) -> Lines:
     yield "object pixel", "unknown (pixel units)" if s.object_pixel_m is None else _pair(s.object_pixel_m)
 
 
-def _scan(s: Summary) -> Lines:
+def _scan(s: InspectionReport) -> Lines:
     def size(pixels: float) -> str:
         metres = "" if s.object_pixel_m is None else f" ({_length(pixels * math.prod(s.object_pixel_m) ** 0.5)})"
         return f"{pixels:.3g} px{metres}"
@@ -126,7 +126,7 @@ def _scan(s: Summary) -> Lines:
         yield "oversampling", f"{s.oversampling:.3g} (window / probe diameter; 2 samples well)"
 
 
-def _counts(s: Summary) -> Lines:
+def _counts(s: InspectionReport) -> Lines:
     whole = "" if s.whole_counts else ", not whole numbers"
     yield "counts", f"{s.counts_per_view:.5g} per view, {s.counts_per_pixel:.3g} per pixel{whole}"
     if s.e_per_A2 is not None:

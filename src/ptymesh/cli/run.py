@@ -33,7 +33,7 @@ def command(
     strict: Strict = False,
 ) -> None:
     """Reconstruct a data set, or what a recipe says, on any number of ranks."""
-    from ptymesh.auto.given import is_data
+    from ptymesh.auto.data_paths import is_data
     from ptymesh.cli.running import StageFinder
 
     settings, data = [*(set_ or ()), *memory.settings], is_data(recipe)

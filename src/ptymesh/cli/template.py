@@ -39,7 +39,7 @@ def recipe_template(file: Path, settings: Sequence[str]) -> str:
     data = data.model_copy(update={"path": located(data.path)})
     doubts = []
     if data.keys is None:
-        from ptymesh.auto.layout import guessed_keys
+        from ptymesh.auto.dataset_names import guessed_keys
 
         found = guessed_keys(data.path)
         if found is not None:

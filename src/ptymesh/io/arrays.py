@@ -1,8 +1,6 @@
-"""Arrays that options name: `file.npy`, `file.tif`, `file.npz:name`, `file.h5:/path`, `file.csv:column`.
+"""Reader of arrays that options name: `file.npy`, `file.tif`, `file.npz:name`, `file.h5:/path`, `file.csv:column`.
 
-They are recognised by content.
-
-What a file says of an array is looked at first; it is read when type and shape are those that the option can use.
+Formats are recognised by content. Type and shape of an array are checked before it is read.
 """
 
 from __future__ import annotations
@@ -31,20 +29,29 @@ from ptymesh.io.hdf5 import (
     read_dataset,
     reading,
 )
-from ptymesh.io.npy import MOST_VALUES, numbers, read_header, read_values
+from ptymesh.io.npy import MOST_VALUES, check_numbers, read_header, read_values
 from ptymesh.io.staging import is_npz, most_of, npz_members, read_member
 from ptymesh.io.tables import is_table, read_table
 
 #: Characters of the longest path that a system knows.
 LONGEST = 4096
-#: Numbers, real ones, and what they are called.
-REAL, ANY = "buif", "buifc"
+#: numpy's letters of real numbers.
+REAL = "buif"
+#: numpy's letters of all numbers.
+ANY = "buifc"
+#: References that messages offer.
 KNOWN = "file.npy, file.tif, file.csv, file.npz:name or file.h5:/path"
 
 
 @dataclass(frozen=True)
 class Stored:
-    """An array in a file, not read yet."""
+    """An array in a file that is not read yet.
+
+    Attributes:
+        shape: of the array.
+        dtype: of its values.
+        read: returns the array.
+    """
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -59,11 +66,18 @@ def load_array(
     window: tuple[int, int] | None = None,
     follow: Sequence[Path] = (),
 ) -> np.ndarray:
-    """The numeric array that a reference names; BadInput, naming the option, where there is none.
+    """Return the array of numbers that a reference names.
 
-    kinds: numpy's letters of the types that will do. most: more values than that are not read, nor an array whose last
-    two axes are not a window of these sides. follow: folders, besides the file's own, in which others may lie that it
-    refers to.
+    Args:
+        reference: file, and the array in it.
+        option: key of the recipe, for messages.
+        kinds: numpy's letters of the types that it may have.
+        most: largest number of values.
+        window: sides (h, w) that its last two axes must have; None: any.
+        follow: folders, besides the file's own, in which files that it refers to may lie.
+
+    Raises:
+        BadInput: there is no such array, or it cannot be used; the message names the option.
     """
     with _opened(reference, option, follow) as stored:
         if window is not None and stored.shape[-2:] != window:
@@ -72,7 +86,17 @@ def load_array(
 
 
 def detector_array(value: str | float, option: str, shape: tuple[int, int], follow: Sequence[Path] = ()) -> np.ndarray:
-    """(H, W) from a number or a reference; leading axes of length one are dropped. BadInput on another shape."""
+    """Return an array (H, W) from a number or a reference; leading axes of length one are dropped.
+
+    Args:
+        value: number of all pixels, or reference to an array.
+        option: key of the recipe, for messages.
+        shape: sides (H, W) of the detector.
+        follow: folders, besides the file's own, in which files that it refers to may lie.
+
+    Raises:
+        BadInput: the array has another shape, is not finite, or cannot be read.
+    """
     if isinstance(value, int | float):
         return np.full(shape, float(value))
     with _opened(value, option, follow) as stored:
@@ -88,7 +112,7 @@ def detector_array(value: str | float, option: str, shape: tuple[int, int], foll
 
 
 def _read(stored: Stored, reference: str, option: str, kinds: str, most: int) -> np.ndarray:
-    numbers(stored.dtype, f"{option}: {reference}", kinds)
+    check_numbers(stored.dtype, f"{option}: {reference}", kinds)
     if math.prod(stored.shape) > most:
         raise BadInput(f"{option}: {reference} has shape {stored.shape}, more than {option} can use; check the name.")
     return native(np.asarray(stored.read()))
@@ -96,13 +120,13 @@ def _read(stored: Stored, reference: str, option: str, kinds: str, most: int) ->
 
 @contextlib.contextmanager
 def _opened(reference: str, option: str, follow: Sequence[Path]) -> Iterator[Stored]:
-    """The array behind a reference, as long as its file is open."""
+    """Yield the array behind a reference while its file is open."""
     path, inside = _split(reference)
     if not os.path.exists(path):
         raise BadInput(f"There is no file {path}, which {option} names; give {KNOWN}.")
-    if not os.path.isfile(path):  # but a pipe or a device, which might never answer
+    if not os.path.isfile(path):  # a pipe or a device might never answer
         raise BadInput(f"{option} names {path}, which is not a file; give {KNOWN}.")
-    if not os.path.getsize(path):  # nor what the system makes up while it is read
+    if not os.path.getsize(path):  # files that the system makes up while they are read have no size
         raise BadInput(f"{option} names {path}, which is empty; give {KNOWN}.")
     try:
         with path.open("rb") as file:
@@ -169,7 +193,7 @@ def _hdf5(path: Path, inside: str, follow: Sequence[Path]) -> Iterator[Stored]:
         data = dataset_of(file, inside)
         with reading(f"{inside} in {path}"):
             shape, dtype, home = data.shape, data.dtype, Path(data.file.filename)
-        # values that lie in several files are bounded by the memory alone, when they are read
+        # Values in several files are limited by the memory alone, when they are read.
         if not in_other_files(data) and math.prod(shape) * dtype.itemsize > most_of(home.stat().st_size):
             raise BadInput(f"{inside} in {path} has shape {shape}, far more than its file holds; check the name.")
         yield Stored(shape, dtype, lambda: read_dataset(file, inside))
@@ -177,11 +201,11 @@ def _hdf5(path: Path, inside: str, follow: Sequence[Path]) -> Iterator[Stored]:
 
 @contextlib.contextmanager
 def _tiff(path: Path, what: str) -> Iterator[Stored]:
-    """The first image series of a TIFF. What only points to other files is not followed."""
+    """Yield the first image series of a TIFF; references to other files are not followed."""
     from tifffile import TiffFile, TiffFileError
 
     log = logging.getLogger("tifffile")
-    before, log.disabled = log.disabled, True  # what it has to say is said below, in one sentence
+    before, log.disabled = log.disabled, True  # its messages become one sentence below
     try:
         with TiffFile(path, _multifile=False, is_ome=False, is_mmstack=False, is_ndtiff=False) as file:
             found = file.series[0]
@@ -200,7 +224,7 @@ def _tiff(path: Path, what: str) -> Iterator[Stored]:
 
 
 def _check_tiff(series: Any, needed: int, size: int) -> None:
-    """ValueError where the pages cannot hold what they say: tifffile takes missing parts to be zero."""
+    """Raise ValueError if the pages cannot hold what they declare: tifffile takes missing parts to be zero."""
     if needed > most_of(size):
         raise ValueError(f"{size} bytes cannot hold {series.shape}")
     for page in series.pages:
@@ -218,7 +242,7 @@ def names_file(reference: str, folder: Path) -> str | None:
 
 
 def _split(reference: str) -> tuple[Path, str]:
-    """A path and what is inside the file; a colon that belongs to an existing file's name is left alone."""
+    """Return the path of a reference, and the name inside the file; an existing file's name may hold a colon."""
     if ":" not in reference or os.path.exists(reference):
         return Path(reference), ""
     for place, letter in enumerate(reference):  # the name of an array may hold colons as well

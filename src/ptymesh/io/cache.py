@@ -1,9 +1,9 @@
-"""Files that are made once from others, and found again: in $PTYMESH_CACHE, or in the machine's temporary folder.
+"""Cache of files that are made once from others, in $PTYMESH_CACHE or in the machine's temporary folder.
 
-They are named after the content that they come from. Of several processes that need one, the first makes it, in a file
-without a name where the system has such, so that nothing is left of it however the process ends; the others wait.
-Beside each lies NAME.lock, which who makes it holds, and NAME.json with its size and digest: a file that was truncated,
-damaged or replaced since it was made is made anew. Files that nobody has used for a week are removed.
+Files are named after the content that they come from. Of several processes that need one, the first makes it, and the
+others wait. Where the system can, the file has no name until it is complete, so that nothing is left of it however the
+process ends. Beside each file lie NAME.lock, which its maker holds, and NAME.json with its size and digest: a file that
+was truncated, damaged or replaced since is made anew. Files that nobody has used for a week are removed.
 """
 
 from __future__ import annotations
@@ -31,27 +31,29 @@ from ptymesh.errors import BadInput
 from ptymesh.files import no_room, size
 
 WEEK_S = 7 * 24 * 3600
-#: Names of files that are made here; no other file of the folder is ever removed.
+#: Pattern of the names of files that are made here; no other file of the folder is ever removed.
 OURS = re.compile(r"[0-9a-f]{32}-")
-#: What is left free on the disk: so much, or this share of a small one.
-LEFT_BYTES, LEFT_SHARE = 1 << 30, 0.05
-#: So many bytes are written between two looks at the disk's room.
+#: Bytes that are left free on a large disk.
+LEFT_BYTES = 1 << 30
+#: Share that is left free of a small disk.
+LEFT_SHARE = 0.05
+#: Bytes that are written between two checks of the disk's free space.
 CHECK_BYTES = 16 << 20
-#: A process that holds a lock and has not written for so long is taken to be stuck.
+#: Seconds after which a process that holds a lock and writes nothing is taken to be stuck.
 STALLED_S = 300.0
 
 
 @dataclass(frozen=True)
-class Plan:
+class CacheEntry:
     """A file to be made.
 
-    Fields:
+    Attributes:
         source: the file that it is made from, for messages.
         name: of the file in the folder.
         make: writes it.
         most: bytes that it may have at most.
-        needed: bytes that it will have, where that is known.
-        remedy: what to do where it would be too large, or has no room.
+        needed: bytes that it will have; None: not known.
+        remedy: what to do if it is too large or the disk is full.
     """
 
     source: Path
@@ -63,59 +65,59 @@ class Plan:
 
 
 class Sink:
-    """Where the bytes go: counted, digested, and stopped before they are too many, or fill the disk."""
+    """A writer that counts and digests bytes, and stops before they are too many or fill the disk."""
 
-    def __init__(self, file: BinaryIO, folder: Path, plan: Plan, beat: Callable[[], None]) -> None:
+    def __init__(self, file: BinaryIO, folder: Path, entry: CacheEntry, beat: Callable[[], None]) -> None:
         self.count, self._digest = 0, xxhash.xxh3_128()
-        self._file, self._folder, self._plan, self._beat, self._unchecked = file, folder, plan, beat, 0
+        self._file, self._folder, self._entry, self._beat, self._unchecked = file, folder, entry, beat, 0
 
     def write(self, data: Any) -> None:
-        """All of these bytes. Raises BadInput where they cannot, or should not, be written."""
+        """Write all bytes; raise BadInput if they cannot or should not be written."""
         view = memoryview(data).cast("B")
         self.count += len(view)
         self._unchecked += len(view)
-        check_size(self._plan, self.count)
+        check_size(self._entry, self.count)
         if self._unchecked >= CHECK_BYTES:
-            check_room(self._plan, self._folder, 0)
+            check_room(self._entry, self._folder, 0)
             self._beat()
             self._unchecked = 0
         try:
             self._file.write(view)
         except OSError as error:
-            raise _refusal(self._plan, self._folder, error) from error
+            raise _refusal(self._entry, self._folder, error) from error
         self._digest.update(view)
 
     def digest(self) -> str:
-        """Of all that was written."""
+        """Return the digest of all that was written."""
         return self._digest.hexdigest()
 
 
 def safe_name(key: str, label: str) -> str:
-    """A name for what is made of the content `key` (32 hexadecimal digits); any label will do."""
+    """Return a file name for what is made of the content `key` (32 hexadecimal digits), with any label."""
     clean = re.sub(r"[^A-Za-z0-9_-]", "_", label)[:40]
     return f"{key}-{clean}-{hashlib.sha256(label.encode('utf-8', 'surrogateescape')).hexdigest()[:8]}"
 
 
-def made(plan: Plan) -> Path:
-    """The file of this plan, made now if it is not there as it was made. BadInput where that cannot be."""
-    check_size(plan, plan.needed or 0)
+def get_or_make(entry: CacheEntry) -> Path:
+    """Return the path of a file, made now unless it is there unchanged; raise BadInput if it cannot be made."""
+    check_size(entry, entry.needed or 0)
     folder = cache_folder()
-    target = folder / plan.name
+    target = folder / entry.name
     try:
-        lock, record = (folder / f"{plan.name}.{end}" for end in ("lock", "json"))
+        lock, record = (folder / f"{entry.name}.{end}" for end in ("lock", "json"))
         with _locked(lock) as note_life:
             if not _as_recorded(target, record, note_life):
                 _forget_old(folder)
                 target.unlink(missing_ok=True)
-                _make(plan, folder, target, record, note_life)
+                _make(entry, folder, target, record, note_life)
             note_life()
     except OSError as error:
-        raise _refusal(plan, folder, error) from error
+        raise _refusal(entry, folder, error) from error
     return target
 
 
 def cache_folder() -> Path:
-    """Where such files lie; a folder of this user alone. BadInput where it cannot be made."""
+    """Return the folder of such files, which belongs to this user alone; raise BadInput if it cannot be made."""
     given = os.environ.get("PTYMESH_CACHE")
     user = os.getuid() if hasattr(os, "getuid") else "user"
     try:
@@ -134,40 +136,47 @@ def cache_folder() -> Path:
     return folder
 
 
-def check_size(plan: Plan, count: int) -> None:
-    """BadInput where so many bytes are more than the plan allows."""
-    if count > plan.most:
+def check_size(entry: CacheEntry, count: int) -> None:
+    """Raise BadInput if so many bytes are more than the entry allows."""
+    if count > entry.most:
         raise BadInput(
-            f"{plan.source} unpacks to more than {size(plan.most)}, far more than measured data of its size do; if "
-            f"that is meant, {plan.remedy}."
+            f"{entry.source} unpacks to more than {size(entry.most)}, far more than measured data of its size do; if "
+            f"that is meant, {entry.remedy}."
         )
 
 
-def check_room(plan: Plan, folder: Path, coming: int) -> None:
-    """BadInput where the folder's disk has no room for so many bytes and something to spare."""
+def check_room(entry: CacheEntry, folder: Path, coming: int) -> None:
+    """Raise BadInput if the folder's disk has no room for a file and something to spare.
+
+    Args:
+        entry: the file, for messages.
+        folder: where it is written.
+        coming: bytes that are still to be written.
+    """
     usage = shutil.disk_usage(folder)
     if usage.free < coming + min(LEFT_BYTES, LEFT_SHARE * usage.total):
-        raise _refusal(plan, folder, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+        raise _refusal(entry, folder, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
 
 
-def _refusal(plan: Plan, folder: Path, error: OSError) -> BadInput:
-    """What is said where a file cannot be written."""
-    fact = no_room(f"{plan.source} cannot be unpacked", folder, plan.needed, error)
-    return BadInput(f"{fact}; set PTYMESH_CACHE to a folder with room, or {plan.remedy}.")
+def _refusal(entry: CacheEntry, folder: Path, error: OSError) -> BadInput:
+    """Return the error for a file that cannot be written."""
+    fact = no_room(f"{entry.source} cannot be unpacked", folder, entry.needed, error)
+    return BadInput(f"{fact}; set PTYMESH_CACHE to a folder with room, or {entry.remedy}.")
 
 
-def _make(plan: Plan, folder: Path, target: Path, record: Path, note_life: Callable[[], None]) -> None:
-    check_room(plan, folder, plan.needed or 0)
+def _make(entry: CacheEntry, folder: Path, target: Path, record: Path, note_life: Callable[[], None]) -> None:
+    """Make the file and its record."""
+    check_room(entry, folder, entry.needed or 0)
     with _published(target) as file:
-        sink = Sink(file, folder, plan, note_life)
-        plan.make(sink)
+        sink = Sink(file, folder, entry, note_life)
+        entry.make(sink)
         file.flush()
     _record(record, target.lstat(), sink.digest())
 
 
 @contextlib.contextmanager
 def _published(target: Path) -> Iterator[BinaryIO]:
-    """A file to write to that gets its name when all is well, and is gone otherwise."""
+    """Yield a file to write to that gets its name if no exception is raised, and is gone otherwise."""
     nameless = _nameless(target)
     if nameless is not None:
         with os.fdopen(nameless, "w+b") as file:
@@ -189,7 +198,7 @@ def _published(target: Path) -> Iterator[BinaryIO]:
 
 
 def _nameless(target: Path) -> int | None:
-    """A file without a name in the target's folder; None where the system has none, or cannot name it later."""
+    """Open a file without a name in the target's folder; None if the system has none, or cannot name it later."""
     kind = getattr(os, "O_TMPFILE", None)
     if kind is None:
         return None
@@ -207,15 +216,17 @@ def _nameless(target: Path) -> int | None:
 
 
 def _name(number: int, path: Path) -> None:
+    """Give a file without a name, by its descriptor, a path."""
     # Python follows the link in /proc only where it calls linkat(2), which it does when a folder is given; as the path
     # is absolute, the system ignores which one.
     os.link(f"/proc/self/fd/{number}", path, src_dir_fd=number, follow_symlinks=True)
 
 
 def _as_recorded(target: Path, record: Path, note_life: Callable[[], None]) -> bool:
-    """Return True if the file is there and still what was written; it is read again where its inode or times changed.
+    """Return True if the file is there and unchanged; it is read again if its inode or times differ.
 
-    Raises BadInput where something else has one of the names.
+    Raises:
+        BadInput: something that is no regular file has one of the names.
     """
     _refuse_odd(record, "a record")
     if not _refuse_odd(target, "where unpacked data belong"):
@@ -223,7 +234,7 @@ def _as_recorded(target: Path, record: Path, note_life: Callable[[], None]) -> b
     there, noted = target.lstat(), _recorded(record)
     if noted.get("size") != there.st_size:
         return False
-    if noted.get("seen") == _seen(there):
+    if noted.get("seen") == _stamp(there):
         return True
     digest = xxhash.xxh3_128()
     with target.open("rb") as file:
@@ -237,7 +248,7 @@ def _as_recorded(target: Path, record: Path, note_life: Callable[[], None]) -> b
 
 
 def _refuse_odd(path: Path, what: str) -> bool:
-    """Return whether the file is there. Raises BadInput where it is no regular file."""
+    """Return True if the file is there; raise BadInput if it is no regular file."""
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:
@@ -247,15 +258,16 @@ def _refuse_odd(path: Path, what: str) -> bool:
     return True
 
 
-def _seen(there: os.stat_result) -> list[int]:
-    """What changes when anybody writes to a file, or puts another in its place.
+def _stamp(there: os.stat_result) -> list[int]:
+    """Return numbers that change when a file is written to or replaced.
 
-    Not the device: each machine has its own number for a file system that it shares with others.
+    The device is not one of them: each machine has its own number for a file system that several share.
     """
     return [there.st_ino, there.st_mtime_ns, there.st_ctime_ns]
 
 
 def _recorded(record: Path) -> dict[str, Any]:
+    """Return what a record says; nothing if it is missing or damaged."""
     try:
         with record.open("rb") as file:
             found = json.loads(file.read(4096))
@@ -265,17 +277,18 @@ def _recorded(record: Path) -> dict[str, Any]:
 
 
 def _record(record: Path, there: os.stat_result, digest: str) -> None:
+    """Write the record of a file."""
     temporary = record.with_name(f"{record.name}.{os.getpid()}.tmp")
-    temporary.write_text(json.dumps({"size": there.st_size, "digest": digest, "seen": _seen(there)}))
+    temporary.write_text(json.dumps({"size": there.st_size, "digest": digest, "seen": _stamp(there)}))
     os.replace(temporary, record)
 
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[Callable[[], None]]:
-    """Let processes of one machine take turns; yield what shows those who wait that this one goes on.
+    """Hold a lock between processes of one machine; yield a function that shows waiting ones that this one goes on.
 
-    Where files cannot be locked, as on some network file systems, two processes may do the same work, and agree: nobody
-    sees half of a file, as it gets its name when it is whole.
+    Where files cannot be locked, as on some network file systems, two processes may do the same work. Both make the
+    same file, and nobody sees half of it, because it gets its name when it is complete.
     """
     _refuse_odd(path, "a lock of unpacked data")
     lock = FileLock(path, mode=0o600, fallback_to_soft=False)
@@ -313,11 +326,11 @@ def _locked(path: Path) -> Iterator[Callable[[], None]]:
 
 
 def _forget_old(folder: Path) -> None:
-    """Remove what nobody has used for a week: its lock is touched whenever it is."""
+    """Remove files that nobody has used for a week; each use touches a file's lock."""
     for file in folder.iterdir():
         if not OURS.match(file.name):
             continue
-        with contextlib.suppress(OSError):  # another process removed it first, or we may not
+        with contextlib.suppress(OSError):  # another process removed it first, or this one may not remove it
             data = file.with_name(file.name.removesuffix(".lock").removesuffix(".json"))
             three = (data, data.with_name(f"{data.name}.lock"), data.with_name(f"{data.name}.json"))
             used = [one.lstat() for one in three if os.path.lexists(one)]

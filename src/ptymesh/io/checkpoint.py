@@ -1,4 +1,4 @@
-"""Checkpoints: raw state from which any number of ranks can go on.
+"""Checkpoints: raw state from which any number of ranks can continue.
 
     checkpoint/
       manifest.json            names the current generation; renamed into place last
@@ -10,9 +10,9 @@
         /tiles/<name>          (..., h, w) part of an array of the object, which starts at its attribute `corner`
       000011/...               the generation before it
 
-A save that is killed at any moment leaves the current generation as it was. The one before it goes when a save begins,
-so that there are never more than two, and what a dead save left goes with it. Where the current generation turns out to
-be damaged, the one before it is taken (manifests.py).
+A save that is killed at any moment leaves the current generation as it was. When a save begins, it removes the
+generation before the current one and what killed saves have left, so that there are never more than two. If the current
+generation turns out to be damaged, the one before it is used (manifests.py).
 """
 
 from __future__ import annotations
@@ -33,26 +33,28 @@ from ptymesh.distributed.tiles import Rect
 from ptymesh.distributed.world import World
 from ptymesh.errors import BadInput, PtymeshError
 from ptymesh.files import writing
-from ptymesh.io import digests, manifests, plain
+from ptymesh.io import digests, manifests, own_datasets
 from ptymesh.io.hdf5 import reading
-from ptymesh.io.manifests import exists, read_meta, settle
+from ptymesh.io.manifests import exists, make_current, read_meta
 from ptymesh.io.new_hdf5 import new_hdf5
 
-__all__ = ["Checkpoint", "exists", "load", "read_meta", "save", "settle"]
+__all__ = ["Checkpoint", "exists", "load", "make_current", "read_meta", "save"]
 
-#: Numbers of every kind that a shard may hold.
+#: numpy's letters of the kinds of numbers that a shard may hold.
 NUMBERS = "biufc"
 
 #: Groups of arrays in a shard.
 GROUPS = ("shared", "per_view", "tiles")
-#: Rows of a shard that are read at a time.
+#: Number of rows of a shard that are read at a time.
 SLAB = 256
 
 
 class PerView(Mapping[str, np.ndarray]):
     """Per-view arrays of all shards by name, in global view order, read when they are asked for.
 
-    shards: (path, (n,) global indices of its views, ascending).
+    Args:
+        shards: path of each shard and (n,) global indices of its views.
+        names: of the arrays.
     """
 
     def __init__(self, shards: list[tuple[Path, np.ndarray]], names: tuple[str, ...]) -> None:
@@ -65,7 +67,7 @@ class PerView(Mapping[str, np.ndarray]):
         return len(self._names)
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """The array of all views (N, ...)."""
+        """Return the array of all views (N, ...)."""
         if name not in self._names:
             raise KeyError(name)
         return self.rows(name, np.arange(self.views))
@@ -76,12 +78,12 @@ class PerView(Mapping[str, np.ndarray]):
         return sum(len(held) for _, held in self._shards)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Of the row of one view, as the first shard has it."""
+        """Return the shape of one view's row, as the first shard has it."""
         with _shard_of(self._shards[0][0]) as file:
             return _held(file, f"per_view/{name}").shape[1:]
 
     def rows(self, name: str, views: np.ndarray) -> np.ndarray:
-        """Rows of these views (ascending) alone, (len(views), ...), with no more than a slab of others on the way."""
+        """Return the rows (len(views), ...) of views in ascending order; no more than a slab of others is read."""
         out: np.ndarray | None = None
         for path, held in self._shards:
             with _shard_of(path) as file:
@@ -111,11 +113,11 @@ class Tiles(Mapping[str, list[Path]]):
         return len(self._shards)
 
     def __getitem__(self, name: str) -> list[Path]:
-        """The shards that hold a tile of the array."""
+        """Return the shards that hold a tile of the array."""
         return self._shards[name]
 
     def part(self, name: str, rect: Rect) -> np.ndarray:
-        """The pixels (..., h, w) of a rectangle. Raises BadInput where the tiles do not cover it."""
+        """Return the pixels (..., h, w) of a rectangle; raise BadInput if the tiles do not cover it."""
         out: np.ndarray | None = None
         missing = rect.shape[0] * rect.shape[1]
         for path in self[name]:
@@ -137,15 +139,17 @@ class Tiles(Mapping[str, list[Path]]):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What was saved, whatever the number of ranks that saved it.
+    """Saved state, independent of the number of ranks that saved it.
 
-    Fields:
-        shared: arrays that every rank had alike, by name.
+    Attributes:
+        shared: arrays that are the same on every rank, by name.
         per_view: (N, ...) arrays in global view order, by name.
         meta: JSON values.
         tiles: arrays of the object, by name.
-        owner: (N,) rank that saved each view; ranks: how many there were.
-        generation: its number; note: what was found damaged on the way to it, a sentence.
+        owner: (N,) int64, the rank that saved each view.
+        ranks: number of ranks that saved it.
+        generation: its number.
+        note: a sentence about damaged generations that came before it; empty if there were none.
     """
 
     shared: dict[str, np.ndarray]
@@ -169,22 +173,25 @@ def save(
     tiles: Mapping[str, np.ndarray] | None = None,
     corner: tuple[int, int] = (0, 0),
 ) -> None:
-    """Write a new generation, after letting go of all but the current one. Collective: every rank calls it.
+    """Write a new generation, after removing all but the current one. Collective.
 
     Args:
         directory: on a file system that all ranks see.
+        world: the ranks.
         shared: arrays of any shape, taken from rank 0 alone; a name may hold '/'.
         views: (n,) global indices of this rank's views; over the ranks each of 0..N-1 occurs once.
         per_view: arrays with one row per own view, the same names on every rank.
-        meta: what JSON can hold, alike on every rank.
-        tiles: (..., h, w) this rank's tile of arrays of the object, the same names on every rank; corner: of the tile.
+        meta: values that JSON can hold, the same on every rank.
+        tiles: (..., h, w) this rank's tile of arrays of the object, the same names on every rank.
+        corner: (y, x) of the tile in the object.
 
-    Raises PtymeshError on every rank when one of them could not write; the previous checkpoint is then intact.
+    Raises:
+        PtymeshError: on every rank, if one of them could not write; the previous checkpoint is then intact.
     """
     number, problem = 0, None
     if world.rank == 0:
         try:
-            number = _begin(directory)
+            number = _new_generation(directory)
         except Exception as error:
             problem = error
     number = int(world.sum(torch.tensor([number], device=world.device))[0])
@@ -217,10 +224,12 @@ def save(
 
 
 def load(directory: Path, world: World | None = None) -> Checkpoint:
-    """Read the newest sound checkpoint in `directory`, merged into global view order.
+    """Return the newest sound checkpoint in `directory`, merged into global view order.
 
-    Collective where a world of several ranks is given: each checks its share of the digests. Raises BadInput, on all of
-    them, when there is none, when none is sound, or when views are missing.
+    Collective if a world of several ranks is given: each checks its share of the digests.
+
+    Raises:
+        BadInput: on every rank, if there is none, if none is sound, or if views are missing.
     """
     manifest, note = manifests.choose(directory, world or World())
     generation = directory / manifests.folder(manifest["generation"])
@@ -250,34 +259,34 @@ def load(directory: Path, world: World | None = None) -> Checkpoint:
     return Checkpoint(shared, per_view, manifest["meta"], Tiles(tiles), owner, len(paths), manifest["generation"], note)
 
 
-#: What to do about a shard that is not what it should be.
+#: Remedy for a damaged shard.
 COPY = "copy the whole checkpoint folder again"
 
 
 @contextmanager
 def _shard_of(path: Path) -> Iterator[h5py.File]:
-    """A shard, open for reading; what HDF5 has to say against it becomes one sentence."""
+    """Open a shard for reading; what HDF5 raises becomes one sentence."""
     with reading(f"The checkpoint's {path}", COPY), h5py.File(path, "r") as file:
         yield file
 
 
 def _held(file: h5py.File, name: str) -> h5py.Dataset:
-    """A dataset of a shard, of numbers."""
-    found = plain.dataset(file, name, NUMBERS)
+    """Return a dataset of numbers in a shard; raise BadInput if there is none."""
+    found = own_datasets.dataset(file, name, NUMBERS)
     if found is None:
         raise BadInput(f"The checkpoint's {file.filename} has no {name}; {COPY}.")
     return found
 
 
 def _inventory(file: h5py.File) -> dict[str, str]:
-    """Type and shape of every array in a shard, by name."""
+    """Return type and shape of every array in a shard, by name."""
     names = ["views", *(f"{group}/{name}" for group in GROUPS for name in _names(file, group))]
     held = {name: _held(file, name) for name in names}
     return {name: f"{data.dtype.str} {list(data.shape)}" for name, data in held.items()}
 
 
 def _views(file: h5py.File) -> np.ndarray:
-    """(n,) int64, the views of a shard."""
+    """Return the views (n,) int64 of a shard."""
     found = _held(file, "views")
     if found.ndim != 1 or found.dtype != np.int64:
         raise BadInput(f"views in the checkpoint's {file.filename} is {found.dtype} {found.shape}; {COPY}.")
@@ -285,22 +294,22 @@ def _views(file: h5py.File) -> np.ndarray:
 
 
 def _names(file: h5py.File, group: str) -> list[str]:
-    """Names of all datasets below a group, with '/', in one order on all ranks: what engines remember goes by it."""
+    """Return the names of all datasets below a group, with '/', sorted: engines' state depends on their order."""
     found: list[str] = []
-    held = plain.member(file, group)
+    held = own_datasets.member(file, group)
     if not isinstance(held, h5py.Group):
         raise BadInput(f"The checkpoint's {file.filename} has no group {group}; {COPY}.")
     held.visititems(lambda name, item: found.append(name) if isinstance(item, h5py.Dataset) else None)
     return sorted(found)
 
 
-def _begin(directory: Path) -> int:
-    """Number of a new generation, above every other on disk; older ones than the current one go, and dead saves."""
+def _new_generation(directory: Path) -> int:
+    """Remove all generations but the current one, and return a number above all that were on disk."""
     found = manifests.generations(directory)
     current = manifests.current(directory)
     for number, path in found.items():
         if number != current:
-            shutil.rmtree(path, ignore_errors=True)  # what cannot be removed now is tried again by the next save
+            shutil.rmtree(path, ignore_errors=True)  # the next save tries again
     return 1 + max(found, default=0)
 
 
@@ -327,7 +336,7 @@ def _write_shard(
 
 
 def _all_well(world: World, problem: Exception | None, directory: Path, number: int = 0) -> None:
-    """Raise on every rank if any met a problem; what there is of this generation then gives back its room."""
+    """Raise on every rank if any met a problem, after removing what was written of this generation. Collective."""
     try:
         world.all_well(problem, "writing it")
     except Exception as error:

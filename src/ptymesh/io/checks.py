@@ -1,18 +1,18 @@
-"""What is done, before a reconstruction, about data that look wrong: left out, masked, refused, or said.
+"""Checks of data before a reconstruction: what looks wrong is left out, masked, refused, or reported.
 
 N       views
 h, w    window pixels, laid out as the patterns
 
-Looks one after the other, so that a fault found by one does not hide what the next one would see: at the positions and
-units; at a few patterns, for pixels that never hold data and for a near field that nobody says; and at all patterns, as
-they are read (ptymesh.io.survey). What is decided depends on the data alone. Measurement.checks says which of it is
-wanted.
+Checks come one after the other, so that a fault found by one does not hide what the next one would see: of positions
+and units; of a few patterns, for pixels that never hold data and for a near field that nobody says; and of all
+patterns, as they are read (ptymesh.io.survey). Decisions depend on the data alone. Measurement.checks says which checks
+are wanted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 from scipy.sparse import coo_matrix
@@ -21,62 +21,76 @@ from scipy.spatial import cKDTree
 
 from ptymesh.errors import BadInput
 from ptymesh.geometry import Geometry
+from ptymesh.io.findings import Findings, SelectedSource, apply_findings, stored_regions, stored_views
 from ptymesh.io.near_field import near_field_doubt
-from ptymesh.io.oddities import dark_regions, odd_views, regions_of
-from ptymesh.io.options import MOST_REGIONS, MOST_WITHOUT, CheckedData, DataOptions
+from ptymesh.io.options import MOST_REGIONS
+from ptymesh.io.outliers import dark_regions, odd_views
 from ptymesh.io.preprocess import PreparedSource
+from ptymesh.io.source import evenly_spread
 from ptymesh.io.survey import Survey, has_one_pattern, odd_pixels, step_of, survey, too_far_apart, upright
-from ptymesh.measurement import Measurement, PatternSource
+from ptymesh.measurement import Measurement
 
-#: Positions that span less than this many object pixels per view of a side are in another unit than they are taken for.
+#: Least step in object pixels; positions with a smaller one are in another unit than they are taken for.
 LEAST_STEP_PX = 0.1
-#: Of all views, those that lie apart from the rest, if they are to be wrong readings and no second area.
+#: Largest share of views apart from the rest that are taken for wrong readings, and not for a second area.
 MOST_STRAY = 0.05
-#: Patterns that are looked at first: so many, but no more bytes than this.
-SAMPLED_VIEWS, SAMPLED_BYTES = 24, 64 << 20
-#: A pixel that holds the same in so many views, and as much as this, is no counter.
-LEAST_SAMPLED, LEAST_STUCK = 8, 50.0
-#: Share of a view's counts with which a single pixel hides how many the view has.
+#: Largest number of patterns in the first look.
+SAMPLED_VIEWS = 24
+#: Largest size in bytes of these patterns.
+SAMPLED_BYTES = 64 << 20
+#: A pixel that holds the same number in this many views does not count,
+LEAST_SAMPLED = 8
+#: if the number is at least this large.
+LEAST_STUCK = 50.0
+#: Number of views in which features are looked for.
+FEATURELESS_VIEWS = 16
+#: Remedy for patterns without features.
+WRONG_DATASET = "check which dataset is read (data.keys.patterns), and the mask"
+#: Share of a view's counts in one pixel that hides how many counts the view has.
 HOT_SHARE = 0.1
-#: Values of which it is told whether they are roots of counts: so many at least, of less than so many counts.
-LEAST_ROOTS, MOST_ROOT = 100, 500.0
-#: Share of them whose root is no whole number, at least.
+#: Least number of values from which it is told whether patterns are roots of counts.
+LEAST_ROOTS = 100
+#: Counts below which values are used for that.
+MOST_ROOT = 500.0
+#: Least share of these values whose root is no whole number.
 LEAST_SHARE = 0.1
-#: What detectors write in place of a count that they do not have.
+#: Values that detectors write in place of a missing count.
 MARKERS = (2.0**16 - 1, 2.0**31 - 1, 2.0**32 - 1)
-#: Photon energies at which scans are made, eV, and pixels of detectors, m: what lies outside is asked about first.
-USUAL_EV, USUAL_PIXEL_M = (50.0, 2e5), (1e-6, 1e-3)
+#: Usual photon energies in eV; a person is asked first about what lies outside.
+USUAL_EV = (50.0, 2e5)
+#: Usual sides of detector pixels in metres, likewise.
+USUAL_PIXEL_M = (1e-6, 1e-3)
 
 
-@dataclass(frozen=True)
-class Findings:
-    """What one look has led to.
+def refuse_featureless(scan: Measurement) -> None:
+    """Raise BadInput if a sample of patterns holds nothing from which an object can be found.
 
-    Attributes:
-        left_out: (k,) indices of views. masked: (h, w) bool of pixels that no view has data of.
-        done: what is done about them; would: the same of what a run would do. doubts: what is said alone. One sentence
-            each.
+    Such patterns have no counts, or the same count on every pixel, or are all equal. What is reconstructed from them
+    fits perfectly, and means nothing.
     """
-
-    left_out: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
-    masked: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), bool))
-    done: tuple[str, ...] = ()
-    would: tuple[str, ...] = ()
-    doubts: tuple[str, ...] = ()
-
-    @property
-    def changes(self) -> bool:
-        """True if views are left out or pixels masked."""
-        return bool(len(self.left_out) or self.masked.any())
-
-    @property
-    def sentences(self) -> tuple[str, ...]:
-        """All that is to be said."""
-        return self.done + self.doubts
+    views = evenly_spread(scan.views, FEATURELESS_VIEWS)
+    counts = scan.patterns.read(views)[:, scan.mask]
+    which = f"{'All' if len(views) == scan.views else 'The'} {len(views)} patterns"
+    if len(views) < scan.views:
+        which += f" that were looked at, of {scan.views},"
+    if not (counts > 0).any():
+        raise BadInput(f"{which} of {scan.name} have no counts on the detector's good pixels; {WRONG_DATASET}.")
+    known = counts >= 0
+    least = np.where(known, counts, counts.max()).min(axis=1)
+    most = np.where(known, counts, counts.min()).max(axis=1)
+    if counts.shape[1] > 1 and (least >= most).all():
+        raise BadInput(
+            f"{which} of {scan.name} have the same count on every pixel, as no diffraction has; {WRONG_DATASET}."
+        )
+    if len(views) > 1 and (counts == counts[:1]).all():
+        raise BadInput(
+            f"{which} of {scan.name} are one and the same, as those of no scan are, nor of counts; "
+            "check which dataset is read (data.keys.patterns)."
+        )
 
 
 def check_scan(measurement: Measurement) -> Findings:
-    """Look at positions and units. Raises BadInput where they cannot be, and `checks.scan` is auto."""
+    """Check positions and units; raise BadInput if they cannot be right and `checks.scan` is auto."""
     m = measurement
     doubts: list[str] = []
     if m.checks.scan != "off" and m.views > 1:
@@ -94,7 +108,7 @@ def check_scan(measurement: Measurement) -> Findings:
 
 
 def scan_fault(measurement: Measurement) -> str:
-    """A sentence on why positions or units cannot be; empty where they can."""
+    """Return a sentence that says why positions or units cannot be right; empty if they can."""
     m = measurement
     extent = float(np.ptp(m.positions, axis=0).max())
     if extent == 0:
@@ -110,7 +124,7 @@ def scan_fault(measurement: Measurement) -> str:
 
 
 def check_near_field(measurement: Measurement) -> Findings:
-    """Look at a few patterns for a near field that is taken for a far field; nothing is done about it but to say so."""
+    """Check a few patterns for a near field that is taken for a far field, which is reported only."""
     doubt = "" if measurement.checks.scan == "off" else near_field_doubt(measurement)
     return Findings(doubts=(doubt,) if doubt else ())
 
@@ -121,7 +135,7 @@ def _pixel(geometry: Geometry) -> str:
 
 
 def _units(geometry: Geometry) -> str:
-    """Which keys to check, those first whose values are unusual."""
+    """Return words for the keys to check, those with unusual values first."""
     g = geometry
     odd: list[str] = []
     others: list[str] = []
@@ -152,12 +166,12 @@ def _on_a_line(positions: np.ndarray) -> bool:
 
 
 def stray_views(positions: np.ndarray, window: tuple[int, int]) -> np.ndarray:
-    """Find views (k,) of a scan (N, 2) that overlap with none of the rest, if they are few."""
+    """Return the views (k,) at positions (N, 2) that overlap with none of the rest, if they are few."""
     if len(positions) < 4:
         return np.empty(0, np.int64)
     reach = max(*window, 3 * step_of(positions))
     pairs = cKDTree(positions).query_pairs(reach, output_type="ndarray") if len(positions) <= 2000 else None
-    if pairs is None:  # so many pairs lie within a window's reach that near ones have to do
+    if pairs is None:  # all pairs within reach would be too many: take the nearest ones
         near = cKDTree(positions).query(positions, k=min(len(positions), 9), distance_upper_bound=reach)[1]
         rows = np.repeat(np.arange(len(positions)), near.shape[1])
         there = near.ravel() < len(positions)
@@ -170,16 +184,16 @@ def stray_views(positions: np.ndarray, window: tuple[int, int]) -> np.ndarray:
 
 
 def check_marks(measurement: Measurement) -> Findings:
-    """Look at a few patterns for pixels that never hold data: markers, NaN, negative values, and very hot ones.
+    """Check a few patterns for pixels that never hold data: markers, NaN, negative values, and very hot ones.
 
-    Only what can be told from so few is found; it would hide from the look at all patterns which views are odd.
+    Such pixels would hide odd views from the check of all patterns, so they are masked before.
     """
     m = measurement
     if m.checks.pixels == "off":
         return Findings(masked=np.zeros(m.window, bool))
     frame = 4 * int(np.prod(m.window))
     count = min(m.views, SAMPLED_VIEWS, max(4, SAMPLED_BYTES // frame))
-    views = np.unique(np.linspace(0, m.views - 1, count).round().astype(np.int64))
+    views = evenly_spread(m.views, count)
     source = m.patterns
     forgiving = isinstance(source, PreparedSource) and source.invalid == "refuse"
     if isinstance(source, PreparedSource):
@@ -218,7 +232,7 @@ def check_marks(measurement: Measurement) -> Findings:
 
 
 def _amplitudes(counts: np.ndarray) -> str:
-    """A sentence where patterns (n, h, w) are roots of counts: their squares are multiples of one number."""
+    """Return a sentence if patterns (n, h, w) are roots of counts: their squares are multiples of one number."""
     positive = counts[counts > 0]
     if counts.dtype.kind != "f" or positive.size < LEAST_ROOTS or np.array_equal(positive, np.rint(positive)):
         return ""
@@ -226,7 +240,7 @@ def _amplitudes(counts: np.ndarray) -> str:
     for unit in (1.0, float(squares.min())):
         some = squares[squares < MOST_ROOT * unit] / unit
         whole = np.abs(some - np.rint(some)) <= 1e-5 * MOST_ROOT
-        roots = np.sqrt(some)  # of scaled counts, these are whole as well
+        roots = np.sqrt(some)  # of scaled counts, these are whole numbers, too
         share = float((np.abs(roots - np.rint(roots)) > 1e-3).mean()) if len(some) else 0.0
         if len(some) >= LEAST_ROOTS and share > LEAST_SHARE and whole.all():
             gain = "" if abs(unit - 1) < 1e-3 else f" and data.gain={unit:.6g}"
@@ -238,22 +252,23 @@ def _amplitudes(counts: np.ndarray) -> str:
 
 
 def without_marks(measurement: Measurement) -> Measurement:
-    """The measurement without pixels that never hold data, as far as `checks.pixels` lets them be masked."""
-    return applied(measurement, check_marks(measurement))
+    """Return the measurement with pixels masked that never hold data, as far as `checks.pixels` allows."""
+    return apply_findings(measurement, check_marks(measurement))
 
 
 def _present(measurement: Measurement) -> np.ndarray:
-    """(h, w): how many views have data there."""
+    """Return the number of views (h, w) that have data in each pixel."""
     counts = measurement.patterns.read(np.arange(measurement.views))
     return np.asarray((counts >= 0).sum(axis=0))
 
 
 def check_patterns(measurement: Measurement, seen: Survey, *, related: bool = True) -> Findings:
-    """Decide about views and pixels by what one pass over all patterns has gathered.
+    """Check views and pixels by what one pass over all patterns has gathered.
 
     Args:
-        seen: of all views of the measurement.
-        related: False where positions say nothing of what views share (single exposures).
+        measurement: the scan.
+        seen: survey of all of its views.
+        related: False if neighbouring positions do not share a part of the sample (single exposures).
     """
     m = measurement
     pixels = _masking(m, [] if m.checks.pixels == "off" else odd_kinds(m, seen))
@@ -282,7 +297,7 @@ def check_patterns(measurement: Measurement, seen: Survey, *, related: bool = Tr
 
 
 def odd_kinds(measurement: Measurement, seen: Survey) -> list[tuple[np.ndarray, str]]:
-    """(h, w) bool of pixels that look wrong, by what is wrong with them."""
+    """Return pixels (h, w) bool that look wrong, each with words for what is wrong with them."""
     m = measurement
     far = m.geometry.propagation == "far_field"
     dark = _laid_out(m, dark_regions(seen.mean * m.views, seen.most, upright(m, m.mask), far=far))
@@ -304,10 +319,12 @@ def odd_kinds(measurement: Measurement, seen: Survey) -> list[tuple[np.ndarray, 
 def _leaving_out(
     measurement: Measurement, kinds: Sequence[tuple[np.ndarray, str, str]], doubts: tuple[str, ...] = ()
 ) -> Findings:
-    """Leave out views (k,) by what they are and why; or say it, where `checks.views` is warn or no view would be left.
+    """Return which views are left out; only a report if `checks.views` is warn or no view would be left.
 
     Args:
-        kinds: views, how many of what kind they are, and why they are so.
+        measurement: the scan.
+        kinds: views (k,), words for how many of what kind they are, and the likely cause.
+        doubts: further sentences of the report.
     """
     some = [kind for kind in kinds if len(kind[0])]
     left_out = np.sort(np.concatenate([views for views, _, _ in some])) if some else np.empty(0, np.int64)
@@ -324,10 +341,11 @@ def _leaving_out(
 
 
 def _masking(measurement: Measurement, kinds: Sequence[tuple[np.ndarray, str]]) -> Findings:
-    """Mask pixels (h, w) by what is wrong with them; or say it, where `checks.pixels` is warn, or that cannot be.
+    """Return which pixels are masked; only a report if `checks.pixels` is warn or they are too many.
 
     Args:
-        kinds: pixels, and what is said of one, or of several.
+        measurement: the scan.
+        kinds: pixels (h, w) bool, and words for what is wrong with them.
     """
     masked, parts = np.zeros(measurement.window, bool), []
     for pixels, what in kinds:
@@ -355,7 +373,7 @@ def _names(measurement: Measurement, views: np.ndarray) -> str:
 
 
 def _places(measurement: Measurement, pixels: np.ndarray) -> str:
-    """The largest regions of these pixels, as stored."""
+    """Return words for the largest regions of pixels (h, w), as stored."""
     regions = sorted(stored_regions(measurement, pixels), key=lambda r: -(r[1] - r[0]) * (r[3] - r[2]))
     some = [
         f"[{top}, {left}]" if (bottom - top, right - left) == (1, 1) else f"[{top}:{bottom}, {left}:{right}]"
@@ -369,102 +387,6 @@ def _count(count: int, what: str) -> str:
 
 
 def _laid_out(measurement: Measurement, pixels: np.ndarray) -> np.ndarray:
-    """(h, w) with DC in the middle, laid out as the patterns."""
+    """Return an array (h, w) with DC in the middle in the layout of the patterns."""
     far = measurement.geometry.propagation == "far_field"
     return np.fft.ifftshift(pixels, axes=(-2, -1)) if far else pixels
-
-
-@dataclass(frozen=True)
-class SelectedSource:
-    """Some of the patterns of another source: view i is its view `views[i]`."""
-
-    source: PatternSource
-    views: np.ndarray
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """(N, h, w)."""
-        _, h, w = self.source.shape
-        return len(self.views), h, w
-
-    @property
-    def dtype(self) -> np.dtype:
-        """Of the other source."""
-        return self.source.dtype
-
-    def read(self, views: np.ndarray) -> np.ndarray:
-        """Patterns (len(views), h, w)."""
-        return self.source.read(self.views[views])
-
-
-def applied(measurement: Measurement, findings: Findings) -> Measurement:
-    """The measurement without the views that are left out, and with fewer good pixels."""
-    m = measurement
-    if findings.masked.any():
-        mask, source = m.mask & ~findings.masked, m.patterns
-        if isinstance(source, PreparedSource):
-            b = source.window.binning
-            bad = np.repeat(np.repeat(findings.masked, b, axis=0), b, axis=1)
-            source = replace(source, good=source.good & ~bad, mask=mask)
-        m = replace(m, mask=mask, patterns=source)
-    if len(findings.left_out):
-        kept = np.setdiff1d(np.arange(m.views), findings.left_out)
-        gone = tuple(stored_views(m, findings.left_out))
-        source = m.patterns
-        if isinstance(source, PreparedSource):
-            source = replace(source, selected=source.selected[kept])
-        else:
-            source = SelectedSource(source, kept)
-        intensity = None if m.intensity is None else m.intensity[kept] / m.intensity[kept].mean()
-        stored = None if m.stored_positions is None else m.stored_positions[kept]
-        m = replace(
-            m,
-            patterns=source,
-            positions=m.positions[kept],
-            stored_positions=stored,
-            intensity=intensity,
-            left_out=tuple(sorted((*m.left_out, *gone))),
-        )
-    return m
-
-
-def stored_views(measurement: Measurement, views: np.ndarray) -> list[int]:
-    """What the file calls these views."""
-    source = measurement.patterns
-    if isinstance(source, PreparedSource):
-        views = source.selected[views]
-    elif isinstance(source, SelectedSource):
-        views = source.views[views]
-    return [int(view) for view in views]
-
-
-def stored_regions(measurement: Measurement, pixels: np.ndarray) -> list[tuple[int, int, int, int]]:
-    """Rectangles [row, end, column, end] of detector pixels, as stored, that make up these of the window (h, w)."""
-    source = measurement.patterns
-    if not isinstance(source, PreparedSource):
-        return regions_of(pixels)
-    window = source.window
-    pixels = pixels.T if window.transpose else pixels
-    found = np.zeros(source.raw.shape[1:], bool)
-    pieces = np.repeat(np.repeat(pixels, window.binning, axis=0), window.binning, axis=1)
-    rows, columns = window.y.ordered.ravel(), window.x.ordered.ravel()
-    found[np.ix_(rows[rows >= 0], columns[columns >= 0])] |= pieces[np.ix_(rows >= 0, columns >= 0)]
-    return regions_of(found)
-
-
-def recorded(data: DataOptions, measurement: Measurement, unchecked: Measurement) -> DataOptions:
-    """The options with which the file is read as `measurement` was left by checks of `unchecked`.
-
-    Raises BadInput where more views were left out than a recipe can name.
-    """
-    if len(measurement.left_out) > MOST_WITHOUT:
-        raise BadInput(
-            f"{len(measurement.left_out)} views of {measurement.name} look wrong, more than can be left out by their "
-            f"numbers: leave them out by data.views, or keep them by data.checks.views=warn."
-        )
-    found = CheckedData(
-        fingerprint=measurement.fingerprint or None,
-        without=measurement.left_out,
-        regions=tuple(stored_regions(unchecked, unchecked.mask & ~measurement.mask)),
-    )
-    return data.model_copy(update={"checked": found})

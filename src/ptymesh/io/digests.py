@@ -18,7 +18,7 @@ import numpy as np
 import xxhash
 
 from ptymesh.errors import BadInput
-from ptymesh.io import plain
+from ptymesh.io import own_datasets
 from ptymesh.io.damage import check_heaps
 
 #: Name of the attributes and of the key in JSON.
@@ -68,7 +68,7 @@ def check(file: h5py.File) -> None:
     signed = file.attrs.get(NAME)
     for name, node in _nodes(file).items():
         if isinstance(node, h5py.Dataset) and (signed is not None or NAME in node.attrs):
-            plain.check(node, ANY)
+            own_datasets.check(node, ANY)
             if NAME in node.attrs and node.attrs[NAME] != _of_dataset(node):
                 raise _damaged(file, f"/{name}", f"of the file, and that of /{name}")
     if signed is not None and signed != _of_all(file):

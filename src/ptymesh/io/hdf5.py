@@ -1,9 +1,9 @@
-"""Reading HDF5 files that may be damaged, or made to do harm: whatever goes wrong becomes one sentence.
+"""Reader of HDF5 files that may be damaged, or made to do harm: whatever goes wrong becomes one sentence.
 
 A damaged file makes h5py raise nearly every exception that Python knows: OSError from the library, RuntimeError and
 KeyError for broken groups and links, ValueError and TypeError for broken types, MemoryError for sizes that no file has.
-And HDF5 opens whatever file another one names, in links, as raw storage, or as a part of a virtual dataset. So links
-are followed here by hand, and what they name is opened only where it is a regular file in the first file's folder.
+Besides, HDF5 opens any file that another one names, in links, as raw storage, or as a part of a virtual dataset. So
+links are followed here by hand, and what they name is opened only if it is a regular file in the first file's folder.
 """
 
 from __future__ import annotations
@@ -27,13 +27,19 @@ from ptymesh.limits import check_files, check_room
 
 #: HDF5's chunk cache per dataset: neighbouring reads of one chunk then decompress it once.
 CACHE_BYTES = 64 << 20
-#: Links on the way to one object; sources of a virtual dataset, and how deep these may be virtual themselves.
-HOPS, SOURCES, DEPTH = 64, 100_000, 8
-#: Values in an attribute.
+#: Largest number of links on the way to one object.
+HOPS = 64
+#: Largest number of sources of a virtual dataset.
+SOURCES = 100_000
+#: Largest depth of virtual datasets that are made of virtual ones.
+DEPTH = 8
+#: Largest number of values in an attribute.
 ATTRIBUTE_VALUES = 10_000
-#: Share of the free memory that one dataset, read whole, and one of its chunks may take.
-READ_SHARE, CHUNK_SHARE = 0.5, 0.25
-#: Objects that a listing looks at.
+#: Share of the free memory that one dataset, read whole, may take.
+READ_SHARE = 0.5
+#: Share of the free memory that one chunk may take.
+CHUNK_SHARE = 0.25
+#: Largest number of objects that a listing looks at.
 LISTED = 10_000
 
 #: What h5py raises of damaged files. Nothing but calls of h5py stands where these are caught.
@@ -66,7 +72,7 @@ KINDS = {"buif": "numbers", "bui": "whole numbers", "iuf": "numbers", "buifc": "
 
 @contextmanager
 def reading(what: str, remedy: str = "copy the file again") -> Iterator[None]:
-    """Around calls of h5py: what they raise becomes a BadInput, "WHAT is truncated or damaged (...): REMEDY."."""
+    """Turn what calls of h5py raise into a BadInput, such as "WHAT is truncated or damaged (...): REMEDY."."""
     try:
         yield
     except PtymeshError:
@@ -76,7 +82,13 @@ def reading(what: str, remedy: str = "copy the file again") -> Iterator[None]:
 
 
 def unreadable(what: str, error: BaseException, remedy: str = "copy the file again") -> BadInput:
-    """What h5py raised of something: the system's word where it was the system that refused, else damage."""
+    """Return the error for what h5py raised: the system's own reason if the system refused, else damage.
+
+    Args:
+        what: words for the object that was read.
+        error: what h5py raised.
+        remedy: what a person should do about damage.
+    """
     if isinstance(error, MemoryError):
         return BadInput(f"{what} needs more memory than there is: free some, or, if it is small, {remedy}.")
     number = error.errno if isinstance(error, OSError) else None
@@ -86,10 +98,14 @@ def unreadable(what: str, error: BaseException, remedy: str = "copy the file aga
 
 
 class Hdf5File(h5py.File):
-    """A file open for reading, and those open that its links have led to.
+    """A file open for reading, and the open files that its links have led to.
 
-    roots: folders in which what it refers to may lie, links resolved. checked: sources of virtual datasets, by file and
-    name, and how deep these are virtual themselves; the files that this one leads to share it.
+    Args:
+        path: the file.
+        cache: bytes of HDF5's chunk cache for each dataset.
+        roots: folders, with links resolved, in which files that it refers to may lie.
+        checked: depth of each source of virtual datasets that was checked, by file and name. Files that this one leads
+            to share it.
     """
 
     def __init__(self, path: Path, cache: int, roots: Sequence[Path], checked: Checked | None = None) -> None:
@@ -99,24 +115,24 @@ class Hdf5File(h5py.File):
         super().__init__(path, "r", rdcc_nbytes=cache, locking="best-effort")
 
     def close(self) -> None:
-        """The others, and this one."""
+        """Close the files that links led to, and this one."""
         for other in self.others.values():
             other.close()
         super().close()
 
     def other(self, name: bytes | str) -> Hdf5File:
-        """The file that this one refers to by name; BadInput where it may not be opened."""
+        """Return the file that this one refers to by name, open; raise BadInput if it must not be opened."""
         path = self.named(name)
         if path not in self.others:
             self.others[path] = self.opened(path)
         return self.others[path]
 
     def opened(self, path: Path) -> Hdf5File:
-        """Another file, which the caller closes."""
+        """Open another file, which the caller closes."""
         return _opened(path, self.cache, self.roots, self.checked)
 
     def place(self, name: bytes | str) -> Path | None:
-        """Where a file of this name is, looked for as HDF5 does; None: nowhere."""
+        """Return the path of a file by name, looked for as HDF5 does; None if there is none."""
         wanted = Path(os.fsdecode(name))
         places = [self.path.absolute().parent, self.path.resolve().parent, Path.cwd()]
         candidates = [place / wanted for place in places]
@@ -125,7 +141,7 @@ class Hdf5File(h5py.File):
         return next((path for path in candidates if path.exists()), None)
 
     def named(self, name: bytes | str) -> Path:
-        """Where the file lies to which this one refers; BadInput where it may not be opened."""
+        """Return the path of a file that this one refers to; raise BadInput if it must not be opened."""
         found = self.place(name)
         if found is None:
             raise BadInput(
@@ -144,9 +160,15 @@ class Hdf5File(h5py.File):
 
 
 def open_hdf5(path: Path, cache: int = CACHE_BYTES, follow: Sequence[Path] = ()) -> Hdf5File:
-    """Open for reading; BadInput where it is no regular file, truncated or damaged.
+    """Open a file for reading.
 
-    follow: folders, besides the file's own, in which other files may lie that it refers to.
+    Args:
+        path: the file.
+        cache: bytes of HDF5's chunk cache for each dataset.
+        follow: folders, besides the file's own, in which files that it refers to may lie.
+
+    Raises:
+        BadInput: it is no regular file, or it is truncated or damaged.
     """
     return _opened(path, cache, [path.resolve().parent, *(folder.resolve() for folder in follow)])
 
@@ -159,7 +181,7 @@ def _opened(path: Path, cache: int, roots: Sequence[Path], checked: Checked | No
 
 
 def is_hdf5(path: Path) -> bool:
-    """Whether a regular file begins as HDF5 files do."""
+    """Return True if a path is a regular file that begins as HDF5 files do."""
     try:
         return path.is_file() and bool(h5py.is_hdf5(path))
     except DAMAGE:
@@ -167,12 +189,12 @@ def is_hdf5(path: Path) -> bool:
 
 
 def has(file: Hdf5File, name: str) -> bool:
-    """Whether there is anything of this name."""
+    """Return True if the file has an object of this name."""
     return item_of(file, name) is not None
 
 
 def item_of(file: Hdf5File, name: str) -> Any:
-    """The group or dataset of this name, or None; a dataset is not fit to be read yet."""
+    """Return the group or dataset of this name, or None; a dataset is not checked for reading yet (`dataset_of`)."""
     with reading(f"{name} in {file.filename}"):
         _, found = _find(file, name)
         wrapped = {h5py.h5g.GroupID: h5py.Group, h5py.h5d.DatasetID: h5py.Dataset, h5py.h5t.TypeID: h5py.Datatype}
@@ -180,15 +202,25 @@ def item_of(file: Hdf5File, name: str) -> Any:
 
 
 def dataset_of(file: Hdf5File, name: str) -> h5py.Dataset:
-    """The dataset of this name, with the plugin loaded that its compression needs; BadInput where it is missing,
-    empty, or takes its values from where they must not come from."""
+    """Return the dataset of this name, checked for reading, with the plugin loaded that its compression needs.
+
+    Raises:
+        BadInput: it is missing or empty, or its values lie where they must not be read from.
+    """
     return _dataset(file, name, ())[0]
 
 
 def read_dataset(file: Hdf5File, name: str, most: int | None = None, kinds: str | None = None) -> np.ndarray:
-    """A whole small dataset in this machine's number formats; BadInput where it is missing or damaged.
+    """Return a whole small dataset in this machine's number formats.
 
-    most: so many values may it have. kinds: of numpy's dtypes, what they may be.
+    Args:
+        file: open file.
+        name: of the dataset.
+        most: largest number of values that it may have; None: any.
+        kinds: numpy's letters of dtypes that it may have; None: any.
+
+    Raises:
+        BadInput: it is missing, damaged, too large, or of another kind.
     """
     data = dataset_of(file, name)
     what = f"{name} in {file.filename}"
@@ -210,37 +242,49 @@ def _look_at_chunks(data: h5py.Dataset) -> None:
 
 
 def check_kind(dtype: np.dtype, kinds: str | None, what: str) -> None:
-    """BadInput where values of this type are not of these kinds."""
+    """Raise BadInput if a type is not of the wanted kinds.
+
+    Args:
+        dtype: type of the values.
+        kinds: numpy's letters of wanted kinds; None: any.
+        what: words for the array.
+    """
     if kinds is not None and dtype.kind not in kinds:
         raise BadInput(f"{what} holds {str(dtype)[:60]} values; they must be {KINDS[kinds]}.")
 
 
 def check_count(shape: tuple[int, ...], most: int | None, what: str) -> None:
-    """BadInput where an array of this shape has more values than can be needed."""
+    """Raise BadInput if an array has more values than can be needed.
+
+    Args:
+        shape: of the array.
+        most: largest number of values; None: any.
+        what: words for the array.
+    """
     if most is not None and math.prod(shape) > most:
         raise BadInput(f"{what} has shape {shape}, more values than the {most} that this scan can need: correct it.")
 
 
 def native(array: np.ndarray) -> np.ndarray:
-    """Numbers in this machine's byte order and in a format that is computed with everywhere."""
+    """Return numbers in this machine's byte order; halves as single, more than double as double precision."""
     dtype = array.dtype
     if dtype.kind in "fc":
         least, most = (("f4", "f8"), ("c8", "c16"))[dtype.kind == "c"]
         wanted = least if dtype.itemsize < np.dtype(least).itemsize else most
         if not np.dtype(least).itemsize <= dtype.itemsize <= np.dtype(most).itemsize:
-            with np.errstate(over="ignore", invalid="ignore"):  # what is no number is looked for by who uses it
+            with np.errstate(over="ignore", invalid="ignore"):  # callers look for NaN and infinities
                 return array.astype(wanted)
     return array.astype(dtype.newbyteorder("="), copy=False) if dtype.kind in "iufc" else array
 
 
 def in_other_files(data: h5py.Dataset) -> bool:
-    """Whether its values lie outside the file that it is in: it is virtual, or its storage raw."""
+    """Return True if a dataset's values lie in other files: it is virtual, or its storage is external."""
     with reading(f"{data.name} in {data.file.filename}"):
         return bool(data.is_virtual or data.id.get_create_plist().get_external_count() > 0)
 
 
 def attribute(item: Any, name: str) -> Any:
-    """Value of an attribute, None where there is none or an empty one; BadInput where it is damaged."""
+    """Return the value of an attribute, None if it is missing or empty; raise BadInput if it is damaged."""
     with reading(f"Attribute {name} of {item.name} in {item.file.filename}"):
         if name not in item.attrs:
             return None
@@ -253,7 +297,7 @@ def attribute(item: Any, name: str) -> Any:
 
 
 def text_of(value: Any, most: int = 1000) -> str | None:
-    """One line of what an attribute says; None where it is no text."""
+    """Return the text of an attribute's value on one line; None if it is no text."""
     if isinstance(value, np.ndarray) and value.size == 1:
         value = value.reshape(-1)[0]
     if isinstance(value, bytes):
@@ -264,7 +308,7 @@ def text_of(value: Any, most: int = 1000) -> str | None:
 
 
 def listing(file: Hdf5File, most: int = 8) -> str:
-    """The datasets of a file, largest first, for error messages."""
+    """Return the names and shapes of a file's datasets, largest first, for error messages."""
     found: list[tuple[int, str]] = []
     looked = itertools.count(1)
 
@@ -281,7 +325,7 @@ def listing(file: Hdf5File, most: int = 8) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of what an error says, in 160 characters; its name where it says nothing."""
+    """Return the first line of an error's message, at most 160 characters; its class if it has no message."""
     said = str(error).strip()
     return said.splitlines()[0][:160] if said else type(error).__name__
 
@@ -290,9 +334,9 @@ def first_line(error: BaseException) -> str:
 
 
 def _find(file: Hdf5File, name: str) -> tuple[Hdf5File, Any]:
-    """The object of this name (h5py's low-level identifier), or None, and the file that it is in."""
+    """Return the file that an object lies in, and the object (h5py's low-level identifier) or None."""
     asked, item = f"{name} in {file.filename}", _root(file)
-    left, hops = deque(_parts(name.encode())), 0
+    left, hops = deque(_path_parts(name.encode())), 0
     while left:
         part = left.popleft()
         if not isinstance(item, h5py.h5g.GroupID) or not item.links.exists(part):
@@ -313,7 +357,7 @@ def _find(file: Hdf5File, name: str) -> tuple[Hdf5File, Any]:
             item = _root(file)
         else:
             raise BadInput(f"{asked} is a link of a kind that is not known: copy what it stands for into the file.")
-        left.extendleft(reversed(_parts(path)))
+        left.extendleft(reversed(_path_parts(path)))
     return file, item
 
 
@@ -321,12 +365,13 @@ def _root(file: Hdf5File) -> Any:
     return h5py.h5g.open(file.id, b"/")
 
 
-def _parts(name: bytes) -> list[bytes]:
+def _path_parts(name: bytes) -> list[bytes]:
+    """Return the parts of a path between slashes."""
     return [part for part in name.split(b"/") if part not in (b"", b".")]
 
 
 def _dataset(file: Hdf5File, name: str, above: tuple[tuple[Path, str], ...]) -> tuple[h5py.Dataset, int]:
-    """The dataset, and how deep it is virtual. above: the virtual datasets that this one is a part of."""
+    """Return the dataset and its depth (0: not virtual); `above`: virtual datasets that it is a part of."""
     deep, what = 0, f"{name} in {file.filename}"
     with reading(what):
         home, found = _find(file, name)
@@ -367,34 +412,35 @@ def _opened_object(group: Any, part: bytes) -> Any:
         return h5py.h5o.open(group, part)
     except KeyError:
         if group.links.exists(part) and h5py.h5o.get_info(group, part).type == h5py.h5o.TYPE_DATASET:
-            return h5py.h5d.open(group, part, _beside())  # somebody in this process has it open in that way
+            return h5py.h5d.open(group, part, _beside())  # it is open with this option elsewhere in the process
         raise
 
 
 def _beside() -> Any:
-    """Raw storage with a relative name lies beside the file; HDF5 itself would look in the working folder."""
+    """Return access options by which external storage is looked for beside the file, not in the working folder."""
     access = h5py.h5p.create(h5py.h5p.DATASET_ACCESS)
     access.set_efile_prefix(b"${ORIGIN}")
     return access
 
 
 def _with_storage(home: Hdf5File, found: Any, plan: Any) -> Any:
-    """The dataset, its values in the files that lie where they were checked."""
+    """Return a dataset with external storage, opened so that HDF5 reads the files that are checked here."""
     for index in range(plan.get_external_count()):
         said = os.fsdecode(plan.get_external(index)[0])
-        if home.named(said) != home.path.absolute().parent / said:  # of an absolute name, that name
+        if home.named(said) != home.path.absolute().parent / said:  # an absolute name stays as it is
             raise BadInput(
                 f"{home.path} refers to {said!r}, which is not there: copy it to {home.path.absolute().parent}."
             )
     name = h5py.h5i.get_name(found)
-    found._close()  # where raw storage lies is settled by the first that opens the dataset
+    found._close()  # HDF5 keeps the options with which a dataset was opened first
     return h5py.h5d.open(home.id, name, _beside())
 
 
 def _check_sources(home: Hdf5File, name: str, plan: Any, above: tuple[tuple[Path, str], ...]) -> int:
-    """How deep a virtual dataset is made of others; BadInput where one is not there or must not be read.
+    """Return the depth of a virtual dataset; raise BadInput if a source is missing or must not be read.
 
-    HDF5 keeps the files open that it reads, and takes values to be zero where it cannot open one.
+    Without this check HDF5 would take the values of a file that it cannot open to be zero. It keeps files that it reads
+    open, so their number is checked, too.
     """
     here = (*above, (home.path.resolve(), name))
     if len(here) > DEPTH or len(set(here)) < len(here):
@@ -417,19 +463,19 @@ def _check_sources(home: Hdf5File, name: str, plan: Any, above: tuple[tuple[Path
 
 
 class _Sources:
-    """The files that one refers to by name; of these, the last alone is open."""
+    """Files that one file refers to by name, of which only the last is open."""
 
     def __init__(self, home: Hdf5File) -> None:
         self.home, self._file, self._paths = home, home, {".": home.path}
 
     def path(self, name: str) -> Path:
-        """Where the file is; BadInput where it may not be opened."""
+        """Return the path of a file by name; raise BadInput if it must not be opened."""
         if name not in self._paths:
             self._paths[name] = self.home.named(name)
         return self._paths[name]
 
     def file(self, name: str) -> Hdf5File:
-        """The file, until the next is asked for."""
+        """Return a file by name, which stays open until the next is asked for."""
         path = self.path(name)
         if path != self._file.path:
             self.close()
@@ -437,14 +483,14 @@ class _Sources:
         return self._file
 
     def close(self) -> None:
-        """That which is open, but for the first."""
+        """Close the last file, unless it is the one that refers to the others."""
         if self._file is not self.home:
             self._file.close()
         self._file = self.home
 
 
 def _check_source(sources: _Sources, where: str, what: str, here: tuple[tuple[Path, str], ...]) -> int:
-    """One source, or, where its name counts blocks (%b), all that are there; how deep it is virtual itself."""
+    """Check a source, or all that there are if its name counts blocks (%b), and return its depth."""
     counted, height = "%b" in where or "%b" in what, 0
     for block in range(SOURCES if counted else 1):
         path, inside = (name.replace("%b", str(block)).replace("%%", "%") for name in (where, what))

@@ -1,9 +1,9 @@
-"""Whether a data set is the one that a checkpoint was made with: digests of what a reconstruction takes from it.
+"""Identity of a data set, by which a resumed run knows its data: digests of what a reconstruction takes from it.
 
 N       views
 
-A file's own digest does not tell all: HDF5 may keep patterns in other files, and arrays that options name have files of
-their own. So patterns, positions, masks and whatever else is used are looked at as they are read.
+A file's own digest is not enough: HDF5 may keep patterns in other files, and arrays that options name have files of
+their own. So digests are made of patterns, positions, masks and all else that is used, as it is read.
 """
 
 from __future__ import annotations
@@ -19,28 +19,33 @@ from ptymesh.distributed.world import World
 from ptymesh.errors import BadInput
 from ptymesh.io.digests import of_array
 from ptymesh.io.preprocess import PreparedSource
-from ptymesh.io.source import slabs
+from ptymesh.io.source import evenly_spread, slabs
 from ptymesh.measurement import Measurement
 
-#: How many patterns are looked at: a few, or every one of them.
+#: Patterns that are looked at: a few, or all.
 Extent = Literal["sample", "all"]
-#: Views of a sample, spread evenly over the scan.
+#: Number of views of a sample, spread evenly over the scan.
 SAMPLED = 8
-#: Numbers computed from those in a file are compared to this share of the largest: machines round differently.
+#: Numbers computed from a file's are compared to this share of the largest, because machines round differently.
 SHARE = 1e-7
 
 
 def identity(scan: Measurement, extent: Extent = "sample", world: World | None = None) -> dict[str, str]:
-    """Digests of a scan by what they are of; `path` and `extent` are said as they are.
+    """Return digests of a scan by what they are of; `path` and `extent` are entered as they are.
 
-    With `all`, collective: each rank looks at its share of the patterns.
+    Collective with "all": each rank reads its share of the patterns.
+
+    Args:
+        scan: the data.
+        extent: patterns that are looked at.
+        world: the ranks; None: this process alone.
     """
     world = world or World()
     found = {"path": scan.path, "extent": extent, "file": scan.fingerprint}
     if extent == "all":
-        found["patterns"] = _whole(scan, world)
+        found["patterns"] = _digest_of_all(scan, world)
     else:
-        views = np.unique(np.linspace(0, scan.views - 1, min(scan.views, SAMPLED)).round().astype(np.int64))
+        views = evenly_spread(scan.views, SAMPLED)
         found["patterns"] = f"{_patterns(scan, views):016x}"
     where = scan.positions if scan.stored_positions is None else scan.stored_positions
     found |= {"positions": _rounded(where), "mask": of_array(scan.mask)}
@@ -51,7 +56,16 @@ def identity(scan: Measurement, extent: Extent = "sample", world: World | None =
 
 
 def check(saved: Any, scan: Measurement, world: World) -> dict[str, str]:
-    """The scan's identity. Raises BadInput where it is not what `saved`, an earlier one, was made of. Collective."""
+    """Return the scan's identity, if it agrees with an earlier one. Collective.
+
+    Args:
+        saved: the identity in a checkpoint.
+        scan: the data.
+        world: the ranks.
+
+    Raises:
+        BadInput: the data differ, or `saved` is no identity.
+    """
     if not isinstance(saved, Mapping) or not all(isinstance(value, str) for value in saved.values()):
         raise BadInput("The checkpoint does not say which data it is of; go on with --other-data if they are the same.")
     now = identity(scan, "all" if saved.get("extent") == "all" else "sample", world)
@@ -72,7 +86,7 @@ def _short(known: Mapping[str, str]) -> str:
 
 
 def _patterns(scan: Measurement, views: np.ndarray) -> int:
-    """Sum of the digests of these views, as stored; each depends on its number."""
+    """Return the sum of the digests of views (n,) as stored; each depends on the view's number."""
     source, total = scan.patterns, 0
     for part in slabs(len(views), _frame_bytes(scan)):
         chosen = views[part]
@@ -98,21 +112,21 @@ def _frame_bytes(scan: Measurement) -> int:
     return height * width * source.dtype.itemsize
 
 
-def _whole(scan: Measurement, world: World) -> str:
-    """Of all views, each looked at by one rank: views side by side, which lie in the same chunks of a file."""
-    failure, mine = None, 0
+def _digest_of_all(scan: Measurement, world: World) -> str:
+    """Return the digest of all views, of which each rank reads successive ones: these share chunks. Collective."""
+    failure, local = None, 0
     try:
-        mine = _patterns(scan, np.array_split(np.arange(scan.views), world.size)[world.rank])
+        local = _patterns(scan, np.array_split(np.arange(scan.views), world.size)[world.rank])
     except Exception as error:
         failure = error
     world.all_well(failure, "reading the data")
-    halves = torch.tensor([mine >> 32, mine & 0xFFFFFFFF], dtype=torch.int64, device=world.device)
+    halves = torch.tensor([local >> 32, local & 0xFFFFFFFF], dtype=torch.int64, device=world.device)
     high, low = world.sum(halves)[0].tolist()
     return f"{((high << 32) + low) % 2**64:016x}"
 
 
 def _rounded(array: np.ndarray) -> str:
-    """Digest of real numbers, in steps that are larger than what machines round differently."""
+    """Return the digest of real numbers, rounded to steps larger than differences between machines."""
     values = np.asarray(array, np.float64)
     step = SHARE * (float(np.abs(values).max(initial=0.0)) or 1.0)
     return of_array(np.floor(values / step + 0.381966).astype(np.int64))  # no round number lies on an edge

@@ -1,4 +1,4 @@
-"""Is a data set sound: sampling, overlap, dose, detector, beam, and what is suspicious.
+"""Inspection of a data set: sampling, overlap, dose, detector, beam, and what is suspicious.
 
 Distances are in object pixels where no unit suffix says otherwise.
 """
@@ -14,17 +14,15 @@ import numpy as np
 
 from ptymesh.files import size
 from ptymesh.io.checks import (
-    applied,
     check_marks,
     check_near_field,
     check_patterns,
     check_scan,
     scan_fault,
-    stored_regions,
-    stored_views,
 )
+from ptymesh.io.findings import apply_findings, stored_regions, stored_views
 from ptymesh.io.preprocess import centroid
-from ptymesh.io.survey import Scan, Survey, odd_pixels, probe_diameter_px, scan_of, survey, upright
+from ptymesh.io.survey import ScanStatistics, Survey, odd_pixels, probe_diameter_px, scan_statistics, survey, upright
 from ptymesh.limits import free_memory
 from ptymesh.measurement import Measurement
 
@@ -35,8 +33,8 @@ SINGLE_BYTES = 8
 
 
 @dataclass(frozen=True)
-class Summary:
-    """What `ptymesh inspect` says.
+class InspectionReport:
+    """The report of `ptymesh inspect`.
 
     Fields:
         window, object pixel, field of view: (y, x). dtype: of the patterns as they are read.
@@ -44,7 +42,7 @@ class Summary:
         oversampling: window over probe diameter; far-field intensities are sampled well from 2 on.
         overlap: 1 - step / diameter. views_per_point: how many views light a point of the scanned area.
         counts_per_view, counts_per_pixel: means. counts_per_m2: of a view over the area for each view
-            (survey.Scan), as papers give dose and fluence; e_per_A2: the same for electrons.
+            (survey.ScanStatistics), as papers give dose and fluence; e_per_A2: the same for electrons.
         peak_counts: largest count. zeros, missing: shares of good pixel values.
         masked: pixels that the mask excludes. hot, dead, stuck: unmasked pixels that look wrong.
         beam_offset_px: (y, x) of the mean pattern's centroid from the middle of the window (far field).
@@ -111,7 +109,7 @@ class Summary:
         return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in plain.items()}
 
 
-def summarise(measurement: Measurement) -> Summary:
+def summarise(measurement: Measurement) -> InspectionReport:
     """Look at all of a data set, reading it once, a bounded number of patterns at a time.
 
     Raises BadInput, naming the view, where a pattern holds what is not a count.
@@ -119,13 +117,13 @@ def summarise(measurement: Measurement) -> Summary:
     given, masked = measurement, int((~measurement.mask).sum())
     refused = scan_fault(given) if given.views > 1 and given.checks.scan != "off" else ""
     looks = [check_scan(replace(given, checks=replace(given.checks, scan="off"))), check_marks(given)]
-    measurement = applied(given, replace(looks[1], left_out=looks[0].left_out[:0]))
+    measurement = apply_findings(given, replace(looks[1], left_out=looks[0].left_out[:0]))
     found = survey(measurement)
     looks += [check_patterns(measurement, found), check_near_field(measurement)]
     left_out = np.unique(np.concatenate([look.left_out for look in looks]))
     bad = np.logical_or.reduce([look.masked for look in looks if look.masked.size] or [~given.mask & given.mask])
     diameter, origin = probe_diameter_px(measurement)
-    scan = scan_of(measurement.positions, diameter)
+    scan = scan_statistics(measurement.positions, diameter)
     odd = odd_pixels(measurement, found)
     offset = _beam_offset(measurement, found)
     numbers = (
@@ -135,7 +133,7 @@ def summarise(measurement: Measurement) -> Summary:
         | {"masked": masked}
     )
     pixels: dict[str, Any] = {kind: tuple((int(y), int(x)) for y, x in where) for kind, where in odd.items()}
-    summary = Summary(
+    summary = InspectionReport(
         **numbers,
         **pixels,
         beam_offset_px=offset,
@@ -156,7 +154,7 @@ def summarise(measurement: Measurement) -> Summary:
         *_about_detector(summary),
         *_about_beam(summary, np.setdiff1d(np.arange(given.views), left_out)),
     )
-    return Summary(**{**summary.__dict__, "suspicious": sentences})
+    return InspectionReport(**{**summary.__dict__, "suspicious": sentences})
 
 
 def _geometry(m: Measurement) -> dict[str, Any]:
@@ -171,7 +169,7 @@ def _geometry(m: Measurement) -> dict[str, Any]:
     }
 
 
-def _sampling(m: Measurement, scan: Scan, diameter: float, origin: str) -> dict[str, Any]:
+def _sampling(m: Measurement, scan: ScanStatistics, diameter: float, origin: str) -> dict[str, Any]:
     pixel = m.geometry.object_pixel_m
     area = _scanned_area(scan, diameter)
     return {
@@ -189,12 +187,12 @@ def _sampling(m: Measurement, scan: Scan, diameter: float, origin: str) -> dict[
     }
 
 
-def _scanned_area(scan: Scan, diameter: float) -> float:
+def _scanned_area(scan: ScanStatistics, diameter: float) -> float:
     """Object pixels within a probe's radius of the scan's convex hull."""
     return scan.hull_area + scan.hull_length * diameter / 2 + math.pi * diameter**2 / 4
 
 
-def _counts(m: Measurement, found: Survey, scan: Scan, diameter: float) -> dict[str, Any]:
+def _counts(m: Measurement, found: Survey, scan: ScanStatistics, diameter: float) -> dict[str, Any]:
     pixel = m.geometry.object_pixel_m
     mean = float(found.totals.mean())
     area = scan.area_per_view or scan.step * diameter  # a line lights a strip as wide as the beam
@@ -230,7 +228,7 @@ def _example(m: Measurement, found: Survey) -> np.ndarray:
     return np.where(upright(m, m.mask & (pattern >= 0)), upright(m, pattern), np.nan)
 
 
-def _about_scan(s: Summary, stray: np.ndarray) -> Iterator[str]:
+def _about_scan(s: InspectionReport, stray: np.ndarray) -> Iterator[str]:
     sides = [math.ceil(extent) + pixels for extent, pixels in zip(s.extent_px, s.window, strict=True)]
     needed, free = SINGLE_BYTES * math.prod(sides), free_memory()
     if needed > free:
@@ -262,7 +260,7 @@ def _about_scan(s: Summary, stray: np.ndarray) -> Iterator[str]:
         )
 
 
-def _about_sampling(s: Summary) -> Iterator[str]:
+def _about_sampling(s: InspectionReport) -> Iterator[str]:
     if s.propagation == "far_field" and s.oversampling < 1.3:
         yield (
             f"The probe (about {s.probe_diameter_px:.0f} px, from the {_origin(s)}) fills the window of "
@@ -274,7 +272,7 @@ def _about_sampling(s: Summary) -> Iterator[str]:
         yield f"Photons of {s.energy_eV:.4g} eV are unusual: check data.energy_eV."
 
 
-def _about_detector(s: Summary) -> Iterator[str]:
+def _about_detector(s: InspectionReport) -> Iterator[str]:
     if s.peak_counts <= 0:
         yield f"None of the {s.views} views has counts: check which dataset is read (data.keys.patterns), and the mask."
         return
@@ -297,12 +295,12 @@ def _about_detector(s: Summary) -> Iterator[str]:
         yield f"{s.missing:.0%} of the pixel values hold no data: check data.saturation."
 
 
-def _about_beam(s: Summary, views: np.ndarray) -> Iterator[str]:
+def _about_beam(s: InspectionReport, views: np.ndarray) -> Iterator[str]:
     """Sentences about the light, and how it falls on these views, those that would be left out apart."""
     if s.propagation == "far_field" and s.beam_offset_px is not None:
         h, w = s.window
         mean = np.nan_to_num(s.mean_pattern)
-        if _spread(np.fft.fftshift(mean)) < 0.7 * _spread(mean):
+        if _rms_width(np.fft.fftshift(mean)) < 0.7 * _rms_width(mean):
             yield "The light lies in the corners of the patterns, not around the zero frequency: set data.dc."
         elif max(abs(s.beam_offset_px[0]) / h, abs(s.beam_offset_px[1]) / w) > 1 / 16:
             yield (
@@ -326,15 +324,15 @@ def _about_beam(s: Summary, views: np.ndarray) -> Iterator[str]:
         )
 
 
-def _spread(pattern: np.ndarray) -> float:
-    """Rms distance of the counts from the middle, in windows."""
+def _rms_width(pattern: np.ndarray) -> float:
+    """Return the rms distance of the counts of a pattern (h, w) from its middle, in windows."""
     h, w = pattern.shape
     y, x = (np.arange(h) - h // 2)[:, None] / h, (np.arange(w) - w // 2) / w
     total = pattern.sum()
     return float(np.sqrt((pattern * (y**2 + x**2)).sum() / total)) if total > 0 else 0.0
 
 
-def _origin(s: Summary) -> str:
+def _origin(s: InspectionReport) -> str:
     return {"file": "file's probe", "speckle": "size of the speckles", "window": "window"}[s.probe_diameter_from]
 
 

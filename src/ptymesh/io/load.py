@@ -1,4 +1,4 @@
-"""Opening a data set: which format is it, and what does it hold."""
+"""Loading of data sets: the format is found by content, and the scan is read and prepared."""
 
 from __future__ import annotations
 
@@ -35,16 +35,20 @@ from ptymesh.registry import Registry
 
 
 class Reader(Protocol):
-    """A format: a module or an object. NAME: for messages."""
+    """A file format: a module or an object.
+
+    Attributes:
+        NAME: for messages.
+    """
 
     NAME: str
 
     def recognises(self, path: Path, data: DataOptions) -> bool:
-        """Whether the file is of this format; asked of every file, so it looks at little and raises nothing."""
+        """Return True if the file is of this format; called for every file, so it reads little and raises nothing."""
         ...
 
     def read(self, path: Path, data: DataOptions) -> RawScan:
-        """The scan as stored. Raises BadInput for unsound files."""
+        """Return the scan as stored; raise BadInput for unsound files."""
         ...
 
 
@@ -52,7 +56,7 @@ def _is_reader(thing: object) -> bool:
     return all(hasattr(thing, name) for name in ("NAME", "recognises", "read"))
 
 
-#: Asked in this order whether a file is theirs, ptymesh's own first.
+#: Readers in the order in which they are asked whether a file is theirs, ptymesh's own first.
 READERS: Registry[Reader] = Registry(
     "reader", "ptymesh.readers", _is_reader, "give it NAME, recognises(path, data) and read(path, data)"
 )
@@ -83,9 +87,10 @@ IN_KEYS = "in data.keys, such as {patterns: NAME, positions: NAME}"
 
 
 def load_measurement(data: DataOptions, positions: PositionOptions | None = None) -> Measurement:
-    """The Measurement in a file, prepared as the options say; patterns are read when they are asked for.
+    """Return the Measurement in a file, prepared as the options say; patterns are read when they are asked for.
 
-    Raises BadInput, in one sentence, where the file is missing, truncated, of unknown format or unsound.
+    Raises:
+        BadInput: in one sentence, if the file is missing, truncated, of unknown format or unsound.
     """
     data = data.model_copy(update={"path": located(data.path)})
     paths = files_of(data.path, data.further)
@@ -97,7 +102,7 @@ def load_measurement(data: DataOptions, positions: PositionOptions | None = None
 
 
 def open_scan(data: DataOptions) -> RawScan:
-    """The scan as stored, of one file or of several."""
+    """Return the scan as stored in one file or in several."""
     paths = files_of(data.path, data.further)
     axes = FrameOptions(axes=data.frames.axes) if data.frames is not None and data.frames.axes else None
     whole = data.model_copy(update={"frames": axes}) if data.further else data
@@ -107,8 +112,8 @@ def open_scan(data: DataOptions) -> RawScan:
 
 
 def _open_file(data: DataOptions) -> RawScan:
-    """The scan as one file stores it."""
-    _is_file(data.path)
+    """Return the scan as one file stores it."""
+    _check_file(data.path)
     path = unpacked(data.path)
     if data.keys is not None:
         return key_map.read(path, data.keys, data)
@@ -124,7 +129,8 @@ def _open_file(data: DataOptions) -> RawScan:
     raise BadInput(_unknown(path, data.path))
 
 
-def _is_file(path: Path) -> None:
+def _check_file(path: Path) -> None:
+    """Raise BadInput if there is no regular file that can be read."""
     if not path.exists():
         raise BadInput(f"There is no file {path}; check its path (data.path in a recipe).")
     if not path.is_file():
@@ -138,7 +144,7 @@ def _is_file(path: Path) -> None:
 
 
 def _unknown(path: Path, shown: Path) -> str:
-    """What can be said about a file that no reader knows."""
+    """Return a sentence about a file that no reader knows; `shown`: its path for messages."""
     if is_hdf5(path):
         with open_hdf5(path) as file:
             return (

@@ -1,7 +1,7 @@
-"""Manifests of checkpoints (checkpoint.py): which generation counts, what its files are, and whether they are sound.
+"""Manifests of checkpoints (checkpoint.py): the current generation, its files, and whether they are sound.
 
-The manifest of the folder names the current generation, that of a generation its files and what was said with them.
-Each holds its own digest, so that nothing in either is believed that was not written.
+The folder's manifest names the current generation; a generation's manifest names its files and holds the values saved
+with them. Each holds its own digest, so that damage is noticed.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ from ptymesh.io import digests
 
 MANIFEST = "manifest.json"
 FORMAT, VERSION = "ptymesh-checkpoint", 3
-#: No manifest is larger; what is, is not read.
+#: Largest size of a manifest that is read.
 MOST_BYTES = 64 << 20
 COPY = "copy the whole checkpoint folder again"
 
 
 class Unreadable(BadInput):
-    """A checkpoint of another version, or of something else: no generation of it is of use."""
+    """A checkpoint of another version or of another program, of which no generation can be used."""
 
 
 def folder(number: int) -> str:
-    """Name of a generation's folder."""
+    """Return the name of a generation's folder."""
     return f"{number:06d}"
 
 
 def shard(rank: int) -> str:
-    """Name of a rank's file."""
+    """Return the name of a rank's file."""
     return f"rank{rank:05d}.h5"
 
 
 def exists(directory: Path) -> bool:
-    """Whether `directory` holds a checkpoint (its manifest; `choose` says whether it is sound)."""
+    """Return True if `directory` holds a checkpoint's manifest; `choose` tells whether it is sound."""
     return (directory / MANIFEST).is_file()
 
 
 def generations(directory: Path) -> dict[int, Path]:
-    """All generations on disk, whole or not, by number."""
+    """Return the folders of all generations on disk, complete or not, by number."""
     if not directory.is_dir():
         return {}
     found = (path for path in directory.iterdir() if path.name.isascii() and path.name.isdecimal() and path.is_dir())
@@ -51,7 +51,7 @@ def generations(directory: Path) -> dict[int, Path]:
 
 
 def current(directory: Path) -> int | None:
-    """The generation that counts: the one that is named, or else the newest that has a manifest; None if none has."""
+    """Return the current generation: the one that the manifest names, else the newest with a manifest; None if none."""
     try:
         numbers, _ = _candidates(directory)
     except BadInput:
@@ -60,16 +60,22 @@ def current(directory: Path) -> int | None:
 
 
 def write(directory: Path, number: int, content: dict[str, Any]) -> None:
-    """A generation's manifest, when all its files are on the disk; and then the folder's, which makes it count."""
+    """Write a generation's manifest, and then the folder's, which makes that generation the current one.
+
+    Args:
+        directory: the checkpoint's folder.
+        number: of the generation, all of whose files are on the disk.
+        content: what its manifest holds besides the head.
+    """
     generation = directory / folder(number)
     with writing(generation / MANIFEST):
         _write(generation / MANIFEST, {**_head(number), **content})
         to_disk(generation)
-    settle(directory, number)
+    make_current(directory, number)
 
 
-def settle(directory: Path, number: int) -> None:
-    """From now on, this generation is the current one."""
+def make_current(directory: Path, number: int) -> None:
+    """Make a generation the current one, by a manifest that is renamed into place."""
     path, temporary = directory / MANIFEST, directory / (MANIFEST + ".new")
     with writing(path):
         _write(temporary, _head(number))
@@ -78,7 +84,11 @@ def settle(directory: Path, number: int) -> None:
 
 
 def read_meta(directory: Path) -> dict[str, Any]:
-    """Meta of the newest generation whose manifest is sound and whose files have their sizes. Raises BadInput."""
+    """Return the meta values of the newest generation whose manifest is sound and whose files have the right sizes.
+
+    Raises:
+        BadInput: there is none.
+    """
     numbers, notes = _candidates(directory)
     for number in numbers:
         try:
@@ -91,9 +101,9 @@ def read_meta(directory: Path) -> dict[str, Any]:
 
 
 def choose(directory: Path, world: World) -> tuple[dict[str, Any], str]:
-    """Manifest of the newest sound generation, and a sentence about what was found damaged before it.
+    """Return the manifest of the newest sound generation, and a sentence about damaged ones that came before it.
 
-    Collective: every rank checks its share of the files, and all come to the same.
+    Collective: every rank checks its share of the files, and all return the same.
     """
     numbers, notes = _agreed_candidates(directory, world)
     for number in numbers:
@@ -103,7 +113,7 @@ def choose(directory: Path, world: World) -> tuple[dict[str, Any], str]:
             for entry in manifest["files"][world.rank :: world.size]:
                 _check_digest(directory / folder(number) / entry["name"], entry[digests.NAME])
         except (BadInput, OSError) as error:  # whatever befalls one rank here, it comes to the sum below
-            problem = _in_words(error, directory)
+            problem = _error_sentence(error, directory)
         problems = [said[1:] for said in world.words("." + problem) if said != "."]
         if not problems:
             return manifest, f"{' '.join(notes)} Going on from generation {folder(number)}." if notes else ""
@@ -112,21 +122,21 @@ def choose(directory: Path, world: World) -> tuple[dict[str, Any], str]:
 
 
 def _agreed_candidates(directory: Path, world: World) -> tuple[list[int], list[str]]:
-    """As rank 0 finds them. Collective."""
+    """Return the candidates that rank 0 finds, on every rank. Collective."""
     said: dict[str, Any] = {}
     if world.rank == 0:
         try:
             said["numbers"], said["notes"] = _candidates(directory)
         except (BadInput, OSError) as error:
-            said["error"] = _in_words(error, directory)
+            said["error"] = _error_sentence(error, directory)
     said = json.loads(world.words(json.dumps(said) if said else "")[0])
     if "error" in said:
         raise BadInput(said["error"])
     return said["numbers"], said["notes"]
 
 
-def _in_words(error: BadInput | OSError, directory: Path) -> str:
-    """What went wrong, in one sentence."""
+def _error_sentence(error: BadInput | OSError, directory: Path) -> str:
+    """Return one sentence about an error."""
     if isinstance(error, OSError):
         return f"The checkpoint's {error.filename or directory} cannot be read ({error.strerror or error}); {COPY}."
     return str(error)
@@ -139,9 +149,9 @@ def _none_sound(directory: Path, notes: list[str]) -> BadInput:
 
 
 def _candidates(directory: Path) -> tuple[list[int], list[str]]:
-    """Generations that may be taken, best first, and what is wrong with the folder's manifest.
+    """Return the numbers of generations that may be used, best first, and what is wrong with the folder's manifest.
 
-    The first is the one that is named; behind it come all others that have a manifest, newest first.
+    The first is the one that the manifest names; all others with a manifest follow, newest first.
     """
     path = directory / MANIFEST
     if not path.is_file():
@@ -164,7 +174,7 @@ def _candidates(directory: Path) -> tuple[list[int], list[str]]:
 
 
 def _manifest(directory: Path, number: int) -> dict[str, Any]:
-    """A generation's manifest, checked; its files are there and have their sizes. Raises BadInput."""
+    """Return a generation's manifest if it and its files' sizes are right; else raise BadInput."""
     path = directory / folder(number) / MANIFEST
     if not path.is_file():
         raise BadInput(f"The checkpoint's {path} is missing; {COPY}.")
@@ -206,7 +216,7 @@ def _head(number: int) -> dict[str, Any]:
 
 
 def _write(path: Path, manifest: dict[str, Any]) -> None:
-    """With its digest, on the disk."""
+    """Write a manifest with its digest, and flush it to the disk."""
     signed = {**manifest, digests.NAME: digests.of_json(manifest)}
     with path.open("w", encoding="utf-8") as file:
         json.dump(signed, file, indent=1, allow_nan=False)
@@ -215,7 +225,7 @@ def _write(path: Path, manifest: dict[str, Any]) -> None:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """A manifest whose digest holds. Raises Unreadable where it is of another version, BadInput where it is damaged."""
+    """Return a manifest whose digest is right; raise Unreadable if it is of another version, BadInput if damaged."""
     try:
         size = path.stat().st_size
         text = path.read_bytes() if size <= MOST_BYTES else b""

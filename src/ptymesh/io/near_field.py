@@ -1,4 +1,4 @@
-"""Patterns that a far field is said of, and that look like images of a near field.
+"""Signs of a near field in patterns that are taken for far-field ones.
 
 In a near field features move on the detector by Mag times the sample's motion, whatever the distances, so the
 magnification is known before anything is reconstructed. In the far field of a beam out of focus they move as well; but
@@ -21,28 +21,41 @@ from ptymesh.io.shadows import Shadows, find_shadows, spread_pairs
 from ptymesh.io.survey import upright
 from ptymesh.measurement import Measurement
 
-#: Part of the window beyond which the sample that is seen at once is too wide for far-field patterns.
+#: Share of the window beyond which the sample region seen at once is too wide for far-field patterns.
 WIDE = 0.55
-#: So many times that width is seen before a near field is warned of: a beam out of focus that is nearly as wide as the
-#: window can be a far field still.
+#: Factor of that width beyond which no far field is possible; a beam out of focus may be nearly as wide as the window.
 SURELY_WIDE = 1.45
-#: In far fields of a beam out of focus images are magnified hundreds of times, by distance over defocus.
+#: Magnification below which no far field is possible; a beam out of focus magnifies images hundreds of times.
 SURELY_MAGNIFIED = 10.0
-#: Views that are looked at, those in the middle of the scan: at most so many, no more bytes than this, but so many.
-VIEWS, BYTES, FEWEST = 80, 128 << 20, 16
-#: ... of a scan whose patterns are to be read once, but for a few.
+#: Largest number of views that are looked at, in the middle of the scan.
+VIEWS = 80
+#: Largest size in bytes of their patterns.
+BYTES = 128 << 20
+#: Number of views that are looked at in any case.
+FEWEST = 16
+#: Number of views that the check before a reconstruction looks at.
 CHECKED_VIEWS = 16
-#: Patterns are binned to at most so many pixels on a side.
+#: Largest side in pixels of patterns, which are binned to that.
 SIDE = 96
-#: Sizes that are tried, ascending by this factor, and angles (degrees).
-GROWTH, ANGLES = 1.05, np.arange(-180, 180, 5)
-#: Pairs of views; moves by which sizes are judged, as shares of the window: at first, and when they are known to 5 %.
-PAIRS, LEAST_MOVE_PX, MOVES, FINE_MOVES = 400, 4.0, (0.08, 0.45), (0.2, 0.55)
-#: Finer sizes (factors) and angles (degrees) about the first ones.
-FINE_SIZES, FINE_ANGLES = np.geomspace(0.94, 1.06, 49), np.arange(-5.0, 5.5, 0.5)
-#: Standard errors by which moving images must stand out: of a few views some far-field patterns agree by chance.
+#: Factor between sizes that are tried.
+GROWTH = 1.05
+#: Angles in degrees that are tried.
+ANGLES = np.arange(-180, 180, 5)
+#: Number of pairs of views.
+PAIRS = 400
+#: Least move in pixels by which a size is judged.
+LEAST_MOVE_PX = 4.0
+#: Least and largest move, as shares of the window, by which sizes are judged at first.
+MOVES = (0.08, 0.45)
+#: The same once the size is known to 5 %.
+FINE_MOVES = (0.2, 0.55)
+#: Factors of the first size that are tried then.
+FINE_SIZES = np.geomspace(0.94, 1.06, 49)
+#: Degrees about the first angle that are tried then.
+FINE_ANGLES = np.arange(-5.0, 5.5, 0.5)
+#: Standard errors by which moving images must stand out; a few far-field patterns may agree by chance.
 STANDARD_ERRORS = 10.0
-#: Degrees by which a scan may lie off a quarter turn.
+#: Degrees from a quarter turn within which a scan is taken to lie at it.
 SMALL_DEG = 3.0
 #: Keys of `positions` and `data` that say how a scan and its detector lie to each other.
 SCAN_LIES = frozenset({"rotation_deg", "transpose", "flip_y", "flip_x", "affine"})
@@ -53,7 +66,7 @@ PARALLEL = 0.03
 
 @dataclass(frozen=True)
 class NearFieldSigns:
-    """What patterns that are taken for a far field tell of a near field.
+    """Signs of a near field in patterns that are taken for far-field ones.
 
     Attributes:
         magnification: of sample motion on the detector.

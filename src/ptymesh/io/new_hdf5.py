@@ -1,8 +1,8 @@
-"""Writing HDF5 files onto disks that may be full.
+"""Writer of HDF5 files on disks that may be full.
 
-HDF5 cannot close a file to which it could not write; it keeps it, and the process crashes later, when it tries again.
-So it is never told: what the system refuses is noted, all else is dropped, and the error is raised once the file is
-closed.
+HDF5 cannot close a file after a write failed; it keeps the file, and the process crashes later, when it tries again. So
+HDF5 never learns of a failure: the first error is kept, all that follows is dropped, and the error is raised once the
+file is closed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import h5py
 
 @contextmanager
 def new_hdf5(path: Path) -> Iterator[h5py.File]:
-    """A new file, on the disk when this ends. Raises the system's OSError where it could not be written."""
+    """Yield a new file that is on the disk when this ends; raise the system's OSError if it could not be written."""
     with path.open("w+b") as raw:
         lenient = _Lenient(raw)
         try:
@@ -32,14 +32,14 @@ def new_hdf5(path: Path) -> Iterator[h5py.File]:
 
 
 class _Lenient:
-    """A file to which everything can be written, as far as HDF5 knows."""
+    """A file-like object for HDF5 whose writes never fail; the first error is kept in `error`."""
 
     def __init__(self, raw: IO[bytes]) -> None:
         self._raw = raw
         self.error: OSError | None = None
 
     def attempt(self, act: Callable[[], Any]) -> None:
-        """Unless something was refused before."""
+        """Call `act` unless an error came before, and keep the error that it raises."""
         if self.error is None:
             try:
                 act()
@@ -51,7 +51,7 @@ class _Lenient:
         return len(data)
 
     def read(self, size: int = -1) -> bytes:
-        """By which h5py knows a file; it reads by `readinto`."""
+        """Read bytes; h5py asks only that there is such a method, and reads by `readinto`."""
         return self._raw.read(size)
 
     def readinto(self, buffer: Any) -> int:

@@ -1,4 +1,4 @@
-"""Arrays as numpy.save writes them, read with suspicion: nothing is allocated, or read, because a header says so."""
+"""Reader of numpy's .npy format that does not trust headers: sizes are checked before anything is allocated."""
 
 from __future__ import annotations
 
@@ -15,16 +15,23 @@ import numpy as np
 from ptymesh.errors import BadInput
 from ptymesh.io.hdf5 import DAMAGE, first_line, native
 
-#: Values of the largest array that is read into memory without knowing what it is for: an object of 16384 squared.
+#: Largest number of values that is read into memory for any purpose: an object of 16384 x 16384 pixels.
 MOST_VALUES = 1 << 28
-#: A header that describes numbers has about a hundred bytes; numpy believes any length.
+#: Largest header in bytes; one that describes numbers has about a hundred, and numpy accepts any length.
 HEADER_BYTES = 4096
+#: Bytes that are read at a time.
 PIECE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class Header:
-    """What an .npy says of itself."""
+    """The header of an .npy file.
+
+    Attributes:
+        shape: of the array.
+        fortran: whether the first axis is the fastest.
+        dtype: of the numbers.
+    """
 
     shape: tuple[int, ...]
     fortran: bool
@@ -32,12 +39,16 @@ class Header:
 
     @property
     def nbytes(self) -> int:
-        """Of the numbers, as a Python integer: it cannot overflow."""
+        """Bytes of the numbers, as a Python integer, which cannot overflow."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
 def read_header(stream: BinaryIO, what: str) -> Header:
-    """The header at the beginning of a stream, which is left where the numbers start; BadInput where there is none."""
+    """Return the header at the beginning of a stream, which is left where the numbers start.
+
+    Raises:
+        BadInput: there is no header, or it cannot be right.
+    """
     try:
         header = _parsed(stream)
     except (*DAMAGE, EOFError, SyntaxError, struct.error, tokenize.TokenError) as error:
@@ -70,8 +81,14 @@ def _parsed(stream: BinaryIO) -> Header:
     return Header(tuple(int(n) for n in shape), bool(fortran), dtype)
 
 
-def numbers(dtype: np.dtype, what: str, kinds: str = "buifc") -> None:
-    """BadInput where values of this type are no numbers of these kinds."""
+def check_numbers(dtype: np.dtype, what: str, kinds: str = "buifc") -> None:
+    """Raise BadInput if a type is no number of the wanted kinds.
+
+    Args:
+        dtype: type of the values.
+        what: words for the array.
+        kinds: numpy's letters of wanted kinds.
+    """
     if dtype.kind not in kinds:
         wanted = "numbers" if "c" in kinds else "real numbers"
         said = "Python objects" if dtype.hasobject else f"{str(dtype)[:80]} values"
@@ -79,7 +96,16 @@ def numbers(dtype: np.dtype, what: str, kinds: str = "buifc") -> None:
 
 
 def read_values(stream: BinaryIO, header: Header, what: str) -> np.ndarray:
-    """The numbers that follow a header, as `native`; BadInput where there are fewer, or no room for them."""
+    """Return the numbers that follow a header, as `native`.
+
+    Args:
+        stream: just behind the header.
+        header: describes the numbers.
+        what: words for the array.
+
+    Raises:
+        BadInput: there are fewer numbers, or they do not fit in memory.
+    """
     try:
         flat = np.empty(header.nbytes, np.uint8)
     except (MemoryError, ValueError, OverflowError) as error:

@@ -1,4 +1,4 @@
-"""What a recipe may say about data and positions (keys `data` and `positions`).
+"""Options of a recipe about data and positions (keys `data` and `positions`).
 
 Lengths are in metres, angles in degrees, pairs are [y, x]; a single number stands for both. Everything that concerns
 detector pixels (centre, crop, flips, pixel sizes) is in the axes in which the file stores them.
@@ -51,8 +51,8 @@ ArrayRef = Annotated[Reference, Field(min_length=1)]
 Unit = Literal["m", "mm", "um", "nm", "A", "px"]
 
 
-class Options(options.Options):
-    """Unknown keys are refused; values are checked once and stay as they are."""
+class FrozenOptions(options.Options):
+    """Base of options that cannot be changed; unknown keys are refused."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -62,8 +62,8 @@ def _check_axes(name: str, axes: str | None) -> None:
         raise ValueError(f"{name} is {axes!r}; order the letters n y x (or r c y x), each once")
 
 
-class KeyMap(Options):
-    """Where a generic HDF5 or npz file keeps things: names of its datasets.
+class KeyMap(FrozenOptions):
+    """Names of the datasets in a generic HDF5 or npz file.
 
     `pattern_axes` names the axes of the patterns as stored: n view, y x detector, r c rows and columns of a raster
     (`nyx` for three axes, `rcyx` for four, if nothing is said; `nxy`, `yxn` ... otherwise).
@@ -98,7 +98,7 @@ class KeyMap(Options):
         return self
 
 
-class ViewRange(Options):
+class ViewRange(FrozenOptions):
     """Views start, start + step ... before stop, in the order of the file; as in a Python slice.
 
     `without`: but not these, counted as in the file. `central`: of what is left, only so many, the nearest to the
@@ -112,7 +112,7 @@ class ViewRange(Options):
     central: int | None = Field(None, gt=0)
 
 
-class FrameOptions(Options):
+class FrameOptions(FrozenOptions):
     """Recipe key `data.frames`: how a list of frames makes a raster.
 
     Fields:
@@ -135,7 +135,7 @@ class FrameOptions(Options):
         return self
 
 
-class CheckOptions(Options):
+class CheckOptions(FrozenOptions):
     """Recipe key `data.checks`: what is done about data that look wrong, before a reconstruction believes them.
 
     One word stands for all three. Each is `auto` (act, and say so), `warn` (say it, change nothing) or `off`.
@@ -151,7 +151,7 @@ class CheckOptions(Options):
     scan: CheckMode = "auto"
 
 
-class CheckedData(Options):
+class CheckedData(FrozenOptions):
     """Recipe key `data.checked`: what checks have decided about one file. A run writes it; other files ignore it.
 
     Fields:
@@ -170,7 +170,7 @@ def _checks(value: Any) -> Any:
     return dict.fromkeys(CheckOptions.model_fields, value) if isinstance(value, str | bool) else value
 
 
-class DataOptions(Options):
+class DataOptions(FrozenOptions):
     """Recipe key `data`: a file, its geometry where the file is silent or wrong, and how patterns are prepared.
 
     Applied in this order: view selection, saturation, dark, flat, gain, flips, centre, crop, bin, pad, transposition.
@@ -260,7 +260,7 @@ class DataOptions(Options):
         return self
 
 
-class Raster(Options):
+class Raster(FrozenOptions):
     """A raster: rows along y, columns along x (fast). `shape` may be left out where the patterns are 4-D.
 
     `step_px` counts object pixels of the whole stored pattern, before cropping, binning or padding.
@@ -277,7 +277,7 @@ class Raster(Options):
         return self
 
 
-class PositionOptions(Options):
+class PositionOptions(FrozenOptions):
     """Recipe key `positions`: how windows are placed, and how the scan lies to the detector.
 
     Applied in this order: lag, rows that are reversed, exchange of axes, flips, affine matrix, rotation.

@@ -1,4 +1,4 @@
-"""Where the windows lie: positions of the file or of a raster, in object pixels of the final window.
+"""Positions of the windows, from the file or from a raster, in object pixels of the final window.
 
 N       views
 """
@@ -14,20 +14,27 @@ from ptymesh.geometry import Geometry, Pair
 from ptymesh.io.options import PositionOptions, Raster
 from ptymesh.io.scan import RawScan
 
-#: Object pixels along one side, of which no machine can hold the square: 80 PB in single precision.
+#: Object pixels on a side of which no machine can hold the square: 80 PB in single precision.
 MOST_PX = 1e8
-#: So far from zero, double precision still tells a thousandth of a pixel.
+#: Distance from zero at which double precision still resolves a thousandth of a pixel.
 FAR_PX = 2.0**42
-#: A raster has so many rows at least, and as many views in each.
+#: Least number of rows of a raster, and of views in a row.
 ROWS_AT_LEAST = 3
+#: Units of lengths in metres.
 METRES = {"m": 1.0, "mm": 1e-3, "um": 1e-6, "nm": 1e-9, "A": 1e-10}
 
 
 def stored_positions(raw: RawScan, options: PositionOptions, stop: int | None = None) -> tuple[np.ndarray, str]:
-    """(N, 2) float64, y x, of all views of the file (or of the recipe's raster), not turned yet; and their unit.
+    """Return the positions (N, 2) float64, y x, of the file or of the recipe's raster, not turned yet, and their unit.
 
-    stop: the view before which the recipe stops (data.views.stop); where patterns and positions differ in number, those
-    before it are returned alone. BadInput where there are none, or a wrong number of them.
+    Args:
+        raw: the scan as stored.
+        options: key `positions` of the recipe.
+        stop: view before which the recipe stops (data.views.stop); if patterns and positions differ in number, only
+            those before it are returned.
+
+    Raises:
+        BadInput: there are no positions, a wrong number of them, or some are not finite.
     """
     count = raw.patterns.shape[0]
     if options.raster is not None:
@@ -89,7 +96,7 @@ def serpentine_order(count: int, length: int) -> np.ndarray:
 
 
 def _numbers_differ(name: str, patterns: int, positions: int) -> str:
-    """What to do where there is not one position for each pattern."""
+    """Return a sentence that says what to do if there is not one position for each pattern."""
     said = f"{name} holds {patterns} patterns, but there are {positions} positions"
     if positions > patterns and positions % patterns == 0:
         several = positions // patterns
@@ -102,14 +109,17 @@ def _numbers_differ(name: str, patterns: int, positions: int) -> str:
 def window_positions(
     raw: RawScan, options: PositionOptions, geometry: Geometry, ratio: Pair, stop: int | None = None
 ) -> np.ndarray:
-    """(N, 2) float64 object pixels, y x, of all views of the file.
+    """Return the positions (N, 2) float64 of all views of the file in object pixels, y x.
 
     Args:
+        raw: the scan as stored.
+        options: key `positions` of the recipe.
         geometry: of the final window.
-        ratio: its object pixel over that of the stored pattern (y, x): pixel positions shrink by it.
+        ratio: its object pixel over that of the stored pattern (y, x), by which positions in pixels are divided.
         stop: as for `stored_positions`.
 
-    BadInput as for `stored_positions`, and for metres without a known object pixel.
+    Raises:
+        BadInput: as `stored_positions`, and for metres without a known object pixel.
     """
     positions, unit = stored_positions(raw, options, stop)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -126,7 +136,7 @@ def window_positions(
 
 
 def _within_reason(raw: RawScan, pixels: np.ndarray, unit: str) -> np.ndarray:
-    """The positions; BadInput where no object can be as large as they span, or be told apart so far from zero."""
+    """Return positions in pixels; raise BadInput if no object can be as large, or if they lie too far from zero."""
     with np.errstate(over="ignore", invalid="ignore"):
         y, x = (float(one) for one in pixels.max(axis=0) - pixels.min(axis=0))
         far = float(np.abs(pixels).max())
@@ -144,7 +154,10 @@ def _within_reason(raw: RawScan, pixels: np.ndarray, unit: str) -> np.ndarray:
 
 
 def turn(options: PositionOptions) -> np.ndarray:
-    """(2, 2) matrix on (y, x): exchange of axes, flips, affine, rotation by y' = y cos - x sin, x' = y sin + x cos."""
+    """Return the matrix (2, 2) on (y, x) of exchanged axes, then flips, the affine matrix, and the rotation.
+
+    The rotation is y' = y cos - x sin, x' = y sin + x cos.
+    """
     exchange = np.array([[0.0, 1.0], [1.0, 0.0]]) if options.transpose else np.eye(2)
     flips = np.diag([-1.0 if options.flip_y else 1.0, -1.0 if options.flip_x else 1.0])
     angle = math.radians(options.rotation_deg)
@@ -153,7 +166,7 @@ def turn(options: PositionOptions) -> np.ndarray:
 
 
 def _raster(raster: Raster, raw: RawScan) -> tuple[np.ndarray, str]:
-    """Rows along y, columns along x, around (0, 0)."""
+    """Return the positions (N, 2) of a raster around (0, 0), rows along y, columns along x, and their unit."""
     shape = raster.shape or raw.raster
     if shape is None:
         raise BadInput(f"{raw.name} is a list of {raw.patterns.shape[0]} views; set positions.raster.shape.")

@@ -1,10 +1,10 @@
-"""From a scan as stored to a Measurement: counts, window, far-field patterns with DC at the corner.
+"""Preparation of a stored scan as a Measurement: counts, window, far-field patterns with DC at the corner.
 
 N       views
 H, W    detector pixels as stored
 h, w    window pixels
 
-Nothing is read here but what finding the centre needs: patterns are prepared as they are read.
+Patterns are prepared when they are read; only the search for the centre reads some here.
 """
 
 from __future__ import annotations
@@ -25,33 +25,42 @@ from ptymesh.io.window import Window, resampled_probe, window_of
 from ptymesh.limits import check_room
 from ptymesh.measurement import NO_CHECKS, Checks, Measurement
 
-#: Patterns that are averaged to find the centre.
+#: Number of patterns that are averaged to find the centre.
 CENTRE_VIEWS = 256
-#: No detector gives less for a count, or more than its inverse.
+#: Least gain of a detector; its inverse is the largest.
 LEAST_GAIN = 1e-12
-#: No view that was worth keeping had less of the mean incident intensity.
+#: Least share that a view has of the mean incident intensity.
 LEAST_INTENSITY = 1e-9
-#: No unit makes numbers as large as this, nor can they be squared.
+#: Largest intensity, which no unit reaches; larger ones could not be squared.
 MOST_INTENSITY = 1e150
-#: Of a probe whose square, summed over a window, single precision still holds.
-LEAST_AMPLITUDE, MOST_AMPLITUDE = 1e-18, 1e15
+#: Least amplitude of a probe whose power, summed over a window, single precision still holds.
+LEAST_AMPLITUDE = 1e-18
+#: Largest amplitude of such a probe.
+MOST_AMPLITUDE = 1e15
 _SINGLE = float(np.finfo(np.float32).min), float(np.finfo(np.float32).max)
-#: Bytes that preparing a scan takes at least: for each view, and for each pixel of the detector.
-VIEW_BYTES, PIXEL_BYTES = 100, 50
+#: Bytes that preparing a scan takes for each view, at least.
+VIEW_BYTES = 100
+#: Bytes that it takes for each pixel of the detector, at least.
+PIXEL_BYTES = 50
 
 
 @dataclass(frozen=True)
 class PreparedSource:
     """Patterns (N, h, w) prepared as they are read; pixels without data in a view are -1, masked ones 0.
 
-    Fields:
-        raw, view_mask: as stored. selected: (N,) stored views.
-        window: which detector pixels.
-        good: (h b, w b) bool, detector pixels in the window's order. mask: (h, w).
-        dark, scale: (h b, w b) float32, counts = (value - dark) scale; None where nothing is to be done.
-        amplitudes: whether stored values are roots of detector values.
-        saturation, invalid: as in DataOptions.
+    Attributes:
+        raw: patterns as stored.
+        view_mask: mask of each view as stored, None if there is none.
+        selected: (N,) int64, the stored view of each view.
+        window: the detector pixels that make up the window.
+        good: (h b, w b) bool, good detector pixels in the window's order; b: detector pixels summed along either axis.
+        mask: (h, w) bool, good window pixels.
+        dark: (h b, w b) float32, subtracted from values; None: nothing.
+        scale: (h b, w b) float32, factor from values to counts after that; None: 1.
+        saturation: as in DataOptions.
+        invalid: as in DataOptions.
         name: for messages.
+        amplitudes: whether stored values are roots of detector values.
     """
 
     raw: SlabSource
@@ -83,7 +92,7 @@ class PreparedSource:
         return wide_enough(dtype, self.window.binning**2, signed=self._can_miss)
 
     def read(self, views: np.ndarray) -> np.ndarray:
-        """(len(views), h, w); BadInput, naming the view, on NaN and negative counts."""
+        """Return patterns (len(views), h, w); raise BadInput, naming the view, for NaN and negative counts."""
         views = np.asarray(views)
         rows, columns = self.window.y.span, self.window.x.span
         frame = max(1, (rows.stop - rows.start) * (columns.stop - columns.start)) * max(4, self.raw.dtype.itemsize)
@@ -123,7 +132,7 @@ class PreparedSource:
         return counts
 
     def _checked(self, values: np.ndarray, stored: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-        """Values that are counts, and where there was something else that counts as missing."""
+        """Return values with all that is no count set to 0, and where they are missing (None: nowhere)."""
         if values.dtype.kind in "bu" or not values.size:
             return values, None
         low, high = values.min(), values.max()
@@ -142,7 +151,7 @@ class PreparedSource:
 
 
 def squared(amplitudes: np.ndarray) -> np.ndarray:
-    """Squares of amplitudes, float32; whole numbers where they differ from these by rounding alone."""
+    """Return the squares of amplitudes, float32, rounded to whole numbers if they differ by rounding errors alone."""
     values = np.square(amplitudes.astype(np.float64))
     nearest = np.rint(values)
     resolution = np.finfo(amplitudes.dtype).eps if amplitudes.dtype.kind == "f" else 0.0
@@ -150,9 +159,12 @@ def squared(amplitudes: np.ndarray) -> np.ndarray:
 
 
 def wide_enough(dtype: np.dtype, terms: int, *, signed: bool) -> np.dtype:
-    """The smallest integer type of at most 32 bits that holds sums of this many terms, else float32.
+    """Return the smallest integer type of at most 32 bits that holds sums of values, else float32.
 
-    Floating-point types stay as they are.
+    Args:
+        dtype: type of the values; floating-point types are returned as they are.
+        terms: number of terms of a sum.
+        signed: whether the type must hold -1.
     """
     if dtype.kind == "f":
         return dtype
@@ -167,7 +179,17 @@ def wide_enough(dtype: np.dtype, terms: int, *, signed: bool) -> np.dtype:
 
 
 def measurement_of(raw: RawScan, data: DataOptions, positions: PositionOptions, fingerprint: str) -> Measurement:
-    """The Measurement that a stored scan and the options make. BadInput where they do not fit each other."""
+    """Return the Measurement that a stored scan and the options make.
+
+    Args:
+        raw: the scan as stored.
+        data: key `data` of the recipe.
+        positions: key `positions` of the recipe.
+        fingerprint: of the file.
+
+    Raises:
+        BadInput: scan and options do not fit each other.
+    """
     count, *stored = raw.patterns.shape
     shape = stored[0], stored[1]
     if 0 in (count, *shape):
@@ -231,7 +253,7 @@ def measurement_of(raw: RawScan, data: DataOptions, positions: PositionOptions, 
 
 
 def _selected(count: int, data: DataOptions, without: Sequence[int]) -> np.ndarray:
-    """(N,) views of the file that are used, in its order, `central` apart. BadInput where none is left."""
+    """Return the views (n,) of the file that are used, before `central`; raise BadInput if none is left."""
     views = data.views
     selected = np.arange(count)[views.start : views.stop : views.step]
     if beyond := [view for view in views.without if view >= count]:
@@ -245,7 +267,7 @@ def _selected(count: int, data: DataOptions, without: Sequence[int]) -> np.ndarr
 
 
 def _without_regions(good: np.ndarray, regions: Sequence[Region], data: DataOptions) -> np.ndarray:
-    """(H, W) bool without these regions of stored pixels. BadInput where no pixel is left."""
+    """Return good pixels (H, W) bool without regions of stored pixels; raise BadInput if no pixel is left."""
     good = good.copy()
     for top, bottom, left, right in regions:
         good[top:bottom, left:right] = False
@@ -257,9 +279,12 @@ def _without_regions(good: np.ndarray, regions: Sequence[Region], data: DataOpti
 
 
 def central(positions: np.ndarray, selected: np.ndarray, count: int | None) -> np.ndarray:
-    """Those `count` of the selected views whose positions (N, 2) are nearest to the middle of theirs; all for None.
+    """Return the selected views that lie nearest to the middle of the selected ones.
 
-    positions: as stored, so that the choice does not depend on how a recipe turns the scan.
+    Args:
+        positions: (N, 2) of all views, as stored, so that the choice does not depend on how a recipe turns the scan.
+        selected: (n,) int64, ascending.
+        count: number of views that are returned; None: all.
     """
     if count is None or count >= len(selected):
         return selected
@@ -270,7 +295,7 @@ def central(positions: np.ndarray, selected: np.ndarray, count: int | None) -> n
 
 
 def _good(raw: RawScan, data: DataOptions, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray | None]:
-    """(H, W) bool of the good pixels, and the flat field."""
+    """Return the good pixels (H, W) bool, and the flat field (None: there is none)."""
     good = np.ones(shape, bool) if raw.mask is None else raw.mask
     if good.shape != shape or good.dtype != np.bool_:
         raise BadInput(f"The mask of {data.path} has shape {good.shape} {good.dtype}; its patterns are {shape}.")

@@ -14,8 +14,9 @@ from ptymesh.errors import BadInput
 from ptymesh.io.hdf5 import Hdf5File, attribute, dataset_of, item_of, read_dataset, text_of
 from ptymesh.io.units import ENERGY_J, LENGTH_M, normalised
 
-#: Values of a dataset that holds a number for each view, or more, of which the first is taken.
+#: Largest number of values of a dataset of which the first is taken, such as one for each view.
 MOST_VALUES = 1 << 24
+#: Names of attributes that may say a unit.
 UNIT_ATTRIBUTES = ("units", "unit")
 
 
@@ -75,7 +76,17 @@ def read_numbers(file: Hdf5File, name: str, quantity: Quantity, remedy: str) -> 
 
 
 def factor(unit: str, quantity: Quantity, what: str, remedy: str) -> float:
-    """Return the size of a unit in the recipe's; BadInput where it is not known."""
+    """Return the size of a unit in the recipe's.
+
+    Args:
+        unit: as the file says it.
+        quantity: knows the units.
+        what: words for the number.
+        remedy: key of the recipe that says it instead.
+
+    Raises:
+        BadInput: the unit is not known.
+    """
     known = quantity.units.get(normalised(unit))
     if known is None:
         raise BadInput(f"{what} is in {unit!r}; known are {', '.join(quantity.units)}: set {remedy}.")
@@ -83,7 +94,14 @@ def factor(unit: str, quantity: Quantity, what: str, remedy: str) -> float:
 
 
 def ask_for_unit(value: float, quantity: Quantity, what: str, remedy: str) -> None:
-    """Raise BadInput where a value without a unit may be meant in another than the recipe's."""
+    """Raise BadInput if a value without a unit may be meant in another than the recipe's.
+
+    Args:
+        value: as the file says it.
+        quantity: knows usual values.
+        what: words for the number.
+        remedy: key of the recipe that says it instead.
+    """
     if value != 0 and not quantity.is_plain(value):
         raise BadInput(
             f"{what} is {value:g} and says no unit; in {quantity.own} that is unlikely: set {remedy}, in "

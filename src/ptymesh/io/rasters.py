@@ -96,7 +96,7 @@ def raster_positions(shape: Shape, step: Pair) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class SelectedSource:
+class SelectedFrames:
     """Some of the frames of a source, in an order of its own.
 
     Attributes:
@@ -109,16 +109,22 @@ class SelectedSource:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """(N, H, W)."""
+        """Shape (N, H, W)."""
         return (len(self.index), *self.source.shape[1:])
 
     @property
     def dtype(self) -> np.dtype:
-        """The source's."""
+        """Type of the source."""
         return self.source.dtype
 
     def read(self, views: np.ndarray, rows: slice, columns: slice) -> np.ndarray:
-        """Return (len(views), rows, columns)."""
+        """Return frames (len(views), rows, columns).
+
+        Args:
+            views: (n,) int64, in any order.
+            rows: of the detector, with start and stop, and step 1.
+            columns: of the detector, likewise.
+        """
         return self.source.read(self.index[views], rows, columns)
 
 
@@ -156,8 +162,8 @@ def select_frames(raw: RawScan, frames: FrameOptions | None, path: str) -> RawSc
 
     return replace(
         raw,
-        patterns=SelectedSource(raw.patterns, index),
-        view_mask=None if raw.view_mask is None else SelectedSource(raw.view_mask, index),
+        patterns=SelectedFrames(raw.patterns, index),
+        view_mask=None if raw.view_mask is None else SelectedFrames(raw.view_mask, index),
         positions=of_views(raw.positions),
         intensity=of_views(raw.intensity),
         raster=frames.shape or raw.raster,

@@ -1,4 +1,4 @@
-"""The result of a reconstruction, and its file: plain HDF5 that h5py alone can read.
+"""Result of a reconstruction, and its file: plain HDF5 that h5py alone can read.
 
 N       views
 M       incoherent probe modes
@@ -44,7 +44,7 @@ from ptymesh.displayed import Displayed
 from ptymesh.distributed.program import on_first_rank
 from ptymesh.errors import BadInput
 from ptymesh.files import replacing, target_of, writing
-from ptymesh.io import digests, plain
+from ptymesh.io import digests, own_datasets
 from ptymesh.io.hdf5 import reading
 from ptymesh.io.new_hdf5 import new_hdf5
 from ptymesh.paths import usable
@@ -71,7 +71,12 @@ CHANGE = "change_"
 
 @dataclass(frozen=True)
 class ObjectTiles:
-    """An object that comes tile by tile: sides (H, W) of the whole, and corner (y, x) and values (L, h, w) of each."""
+    """An object that comes tile by tile.
+
+    Attributes:
+        extent: sides (H, W) of the whole object.
+        tiles: corner (y, x) and values (L, h, w) of each tile.
+    """
 
     extent: tuple[int, int]
     tiles: Iterator[tuple[tuple[int, int], np.ndarray]]
@@ -79,7 +84,7 @@ class ObjectTiles:
 
 @dataclass
 class Result(Displayed):
-    """What a reconstruction found, as numpy arrays.
+    """Result of a reconstruction, as numpy arrays.
 
     Fields:
         object: (L, H, W) complex.
@@ -170,13 +175,15 @@ class Result(Displayed):
 
     @property
     def verdict(self) -> str:
-        """Whether the picture can be believed: good, poor, failed or unknown; empty in results of older versions.
-        `attrs["verdict_sentence"]` says why."""
+        """Verdict on the picture: good, poor, failed or unknown; empty in results of older versions.
+
+        `attrs["verdict_sentence"]` says why.
+        """
         return str(self.attrs.get("verdict", "")) if "verdict_sentence" in self.attrs else ""
 
     @property
     def convergence(self) -> str:
-        """Whether the iteration has converged, in words, which say nothing of the picture; empty without epochs."""
+        """Words on the convergence of the iteration, which say nothing of the picture; empty without epochs."""
         older = "" if "verdict_sentence" in self.attrs else self.attrs.get("verdict", "")
         return str(self.attrs.get("convergence") or older or "")
 
@@ -191,31 +198,38 @@ class Result(Displayed):
         return np.angle(self.object)
 
     def plot(self) -> Any:
-        """Figure of object, strongest probe modes, illumination and residual, which a notebook shows."""
+        """Return a figure of object, strongest probe modes, illumination and residual, which a notebook shows."""
         return self._figure()
 
     def to_xarray(self) -> Any:
-        """The result as an xarray.Dataset, with coordinates in metres (`ptymesh.io.labelled`).
+        """Return the result as an xarray.Dataset, with coordinates in metres (`ptymesh.io.labelled`).
 
-        Raises BadInput where xarray is not installed.
+        Raises:
+            BadInput: xarray is not installed.
         """
         return import_module("ptymesh.io.labelled").dataset(self)
 
     def to_hyperspy(self, of: str = "object") -> Any:
-        """The object (or, of="probe", the probe) as a hyperspy ComplexSignal2D, with calibrated axes.
+        """Return the object (or, of="probe", the probe) as a hyperspy ComplexSignal2D, with calibrated axes.
 
-        Raises BadInput where `of` is another word, or where hyperspy is not installed.
+        Raises:
+            BadInput: `of` is another word, or hyperspy is not installed.
         """
         return import_module("ptymesh.io.labelled").signal(self, of)
 
     def save(self, path: str | Path, tiles: ObjectTiles | None = None) -> None:
         """Write the file under a temporary name beside `path`, flush it to the disk, then rename it into place.
 
-        On several ranks the first one writes, and the others return when it has.
+        On several ranks the first one writes, and the others return when it has. A file that was there before stays
+        complete until it is replaced; if `path` is a link to a file, that file is replaced. Missing folders are made.
 
-        A file that was there before stays whole until that moment; where `path` is a link to a file, that one is
-        replaced. Missing folders are made. tiles: the object, tile by tile, instead of `object`; only the first rank
-        calls it then. Raises BadInput where `path` cannot be a file, PtymeshError where the disk refuses.
+        Args:
+            path: the file.
+            tiles: the object, tile by tile, instead of `object`; then only the first rank calls this.
+
+        Raises:
+            BadInput: `path` cannot be a file.
+            PtymeshError: the disk refuses.
         """
         path = usable(path, "The result")
         if tiles is None:
@@ -232,7 +246,7 @@ class Result(Displayed):
             digests.sign(file)
 
     def _bytes(self, tiles: ObjectTiles | None) -> int:
-        """What the arrays take in the file."""
+        """Return the bytes that the arrays take in the file."""
         arrays = [getattr(self, name) for name in ("object", "probe", "positions_px", *_ARRAYS)]
         total = sum(array.nbytes for array in arrays if array is not None)
         if tiles is not None:
@@ -282,7 +296,7 @@ class Result(Displayed):
             digests.check(file)
             obj = _array(file, "object")
             about = file["object"].attrs
-            history = plain.member(file, "history") or {}
+            history = own_datasets.member(file, "history") or {}
             if isinstance(history, h5py.Dataset):
                 raise BadInput(f"/history of {path} is a dataset, not a group; it is not a ptymesh result.")
             spacing = _numbers(about.get("slice_spacing_m", 0.0), "slice_spacing_m", path, 1, positive=False)[0]
@@ -294,11 +308,11 @@ class Result(Displayed):
                 slice_spacing_m=spacing,
                 tilt_rad=_pair(about.get("tilt_rad", (0.0, 0.0)), "tilt_rad", path),
                 history={key: _array(history, key, REAL if _is_number(key) else REAL + "U") for key in history},
-                recipe=str(_array(file, "recipe")) if plain.member(file, "recipe") else "",
+                recipe=str(_array(file, "recipe")) if own_datasets.member(file, "recipe") else "",
                 attrs=_attributes(file),
                 parameters=_parameters(file, path),
                 unknowns=_unknowns(file, path),
-                **{name: _array(file, key) for name, key in _ARRAYS.items() if plain.member(file, key)},
+                **{name: _array(file, key) for name, key in _ARRAYS.items() if own_datasets.member(file, key)},
             )
         found._check(path)
         return found
@@ -376,7 +390,7 @@ def _is_number(column: str) -> bool:
 
 def _array(group: h5py.Group, key: str, kinds: str = "") -> np.ndarray:
     """A dataset as numpy array, text as numpy strings."""
-    dataset = plain.dataset(group, key, kinds or _KINDS.get(key, REAL))
+    dataset = own_datasets.dataset(group, key, kinds or _KINDS.get(key, REAL))
     if dataset is None:
         raise BadInput(f"{group.file.filename} has no /{key}; it is not a ptymesh result: give the result.h5 of a run.")
     if h5py.check_string_dtype(dataset.dtype):
@@ -388,11 +402,11 @@ def _array(group: h5py.Group, key: str, kinds: str = "") -> np.ndarray:
 def _parameters(file: h5py.File, path: Path) -> dict[str, dict[str, float]]:
     """Numbers by parametrisation and name. Raises BadInput where there is something else."""
     found: dict[str, dict[str, float]] = {}
-    groups = plain.member(file, "parameters")
+    groups = own_datasets.member(file, "parameters")
     if groups is None:
         return found
     for name in groups if isinstance(groups, h5py.Group) else ("",):
-        group = plain.member(file, f"parameters/{name}")
+        group = own_datasets.member(file, f"parameters/{name}")
         if not isinstance(group, h5py.Group):
             raise BadInput(f"/parameters/{name} of {path} is no group of numbers; it is not a ptymesh result.")
         read = {term: (_array(group, term), f"{group.name}/{term}") for term in group}
@@ -401,8 +415,8 @@ def _parameters(file: h5py.File, path: Path) -> dict[str, dict[str, float]]:
 
 
 def _unknowns(file: h5py.File, path: Path) -> dict[str, np.ndarray]:
-    """Arrays of the model's operators by name. Raises BadInput where there is something else."""
-    group = plain.member(file, "unknowns")
+    """Return the arrays of the model's operators by name; raise BadInput if there is something else."""
+    group = own_datasets.member(file, "unknowns")
     if group is None:
         return {}
     if not isinstance(group, h5py.Group):
@@ -415,7 +429,7 @@ def _unknowns(file: h5py.File, path: Path) -> dict[str, np.ndarray]:
 
 
 def _attributes(file: h5py.File) -> dict[str, Any]:
-    """Those of the file, as Python's numbers, strings and lists; its digest is not one of them."""
+    """Return the file's attributes as Python's numbers, strings and lists, without its digest."""
     found = {key: value for key, value in file.attrs.items() if key != digests.NAME}
     return {key: value.tolist() if hasattr(value, "tolist") else value for key, value in found.items()}
 
@@ -426,10 +440,10 @@ def _pair(value: Any, name: str, path: Path) -> tuple[float, float]:
 
 
 def _numbers(value: Any, name: str, path: Path | str, count: int, *, positive: bool) -> list[float]:
-    """An attribute of the object that is `count` finite numbers."""
+    """Return an attribute's value as a list of `count` finite numbers; raise BadInput if it is something else."""
     try:
         array = np.asarray(value)
-    except ValueError:  # of lists within lists
+    except ValueError:  # lists within lists
         array = np.zeros(0)
     usable = array.dtype.kind in REAL and array.size == count and bool(np.isfinite(array).all())
     if not usable or (positive and bool((array <= 0).any())):

@@ -1,4 +1,4 @@
-"""Real data sets that are fetched by name from where they live, once, and checked against a known digest.
+"""Real data sets that are downloaded by name, once, and checked against a known digest.
 
 A path `sample:NAME` in a recipe, on the command line or in `ptymesh.load` names one of them. They are kept in
 $PTYMESH_DATA, or in the user's cache folder.
@@ -17,7 +17,13 @@ PREFIX = "sample:"
 
 @dataclass(frozen=True)
 class Sample:
-    """A file that others publish: where (one unchanging version of it), its SHA-256 digest, and whose it is."""
+    """A file that others publish.
+
+    Attributes:
+        url: of one unchanging version.
+        sha256: digest.
+        owner: whose it is.
+    """
 
     url: str
     sha256: str
@@ -40,9 +46,10 @@ SAMPLES = {
 
 
 def fetch(name: str) -> Path:
-    """The file of the data set `name`, downloaded if it is not here yet.
+    """Return the file of the data set `name`, downloaded if it is not here yet.
 
-    Raises BadInput for an unknown name, without a network, and where the content is not the expected one.
+    Raises:
+        BadInput: the name is unknown, there is no network, or the content is not the expected one.
     """
     import pooch
 
@@ -72,19 +79,19 @@ def fetch(name: str) -> Path:
 
 
 def sample_folder() -> Path:
-    """Where samples are kept."""
+    """Return the folder in which samples are kept."""
     import pooch
 
     given = os.environ.get("PTYMESH_DATA")
     try:
         return Path(given).expanduser().absolute() if given else Path(pooch.os_cache("ptymesh"))
-    except RuntimeError as error:  # a home that nobody has
+    except RuntimeError as error:  # `~name` of an unknown user
         raise BadInput(
             f"PTYMESH_DATA is {given}, which is no folder ({error}); set it to a folder of your own."
         ) from error
 
 
 def located(path: Path) -> Path:
-    """The path itself, or the fetched file where it is `sample:NAME`."""
+    """Return the path itself, or the downloaded file if it is `sample:NAME`."""
     name = str(path)
     return fetch(name.removeprefix(PREFIX)) if name.startswith(PREFIX) else path

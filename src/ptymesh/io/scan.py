@@ -1,4 +1,4 @@
-"""What a reader hands over: a data set as its file stores it, before anything is done to it.
+"""Scans as readers return them: as their files store them, before anything is done to them.
 
 N       views
 M       probe modes
@@ -28,7 +28,7 @@ from ptymesh.io.source import SlabSource
 
 @dataclass(frozen=True)
 class Optics:
-    """What a file says about beam and detector; anything may be unknown. Lengths in metres, pixels (y, x)."""
+    """Beam and detector as a file describes them; None: unknown. Lengths are in metres, pixels are (y, x)."""
 
     propagation: Propagation = "far_field"
     radiation: Radiation | None = None
@@ -40,7 +40,7 @@ class Optics:
     object_pixel_m: Pair | None = None
 
     def overridden(self, options: DataOptions) -> Optics:
-        """With the recipe's values in place of the file's; an object pixel that follows from them is forgotten."""
+        """Return the optics with the recipe's values, without an object pixel that depends on them."""
         names = ("propagation", "radiation", "distance_m", "focus_distance_m", "detector_pixel_m")
         given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
         if options.energy_eV is not None or options.wavelength_m is not None:
@@ -52,7 +52,7 @@ class Optics:
         return replace(changed, object_pixel_m=None) if given.keys() - {"radiation"} and all(known) else changed
 
     def geometry(self, shape: tuple[int, int]) -> Geometry:
-        """Geometry of a window of `shape` pixels; BadInput where near field lacks something."""
+        """Return the geometry of a window of `shape` pixels; raise BadInput if a near field lacks something."""
         wavelength, distance, pixel = self._wavelength_m(), self.distance_m, self.detector_pixel_m
         obj = self.object_pixel_m
         if obj is None and wavelength is not None and distance is not None and pixel is not None:
@@ -77,20 +77,25 @@ class Optics:
 
 @dataclass(frozen=True)
 class RawScan:
-    """A data set as stored.
+    """A data set as stored; None: the file has no such array.
 
-    Fields:
+    Attributes:
         patterns: source of (N, H, W) detector values in the order of the file.
-        optics: beam and detector as the file tells.
-        centred: DC of far-field patterns at (H//2, W//2), else at the corner; mask, dark ... follow.
-        positions: (N, 2) y x in `unit`: the probe's place on the object; None where the file has none.
-        unit_doubt: a sentence that asks for the unit, where the file says one that cannot be used.
-        raster: (rows, columns) where the patterns are stored as 4-D data.
-        mask: (H, W) bool, True where good. view_mask: the same for every view, (N, H, W).
-        dark: (H, W) detector units. background: (H, W) counts. intensity: (N,).
+        optics: beam and detector as the file describes them.
+        centred: whether DC of far-field patterns, mask, dark ... is at (H//2, W//2), else at the corner.
+        positions: (N, 2) y x in `unit`, of the probe on the object.
+        unit: of the positions.
+        unit_doubt: a sentence that asks for the unit if the file says one that cannot be used; else empty.
+        raster: (rows, columns) if the patterns are stored as 4-D data.
+        mask: (H, W) bool, True where good.
+        view_mask: (N, H, W) bool, a mask of each view.
+        dark: (H, W) detector units.
+        background: (H, W) counts.
+        intensity: (N,) incident intensity, in any unit.
         probe: (M, H, W) complex, optical axis at (H//2, W//2).
-        negative_is_missing: values below zero mark missing pixels (written so by ptymesh).
-        name, notes: as in Measurement.
+        negative_is_missing: whether values below zero mark missing pixels (written so by ptymesh).
+        name: as in Measurement.
+        notes: as in Measurement.
     """
 
     patterns: SlabSource

@@ -1,4 +1,4 @@
-"""How features of the patterns move with the position, told from patterns and positions alone.
+"""Motion of the patterns' features with the position, found from patterns and positions alone.
 
 Behind a lens out of focus, and in a near field, a pattern is a shadow image of the sample: from one view to the next it
 moves by s = A (p_j - p_i), A = a R: R is a rotation if scan and detector lie to each other as given, and a mirrored one
@@ -18,8 +18,10 @@ import numpy as np
 from scipy import fft
 from scipy.spatial import cKDTree
 
-#: Pairs of neighbouring views whose patterns are correlated, at most; and fewest.
-MAX_PAIRS, MIN_PAIRS = 160, 8
+#: Largest number of pairs of neighbouring views whose patterns are correlated.
+MAX_PAIRS = 160
+#: Least number of pairs.
+MIN_PAIRS = 8
 #: Standard errors by which the correlation must stand out.
 STANDARD_ERRORS = 8.0
 #: Degrees within which an orientation is as given.

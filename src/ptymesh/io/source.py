@@ -1,4 +1,4 @@
-"""Patterns on disk, read a few views and a few detector rows and columns at a time.
+"""Sources of patterns on disk, read a few views and a few detector rows and columns at a time.
 
 N       views
 H, W    detector pixels as stored
@@ -31,9 +31,9 @@ from ptymesh.io.hdf5 import (
     unreadable,
 )
 
-#: HDF5's chunk cache per dataset where chunks hold a single frame, and there is nothing to keep.
+#: HDF5's chunk cache per dataset if chunks hold a single frame, so that no chunk is needed twice.
 LEAST_CACHE_BYTES = 1 << 20
-#: What is in memory at a time when patterns are gone through.
+#: Bytes of patterns in memory at a time in a pass over all of them.
 SLAB_BYTES = 64 << 20
 
 
@@ -42,21 +42,34 @@ class SlabSource(Protocol):
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """(N, H, W)."""
+        """Shape (N, H, W)."""
 
     @property
     def dtype(self) -> np.dtype:
-        """As stored."""
+        """Type of what `read` returns."""
 
     def read(self, views: np.ndarray, rows: slice, columns: slice) -> np.ndarray:
-        """(len(views), rows, columns) of these views, in any order. Slices have start and stop, and step 1."""
+        """Return patterns (len(views), rows, columns).
+
+        Args:
+            views: (n,) int64, in any order.
+            rows: of the detector, with start and stop, and step 1.
+            columns: of the detector, likewise.
+        """
 
 
 class MappedSource:
-    """Patterns in an uncompressed array on disk, memory-mapped; `axes` names its axes as in the key map.
+    """Patterns in an uncompressed array on disk, memory-mapped.
 
-    `offset` is where the numbers start in the file (an .npy, or an uncompressed .npz); `strides`: bytes from one to the
-    next along each axis, where other bytes (headers of frames) lie between them.
+    Args:
+        path: the file.
+        shape: of the array.
+        dtype: of its numbers.
+        axes: letters of its axes, as in the key map.
+        offset: byte at which the numbers start (in an .npy, or an uncompressed .npz).
+        fortran_order: whether the first axis is the fastest.
+        strides: bytes from one number to the next along each axis; None: there is nothing, such as headers of frames,
+            between them.
     """
 
     def __init__(
@@ -84,11 +97,17 @@ class MappedSource:
 
     @property
     def dtype(self) -> np.dtype:
-        """As stored, in this machine's byte order; halves as single, more than double as double precision."""
+        """The stored type in this machine's byte order; single for half, double for more than double precision."""
         return native(np.empty(0, self._on_disk)).dtype
 
     def read(self, views: np.ndarray, rows: slice, columns: slice) -> np.ndarray:
-        """(len(views), rows, columns)."""
+        """Return patterns (len(views), rows, columns).
+
+        Args:
+            views: (n,) int64, in any order.
+            rows: of the detector, with start and stop, and step 1.
+            columns: of the detector, likewise.
+        """
         if self._pages is None or self._pid != os.getpid():
             with self._path.open("rb") as file:
                 self._pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -125,11 +144,17 @@ class JoinedSource:
 
     @property
     def dtype(self) -> np.dtype:
-        """Of all sources."""
+        """Type of all sources."""
         return self._sources[0].dtype
 
     def read(self, views: np.ndarray, rows: slice, columns: slice) -> np.ndarray:
-        """(len(views), rows, columns)."""
+        """Return patterns (len(views), rows, columns).
+
+        Args:
+            views: (n,) int64, in any order.
+            rows: of the detector, with start and stop, and step 1.
+            columns: of the detector, likewise.
+        """
         views = np.asarray(views)
         out = np.empty((len(views), rows.stop - rows.start, columns.stop - columns.start), self.dtype)
         part = np.searchsorted(self._starts, views, side="right") - 1
@@ -140,7 +165,14 @@ class JoinedSource:
 
 
 class Hdf5Source:
-    """Patterns in an HDF5 dataset, read as sorted hyperslabs, chunk by chunk."""
+    """Patterns in an HDF5 dataset, read as sorted hyperslabs, chunk by chunk.
+
+    Args:
+        path: the file.
+        dataset: its name.
+        axes: letters of its axes, as in the key map; None: "nyx" for three, "rcyx" for four.
+        follow: folders, besides the file's own, in which files that it refers to may lie.
+    """
 
     def __init__(self, path: Path, dataset: str, axes: str | None = None, follow: Sequence[Path] = ()) -> None:
         self._path, self.name, self._follow = path, dataset, tuple(follow)
@@ -162,16 +194,19 @@ class Hdf5Source:
             if 0 not in data.shape and _never_written(data):
                 raise BadInput(f"{dataset} in {path} has shape {data.shape}, but no value was ever written to it.")
             self._axes = axes
-            #: What tells these patterns from others in the file that holds them, and that file.
-            self.label, self.home = f"{data.name} {axes}", Path(data.file.filename)
+            #: Name of these patterns among others in the same file.
+            self.label = f"{data.name} {axes}"
+            #: The file that holds them, to which `path` may only link.
+            self.home = Path(data.file.filename)
             self._dtype = native(np.empty(0, data.dtype)).dtype
             self._shape, self.raster = _scan_shape(data.shape, axes)
             chunks = data.chunks or (1,) * data.ndim
             self._chunk = int(chunks[axes.index("c" if self.raster else "n")])
-            #: Views that one chunk spans, and whether that is too much to unpack for a single view.
+            #: Number of views that one chunk spans.
             self.frames_per_chunk = self._chunk * (int(chunks[axes.index("r")]) if self.raster else 1)
             packed = data.compression is not None or data.id.get_create_plist().get_nfilters() > 0
             size = int(np.prod(chunks, dtype=np.int64)) * data.dtype.itemsize
+            #: Whether chunks are too large to be unpacked for a single view.
             self.huge_chunks = packed and self.frames_per_chunk > 1 and size > CACHE_BYTES
             if not packed and size > CACHE_BYTES:
                 self._chunk = 1  # such chunks are read in part, and views of one need not be read together
@@ -183,11 +218,20 @@ class Hdf5Source:
 
     @property
     def dtype(self) -> np.dtype:
-        """As stored, in this machine's byte order; halves as single, more than double as double precision."""
+        """The stored type in this machine's byte order; single for half, double for more than double precision."""
         return self._dtype
 
     def read(self, views: np.ndarray, rows: slice, columns: slice) -> np.ndarray:
-        """(len(views), rows, columns); BadInput where the file is damaged."""
+        """Return patterns (len(views), rows, columns).
+
+        Args:
+            views: (n,) int64, in any order.
+            rows: of the detector, with start and stop, and step 1.
+            columns: of the detector, likewise.
+
+        Raises:
+            BadInput: the file is damaged.
+        """
         views = np.asarray(views)
         order = np.argsort(views, kind="stable")
         shape = len(views), rows.stop - rows.start, columns.stop - columns.start
@@ -209,7 +253,7 @@ class Hdf5Source:
                 raise unreadable(f"{self.name} in {self._path} (views {start} to {stop - 1})", error) from error
             left = [a for a in self._axes if a != "r"]
             block = block.transpose([left.index(a) for a in ("c" if self.raster else "n", "y", "x")])
-            with np.errstate(over="ignore"):  # of long doubles, which become infinite, and are refused as such
+            with np.errstate(over="ignore"):  # long doubles may become infinite, which is refused later
                 out[members] = block[self._along(views[members]) - start]
         return out
 
@@ -217,7 +261,7 @@ class Hdf5Source:
         return views % self.raster[1] if self.raster else views
 
     def _spans(self, views: np.ndarray, order: np.ndarray) -> Iterator[tuple[int, int, int, np.ndarray]]:
-        """(raster line, start, stop, members): runs of views that are neighbours, or share a chunk."""
+        """Yield runs of views that are neighbours or share a chunk, as (raster line, start, stop, members)."""
         if not len(order):
             return
         ordered = views[order]
@@ -253,10 +297,15 @@ def _never_written(data: h5py.Dataset) -> bool:
 
 
 def slabs(views: int, frame_bytes: int) -> Iterator[np.ndarray]:
-    """Consecutive views, a bounded number of bytes at a time."""
+    """Yield consecutive views, a bounded number of bytes at a time."""
     step = max(1, SLAB_BYTES // max(1, frame_bytes))
     for start in range(0, views, step):
         yield np.arange(start, min(start + step, views))
+
+
+def evenly_spread(views: int, most: int) -> np.ndarray:
+    """Return the indices (n,) int64 of at most so many views, spread evenly over a scan."""
+    return np.unique(np.linspace(0, views - 1, min(views, most)).round().astype(np.int64))
 
 
 def _scan_shape(shape: tuple[int, ...], axes: str) -> tuple[tuple[int, int, int], tuple[int, int] | None]:

@@ -1,6 +1,6 @@
-"""Sources that cannot be sliced (bz2, compressed npz, HDF5 in huge chunks) are unpacked once into uncompressed files.
+"""Staging of sources that cannot be sliced (bz2, compressed npz, HDF5 in huge chunks) as uncompressed files.
 
-cache.py keeps those. What is unpacked is bounded by what it is unpacked from: see `RATIO`.
+Each is unpacked once, and cache.py keeps it. The size of what is unpacked is bounded by `RATIO`.
 """
 
 from __future__ import annotations
@@ -17,35 +17,36 @@ from typing import IO, BinaryIO, cast
 import numpy as np
 
 from ptymesh.errors import BadInput, PtymeshError
-from ptymesh.io.cache import Plan, Sink, made, safe_name
+from ptymesh.io.cache import CacheEntry, Sink, get_or_make, safe_name
 from ptymesh.io.fingerprint import fingerprint
 from ptymesh.io.hdf5 import DAMAGE, first_line
-from ptymesh.io.npy import MOST_VALUES, Header, numbers, read_header, read_values
+from ptymesh.io.npy import MOST_VALUES, Header, check_numbers, read_header, read_values
 from ptymesh.io.source import Hdf5Source, MappedSource, SlabSource
 
-#: Bytes that a packed one may become. Deflate cannot do more than 1032, and Poisson counts of 0.003 per pixel in 32
-#: bits, sparser than low-dose electron data are, come to 890 in bz2; a bomb reaches a million.
+#: Largest number of bytes that one packed byte may become. Deflate's limit is 1032, and Poisson counts of 0.003 per
+#: pixel in 32 bits, sparser than low-dose electron data, reach 890 in bz2; a bomb reaches a million.
 RATIO = 1000
-#: What may be unpacked in any case, for small files of few different values.
+#: Bytes that may be unpacked in any case, for small files of few different values.
 HARMLESS_BYTES = 64 << 20
-#: Members that are stored are checked against their checksum up to this size, as `fingerprint` reads files.
+#: Largest size of uncompressed members that are checked against their checksum.
 CHECKED_BYTES = 64 << 20
-#: An npz holds a few arrays; to look into each of a million takes minutes.
+#: Largest number of members of an npz: to look into a million takes minutes.
 MOST_MEMBERS = 10_000
+#: Bytes that are read at a time.
 PIECE_BYTES = 1 << 20
-#: What begins so is unpacked: npz and HDF5.
+#: First bytes of what is unpacked: npz and HDF5.
 UNPACKED = (b"PK", b"\x89HDF")
-#: What zipfile and the decompressors raise of damaged archives; RuntimeError (of DAMAGE) also for encrypted ones.
+#: What zipfile and the decompressors raise for damaged archives; RuntimeError (in DAMAGE) for encrypted ones, too.
 ARCHIVE_DAMAGE = (*DAMAGE, EOFError, AssertionError, struct.error, zipfile.BadZipFile, zlib.error)
 
 
 def most_of(packed: int) -> int:
-    """Bytes that so many packed bytes may become."""
+    """Return the largest number of bytes that so many packed bytes may become."""
     return max(HARMLESS_BYTES, RATIO * packed)
 
 
 def unpacked(path: Path) -> Path:
-    """The file itself, or what a bz2 file contains. BadInput where that is truncated, or a bomb."""
+    """Return the file itself, or the unpacked content of a bz2 file; raise BadInput if that is truncated, or a bomb."""
     with path.open("rb") as file:
         if file.read(3) != b"BZh":
             return _checked(path)
@@ -71,13 +72,17 @@ def unpacked(path: Path) -> Path:
 
     most = most_of(path.stat().st_size)
     remedy = f"unpack it yourself (bunzip2 --keep {path.name}) and name the unpacked file"
-    return _checked(made(Plan(path, safe_name(fingerprint(path), "unpacked"), unpack, most, None, remedy)))
+    return _checked(get_or_make(CacheEntry(path, safe_name(fingerprint(path), "unpacked"), unpack, most, None, remedy)))
 
 
 def npz_source(path: Path, member: str, axes: str | None) -> MappedSource:
-    """Patterns in an npz: mapped where it is uncompressed, staged once where it is not.
+    """Return the patterns in an npz, mapped from there if it is uncompressed, else staged once.
 
-    Without `axes`, axes of length one in front of (N, H, W) are dropped (tike writes (1, N, H, W)).
+    Args:
+        path: the npz.
+        member: name of the array.
+        axes: letters of its axes, as in the key map. None: "nyx" or "rcyx", and axes of length one in front of
+            (N, H, W) are dropped (tike writes (1, N, H, W)).
     """
     what = f"{member} in {path}"
     with open_npz(path) as archive:
@@ -114,7 +119,7 @@ def npz_source(path: Path, member: str, axes: str | None) -> MappedSource:
 
 
 def sliceable(source: Hdf5Source) -> SlabSource:
-    """The source itself, or a staged copy where reading one view would mean unpacking a chunk of a great many."""
+    """Return the source itself, or a staged copy if reading one view would unpack a chunk of a great many."""
     if not source.huge_chunks or 0 in source.shape:
         return source
     count, height, width = source.shape
@@ -129,16 +134,16 @@ def sliceable(source: Hdf5Source) -> SlabSource:
 
     remedy = "write it again in chunks of one view"
     needed = count * height * width * source.dtype.itemsize
-    home = source.home  # and not the file that links to it, which says nothing of what is in it
+    home = source.home  # a file that only links to it has a fingerprint of its own
     name = safe_name(fingerprint(home), source.label)
-    staged = made(Plan(home, name, copy, most_of(home.stat().st_size), needed, remedy))
+    staged = get_or_make(CacheEntry(home, name, copy, most_of(home.stat().st_size), needed, remedy))
     with staged.open("rb") as stream:
         found = read_header(stream, str(staged))
         return MappedSource(staged, found.shape, found.dtype, "nyx", stream.tell(), found.fortran)
 
 
 def is_npz(path: Path) -> bool:
-    """Whether this is a zip archive; BadInput where it is one whose end contradicts itself."""
+    """Return True if the file is a zip archive; raise BadInput if its directory contradicts itself."""
     try:
         return zipfile.is_zipfile(path)
     except ARCHIVE_DAMAGE as error:
@@ -148,14 +153,14 @@ def is_npz(path: Path) -> bool:
 
 
 def _checked(path: Path) -> Path:
-    """The path, of which zipfile can say whether it is an archive."""
+    """Return the path; raise BadInput if zipfile cannot tell whether it is an archive."""
     is_npz(path)
     return path
 
 
 @contextlib.contextmanager
 def open_npz(path: Path) -> Iterator[zipfile.ZipFile]:
-    """An npz archive; BadInput where it is truncated or damaged, or packed in an unknown way."""
+    """Open an npz archive; raise BadInput if it is truncated or damaged, or packed in an unknown way."""
     try:
         with zipfile.ZipFile(path) as archive:
             yield archive
@@ -173,7 +178,7 @@ def open_npz(path: Path) -> Iterator[zipfile.ZipFile]:
 
 
 def npz_members(path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
-    """Shape and dtype of every array in an npz."""
+    """Return shape and dtype of every array in an npz."""
     found = {}
     with open_npz(path) as archive:
         if len(archive.infolist()) > MOST_MEMBERS:
@@ -182,22 +187,33 @@ def npz_members(path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
             if info.filename.endswith(".npy"):
                 name = info.filename.removesuffix(".npy")
                 if name in found:
-                    raise BadInput(f"{path} holds {_shown(name)} twice; save it again with numpy.savez.")
+                    raise BadInput(f"{path} holds {_printable(name)} twice; save it again with numpy.savez.")
                 if not name.isprintable():
-                    raise BadInput(f"{path} holds an array named {_shown(name)}; save it again under a printable name.")
+                    raise BadInput(
+                        f"{path} holds an array named {_printable(name)}; save it again under a printable name."
+                    )
                 header = _header(archive, path, info)
                 found[name] = header.shape, header.dtype
     return found
 
 
 def read_member(path: Path, member: str, most: int = MOST_VALUES) -> np.ndarray:
-    """A small array of numbers out of an npz; BadInput where it is missing, or has more than `most` values."""
-    what = f"{_shown(member)} in {path}"
+    """Return a small array of numbers in an npz.
+
+    Args:
+        path: the npz.
+        member: name of the array.
+        most: largest number of values.
+
+    Raises:
+        BadInput: the array is missing, damaged, too large, or holds no numbers.
+    """
+    what = f"{_printable(member)} in {path}"
     with open_npz(path) as archive:
         info = _info(archive, path, member)
         with archive.open(info) as stream:
             header = read_header(cast(BinaryIO, stream), what)
-            numbers(header.dtype, what)
+            check_numbers(header.dtype, what)
             if header.nbytes > min(most * header.dtype.itemsize, most_of(info.compress_size)):
                 raise BadInput(f"{what} has shape {header.shape}, more than can be used; check which array is meant.")
             array = read_values(cast(BinaryIO, stream), header, what)
@@ -207,11 +223,11 @@ def read_member(path: Path, member: str, most: int = MOST_VALUES) -> np.ndarray:
 
 
 def _info(archive: zipfile.ZipFile, path: Path, member: str) -> zipfile.ZipInfo:
-    """The only member of this name; BadInput where there is none, or it cannot be read."""
+    """Return the only member of this name; raise BadInput if there is none, or if it cannot be read."""
     found = [info for info in archive.infolist() if info.filename == f"{member}.npy"]
     if len(found) != 1:
         names = ", ".join(npz_members(path)) or "no arrays"
-        raise BadInput(f"{path} has no array {_shown(member)}; it has {names}.")
+        raise BadInput(f"{path} has no array {_printable(member)}; it has {names}.")
     _refuse_unusual(path, found[0])
     return found[0]
 
@@ -219,12 +235,12 @@ def _info(archive: zipfile.ZipFile, path: Path, member: str) -> zipfile.ZipInfo:
 def _header(archive: zipfile.ZipFile, path: Path, info: zipfile.ZipInfo) -> Header:
     _refuse_unusual(path, info)
     with archive.open(info) as stream:
-        return read_header(cast(BinaryIO, stream), f"{_shown(info.filename)} in {path}")
+        return read_header(cast(BinaryIO, stream), f"{_printable(info.filename)} in {path}")
 
 
 def _refuse_unusual(path: Path, info: zipfile.ZipInfo) -> None:
-    """BadInput where a member is not as numpy writes them; zipfile unpacks other methods without any bound."""
-    what = f"{_shown(info.filename)} in {path}"
+    """Raise BadInput if a member is not as numpy writes them: zipfile unpacks other methods without any bound."""
+    what = f"{_printable(info.filename)} in {path}"
     if info.flag_bits & 0x1:
         raise BadInput(f"{what} is encrypted; unpack it, and save it with numpy.savez.")
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
@@ -234,13 +250,13 @@ def _refuse_unusual(path: Path, info: zipfile.ZipInfo) -> None:
         )
 
 
-def _shown(name: str) -> str:
-    """A name as it can stand in a sentence."""
+def _printable(name: str) -> str:
+    """Return a name as it can stand in a sentence."""
     return name if name.isprintable() and len(name) <= 100 else f"{name[:100]!r}"
 
 
 def _data_offset(path: Path, info: zipfile.ZipInfo) -> int:
-    """Where a stored member's bytes start: after its local header, whose name and extra field vary in length."""
+    """Return the offset of a stored member's bytes, after its local header, whose length varies."""
     with path.open("rb") as file:
         file.seek(info.header_offset)
         header = file.read(30)
@@ -252,7 +268,7 @@ def _data_offset(path: Path, info: zipfile.ZipInfo) -> int:
 
 
 def _check_stored(path: Path, info: zipfile.ZipInfo) -> None:
-    """BadInput where a stored member of moderate size is not what its checksum says."""
+    """Raise BadInput if a stored member of moderate size does not match its checksum."""
     if info.file_size <= CHECKED_BYTES:
         with open_npz(path) as archive, archive.open(info) as stream:
             while stream.read(PIECE_BYTES):
@@ -267,4 +283,4 @@ def _extracted(path: Path, info: zipfile.ZipInfo, member: str) -> Path:
 
     remedy = "save it with numpy.savez instead of numpy.savez_compressed"
     name = safe_name(fingerprint(path), member)
-    return made(Plan(path, name, extract, most_of(info.compress_size), info.file_size, remedy))
+    return get_or_make(CacheEntry(path, name, extract, most_of(info.compress_size), info.file_size, remedy))

@@ -1,4 +1,4 @@
-"""One pass over all patterns, slab by slab, and what it tells about detector and beam.
+"""Survey of a scan: statistics of detector, beam and positions from one pass over all patterns, slab by slab.
 
 N       views
 h, w    window pixels; arrays here have DC in the middle of far-field patterns, as people look at them
@@ -15,9 +15,9 @@ from scipy.spatial import ConvexHull, QhullError, Voronoi, cKDTree
 from ptymesh.io.source import slabs
 from ptymesh.measurement import Measurement
 
-#: Patterns whose correlations are averaged to estimate the size of the probe.
+#: Number of patterns whose correlations are averaged to estimate the size of the probe.
 SPECKLE_VIEWS = 256
-#: Relative spread of the areas of Voronoi cells up to which a scan is evenly spread, with motor errors.
+#: Largest relative spread of the areas of Voronoi cells of an evenly spread scan, motor errors included.
 EVEN = 0.1
 #: Diameter of a uniform disc over the rms radius of the square root of its autocorrelation, times sqrt(2).
 DISC = 2.422
@@ -25,14 +25,17 @@ DISC = 2.422
 
 @dataclass(frozen=True)
 class Survey:
-    """What one pass over the patterns gathers.
+    """Statistics of all patterns of a scan.
 
-    Fields:
+    Attributes:
         totals: (N,) counts per view on good pixels.
-        mean, least, most: (h, w) over the views that have data there.
+        mean: (h, w) mean count, over the views that have data in a pixel.
+        least: (h, w) smallest count, likewise.
+        most: (h, w) largest count, likewise.
         missing: share of pixel values without data (below zero).
         zeros: share of good pixel values that are zero.
-        peak: largest count; at_peak: how many values equal it.
+        peak: largest count.
+        at_peak: number of values that equal it.
         whole: whether all counts are whole numbers.
         example: a view whose total is the median.
     """
@@ -50,14 +53,14 @@ class Survey:
 
 
 class Gathering:
-    """Adds up a survey, slab by slab of patterns, in any order; each view is added once, by one rank.
+    """Accumulator of a survey, slab by slab of patterns, in any order; each view is added once, by one rank.
 
-    Everything that is gathered over ranks is a whole number, a maximum, or of one view alone, so that neither order
-    nor the number of ranks changes a bit.
+    All numbers that ranks combine are whole numbers, maxima, or those of a single view, so that neither the order nor
+    the number of ranks changes a bit.
 
     Args:
         measurement: the scan; its patterns are not read here.
-        with_sum: add up the patterns, too; False where the mean pattern is known from elsewhere.
+        with_sum: whether patterns are added up, too; False if the mean pattern is known from elsewhere.
     """
 
     def __init__(self, measurement: Measurement, *, with_sum: bool) -> None:
@@ -72,7 +75,7 @@ class Gathering:
         self._masked = not bool(measurement.mask.all())
 
     def add(self, views: np.ndarray, counts: np.ndarray) -> None:
-        """Adds patterns (n, h, w) of these views (n,)."""
+        """Add patterns (n, h, w) of views (n,)."""
         if not len(views):
             return
         mask = self.measurement.mask
@@ -94,7 +97,7 @@ class Gathering:
         self.whole = self.whole and (wide is np.int64 or bool((counts == np.rint(counts)).all()))
 
     def _add(self, views: np.ndarray, counts: np.ndarray, present: np.ndarray) -> None:
-        """The same where some values are no data."""
+        """Add patterns of which some values are no data; `present` (n, h, w) bool: where they are."""
         values = np.where(present, counts, 0).astype(np.float64)
         self.totals[views] = values.reshape(len(views), -1).sum(axis=1)
         if self.total is not None:
@@ -115,10 +118,11 @@ class Gathering:
         self.peak = top
 
     def survey(self, mean: np.ndarray | None = None) -> Survey:
-        """What was gathered of all views.
+        """Return the survey of all views.
 
-        mean: (h, w) of all views, laid out as the patterns, where values without data count as zero; needed unless the
-        patterns were added up.
+        Args:
+            mean: (h, w) mean of all views, laid out as the patterns, in which values without data count as zero; None
+                if the patterns were added up.
         """
         m, seen = self.measurement, np.maximum(self.seen, 1)
         total = self.total if self.total is not None else np.asarray(mean) * m.views
@@ -138,7 +142,7 @@ class Gathering:
 
 
 def survey(measurement: Measurement) -> Survey:
-    """Read every pattern once. Raises BadInput where a pattern holds what is not a count."""
+    """Return the survey of a scan, whose patterns are read once; raise BadInput for values that are no counts."""
     found = Gathering(measurement, with_sum=True)
     h, w = measurement.window
     for views in slabs(measurement.views, h * w * 16):
@@ -147,19 +151,19 @@ def survey(measurement: Measurement) -> Survey:
 
 
 def upright(measurement: Measurement, pattern: np.ndarray) -> np.ndarray:
-    """(..., h, w) with DC in the middle (far field), or as it is."""
+    """Return an array (..., h, w) with DC in the middle (far field), or as it is (near field)."""
     if measurement.geometry.propagation != "far_field":
         return pattern
     return np.fft.fftshift(pattern, axes=(-2, -1))
 
 
 def odd_pixels(measurement: Measurement, found: Survey) -> dict[str, np.ndarray]:
-    """(n, 2) y x of unmasked pixels that are hot, dead or stuck, in the upright frame.
+    """Return the unmasked pixels (n, 2), y x, that are "hot", "dead" or "stuck", with DC in the middle.
 
-    hot: five times brighter on average than all but one of the eight neighbours, by more than chance; or never darker
-    than a fifth of its mean, where all of them are far darker at times.
-    dead: never a count where the neighbours together make 25 expected. stuck: the same non-zero count in every view.
-    The middle of far-field patterns, where the direct beam may be that sharp, is left out.
+    A hot pixel is five times brighter on average than all but one of its eight neighbours, by more than chance; or it
+    is never darker than a fifth of its mean while all of them are far darker at times. A dead one never has a count
+    though its surroundings make 25 expected. A stuck one holds the same non-zero count in every view. Hot pixels in the
+    middle of far-field patterns are left out, because the direct beam may be that sharp.
     """
     mask = upright(measurement, measurement.mask)
     mean, views = _filled(found.mean, mask), measurement.views
@@ -188,7 +192,7 @@ def has_one_pattern(measurement: Measurement, found: Survey) -> bool:
 
 
 def _filled(mean: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """A mean pattern (h, w) whose masked pixels have the mean of the good ones in 5 x 5 around, or 0."""
+    """Return a mean pattern (h, w) with masked pixels set to the mean of the good ones in 5 x 5 around, or 0."""
     if mask.all():
         return mean
     weight = ndimage.uniform_filter(mask.astype(np.float64), 5, mode="constant")
@@ -197,12 +201,12 @@ def _filled(mean: np.ndarray, mask: np.ndarray) -> np.ndarray:
 
 
 def probe_diameter_px(measurement: Measurement) -> tuple[float, str]:
-    """Diameter of the probe in object pixels (the D4-sigma width: a uniform disc has its own), and where it is from.
+    """Return the diameter of the probe in object pixels, and its source.
 
-    `file`: from the probe in the file, its pixels dimmer than 5 % of the brightest left out.
-    `window`: near field without a probe: the whole window is lit.
-    `speckle`: from the patterns: their fluctuations around the mean are correlated as far as the exit waves reach,
-    that is, over the autocorrelation of the illuminated area; the shot noise, white, is subtracted.
+    The diameter is the D4-sigma width, which is a uniform disc's own. Its source is "file" for the probe in the file,
+    without pixels dimmer than 5 % of the brightest; "window" for a near field without a probe, in which the whole
+    window is lit; or "speckle" for the patterns: their fluctuations around the mean are correlated as far as the exit
+    waves reach, over the autocorrelation of the illuminated area, and white shot noise is subtracted.
     """
     if measurement.probe is not None:
         power = (np.abs(measurement.probe) ** 2).sum(axis=0)
@@ -217,7 +221,7 @@ def probe_diameter_px(measurement: Measurement) -> tuple[float, str]:
 
 
 def speckle_diameter_px(measurement: Measurement) -> float:
-    """Diameter of the probe in object pixels by the far-field patterns alone; 0 where they have no speckles."""
+    """Return the diameter of the probe in object pixels from far-field patterns alone; 0 if they have no speckles."""
     h, w = measurement.window
     n = measurement.views
     chosen = np.unique(np.linspace(0, n - 1, min(n, SPECKLE_VIEWS)).round().astype(int))
@@ -245,16 +249,18 @@ def speckle_diameter_px(measurement: Measurement) -> float:
 
 
 @dataclass(frozen=True)
-class Scan:
-    """How the positions lie, in object pixels.
+class ScanStatistics:
+    """Statistics of the positions of a scan, in object pixels.
 
-    Fields:
-        extent: (y, x). hull_area, hull_length: of the convex hull and its border.
-        area_per_view: of evenly spread views, the area of a cell (a raster's step squared); of others, the hull's area
-            over the number of views; 0 where all lie on a line.
+    Attributes:
+        extent: (y, x) from the first to the last position.
+        hull_area: area of the convex hull.
+        hull_length: length of its border.
+        area_per_view: area of a cell of evenly spread views (a raster's step squared); of others, the hull's area over
+            the number of views; 0 if all lie on a line.
         step: median distance to the nearest neighbour.
-        duplicates: positions that repeat another one (to a hundredth of a pixel).
-        stray: views further than `far`, and than three steps, from every other.
+        duplicates: number of positions that repeat another one (to a hundredth of a pixel).
+        stray: (k,) views further than `far`, and than three steps, from every other.
     """
 
     extent: tuple[float, float]
@@ -266,30 +272,30 @@ class Scan:
     stray: np.ndarray
 
 
-def scan_of(positions: np.ndarray, far: float) -> Scan:
-    """Neighbour distances of (N, 2) positions."""
+def scan_statistics(positions: np.ndarray, far: float) -> ScanStatistics:
+    """Return statistics of positions (N, 2); `far`: distance in pixels beyond which a view is stray."""
     y, x = (float(one) for one in np.ptp(positions, axis=0))
     distinct = _distinct(positions)
     duplicates = len(positions) - len(distinct)
     if len(distinct) < 2:
-        return Scan((y, x), 0.0, 0.0, 0.0, 0.0, duplicates, np.empty(0, int))
+        return ScanStatistics((y, x), 0.0, 0.0, 0.0, 0.0, duplicates, np.empty(0, int))
     step = step_of(positions)
     alone = cKDTree(positions).query(positions, k=2)[0][:, 1] > max(far, 3 * step)
     area, length = _hull(distinct)
     per_view = (even_cell(distinct) or area / len(distinct)) * len(distinct) / len(positions)
-    return Scan((y, x), area, length, per_view, step, duplicates, np.flatnonzero(alone))
+    return ScanStatistics((y, x), area, length, per_view, step, duplicates, np.flatnonzero(alone))
 
 
 def even_cell(positions: np.ndarray) -> float | None:
     """Return the area that each view has to itself in an evenly spread scan: a raster, a lattice, an even spiral.
 
-    It is that of the Voronoi cells of the views within the scan, which are alike there, however the axes lie.
+    This is the area of the Voronoi cells of views inside the scan, which is the same for all, however the axes lie.
 
     Args:
         positions: (N, 2) distinct positions, y x.
 
     Returns:
-        The median area in square pixels; None where the cells' areas vary by more than `EVEN`, or none is whole.
+        The median area in square pixels; None if the cells' areas vary by more than `EVEN`, or if none is bounded.
     """
     if len(positions) < 9 or not _hull(positions)[0] > 0:
         return None
@@ -311,13 +317,13 @@ def even_cell(positions: np.ndarray) -> float | None:
 
 
 def step_of(positions: np.ndarray) -> float:
-    """Median distance from one of the (N, 2) positions to its nearest neighbour; 0 where all are the same."""
+    """Return the median distance from one of the positions (N, 2) to its nearest neighbour; 0 if all are the same."""
     distinct = _distinct(positions)
     return float(np.median(cKDTree(distinct).query(distinct, k=2)[0][:, 1])) if len(distinct) > 1 else 0.0
 
 
 def too_far_apart(positions: np.ndarray, window: tuple[int, int]) -> str:
-    """A sentence where neighbouring views lie further from each other than the window is wide; else empty."""
+    """Return a sentence if neighbouring views lie further from each other than the window is wide; else empty."""
     step = step_of(positions)
     if step <= max(window):
         return ""
@@ -332,7 +338,7 @@ def _distinct(positions: np.ndarray) -> np.ndarray:
 
 
 def _hull(points: np.ndarray) -> tuple[float, float]:
-    """Area and border length of the convex hull; a line has no area, and both its sides are border."""
+    """Return area and border length of the convex hull; a line has no area, and both its sides are border."""
     centred = points - points.mean(axis=0)
     along = np.linalg.svd(centred, full_matrices=False)[2][0]
     across = centred @ np.array([-along[1], along[0]])

@@ -1,4 +1,4 @@
-"""Which detector pixels make up the window: flips, centre, crop, bin, pad, corner, as one index table per axis.
+"""Selection of the detector pixels that make up the window: flips, centre, crop, bin, pad, as a table per axis.
 
 n       detector pixels along an axis, as stored
 m, b    window pixels along it, detector pixels summed into each
@@ -14,9 +14,9 @@ from ptymesh.errors import BadInput
 from ptymesh.io.options import DataOptions
 from ptymesh.limits import check_room
 
-#: Of a window, pixels along a side.
+#: Least number of pixels on a side of a window.
 LEAST_SIDE = 4
-#: What a window takes at least, in a pattern, masks, waves and sums, for each of its detector pixels.
+#: Bytes that a window takes for each of its detector pixels, in a pattern, masks, waves and sums, at least.
 PIXEL_BYTES = 50
 
 
@@ -24,10 +24,9 @@ PIXEL_BYTES = 50
 class Axis:
     """One axis of the window.
 
-    Fields:
-        pixels: (m, b) stored detector pixels of each window pixel in natural order (DC at m//2), -1 where there is
-            none.
-        offset: by how many detector pixels the middle of the DC window pixel lies above DC itself (even b: half ones).
+    Attributes:
+        pixels: (m, b) int64, stored detector pixels of each window pixel in natural order (DC at m//2), -1 for none.
+        offset: detector pixels by which the middle of the DC window pixel lies above DC itself (half ones for even b).
         at_corner: whether the window itself has DC at index 0.
     """
 
@@ -37,12 +36,12 @@ class Axis:
 
     @property
     def ordered(self) -> np.ndarray:
-        """(m, b), in the order of the window."""
+        """The table (m, b) in the order of the window."""
         return np.fft.ifftshift(self.pixels, axes=0) if self.at_corner else self.pixels
 
     @property
     def span(self) -> slice:
-        """The stored pixels that are needed at all."""
+        """Range of the stored pixels that are needed."""
         used = self.pixels[self.pixels >= 0]
         return slice(int(used.min()), int(used.max()) + 1)
 
@@ -58,9 +57,20 @@ def axis(
     binning: int,
     pad: int | None,
 ) -> Axis:
-    """The index table of one axis. `centre` is counted with DC in the middle, whatever the file's order.
+    """Return the index table of one axis.
 
-    BadInput where crop, bin, pad and centre leave nothing or do not fit.
+    Args:
+        n: number of detector pixels.
+        far: whether patterns are far-field ones.
+        centred: whether the file has DC in the middle.
+        centre: pixel of the direct beam, counted with DC in the middle whatever the file's order; None: n // 2.
+        flip: whether the axis is reversed.
+        crop: number of detector pixels that are kept; None: all.
+        binning: number of detector pixels summed into a window pixel.
+        pad: number of window pixels after padding; None: no padding.
+
+    Raises:
+        BadInput: crop, bin, pad and centre leave no pixel or do not fit the detector.
     """
     kept = n if crop is None else crop
     if kept > n:
@@ -99,7 +109,14 @@ def axis(
 
 @dataclass(frozen=True)
 class Window:
-    """Both axes, as stored; the window's own axes are exchanged if `transpose`."""
+    """The detector pixels of a window.
+
+    Attributes:
+        y: first axis as stored.
+        x: second axis as stored.
+        transpose: whether the window's axes are these exchanged.
+        binning: b, number of detector pixels summed along either axis.
+    """
 
     y: Axis
     x: Axis
@@ -108,14 +125,16 @@ class Window:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(h, w) after transposition."""
+        """Sides (h, w) after transposition."""
         shape = len(self.y.pixels), len(self.x.pixels)
         return shape[::-1] if self.transpose else shape
 
     def gather(self, slab: np.ndarray, *, spanned: bool = False) -> np.ndarray:
-        """(..., H, W) -> (..., h b, w b) detector pixels in the window's order; missing ones repeat the first pixel.
+        """Return detector pixels (..., h b, w b) in the window's order; missing ones repeat the first pixel.
 
-        `spanned` slabs hold only the rows and columns of `span`.
+        Args:
+            slab: (..., H, W) as stored.
+            spanned: whether the slab holds only the rows and columns of `span`.
         """
         for k, one in ((-2, self.y), (-1, self.x)):
             index = one.ordered.ravel()
@@ -126,32 +145,32 @@ class Window:
         return np.ascontiguousarray(slab.swapaxes(-1, -2)) if self.transpose else slab
 
     def stored(self, y: int, x: int) -> list[tuple[int, int]]:
-        """(row, column) of the stored detector pixels in a window pixel, which is counted with DC in the middle."""
+        """Return (row, column) of the stored detector pixels in a window pixel, counted with DC in the middle."""
         if self.transpose:
             y, x = x, y
         rows, columns = ([int(i) for i in one.pixels[k] if i >= 0] for one, k in ((self.y, y), (self.x, x)))
         return [(row, column) for row in rows for column in columns]
 
     def detector_pixel(self, y: int, x: int) -> tuple[int, int]:
-        """(row, column), as stored, of a pixel of what `gather` returns."""
+        """Return the stored (row, column) of a pixel of what `gather` returns."""
         if self.transpose:
             y, x = x, y
         return int(self.y.ordered.ravel()[y]), int(self.x.ordered.ravel()[x])
 
     @property
     def exists(self) -> np.ndarray:
-        """(h b, w b) bool: where there is a detector pixel."""
+        """Mask (h b, w b) bool, True where there is a detector pixel."""
         y, x = self.y.ordered.ravel() >= 0, self.x.ordered.ravel() >= 0
         return np.outer(x, y) if self.transpose else np.outer(y, x)
 
     def binned(self, slab: np.ndarray, dtype: np.dtype) -> np.ndarray:
-        """Sum of b x b pixels, (..., h b, w b) -> (..., h, w)."""
+        """Return the sums (..., h, w) of b x b pixels of a slab (..., h b, w b)."""
         if self.binning == 1:
             return slab.astype(dtype, copy=False)
         return self._blocks(slab).sum(axis=(-3, -1), dtype=dtype)
 
     def all_of(self, slab: np.ndarray) -> np.ndarray:
-        """Where all of b x b pixels are True, (..., h b, w b) -> (..., h, w)."""
+        """Return True (..., h, w) where all of b x b pixels of a slab (..., h b, w b) are True."""
         return slab if self.binning == 1 else np.asarray(self._blocks(slab).all(axis=(-3, -1)))
 
     def _blocks(self, slab: np.ndarray) -> np.ndarray:
@@ -163,7 +182,18 @@ class Window:
 def window_of(
     shape: tuple[int, int], far: bool, centred: bool, centre: tuple[int, int] | None, options: DataOptions
 ) -> Window:
-    """The window that the options cut out of a detector of this shape. BadInput where they do not fit it."""
+    """Return the window that the options cut out of a detector.
+
+    Args:
+        shape: sides (H, W) of the detector.
+        far: whether patterns are far-field ones.
+        centred: whether the file has DC in the middle.
+        centre: (y, x) of the direct beam, counted with DC in the middle; None: the middle.
+        options: key `data` of the recipe.
+
+    Raises:
+        BadInput: the options do not fit the detector.
+    """
     y, x = (
         axis(
             shape[k],
@@ -190,12 +220,18 @@ def window_of(
 
 
 def resampled_probe(probe: np.ndarray, window: Window, *, far: bool, centred: bool) -> np.ndarray:
-    """The probe (M, H, W) of the stored detector, in the window.
+    """Return the probe in the window (M, h, w).
 
-    Far field: what happens to the detector's pixels happens to the probe's spectrum: cropping it coarsens the object
-    pixel, padding refines it, flips and shifts carry over; binning b detector pixels makes the window b times
-    smaller at the same object pixel. Near field: detector and object pixels coincide, so amplitudes are averaged.
-    The power (sum of squares) is kept, but for what is cut off. `centred` says how the file orders frequencies.
+    In the far field, the window's selection of detector pixels applies to the probe's spectrum: cropping it coarsens
+    the object pixel, padding refines it, flips and shifts carry over; binning b detector pixels makes the window b
+    times smaller at the same object pixel. In the near field, detector and object pixels coincide, so amplitudes are
+    averaged. The power (sum of squares) is kept, but for what is cut off.
+
+    Args:
+        probe: (M, H, W) complex, on the stored detector.
+        window: selects the pixels.
+        far: whether patterns are far-field ones.
+        centred: whether the file has DC in the middle.
     """
     y, x = (np.where(one.pixels < 0, 0, one.pixels).ravel() for one in (window.y, window.x))
     exists = np.outer(window.y.pixels.ravel() >= 0, window.x.pixels.ravel() >= 0)
@@ -205,7 +241,7 @@ def resampled_probe(probe: np.ndarray, window: Window, *, far: bool, centred: bo
         out = window.binned(cut, probe.dtype) / window.binning
         return np.ascontiguousarray(out.swapaxes(-1, -2)) if window.transpose else out
     spectrum = np.fft.fft2(np.fft.ifftshift(probe, axes=axes), norm="ortho")
-    if centred:  # as the patterns are, since the index tables point into those
+    if centred:  # index tables point into patterns as stored, so the spectrum takes their order
         spectrum = np.fft.fftshift(spectrum, axes=axes)
     cut = np.where(exists, spectrum[:, y][:, :, x], 0)
     wave = np.fft.fftshift(np.fft.ifft2(np.fft.ifftshift(cut, axes=axes), norm="ortho"), axes=axes)

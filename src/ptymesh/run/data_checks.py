@@ -22,15 +22,13 @@ from ptymesh.distributed.exact import Reduction
 from ptymesh.distributed.world import World
 from ptymesh.io import load_measurement
 from ptymesh.io.checks import (
-    Findings,
-    applied,
     check_marks,
     check_near_field,
     check_patterns,
     check_scan,
-    recorded,
 )
-from ptymesh.io.oddities import regions_of
+from ptymesh.io.findings import Findings, apply_findings, checked_options
+from ptymesh.io.outliers import regions_of
 from ptymesh.io.source import slabs
 from ptymesh.io.survey import Gathering, Survey
 from ptymesh.measurement import NO_CHECKS, Measurement, PatternSource
@@ -67,7 +65,7 @@ def check_before_reading(
     looks += [check_near_field] if related and near_field else []
     for look in looks:
         found = _agreed(world, scan, partial(look, scan))
-        scan = applied(scan, found)
+        scan = apply_findings(scan, found)
         sentences += found.sentences
     return scan, sentences
 
@@ -102,7 +100,7 @@ def checked_recipe(recipe: Recipe, world: World) -> tuple[Recipe, list[str]]:
     scan, sentences = check_before_reading(scan, world, related=related, near_field=False)  # its caller looks for that
     seen = _everywhere(world, lambda: _read(scan, world))
     found = _agreed(world, scan, lambda: check_patterns(scan, seen, related=related))
-    return record_checks(recipe, applied(scan, found), before), [*sentences, *found.sentences]
+    return record_checks(recipe, apply_findings(scan, found), before), [*sentences, *found.sentences]
 
 
 def record_checks(recipe: Recipe, scan: Measurement, before: Measurement) -> Recipe:
@@ -113,7 +111,7 @@ def record_checks(recipe: Recipe, scan: Measurement, before: Measurement) -> Rec
         scan: the scan after the checks.
         before: the scan before them.
     """
-    return recipe.model_copy(update={"data": recorded(recipe.data, scan, before)})
+    return recipe.model_copy(update={"data": checked_options(recipe.data, scan, before)})
 
 
 def is_to_be_checked(scan: Measurement) -> bool:

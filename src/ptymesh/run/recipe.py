@@ -39,7 +39,7 @@ from ptymesh.engines import ENGINES, REFUSED, Engine
 from ptymesh.engines.base import Count
 from ptymesh.errors import BadInput
 from ptymesh.io.arrays import names_file
-from ptymesh.io.options import DataOptions, Options, PositionOptions
+from ptymesh.io.options import DataOptions, FrozenOptions, PositionOptions
 from ptymesh.io.samples import PREFIX
 from ptymesh.models import OPTICS, WaveOperator, named
 from ptymesh.options import FilePath
@@ -76,7 +76,7 @@ _PATHS = (
 )
 
 
-class OutputOptions(Options):
+class OutputOptions(FrozenOptions):
     """Recipe key `output`: what is written, and where.
 
     Fields:
@@ -108,7 +108,7 @@ class OutputOptions(Options):
         return ("tiff", *self.writers) if self.tiff and "tiff" not in self.writers else self.writers
 
 
-class AutoOptions(Options):
+class AutoOptions(FrozenOptions):
     """Recipe key `auto`, of a recipe whose stages are to be found: `stages: auto` (ptymesh.auto).
 
     Fields:
@@ -118,7 +118,7 @@ class AutoOptions(Options):
     sweeps: int | None = Field(None, ge=1, le=10**6)
 
 
-class Recipe(Options):
+class Recipe(FrozenOptions):
     """Everything that a run depends on, checked. `stages` holds engines; the other fields are groups of options.
 
     auto: how stages are found, where the recipe says `stages: auto`; `stages` are then the default ones until that is

@@ -36,7 +36,7 @@ from ptymesh.errors import BadInput, Poor, PtymeshError
 from ptymesh.estimate import REACH
 from ptymesh.io import identity
 from ptymesh.io.checkpoint import Checkpoint
-from ptymesh.io.checks import applied
+from ptymesh.io.findings import apply_findings
 from ptymesh.io.results import CHANGE, ObjectTiles, Result
 from ptymesh.measurement import NO_CHECKS, Measurement
 from ptymesh.paths import usable
@@ -238,7 +238,7 @@ class Reconstruction(Displayed):
                 if found.changes:
                     self.close()
                     del self.problem  # free the memory of its patterns, which are read again
-                    scan = applied(scan, found)
+                    scan = apply_findings(scan, found)
                     owners = owners_of(scan)
                     self.problem = read(scan, owners)
                     mean = mean_pattern(self.problem)

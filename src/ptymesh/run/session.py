@@ -22,8 +22,7 @@ from ptymesh.distributed.world import World
 from ptymesh.errors import BadInput, Diverged, Interrupted, PtymeshError
 from ptymesh.files import target_of
 from ptymesh.io import checkpoint, load_measurement
-from ptymesh.io.checks import without_marks
-from ptymesh.io.featureless import refuse_featureless
+from ptymesh.io.checks import refuse_featureless, without_marks
 from ptymesh.io.results import Result
 from ptymesh.measurement import NO_CHECKS
 from ptymesh.run.batches import balance, draw, hold_out
@@ -269,7 +268,7 @@ def _load_checkpoint(folder: Path, world: World) -> checkpoint.Checkpoint:
         saved = checkpoint.load(folder, world)
         if saved.note and world.rank == 0:
             print(f"ptymesh: {saved.note}", file=sys.stderr, flush=True)
-            checkpoint.settle(folder, saved.generation)
+            checkpoint.make_current(folder, saved.generation)
     except Exception as error:
         failure = error
     world.all_well(failure, "reading the checkpoint")

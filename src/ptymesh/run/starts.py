@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ptymesh.errors import BadInput
 from ptymesh.geometry import Geometry
-from ptymesh.io.options import ArrayRef, Number, Options, Positive, PositivePair
+from ptymesh.io.options import ArrayRef, FrozenOptions, Number, Positive, PositivePair
 from ptymesh.io.results import Result
 from ptymesh.measurement import Measurement
 from ptymesh.options import Reference
@@ -31,7 +31,7 @@ from ptymesh.sentences import unknown_word
 Tilt = Annotated[float, Field(ge=-0.25, le=0.25)]
 
 
-class ObjectOptions(Options):
+class ObjectOptions(FrozenOptions):
     """Recipe key `object`: where the object starts.
 
     Fields:
@@ -70,7 +70,7 @@ class ObjectOptions(Options):
 # --- probe ----------------------------------------------------------------------------------------------------------
 
 
-class ProbeStart(Options):
+class ProbeStart(FrozenOptions):
     """Start of the probe: `probe: {start: {kind: NAME, ...}}` in a recipe. Its options are fields.
 
     A subclass says its name as `kind: Literal["NAME"] = "NAME"`. One of another package is found by an entry point of
@@ -303,7 +303,7 @@ def _named(value: Any) -> Any:
 MOST_MODES = 500
 
 
-class ProbeOptions(Options):
+class ProbeOptions(FrozenOptions):
     """Recipe key `probe`: where the probe starts.
 
     Fields:

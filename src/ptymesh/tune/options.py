@@ -24,7 +24,7 @@ import yaml
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from ptymesh.errors import BadInput
-from ptymesh.io.options import Number, Options
+from ptymesh.io.options import FrozenOptions, Number
 from ptymesh.options import FilePath, plain
 from ptymesh.paths import usable
 from ptymesh.run.recipe import Recipe, anchor, apply_overrides, raw_recipe, read_mapping
@@ -36,7 +36,7 @@ from ptymesh.tune.offered import PRUNERS, SAMPLERS
 SCALARS = (bool, int, float, str, type(None))
 
 
-class Parameter(Options):
+class Parameter(FrozenOptions):
     """What one key of the recipe may be: a range (`low`, `high`), or a list of `choices`, which may stand alone.
 
     Fields:
@@ -97,7 +97,7 @@ def label(choice: Any) -> str:
     return yaml.safe_dump(choice, default_flow_style=True, width=10**6).removesuffix("...\n").strip()
 
 
-class HeldOut(Options):
+class HeldOut(FrozenOptions):
     """Frozen residual of views that no update sees; minimised.
 
     `fraction` of the views is held out, where the recipe itself holds out none. What a trial refines for each view
@@ -109,21 +109,21 @@ class HeldOut(Options):
     every: int = Field(1, gt=0, le=10**9)
 
 
-class FourierRings(Options):
+class FourierRings(FrozenOptions):
     """Mean Fourier ring correlation of two reconstructions from half of the views each, up to the pixels; maximised."""
 
     kind: Literal["frc"] = "frc"
     every: int = Field(1, gt=0, le=10**9)
 
 
-class Contrast(Options):
+class Contrast(FrozenOptions):
     """Contrast of the object's wave where it is illuminated; maximised (see `objectives.contrast`)."""
 
     kind: Literal["contrast"] = "contrast"
     every: int = Field(1, gt=0, le=10**9)
 
 
-class Function(Options):
+class Function(FrozenOptions):
     """A function of yours, `module:name` or `file.py:name`: result -> number (see `objectives.function`).
 
     `every`: also call it after so many epochs, so that trials can be pruned.
@@ -148,7 +148,7 @@ def _goal(value: Any) -> Any:
     return value
 
 
-class Named(Options):
+class Named(FrozenOptions):
     """A sampler or pruner of Optuna's: its `name`, and its own `options`."""
 
     name: str
@@ -164,13 +164,13 @@ def _named(value: Any) -> Any:
     return value
 
 
-class StudyOutput(Options):
+class StudyOutput(FrozenOptions):
     """Where a study is kept."""
 
     dir: FilePath = Path("tune")
 
 
-class Tuning(Options):
+class Tuning(FrozenOptions):
     """A tune file, checked.
 
     Fields:

@@ -28,8 +28,7 @@ from ptymesh.distributed.joining import join
 from ptymesh.distributed.world import Solo
 from ptymesh.errors import BadInput, PtymeshError
 from ptymesh.io import load_measurement
-from ptymesh.io.checks import without_marks
-from ptymesh.io.featureless import refuse_featureless
+from ptymesh.io.checks import refuse_featureless, without_marks
 from ptymesh.measurement import Measurement
 from ptymesh.run.recipe import Recipe, put
 from ptymesh.run.reconstruction import Reconstruction

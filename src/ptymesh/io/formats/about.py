@@ -1,4 +1,4 @@
-"""What the reference says of each reader, in words: docs/generate.py makes its table of this."""
+"""Description of each reader for the reference, of which docs/generate.py makes a table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a file holds, asked before it is read as one format or another; nothing but regular files is opened."""
+"""Looks into a file before its format is known; only regular files are opened."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ptymesh.io.options import DataOptions
 def first_bytes(path: Path, count: int) -> bytes:
     """Return the first bytes of a regular file, at most so many; none of anything else."""
     try:
-        if not path.is_file():  # a pipe would be waited for
+        if not path.is_file():  # reading a pipe would wait
             return b""
         with path.open("rb") as file:
             return file.read(count)
@@ -23,7 +23,13 @@ def first_bytes(path: Path, count: int) -> bytes:
 
 
 def is_hdf5_with(path: Path, data: DataOptions, find: Callable[[Hdf5File], Any]) -> bool:
-    """Return True if the file is HDF5 in which `find` finds anything."""
+    """Return True if the file is HDF5 in which `find` finds anything.
+
+    Args:
+        path: the file.
+        data: options of the recipe, for links to other files.
+        find: returns what it finds in the open file; anything false for nothing.
+    """
     if not is_hdf5(path):
         return False
     try:

@@ -1,4 +1,4 @@
-"""CXI 1.4-1.6 and NXcxi_ptycho.
+"""Reader of CXI 1.4-1.6 and NXcxi_ptycho.
 
 N       views
 H, W    detector pixels
@@ -67,7 +67,7 @@ POSITIVE = {1: "it must be one positive number", 2: "it must be two positive num
 
 
 def recognises(path: Path, options: DataOptions) -> bool:
-    """HDF5 with the patterns where CXI keeps them."""
+    """Return True for HDF5 with patterns where CXI keeps them."""
     if not is_hdf5(path):
         return False
     with open_hdf5(path, follow=options.follow) as file:
@@ -75,7 +75,7 @@ def recognises(path: Path, options: DataOptions) -> bool:
 
 
 def read(path: Path, options: DataOptions) -> RawScan:
-    """The scan of a CXI file; BadInput where something that it needs is missing or has another shape."""
+    """Return the scan of a CXI file; raise BadInput if something that it needs is missing or has another shape."""
     with open_hdf5(path, follow=options.follow) as file:
         name = next(name for name in PATTERNS if has(file, name))
         source = Hdf5Source(path, name, follow=options.follow)
@@ -112,7 +112,7 @@ def read(path: Path, options: DataOptions) -> RawScan:
 
 
 def _further_entries(file: Hdf5File) -> tuple[str, ...]:
-    """What is said of other scans in the file, which are not read."""
+    """Return a note about other scans in the file, which are not read."""
     names = [f"/entry_{index}/data_1/data" for index in range(2, ENTRIES)]
     names += [f"/entry_1/data_{index}/data" for index in range(2, ENTRIES)]
     found = [name for name in names if has(file, name)]
@@ -132,7 +132,13 @@ class MaskBits:
         self.shape, self.dtype = bits.shape, np.dtype(bool)
 
     def read(self, views: np.ndarray, rows: slice, columns: slice) -> np.ndarray:
-        """(len(views), rows, columns) bool."""
+        """Return (len(views), rows, columns) bool.
+
+        Args:
+            views: (n,) int64, in any order.
+            rows: of the detector, with step 1.
+            columns: of the detector, with step 1.
+        """
         return _good(self._bits.read(views, rows, columns), self._bits.name)
 
 
@@ -157,7 +163,7 @@ def _mask(
 
 
 def _basis(file: Hdf5File) -> tuple[np.ndarray, np.ndarray]:
-    """Slow and fast pixel vectors (x, y, z) in metres; unit vectors where only the pixel sizes are known."""
+    """Return the slow and fast pixel vectors (x, y, z) in metres; unit vectors if only the pixel sizes are known."""
     name = f"{DETECTOR}/basis_vectors"
     if not has(file, name):
         return np.array([0.0, -1.0, 0.0]), np.array([-1.0, 0.0, 0.0])
@@ -179,7 +185,7 @@ def _basis(file: Hdf5File) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _translation(file: Hdf5File, count: int, slow: np.ndarray, fast: np.ndarray) -> np.ndarray | None:
-    """(N, 2) metres, y x."""
+    """Return the positions (N, 2) in metres, y x; None if there are none."""
     name = next((name for name in TRANSLATIONS if has(file, name)), None)
     if name is None:
         return None
@@ -194,7 +200,7 @@ def _translation(file: Hdf5File, count: int, slow: np.ndarray, fast: np.ndarray)
 
 
 def _own_positions(file: Hdf5File, count: int) -> np.ndarray:
-    """(N, 2) pixels, y x."""
+    """Return the positions (N, 2) in object pixels, y x, that ptymesh wrote."""
     name = f"{OWN}/positions_px"
     stored = read_dataset(file, name, most=8 * count + 1000, kinds="iuf").astype(np.float64)
     if stored.ndim != 2 or stored.shape[1] != 2:
@@ -203,7 +209,7 @@ def _own_positions(file: Hdf5File, count: int) -> np.ndarray:
 
 
 def _optics(file: Hdf5File, slow: np.ndarray, fast: np.ndarray, options: DataOptions, count: int) -> Optics:
-    """What CXI tells; what the recipe replaces is not looked at."""
+    """Return the optics in CXI's fields; what the recipe replaces is not read."""
     wavelength = None
     if options.energy_eV is None and options.wavelength_m is None:
         wavelength = _wavelength_m(file, count)
@@ -224,7 +230,7 @@ def _optics(file: Hdf5File, slow: np.ndarray, fast: np.ndarray, options: DataOpt
 
 
 def _own_optics(path: Path, own: Any, options: DataOptions) -> Optics:
-    """What ptymesh wrote, exactly; what the recipe replaces is not looked at."""
+    """Return the optics exactly as ptymesh wrote them; what the recipe replaces is not read."""
 
     def word(name: str, known: tuple[str, ...]) -> Any:
         value = attribute(own, name)
@@ -275,7 +281,7 @@ def _positive(values: np.ndarray) -> bool:
 
 
 def _own_notes(own: Any) -> tuple[str, ...]:
-    """What was noted when the file was written."""
+    """Return the notes that were written into the file."""
     notes = None if own is None else attribute(own, "notes")
     given: Any = () if notes is None else np.atleast_1d(np.asarray(notes, dtype=object)).reshape(-1)[:100]
     return tuple(said for said in (text_of(note) for note in given) if said)
@@ -290,7 +296,10 @@ def _flag(path: Path, own: Any, name: str) -> bool:
 
 
 def _energy_J(file: Hdf5File, count: int) -> float | None:
-    """Photon energy: the beam's in NXcxi_ptycho, whose source energy is the machine's; the source's in CXI."""
+    """Return the photon energy in joules: the beam's in NXcxi_ptycho, else the source's, as in CXI.
+
+    The source's energy in NXcxi_ptycho is that of the accelerator.
+    """
     beam = next((group for group in BEAMS if has(file, group)), None)
     if beam is not None:
         for name in ("incident_beam_energy", "incident_energy", "energy"):
@@ -302,7 +311,7 @@ def _energy_J(file: Hdf5File, count: int) -> float | None:
 
 
 def _wavelength_m(file: Hdf5File, count: int) -> float | None:
-    """As the file says it, or what follows from its energy; BadInput where it cannot be."""
+    """Return the wavelength in the file, or the one of its energy, in metres; raise BadInput if it cannot be."""
     names = [f"{SOURCE}/wavelength", *(f"{beam}/incident_wavelength" for beam in BEAMS)]
     name = next((name for name in names if has(file, name)), None)
     if name is not None:
@@ -326,7 +335,7 @@ def _wavelength_m(file: Hdf5File, count: int) -> float | None:
 
 
 def _number(file: Hdf5File, name: str, units: dict[str, float], count: int) -> float:
-    """A number in SI units; where there is one for each view, or more, the first."""
+    """Return a number in SI units, the first if there is one for each view."""
     value = read_dataset(file, name, most=12 * count + 1000, kinds="iuf")
     if value.size < 1:
         raise BadInput(f"{name} in {file.filename} has shape {value.shape}; it must be a number.")
@@ -351,7 +360,7 @@ def _unit(file: Hdf5File, name: str, table: dict[str, float], default: float) ->
 
 
 def _dark(file: Hdf5File, path: Path, shape: tuple[int, int, int], options: DataOptions) -> np.ndarray | None:
-    """(H, W) detector units; the mean where several frames were taken."""
+    """Return the dark pattern (H, W) in detector units, the mean of several frames; None if there is none."""
     name = next((f"{DETECTOR}/{key}" for key in ("data_dark", "dark") if has(file, f"{DETECTOR}/{key}")), None)
     if name is None:
         return None
@@ -371,7 +380,7 @@ def _dark(file: Hdf5File, path: Path, shape: tuple[int, int, int], options: Data
 
 
 def _probe(file: Hdf5File, shape: tuple[int, int, int]) -> tuple[np.ndarray | None, tuple[str, ...]]:
-    """(M, H, W) complex; anything else under these names (NeXus: a word) is no probe."""
+    """Return the probe (M, H, W) complex, and notes; None if there is none (NeXus keeps a word under these names)."""
     for name in (f"{SOURCE}/illumination", f"{SOURCE}/probe"):
         if not hasattr(item_of(file, name), "shape"):
             continue
@@ -390,7 +399,7 @@ def _own_array(file: Hdf5File, name: str, most: int) -> np.ndarray | None:
 
 
 def _corner(file: Hdf5File) -> np.ndarray:
-    """(3,) metres: the first pixel's corner."""
+    """Return the first pixel's corner (3,) in metres."""
     name = f"{DETECTOR}/corner_position"
     corner = read_dataset(file, name, most=1000, kinds="iuf").reshape(-1)[:3].astype(np.float64)
     if len(corner) != 3 or not np.isfinite(corner).all():
@@ -399,7 +408,7 @@ def _corner(file: Hdf5File) -> np.ndarray:
 
 
 def _corner_note(file: Hdf5File, slow: np.ndarray, fast: np.ndarray, shape: tuple[int, int]) -> tuple[str, ...]:
-    """What corner_position says about the direct beam, where that is not the middle of the patterns."""
+    """Return a note if corner_position puts the direct beam off the middle of the patterns."""
     if not (has(file, f"{DETECTOR}/corner_position") and has(file, f"{DETECTOR}/basis_vectors")):
         return ()
     corner = _corner(file)

@@ -94,8 +94,15 @@ def write_measurement(
 ) -> None:
     """Write a measurement as it is (prepared, in its own window); reading the file gives the same one.
 
-    Data in pixel units keep their positions where only ptymesh looks for them. Raises BadInput where a pattern holds
-    what is not a count.
+    Data in pixel units keep their positions where only ptymesh looks for them.
+
+    Args:
+        measurement: the data.
+        path: the file, replaced if it exists.
+        compression: of the patterns; None: none.
+
+    Raises:
+        BadInput: a pattern holds what is not a count, or the path cannot be a file.
     """
     m, pixel = measurement, measurement.geometry.object_pixel_m
 

@@ -123,7 +123,7 @@ def _joined(path: Path, names: list[str], data: DataOptions) -> SlabSource:
     return ready[0] if len(ready) == 1 else JoinedSource(ready)
 
 
-def _whole(file: Hdf5File, name: str) -> int | None:
+def _whole_number(file: Hdf5File, name: str) -> int | None:
     """Return a whole number, None where there is none."""
     if not isinstance(item_of(file, name), h5py.Dataset):
         return None
@@ -133,7 +133,7 @@ def _whole(file: Hdf5File, name: str) -> int | None:
 
 def _check_count(file: Hdf5File, count: int, data: DataOptions) -> list[str]:
     """Return what to say of frames that are fewer or more than the master says; BadInput unless the recipe does."""
-    images, triggers = (_whole(file, f"{DETECTOR}/detectorSpecific/{name}") for name in ("nimages", "ntrigger"))
+    images, triggers = (_whole_number(file, f"{DETECTOR}/detectorSpecific/{name}") for name in ("nimages", "ntrigger"))
     if images is None or triggers is None or images * triggers in (0, count):
         return []
     said = f"{file.filename} says {triggers} triggers of {images} images, and its data files hold {count} frames"

@@ -132,7 +132,7 @@ def _groups(file: Hdf5File) -> Iterator[tuple[str, h5py.Group]]:
 
 
 class Calibration:
-    """What a file says of the axes of a data cube, of the microscope, and of the scan's rotation."""
+    """Calibration of a data cube in a file: its axes, the microscope's values, and the scan's rotation."""
 
     def __init__(self, file: Hdf5File, group: str) -> None:
         self._file, self._group = file, group
@@ -227,7 +227,14 @@ class Calibration:
     def object_pixel_m(
         self, window: tuple[int, int], energy_eV: float | None, data: DataOptions, notes: list[str]
     ) -> Pair | None:
-        """Return the object pixel (y, x) that follows from the detector's, None where that is not calibrated."""
+        """Return the object pixel (y, x) in metres that follows from the detector's; None if that is not calibrated.
+
+        Args:
+            window: detector pixels (h, w).
+            energy_eV: of the electrons; None: not known.
+            data: options of the recipe, which may say the wavelength.
+            notes: a sentence is added if there is no object pixel.
+        """
         size, unit = self._number("q_pixel_size"), self._word("q_pixel_units") or self._word("q_units")
         steps = [(size, unit)] * 2 if size else self._axes[2:]
         found = []

@@ -134,7 +134,7 @@ def _described_by(raw: Path) -> Path | None:
 
 @dataclass(frozen=True)
 class Description:
-    """What an EMPAD XML file says, as text.
+    """The text of an EMPAD XML file.
 
     Attributes:
         path: of the file.

@@ -1,4 +1,4 @@
-"""Any HDF5 or npz file whose datasets the recipe names (data.keys)."""
+"""Reader of any HDF5 or npz file whose datasets the recipe names (data.keys)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,16 @@ PIXELS = ("px", "pixel", "pixels")
 
 
 def read(path: Path, keys: KeyMap, options: DataOptions) -> RawScan:
-    """The scan that these keys describe; BadInput where one is missing or has an unsuitable shape."""
+    """Return the scan that the recipe's keys describe.
+
+    Args:
+        path: the file, unpacked.
+        keys: names of its datasets.
+        options: of the recipe; `options.path` is the file's own path.
+
+    Raises:
+        BadInput: a dataset is missing or has an unsuitable shape.
+    """
     source: Hdf5Source | MappedSource
     if is_npz(path):
         if keys.patterns not in npz_members(path):
@@ -83,21 +92,21 @@ def read(path: Path, keys: KeyMap, options: DataOptions) -> RawScan:
 
 
 class _NpzArrays:
-    """Arrays of an npz by name; None for no name. Nothing is read that has other kinds of values, or too many."""
+    """Arrays of an npz by name; None for no name. Arrays with other kinds of values, or too many, are refused."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def has(self, name: str) -> bool:
-        """Whether there is such an array."""
+        """Return True if there is an array of this name."""
         return name in npz_members(self._path)
 
     def unit(self, name: str) -> str | None:
-        """None: an npz says no units."""
+        """Return None: an npz says no units."""
         return None
 
-    def about(self, name: str) -> tuple[tuple[int, ...], np.dtype]:
-        """Shape and dtype of an array; of one that is missing, those of nothing."""
+    def shape_and_dtype(self, name: str) -> tuple[tuple[int, ...], np.dtype]:
+        """Return shape and dtype of an array; () and bool if it is missing."""
         return npz_members(self._path).get(name, ((), np.dtype(bool)))
 
     def __call__(self, name: str | None, most: int, kinds: str) -> np.ndarray | None:
@@ -117,17 +126,17 @@ class _Hdf5Arrays:
         self._path, self._follow = path, follow
 
     def has(self, name: str) -> bool:
-        """Whether there is anything of this name."""
+        """Return True if there is an object of this name."""
         with open_hdf5(self._path, follow=self._follow) as file:
             return has(file, name)
 
     def unit(self, name: str) -> str | None:
-        """What its attribute says; None where there is none, and where there is no such dataset."""
+        """Return the unit in a dataset's attribute; None if there is no attribute or no dataset."""
         with open_hdf5(self._path, follow=self._follow) as file:
             return unit_of(file, name) if has(file, name) else None
 
-    def about(self, name: str) -> tuple[tuple[int, ...], np.dtype]:
-        """Shape and dtype of a dataset."""
+    def shape_and_dtype(self, name: str) -> tuple[tuple[int, ...], np.dtype]:
+        """Return shape and dtype of a dataset."""
         with open_hdf5(self._path, follow=self._follow) as file, reading(f"{name} in {self._path}"):
             data = dataset_of(file, name)
             return data.shape, data.dtype
@@ -140,26 +149,26 @@ class _Hdf5Arrays:
 
 
 class _OtherFiles:
-    """Arrays of the data file by name, and, where it has none of a name, those of the file that the name refers to."""
+    """Arrays of the data file by name, or, if it has none of that name, of the file that the name refers to."""
 
     def __init__(self, arrays: Any, path: Path, follow: Sequence[Path]) -> None:
         self._arrays, self._path, self._follow = arrays, path, follow
 
     def _elsewhere(self, name: str) -> str | None:
-        """The reference to another file, None where the data file has an array of this name, or there is no file."""
+        """Return the reference to another file; None if the data file has the array, or if there is no other file."""
         return None if self._arrays.has(name) else names_file(name, self._path.parent)
 
-    def about(self, name: str) -> tuple[tuple[int, ...], np.dtype]:
-        """Shape and dtype of an array."""
+    def shape_and_dtype(self, name: str) -> tuple[tuple[int, ...], np.dtype]:
+        """Return shape and dtype of an array."""
         other = self._elsewhere(name)
         if other is None:
-            found: tuple[tuple[int, ...], np.dtype] = self._arrays.about(name)
+            found: tuple[tuple[int, ...], np.dtype] = self._arrays.shape_and_dtype(name)
             return found
         array = load_array(other, "data.keys", ANY, follow=self._follow)
         return array.shape, array.dtype
 
     def unit(self, name: str) -> str | None:
-        """The unit that an HDF5 dataset says, None where it says none."""
+        """Return the unit that an HDF5 dataset says; None if it says none."""
         other = self._elsewhere(name)
         if other is None:
             said: str | None = self._arrays.unit(name)
@@ -178,10 +187,10 @@ class _OtherFiles:
 
 
 def _probe(get: Any, name: str | None, window: tuple[int, int]) -> tuple[np.ndarray | None, tuple[str, ...]]:
-    """(M, H, W) complex, or why it is left out."""
+    """Return the probe (M, H, W) complex, or None and a note that says why it is left out."""
     if name is None:
         return None, ()
-    shape, dtype = get.about(name)
+    shape, dtype = get.shape_and_dtype(name)
     if dtype.kind == "c" and len(shape) in (2, 3) and shape[-2:] != window:
         return None, (f"The file's probe is {shape[-2:]} pixels, its patterns {window}: it is left out.",)
     probe = get(name, MODES * window[0] * window[1], "buifc")
@@ -191,8 +200,8 @@ def _probe(get: Any, name: str | None, window: tuple[int, int]) -> tuple[np.ndar
 
 
 def _positions(get: Any, keys: KeyMap, count: int) -> np.ndarray | None:
-    """(N, 2) y x as stored."""
-    most = 64 * count + 1000  # of a fly scan, several for each view
+    """Return the positions (N, 2), y x, in the file's unit; None if the keys name none."""
+    most = 64 * count + 1000  # a fly scan has several for each view
     if keys.positions_y is not None and keys.positions_x is not None:
         y, x = (get(name, most, "buif").reshape(-1) for name in (keys.positions_y, keys.positions_x))
         if len(y) != len(x):
@@ -213,7 +222,7 @@ def _positions(get: Any, keys: KeyMap, count: int) -> np.ndarray | None:
 
 
 def _position_unit(get: Any, keys: KeyMap) -> tuple[Unit, str]:
-    """The unit that the positions say, metres where they say none; and a question where it cannot be used."""
+    """Return the positions' unit, metres if they say none, and a sentence that asks for it if it cannot be used."""
     names = [name for name in (keys.positions, keys.positions_y, keys.positions_x) if name is not None]
     units = {name: get.unit(name) for name in names}
     said = {name: unit for name, unit in units.items() if unit}
@@ -232,7 +241,7 @@ def _position_unit(get: Any, keys: KeyMap) -> tuple[Unit, str]:
 
 
 def _scalar(get: Any, name: str | None, quantity: Quantity, replaced: Any, remedy: str) -> float | None:
-    """A number in the recipe's unit; None where the recipe says it itself."""
+    """Return a number in the recipe's unit; None if the recipe says it itself."""
     value = None if replaced is not None else get(name, 1000, "iuf")
     if value is None or name is None:
         return None

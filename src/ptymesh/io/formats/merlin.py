@@ -39,8 +39,8 @@ HDR_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
-class Header:
-    """What stands before a frame.
+class FrameHeader:
+    """The header of a frame.
 
     Attributes:
         number: of the frame, counted from 1.
@@ -110,7 +110,7 @@ def read(path: Path, data: DataOptions) -> RawScan:
     )
 
 
-def _header(path: Path, offset: int) -> Header:
+def _header(path: Path, offset: int) -> FrameHeader:
     """Return the header that begins at an offset; BadInput where there is none, or it cannot be."""
     with path.open("rb") as file:
         file.seek(offset)
@@ -133,10 +133,10 @@ def _header(path: Path, offset: int) -> Header:
             f"{what} says {fields[2]} bytes of header and {fields[4]} x {fields[5]} pixels (x, y), which cannot be; "
             "the file is damaged: copy it again."
         )
-    return Header(number, size, (rows, columns), np.dtype(DTYPES[fields[6]]), fields[7])
+    return FrameHeader(number, size, (rows, columns), np.dtype(DTYPES[fields[6]]), fields[7])
 
 
-def _frames(path: Path, header: Header, data: DataOptions) -> tuple[int, str | None]:
+def _frames(path: Path, header: FrameHeader, data: DataOptions) -> tuple[int, str | None]:
     """Return the number of whole frames, and what to say of the bytes behind them.
 
     Raises:
@@ -176,7 +176,7 @@ def _declared_shape(path: Path) -> tuple[Shape | None, str]:
     return None, str(beside)
 
 
-def _gap_mask(header: Header) -> np.ndarray | None:
+def _gap_mask(header: FrameHeader) -> np.ndarray | None:
     """Return (rows, columns) bool, False in the cross between four chips; None where no gap is stored."""
     if not header.layout.endswith("G"):
         return None

@@ -102,7 +102,8 @@ def _metadata(file: Hdf5File, name: str, path: Path) -> dict[str, Any]:
     return said if isinstance(said, dict) else {}
 
 
-def _found(said: Any, *keys: str) -> Any:
+def _nested_value(said: Any, *keys: str) -> Any:
+    """Return what nested dicts hold under successive keys; None if one is missing."""
     for key in keys:
         said = said.get(key) if isinstance(said, dict) else None
     return said
@@ -111,7 +112,7 @@ def _found(said: Any, *keys: str) -> Any:
 def _number(said: Any, *keys: str) -> float | None:
     """Return a positive number of the metadata, None where there is none."""
     try:
-        value = float(_found(said, *keys))
+        value = float(_nested_value(said, *keys))
     except (TypeError, ValueError):
         return None
     return value if math.isfinite(value) and value > 0 else None
@@ -122,7 +123,7 @@ def _object_pixel(said: dict[str, Any], window: tuple[int, int], path: Path, nam
     found = []
     for side, axis, letter in zip(window, ("height", "width"), "YX", strict=True):
         size = _number(said, "BinaryResult", "PixelSize", axis)
-        unit = str(_found(said, "BinaryResult", f"PixelUnit{letter}") or "")
+        unit = str(_nested_value(said, "BinaryResult", f"PixelUnit{letter}") or "")
         if length_m(unit) is not None:
             raise BadInput(
                 f"{name} in {path} holds images of {window[0]} x {window[1]} pixels of {size or 0:g} {unit}, not "

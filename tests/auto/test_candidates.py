@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ptymesh.auto.race import Arena, Budget, OverBudget, Terms, Track, side_by_side
+from ptymesh.auto.candidates import Budget, Candidate, CandidateRunner, OverBudget, SearchContext, side_by_side
 from ptymesh.distributed.world import Solo
 from ptymesh.io import load_measurement
 from ptymesh.run.recipe import Recipe
@@ -32,46 +32,46 @@ def scan(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def arena(scan: Path) -> Iterator[Arena]:
+def runner(scan: Path) -> Iterator[CandidateRunner]:
     recipe = Recipe.parse({"data": {"path": str(scan)}})
-    made = Arena(recipe, load_measurement(recipe.data), Terms(Solo(), lambda: False, Budget(1e6)), 30)
+    made = CandidateRunner(recipe, load_measurement(recipe.data), SearchContext(Solo(), lambda: False, Budget(1e6)), 30)
     yield made
     made.close()
 
 
-def same(a: Track, b: Track) -> None:
+def same(a: Candidate, b: Candidate) -> None:
     assert torch.equal(a.estimate.object, b.estimate.object) and torch.equal(a.estimate.probe, b.estimate.probe)
     assert a.value == b.value and a.history["residual"] == b.history["residual"]
 
 
-def test_candidates_do_not_touch_each_other(arena: Arena) -> None:
-    ways = [arena.start(RPIE), arena.start(RPIE).sharing({"positions": True}, "positions")]
-    together = side_by_side([(arena, way, 3) for way in ways])
-    spent = arena.budget.spent
+def test_candidates_do_not_touch_each_other(runner: CandidateRunner) -> None:
+    ways = [runner.start(RPIE), runner.start(RPIE).sharing({"positions": True}, "positions")]
+    together = side_by_side([(runner, way, 3) for way in ways])
+    spent = runner.budget.spent
     for a, way in zip(together[::-1], ways[::-1], strict=True):
-        same(a, arena.run(way, 3))
-    assert arena.budget.spent == pytest.approx(2 * spent)
+        same(a, runner.run(way, 3))
+    assert runner.budget.spent == pytest.approx(2 * spent)
 
 
-def test_what_the_budget_does_not_hold_is_left_out(arena: Arena) -> None:
-    way = arena.start(RPIE)
-    arena.budget = Budget(2.5 * arena.cost(way, 1))
-    assert len(side_by_side([(arena, way, 1)] * 3)) == 2
+def test_what_the_budget_does_not_hold_is_left_out(runner: CandidateRunner) -> None:
+    way = runner.start(RPIE)
+    runner.budget = Budget(2.5 * runner.cost(way, 1))
+    assert len(side_by_side([(runner, way, 1)] * 3)) == 2
     with pytest.raises(OverBudget):
-        side_by_side([(arena, way, 1)])
+        side_by_side([(runner, way, 1)])
 
 
-def test_an_engine_keeps_its_memory_from_stride_to_stride(arena: Arena) -> None:
+def test_an_engine_keeps_its_memory_from_stride_to_stride(runner: CandidateRunner) -> None:
     """Adam's moments go on; each stride is paid for when it is asked for, and not before."""
-    way = arena.start({"engine": "adam", "batch": 8})
-    first, second = (arena.follow(way, 8, 2, 1.0) for _ in range(2))
+    way = runner.start({"engine": "adam", "batch": 8})
+    first, second = (runner.follow(way, 8, 2, 1.0) for _ in range(2))
     mixed = [next(course) for _ in range(2) for course in (first, second)]
-    assert arena.budget.spent == pytest.approx(4 * arena.cost(way, 2))
+    assert runner.budget.spent == pytest.approx(4 * runner.cost(way, 2))
     same(mixed[0], mixed[1])
     same(mixed[2], mixed[3])
     last = list(first)[-1]
-    same(last, arena.run(way, 8))
+    same(last, runner.run(way, 8))
     assert len(list(islice(second, 9))) == 2, "8 epochs are four strides"
-    arena.budget = Budget(0.0)
+    runner.budget = Budget(0.0)
     with pytest.raises(OverBudget):
-        next(arena.follow(way, 8, 2, 1.0))
+        next(runner.follow(way, 8, 2, 1.0))

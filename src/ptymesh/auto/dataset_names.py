@@ -1,4 +1,4 @@
-"""Names of the datasets in an HDF5 or npz file of no known format, guessed where there is one guess to make."""
+"""Guess of the datasets in an HDF5 or npz file of no known format, if their shapes allow only one."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from ptymesh.io.load import READERS
 from ptymesh.io.options import DataOptions
 from ptymesh.io.staging import is_npz, npz_members, unpacked
 
-#: A pattern has at least so many pixels on a side.
+#: Least number of pixels on a side of a pattern.
 SMALLEST = 8
 
 
 def guessed_keys(path: Path) -> tuple[dict[str, Any], str] | None:
-    """`data.keys` and why; None where a reader knows the format, where the file is no such file, or where datasets do
-    not tell which of them holds the patterns."""
+    """Return `data.keys` and a sentence that says why.
+
+    None if a reader knows the format, if the file is neither HDF5 nor npz, or if it is open which dataset holds the
+    patterns.
+    """
     options = DataOptions(path=path)
     if not path.is_file() or not path.stat().st_size:
         return None
@@ -44,22 +47,23 @@ def guessed_keys(path: Path) -> tuple[dict[str, Any], str] | None:
 
 
 def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """Shapes of the arrays of numbers in a file, by name."""
+    """Return the shapes of the arrays of numbers in a file, by name."""
     if is_npz(path):
         return {name: shape for name, (shape, dtype) in npz_members(path).items() if dtype.kind in "buif"}
     found: dict[str, tuple[int, ...]] = {}
     if is_hdf5(path):
 
-        def note(name: str, item: Any) -> None:
+        def add_dataset(name: str, item: Any) -> None:
             if isinstance(item, h5py.Dataset) and item.dtype.kind in "buif":
                 found[f"/{name}"] = tuple(item.shape)
 
         with open_hdf5(path) as file:
-            file.visititems(note)
+            file.visititems(add_dataset)
     return found
 
 
 def _size(shape: tuple[int, ...]) -> int:
+    """Return the number of elements, which cannot overflow."""
     size = 1
     for side in shape:
         size *= side

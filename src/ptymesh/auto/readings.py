@@ -1,7 +1,7 @@
-"""Other ways to read a scan, each of which is begun anew: the order of its views, its rotation, slices of the object.
+"""Other ways to read a scan, each tried from the start: the order of its views, its rotation, slices of the object.
 
 An object that was made with wrong positions agrees with them, and one slice that was made to explain several explains
-some of them: what changes these is judged by first epochs from the start, on the same held-out views.
+a part of them. So these changes are judged by first epochs from the start, on the same held-out views.
 
 lambda, alpha    wavelength, half angle of the beam's cone
 n, d             window side, object pixel
@@ -16,21 +16,25 @@ from typing import Any
 
 import numpy as np
 
+from ptymesh.auto.candidates import Candidate
 from ptymesh.auto.optics import bright_radius
-from ptymesh.auto.race import Track
 from ptymesh.io.positions import row_length
 from ptymesh.measurement import Measurement
 from ptymesh.run.recipe import Recipe
 
 #: Frames by which patterns may be behind their positions, or ahead of them.
 LAGS = (1, -1, 2, -2, 3, -3)
-#: Degrees by which a scan's rotation may be off where it was told by centres of mass, or by nobody.
+#: Degrees by which a scan's rotation may be off.
 ANGLES_DEG = (-20.0, -10.0, -5.0, 5.0, 10.0, 20.0)
-#: Thicknesses that are tried, in depths of focus lambda / alpha^2; and none above the last number (m).
-THICKNESSES, THICKEST_M = (1.0, 2.0, 4.0), 2e-7
-#: What is tried has to lower the residual of the held-out views by this share, and by so many standard errors.
-LEAST_GAIN, SURE = 0.05, 2.0
-#: A scan whose first epochs come within so many times the floor is read rightly.
+#: Thicknesses that are tried, in depths of focus lambda / alpha^2.
+THICKNESSES = (1.0, 2.0, 4.0)
+#: Largest thickness in metres.
+THICKEST_M = 2e-7
+#: Share by which a reading has to lower the residual of the held-out views.
+LEAST_GAIN = 0.05
+#: Standard errors by which it has to lower it.
+SURE = 2.0
+#: A scan is read correctly if its first epochs end below this many times the noise floor.
 NEAR_FLOOR = 1.5
 
 
@@ -39,8 +43,8 @@ class Reading:
     """One way to read a scan.
 
     Attributes:
-        what: in words, at the start of a sentence.
-        recipe: that says so.
+        what: words for it, at the start of a sentence.
+        recipe: the recipe that reads it so.
     """
 
     what: str
@@ -52,11 +56,11 @@ class Question:
     """Readings of a scan that exclude each other.
 
     Attributes:
-        what: in words, behind "Whether".
-        key: of the recipe, at which the answer is told.
-        readings: makes them from a recipe and its scan; none where there is nothing to ask.
-        further: makes those that are tried once one of the first is kept.
-        consecutive: whether a part of a large scan has to hold whole rows, as the middle of it does not.
+        what: words for it, after "Whether".
+        key: key of the recipe under which the outcome is noted.
+        readings: yields the readings for a recipe and its scan; none if there is nothing to try.
+        further: yields those that are tried after one of the first was kept.
+        consecutive: whether a part of a large scan has to hold whole rows, which the middle of it does not.
     """
 
     what: str
@@ -66,16 +70,28 @@ class Question:
     consecutive: bool = False
 
 
-def best_reading(told: Track, readings: Sequence[Reading], tracks: Sequence[Track | None]) -> int | None:
-    """Return which reading explains the held-out views best and clearly better than the recipe as it is; None if none.
+def best_reading(told: Candidate, readings: Sequence[Reading], candidates: Sequence[Candidate | None]) -> int | None:
+    """Return the index of the reading that explains the held-out views best, and clearly better than the recipe as is.
 
-    Gains are not clipped: a lag shows in a few views of each row alone.
+    Gains are not clipped, because a lag shows in only a few views of each row.
+
+    Args:
+        told: the candidate that reads the scan as the recipe does.
+        readings: what was tried.
+        candidates: its candidates, None where one could not start.
+
+    Returns:
+        None if no reading is clearly better.
     """
-    known = [place for place, track in enumerate(tracks[: len(readings)]) if track is not None and track.judged]
+    known = [
+        place
+        for place, candidate in enumerate(candidates[: len(readings)])
+        if candidate is not None and candidate.judged
+    ]
     if not known:
         return None
-    best = min(known, key=lambda place: tracks[place].value)  # type: ignore[union-attr]
-    judged = tracks[best].judged  # type: ignore[union-attr]
+    best = min(known, key=lambda place: candidates[place].value)  # type: ignore[union-attr]
+    judged = candidates[best].judged  # type: ignore[union-attr]
     if told.judged is None or judged is None:
         return best
     share, errors = judged.gain_over(told.judged, clipped=False)
@@ -88,7 +104,7 @@ def with_positions(recipe: Recipe, **changes: Any) -> Recipe:
 
 
 def other_orders(recipe: Recipe, scan: Measurement) -> Iterator[Reading]:
-    """Yield orders of the views: patterns that are some frames late, and rows run through from either end in turn."""
+    """Yield orders of the views: patterns some frames late or early, and every second row reversed."""
     if recipe.positions.model_fields_set & {"lag", "serpentine"}:
         return
     for lag in LAGS:
@@ -111,7 +127,7 @@ def other_rotations(recipe: Recipe, scan: Measurement) -> Iterator[Reading]:
 
 
 def two_slices(recipe: Recipe, scan: Measurement) -> Iterator[Reading]:
-    """Yield two slices of an electron scan, of several thicknesses together, where no slices are asked for."""
+    """Yield two slices, with several total thicknesses, for an electron scan whose recipe says nothing of slices."""
     geometry = scan.geometry
     if geometry.radiation != "electron" or geometry.propagation != "far_field" or recipe.object.model_fields_set:
         return
@@ -125,13 +141,14 @@ def two_slices(recipe: Recipe, scan: Measurement) -> Iterator[Reading]:
 
 
 def more_slices(recipe: Recipe, scan: Measurement) -> Iterator[Reading]:
-    """Yield twice the slices of a recipe, of the same thickness together."""
+    """Yield twice the slices of a recipe, with the same total thickness."""
     spacing, slices = recipe.object.slice_spacing_m, recipe.object.slices
     if spacing:
         yield _sliced(recipe, 2 * slices, spacing * slices)
 
 
 def _sliced(recipe: Recipe, slices: int, thickness: float) -> Reading:
+    """Return the reading with so many slices of this total thickness in metres."""
     spacing = float(f"{thickness / slices:.3g}")
     made = recipe.object.model_copy(update={"slices": slices, "slice_spacing_m": spacing})
     return Reading(f"{slices} slices {spacing:.3g} m apart", recipe.model_copy(update={"object": made}))
@@ -145,9 +162,9 @@ QUESTIONS = (
 
 
 def with_matrix(recipe: Recipe, matrix: np.ndarray) -> Recipe:
-    """Return the recipe whose positions are A (2, 2) times what they were.
+    """Return the recipe whose positions are a matrix (2, 2) times what they were.
 
-    `positions.affine` comes before the rotation, so that it is seen from there.
+    `positions.affine` applies before the rotation, so the matrix is transformed to there.
     """
     angle = math.radians(recipe.positions.rotation_deg)
     turn = np.array([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])

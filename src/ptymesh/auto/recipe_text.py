@@ -1,4 +1,4 @@
-"""A recipe as a person would have written it: what departs from the defaults, and why, in comments."""
+"""Writer of recipes as a person would write them: what departs from the defaults, with the reasons as comments."""
 
 from __future__ import annotations
 
@@ -9,18 +9,21 @@ import yaml
 
 from ptymesh.run.recipe import Recipe
 
+#: Name of the recipe's file in the output folder.
 NAME = "recipe.yaml"
+#: First lines of the file.
 HEAD = """\
 # Written by ptymesh, which chose what stands under a comment. `ptymesh run THIS_FILE --out FOLDER` repeats the run,
 # to the last bit. Any line may be changed.
 """
-#: Said of every recipe, whether it departs from a default or not: what later defaults must not change.
+#: Keys that are always written, so that later defaults do not change them.
 ALWAYS = ("seed", "precision")
+#: Letters in a line of comment, at most.
 WIDTH = 110
 
 
-def written(recipe: Recipe, reasons: dict[str, list[str]]) -> str:
-    """The YAML text; reasons by key, such as `data.centre` or `probe.modes`, stand above what they explain."""
+def recipe_text(recipe: Recipe, reasons: dict[str, list[str]]) -> str:
+    """Return the YAML text of a recipe; reasons, by key such as `probe.modes`, stand above what they explain."""
     left = {key: list(sentences) for key, sentences in reasons.items()}
     lines = [HEAD.rstrip("\n")]
     raw = recipe.model_dump(mode="json", exclude_defaults=True, exclude={"stages", "auto"})
@@ -39,19 +42,21 @@ def written(recipe: Recipe, reasons: dict[str, list[str]]) -> str:
 
 
 def _entry(name: str, value: Any, key: str, left: dict[str, list[str]], indent: str) -> list[str]:
+    """Return the lines of one key with all below it, and take its reasons out of `left`."""
     lines = _comments(key, left, indent)
     below = {other for other in left if other.startswith(f"{key}.")}
     if isinstance(value, dict) and value:
         lines.append(f"{indent}{name}:")
         for inner, one in value.items():
             lines += _entry(inner, one, f"{key}.{inner}", left, indent + "  ")
-        for other in sorted(below & left.keys()):  # chosen as it is by default
+        for other in sorted(below & left.keys()):  # keys that have reasons and their default values
             lines += _comments(other, left, indent + "  ", other)
         return lines
     return [*lines, f"{indent}{name}: {_flow(value)}"]
 
 
 def _comments(key: str, left: dict[str, list[str]], indent: str, named: str = "") -> list[str]:
+    """Return a key's reasons as lines of comment, each begun with `named` if it is given, and take them from `left`."""
     lines = []
     for sentence in left.pop(key, []):
         text = f"{named}: {sentence}" if named else sentence
@@ -62,5 +67,6 @@ def _comments(key: str, left: dict[str, list[str]], indent: str, named: str = ""
 
 
 def _flow(value: Any) -> str:
+    """Return a value in YAML's flow style, on one line."""
     text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, allow_unicode=True, width=10**6)
     return text.removesuffix("\n").removesuffix("\n...")

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from ptymesh.auto import decide, described
-from ptymesh.auto import interview as module
+from ptymesh.auto import stage_search as module
+from ptymesh.auto.candidates import Budget, Candidate, CandidateRunner, OverBudget, SearchContext, Undecided
 from ptymesh.auto.hypotheses import GAINS, Hypothesis
-from ptymesh.auto.interview import ANSWER, ENGINE, Answer, Found, Interview
 from ptymesh.auto.judging import Judged
-from ptymesh.auto.race import Arena, Budget, OverBudget, Terms, Track, Undecided
-from ptymesh.auto.written import written
+from ptymesh.auto.recipe_text import recipe_text
+from ptymesh.auto.stage_search import ENGINE, TRIAL_EPOCHS, Decision, StageSearch, StageTrial
 from ptymesh.distributed.world import Solo
 from ptymesh.io import load_measurement
 from ptymesh.run.recipe import Recipe
@@ -29,14 +29,14 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def found(folder: Path, sweeps: int, settings: tuple[str, ...] = (), **options: object) -> Found:
+def found(folder: Path, sweeps: int, settings: tuple[str, ...] = (), **options: object) -> Decision:
     path = folder / "scan.cxi"
     write(checked(**{"kind": "xray", "views": 60, "window": 32, "seed": 5, **options}), path, force=True)
     recipe = Recipe.parse(described(path, [f"auto.sweeps={sweeps}", *settings])[0])
     return decide(recipe, Solo(), write=False)
 
 
-def answers(made: Found) -> str:
+def answers(made: Decision) -> str:
     return "\n".join(sentence for said in made.reasons.values() for sentence in said)
 
 
@@ -51,7 +51,7 @@ def test_a_beam_of_three_modes(tmp_path: Path) -> None:
     assert made.recipe.probe.modes is not None and made.recipe.probe.modes >= 2, answers(made)
     assert made.recipe.stages[-1].positions is None, answers(made)
     assert made.reasons["probe.modes"][0].startswith("2 probe modes: ")
-    assert "# 2 probe modes: " in written(made.recipe, made.reasons)
+    assert "# 2 probe modes: " in recipe_text(made.recipe, made.reasons)
 
 
 def test_a_clean_scan_keeps_what_it_has(tmp_path: Path) -> None:
@@ -74,26 +74,30 @@ def test_stopped_while_it_asks(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def interview(tmp_path: Path) -> Interview:
+def search(tmp_path: Path) -> StageSearch:
     """About 20 views, with 1000 sweeps and the engine that begins."""
     write(checked(kind="xray", views=20, window=32, seed=5), tmp_path / "scan.cxi")
     recipe = Recipe.parse(described(tmp_path / "scan.cxi")[0])
-    made = Interview(
-        recipe, load_measurement(recipe.data), Terms(Solo(), lambda: False, Budget(1000)), {}, lambda sentence: None
+    made = StageSearch(
+        recipe,
+        load_measurement(recipe.data),
+        SearchContext(Solo(), lambda: False, Budget(1000)),
+        {},
+        lambda sentence: None,
     )
     made.opening = {"engine": "rpie", "batch": 8}
     return made
 
 
-def test_engines_that_can_be_afforded_are_asked(interview: Interview) -> None:
+def test_engines_that_can_be_afforded_are_asked(search: StageSearch) -> None:
     """Of rPIE, Adam, LSQML and rPIE with Poisson's likelihood, the first two."""
-    budget, arena = interview.budget, interview.arena(interview.recipe, interview.scan)
-    track = arena.run(arena.start(interview.opening), 3)
-    budget.spent = ENGINE * budget.sweeps - 2.5 * arena.cost(track, ANSWER)
-    best = next(iter(interview._engines(arena, track).values()))
-    arena.close()
+    budget, runner = search.budget, search.make_runner(search.recipe, search.scan)
+    candidate = runner.run(runner.start(search.opening), 3)
+    budget.spent = ENGINE * budget.sweeps - 2.5 * runner.cost(candidate, TRIAL_EPOCHS)
+    best = next(iter(search._engines(runner, candidate).values()))
+    runner.close()
     assert best.engine["engine"] in ("rpie", "adam") and budget.spent <= ENGINE * budget.sweeps
-    said = interview.reasons["stages"]
+    said = search.reasons["stages"]
     assert [sentence.partition(" was not asked")[0] for sentence in said[:2]] == [
         "Whether rpie with Poisson's likelihood goes on better",
         "Whether lsqml goes on better",
@@ -109,36 +113,36 @@ def test_engines_that_can_be_afforded_are_asked(interview: Interview) -> None:
     ],
 )
 def test_of_engines_that_come_as_far_the_cheapest_goes_on(
-    interview: Interview, lsqml: list[float], kept: str, others: list[str], monkeypatch: pytest.MonkeyPatch
+    search: StageSearch, lsqml: list[float], kept: str, others: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Adam and LSQML surely come further than rPIE. What comes close to the best is kept beside it."""
-    arena = interview.arena(interview.recipe, interview.scan)
+    runner = search.make_runner(search.recipe, search.scan)
     ends = {"rpie": [0.8, 0.81, 0.79, 0.8], "adam": [0.64, 0.63, 0.65, 0.64], "lsqml": lsqml}
 
-    def side_by_side(ways: Sequence[tuple[Arena, Track, int]], *others: object) -> list[Track]:
+    def side_by_side(ways: Sequence[tuple[CandidateRunner, Candidate, int]], *others: object) -> list[Candidate]:
         return [replace(way, judged=Judged(np.array(ends[way.engine["engine"]]), np.ones(4))) for _, way, _ in ways]
 
-    def cost(track: Track, epochs: int) -> float:
-        return {"rpie": 1.0, "adam": 1.4, "lsqml": 1.5}[track.engine["engine"]] * epochs
+    def cost(candidate: Candidate, epochs: int) -> float:
+        return {"rpie": 1.0, "adam": 1.4, "lsqml": 1.5}[candidate.engine["engine"]] * epochs
 
     monkeypatch.setattr(module, "side_by_side", side_by_side)
-    monkeypatch.setattr(arena, "cost", cost)
-    found = interview._engines(arena, arena.start(interview.opening))
-    arena.close()
+    monkeypatch.setattr(runner, "cost", cost)
+    found = search._engines(runner, runner.start(search.opening))
+    runner.close()
     assert list(found) == [kept, *others] and found[kept].engine["engine"] == kept
     how = "goes on best" if kept == "lsqml" else "goes on as well as any, at the least cost"
-    assert interview.reasons["stages"][-1].startswith(f"{kept} {how}: rpie 0.8000, ")
+    assert search.reasons["stages"][-1].startswith(f"{kept} {how}: rpie 0.8000, ")
 
 
-def answer(one: Hypothesis, residuals: list[float], base: list[float]) -> Answer:
+def answer(one: Hypothesis, residuals: list[float], base: list[float]) -> StageTrial:
     """Of these views."""
     counts = np.ones(len(base))
     with_it, without = (Judged(np.array(each), counts) for each in (residuals, base))
-    return Answer(one, replace(one.track, judged=with_it), replace(one.without, judged=without))
+    return StageTrial(one, replace(one.candidate, judged=with_it), replace(one.without, judged=without))
 
 
 @pytest.mark.parametrize(
-    ("lit", "beside", "kept"),
+    ("background", "beside", "kept"),
     [
         ([0.60, 0.61, 0.62, 0.61], [1.0] * 4, "background"),
         ([0.50, 0.90, 0.40, 0.88], [1.0] * 4, "modes"),  # more by a hair, on some views
@@ -146,23 +150,23 @@ def answer(one: Hypothesis, residuals: list[float], base: list[float]) -> Answer
     ],
 )
 def test_of_what_gains_as_much_the_cheapest_is_kept(
-    interview: Interview, lit: list[float], beside: list[float], kept: str, monkeypatch: pytest.MonkeyPatch
+    search: StageSearch, background: list[float], beside: list[float], kept: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Gains are shares of what the same engine comes to without."""
-    arena = interview.arena(interview.recipe, interview.scan)
-    track = arena.start(interview.opening)
+    runner = search.make_runner(search.recipe, search.scan)
+    candidate = runner.start(search.opening)
 
-    def answers(arena: Arena, asked: list[Hypothesis], *others: object) -> list[Answer]:
-        ends = {"background": (lit, beside), "modes": ([0.70, 0.69, 0.71, 0.70], [1.0] * 4)}
+    def answers(runner: CandidateRunner, asked: list[Hypothesis], *others: object) -> list[StageTrial]:
+        ends = {"background": (background, beside), "modes": ([0.70, 0.69, 0.71, 0.70], [1.0] * 4)}
         return [answer(one, *ends.get(one.name, ([1.0] * 4, [1.0] * 4))) for one in asked]
 
-    monkeypatch.setattr(interview, "_answers", answers)
-    monkeypatch.setattr(interview, "_apart", lambda *given: None)
-    best, _ = interview._round(arena, track, track, interview._hypotheses(arena), set(GAINS))
-    arena.close()
-    assert interview.kept == [kept] and best is not None
-    said = interview.reasons["probe.modes" if kept == "modes" else "stages"][-1]
-    assert "is kept; the others are asked about again" in said and ("as much as any" in said) == (lit[0] == 0.5)
+    monkeypatch.setattr(search, "_answers", answers)
+    monkeypatch.setattr(search, "_apart", lambda *given: None)
+    best, _ = search._round(runner, candidate, candidate, search._hypotheses(runner), set(GAINS))
+    runner.close()
+    assert search.kept == [kept] and best is not None
+    said = search.reasons["probe.modes" if kept == "modes" else "stages"][-1]
+    assert "is kept; the others are asked about again" in said and ("as much as any" in said) == (background[0] == 0.5)
 
 
 @pytest.mark.parametrize(
@@ -174,26 +178,26 @@ def test_of_what_gains_as_much_the_cheapest_is_kept(
     ],
 )
 def test_what_looks_alike_is_held_side_by_side(
-    interview: Interview, residuals: dict[str, float], asked: list[str], kept: str, monkeypatch: pytest.MonkeyPatch
+    search: StageSearch, residuals: dict[str, float], asked: list[str], kept: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A background is asked about where further modes help, too; both wait where a view's own unknowns do."""
-    arena, names = interview.arena(interview.recipe, interview.scan), []
-    track = arena.start(interview.opening)
+    runner, names = search.make_runner(search.recipe, search.scan), []
+    candidate = runner.start(search.opening)
 
-    def answers(arena: Arena, asked: list[Hypothesis], *others: object) -> list[Answer]:
+    def answers(runner: CandidateRunner, asked: list[Hypothesis], *others: object) -> list[StageTrial]:
         names.extend(one.name for one in asked)
         return [answer(one, [residuals.get(one.name, 1.0)] * 4, [1.0] * 4) for one in asked]
 
-    monkeypatch.setattr(interview, "_answers", answers)
-    monkeypatch.setattr(interview, "_apart", lambda *given: None)
-    best, _ = interview._round(arena, track, track, interview._hypotheses(arena), set(GAINS))
-    arena.close()
-    assert names == asked and interview.kept == [kept]
+    monkeypatch.setattr(search, "_answers", answers)
+    monkeypatch.setattr(search, "_apart", lambda *given: None)
+    best, _ = search._round(runner, candidate, candidate, search._hypotheses(runner), set(GAINS))
+    runner.close()
+    assert names == asked and search.kept == [kept]
     assert best is not None and best.value == residuals[kept]
 
 
 @pytest.mark.parametrize(
-    ("lit", "modes", "kept", "value"),
+    ("background", "modes", "kept", "value"),
     [
         ([0.60, 0.61, 0.62, 0.61], [0.50, 0.52, 0.51, 0.51], "modes", 0.51),
         ([0.50, 0.52, 0.51, 0.51], [0.60, 0.61, 0.62, 0.61], "background", 0.51),
@@ -201,32 +205,33 @@ def test_what_looks_alike_is_held_side_by_side(
     ],
 )
 def test_modes_and_a_background_are_held_apart(
-    interview: Interview,
-    lit: list[float],
+    search: StageSearch,
+    background: list[float],
     modes: list[float],
     kept: str,
     value: float,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """By which one comes further in the same engine's steps, though the background gains more at first."""
-    arena = interview.arena(interview.recipe, interview.scan)
-    track, engines = arena.start(interview.opening), []
+    runner = search.make_runner(search.recipe, search.scan)
+    candidate, engines = runner.start(search.opening), []
 
-    def answers(arena: Arena, asked: list[Hypothesis], *others: object) -> list[Answer]:
+    def answers(runner: CandidateRunner, asked: list[Hypothesis], *others: object) -> list[StageTrial]:
         first = {"background": 0.7, "modes": 0.8}
         return [answer(one, [first.get(one.name, 1.0)] * 4, [1.0] * 4) for one in asked]
 
-    def side_by_side(ways: Sequence[tuple[Arena, Track, int]], *others: object) -> list[Track]:
+    def side_by_side(ways: Sequence[tuple[CandidateRunner, Candidate, int]], *others: object) -> list[Candidate]:
         engines.extend(way.engine["engine"] for _, way, _ in ways)
         return [
-            replace(way, judged=Judged(np.array(modes if way.modes > 1 else lit), np.ones(4))) for _, way, _ in ways
+            replace(way, judged=Judged(np.array(modes if way.modes > 1 else background), np.ones(4)))
+            for _, way, _ in ways
         ]
 
-    monkeypatch.setattr(interview, "_answers", answers)
+    monkeypatch.setattr(search, "_answers", answers)
     monkeypatch.setattr(module, "side_by_side", side_by_side)
-    best, _ = interview._round(arena, track, track, interview._hypotheses(arena), set(GAINS))
-    arena.close()
-    assert best is not None and interview.kept == [kept] and engines == ["adam"] * 3, "four modes, too"
+    best, _ = search._round(runner, candidate, candidate, search._hypotheses(runner), set(GAINS))
+    runner.close()
+    assert best is not None and search.kept == [kept] and engines == ["adam"] * 3, "four modes, too"
     assert best.engine["engine"] == ("rpie" if kept == "modes" else "adam")
     assert best.value == pytest.approx(value)
 
@@ -240,14 +245,14 @@ def test_modes_and_a_background_are_held_apart(
     ],
 )
 def test_what_gains_less_than_falls_anyway_is_seen_longer(
-    interview: Interview, later: list[tuple[float, float]], asked: int, kept: bool, monkeypatch: pytest.MonkeyPatch
+    search: StageSearch, later: list[tuple[float, float]], asked: int, kept: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    arena = interview.arena(interview.recipe, interview.scan)
-    all_, track = interview._hypotheses(arena), arena.start(interview.opening)
-    (one,) = (one for one in all_.of(track) if one.name == "modes")
+    runner = search.make_runner(search.recipe, search.scan)
+    all_, candidate = search._hypotheses(runner), runner.start(search.opening)
+    (one,) = (one for one in all_.of(candidate) if one.name == "modes")
     runs = iter(later)
 
-    def side_by_side(ways: Sequence[tuple[Arena, Track, int]], *others: object) -> list[Track]:
+    def side_by_side(ways: Sequence[tuple[CandidateRunner, Candidate, int]], *others: object) -> list[Candidate]:
         values = next(runs)
         return [
             replace(way, judged=Judged(np.full(4, value), np.ones(4)))
@@ -255,20 +260,20 @@ def test_what_gains_less_than_falls_anyway_is_seen_longer(
         ]
 
     monkeypatch.setattr(module, "side_by_side", side_by_side)
-    _, enough = interview._seen(arena, answer(one, [0.86] * 4, [0.90] * 4), 0.2, all_)
-    arena.close()
+    _, enough = search._decide(runner, answer(one, [0.86] * 4, [0.90] * 4), 0.2, all_)
+    runner.close()
     assert enough == kept and len(list(runs)) == len(later) - asked
     assert (2 in all_.refused_modes) == (not kept)
 
 
-def test_residuals_are_said_to_four_digits(interview: Interview) -> None:
+def test_residuals_are_said_to_four_digits(search: StageSearch) -> None:
     """In the near field as well, where they are small."""
-    arena = interview.arena(interview.recipe, interview.scan)
-    track = arena.start(interview.opening)
-    arena.close()
-    assert track.said == "diverged"
+    runner = search.make_runner(search.recipe, search.scan)
+    candidate = runner.start(search.opening)
+    runner.close()
+    assert candidate.formatted_residual == "diverged"
     for value, said in ((0.000123456, "0.0001235"), (0.0804161, "0.08042"), (1.23456, "1.235"), (0.0, "0.000")):
-        assert replace(track, judged=Judged(np.full(4, value), np.ones(4))).said == said
+        assert replace(candidate, judged=Judged(np.full(4, value), np.ones(4))).formatted_residual == said
 
 
 def test_a_budget_is_not_overdrawn() -> None:

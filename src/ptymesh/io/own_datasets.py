@@ -1,7 +1,7 @@
-"""Datasets of files that ptymesh wrote itself: what they hold lies in the file, is of the expected kind, and fits.
+"""Reader of datasets in files that ptymesh wrote: values must lie in the file, be of the expected kind, and fit.
 
-A file that was damaged, or made to do harm, may lead elsewhere (links, external and virtual storage), or declare more
-than it holds. None of that is read.
+A file that was damaged, or made to do harm, may lead to other files (links, external and virtual storage), or declare
+more values than it holds. Such datasets are refused.
 """
 
 from __future__ import annotations
@@ -15,15 +15,23 @@ from ptymesh.io.damage import ChunkCheck
 from ptymesh.io.hdf5 import DAMAGE, first_line
 from ptymesh.limits import check_room
 
-#: A compressed dataset may unfold by this factor (deflate's own limit is 1032), and by so many bytes in any case.
-UNFOLDS, FREELY = 1100, 64 << 20
+#: Largest factor by which a compressed dataset may unfold (deflate's own limit is 1032).
+UNFOLDS = 1100
+#: Bytes that a compressed dataset may have in any case.
+FREELY = 64 << 20
 
 
 def dataset(group: h5py.Group, name: str, kinds: str) -> h5py.Dataset | None:
-    """The dataset of this name (which may hold '/'), None where there is none.
+    """Return the dataset of this name, checked for reading; None if there is none.
 
-    kinds: numpy's letters for the dtypes that it may have; "U" for text. Raises BadInput where it is none of these,
-    lies elsewhere, or is larger than what the file holds of it or than this machine's memory.
+    Args:
+        group: open group.
+        name: of the dataset; may hold '/'.
+        kinds: numpy's letters of the dtypes that it may have; "U" for text.
+
+    Raises:
+        BadInput: it is of another kind, lies in another file, or is larger than what the file holds of it or than this
+            machine's memory.
     """
     node = member(group, name)
     if not isinstance(node, h5py.Dataset):
@@ -33,7 +41,7 @@ def dataset(group: h5py.Group, name: str, kinds: str) -> h5py.Dataset | None:
 
 
 def member(group: h5py.Group, name: str) -> h5py.Group | h5py.Dataset | None:
-    """What has this name; BadInput where that is a link to elsewhere."""
+    """Return the group or dataset of this name, None if there is none; raise BadInput for a link to elsewhere."""
     node = group
     for part in name.split("/"):
         link = node.get(part, getlink=True) if isinstance(node, h5py.Group) else None
@@ -46,7 +54,7 @@ def member(group: h5py.Group, name: str) -> h5py.Group | h5py.Dataset | None:
 
 
 def check(found: h5py.Dataset, kinds: str) -> None:
-    """Raises BadInput as `dataset` does."""
+    """Raise BadInput as `dataset` does."""
     what = f"{found.name} of {found.file.filename}"
     properties = found.id.get_create_plist()
     if found.is_virtual or properties.get_external_count():
@@ -69,7 +77,7 @@ def check(found: h5py.Dataset, kinds: str) -> None:
 
 
 def _is_of(dtype: np.dtype, kinds: str) -> bool:
-    """Numbers of at most double precision."""
+    """Return True for numbers of these kinds with at most double precision."""
     return dtype.kind in kinds and dtype.itemsize <= (16 if dtype.kind == "c" else 8)
 
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from ptymesh.auto import length as module
+from ptymesh.auto import epoch_search as module
+from ptymesh.auto.candidates import Budget, Candidate, CandidateRunner, SearchContext
+from ptymesh.auto.epoch_search import ADAM, STRIDE, EpochSearch
 from ptymesh.auto.judging import Judged
-from ptymesh.auto.length import ADAM, STRIDE, Length
-from ptymesh.auto.race import Arena, Budget, Terms, Track
 from ptymesh.distributed.world import Solo
 from ptymesh.io import load_measurement
 from ptymesh.run.recipe import Recipe
@@ -26,13 +26,13 @@ BOLD = "adam 0.03"
 
 
 @pytest.fixture
-def arena(tmp_path: Path) -> Iterator[Arena]:
+def runner(tmp_path: Path) -> Iterator[CandidateRunner]:
     """About 20 views, with 1000 sweeps."""
     torch.set_num_threads(1)
     write(checked(kind="xray", views=20, window=32, seed=5), tmp_path / "scan.cxi")
     recipe = Recipe.parse({"data": {"path": str(tmp_path / "scan.cxi")}})
     scan = load_measurement(recipe.data)
-    made = Arena(recipe, scan, Terms(Solo(), lambda: False, Budget(1000)), scan.views)
+    made = CandidateRunner(recipe, scan, SearchContext(Solo(), lambda: False, Budget(1000)), scan.views)
     yield made
     made.close()
 
@@ -43,8 +43,8 @@ def said() -> list[str]:
 
 
 @pytest.fixture
-def search(arena: Arena, said: list[str]) -> Length:
-    return Length(arena, OPENING, lambda key, sentence: said.append(sentence))
+def search(runner: CandidateRunner, said: list[str]) -> EpochSearch:
+    return EpochSearch(runner, OPENING, lambda key, sentence: said.append(sentence))
 
 
 class Falls:
@@ -56,16 +56,16 @@ class Falls:
         }
         self.asked: list[str] = []
 
-    def steps(self, track: Track, *others: object) -> Iterator[Track]:
-        engine, lr = track.engine["engine"], track.engine.get("lr", ADAM["lr"])
+    def steps(self, candidate: Candidate, *others: object) -> Iterator[Candidate]:
+        engine, lr = candidate.engine["engine"], candidate.engine.get("lr", ADAM["lr"])
         name = str(engine) if engine != "adam" or lr == ADAM["lr"] else f"adam {lr:g}"
         for value in self.falls[name]:
             self.asked.append(name)
-            yield replace(track, judged=Judged(np.full(4, value), np.ones(4)))
+            yield replace(candidate, judged=Judged(np.full(4, value), np.ones(4)))
 
 
-def ways(arena: Arena, *engines: str) -> dict[str, Track]:
-    start = arena.start(OPENING)
+def ways(runner: CandidateRunner, *engines: str) -> dict[str, Candidate]:
+    start = runner.start(OPENING)
     return {name: start.using({**ADAM, "batch": 8} if name == "adam" else {"engine": name}) for name in engines}
 
 
@@ -78,8 +78,8 @@ def ways(arena: Arena, *engines: str) -> dict[str, Track]:
     ],
 )
 def test_what_comes_close_is_held_beside_it_behind_the_large_steps(
-    arena: Arena,
-    search: Length,
+    runner: CandidateRunner,
+    search: EpochSearch,
     said: list[str],
     sweeps: float,
     fourth: float,
@@ -89,10 +89,10 @@ def test_what_comes_close_is_held_beside_it_behind_the_large_steps(
 ) -> None:
     """LSQML comes further by itself; both go on from the epochs that they have run for that."""
     falls = Falls(adam=[0.7, 0.5, 0.45, 0.40, 0.39, 0.39], lsqml=[0.6, 0.45, 0.42, fourth, fourth])
-    monkeypatch.setattr(arena, "steps", falls.steps)
-    monkeypatch.setattr(arena, "cost", lambda track, epochs: epochs)
-    arena.budget.sweeps = sweeps
-    stages = search.stages(ways(arena, "adam", "lsqml"))
+    monkeypatch.setattr(runner, "steps", falls.steps)
+    monkeypatch.setattr(runner, "cost", lambda candidate, epochs: epochs)
+    runner.budget.sweeps = sweeps
+    stages = search.stages(ways(runner, "adam", "lsqml"))
     assert [stage["engine"] for stage in stages] == ["rpie", goes_on]
     assert stages[1]["epochs"] == (40 if goes_on == "lsqml" else 50) and last in said
     assert falls.asked.count(goes_on) == (5 if goes_on == "lsqml" else 6)
@@ -109,21 +109,21 @@ def test_what_comes_close_is_held_beside_it_behind_the_large_steps(
     ],
 )
 def test_large_steps_as_long_as_they_lead_down_fast(
-    arena: Arena, search: Length, bold: list[float], epochs: int, monkeypatch: pytest.MonkeyPatch
+    runner: CandidateRunner, search: EpochSearch, bold: list[float], epochs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(arena, "steps", Falls(bold=bold, adam=[0.3, 0.3]).steps)
-    _, *others, last = search.stages(ways(arena, "adam"))
+    monkeypatch.setattr(runner, "steps", Falls(bold=bold, adam=[0.3, 0.3]).steps)
+    _, *others, last = search.stages(ways(runner, "adam"))
     assert [(stage["lr"], stage["epochs"]) for stage in others] == [(0.03, epochs)][: bool(epochs)]
     assert (last["lr"], last["epochs"]) == (0.01, 10)
 
 
 @pytest.mark.parametrize(("small", "kept"), [(0.27, True), (0.2999, False), (0.4, False)])
 def test_small_steps_where_they_help(
-    arena: Arena, search: Length, small: float, kept: bool, monkeypatch: pytest.MonkeyPatch
+    runner: CandidateRunner, search: EpochSearch, small: float, kept: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After LSQML, too, whose unknowns of views go on."""
-    monkeypatch.setattr(arena, "steps", Falls(bold=[0.5, 0.49], lsqml=[0.3, 0.3], small=[small]).steps)
-    way = ways(arena, "lsqml")["lsqml"].sharing({"positions": True}, "positions")
+    monkeypatch.setattr(runner, "steps", Falls(bold=[0.5, 0.49], lsqml=[0.3, 0.3], small=[small]).steps)
+    way = ways(runner, "lsqml")["lsqml"].sharing({"positions": True}, "positions")
     stages = search.stages({"lsqml": way})
     assert [stage["engine"] for stage in stages] == ["rpie", "adam", "lsqml", *["adam"] * kept]
     assert all(stage["positions"] for stage in stages[1:])
@@ -131,14 +131,16 @@ def test_small_steps_where_they_help(
 
 
 def test_there_are_sweeps_for_the_run_as_well(
-    arena: Arena, search: Length, said: list[str], monkeypatch: pytest.MonkeyPatch
+    runner: CandidateRunner, search: EpochSearch, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However far the residual goes on falling, and however fast."""
     monkeypatch.setattr(module, "STILL", -math.inf)
-    track = arena.run(arena.start(OPENING), 3)
-    arena.budget.spent, arena.budget.sweeps = 0.0, 30 * arena.cost(track, STRIDE)
-    stages = search.stages({"rpie": track})
-    run = sum(arena.cost(track.using({k: v for k, v in one.items() if k != "epochs"}), one["epochs"]) for one in stages)
-    spent = arena.budget.spent + run
-    assert arena.budget.sweeps - 3.5 * arena.cost(track, STRIDE) < spent <= arena.budget.sweeps * 1.001
+    candidate = runner.run(runner.start(OPENING), 3)
+    runner.budget.spent, runner.budget.sweeps = 0.0, 30 * runner.cost(candidate, STRIDE)
+    stages = search.stages({"rpie": candidate})
+    run = sum(
+        runner.cost(candidate.using({k: v for k, v in one.items() if k != "epochs"}), one["epochs"]) for one in stages
+    )
+    spent = runner.budget.spent + run
+    assert runner.budget.sweeps - 3.5 * runner.cost(candidate, STRIDE) < spent <= runner.budget.sweeps * 1.001
     assert any("no sweeps are left for more" in sentence for sentence in said)

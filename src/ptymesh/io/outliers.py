@@ -1,4 +1,4 @@
-"""Which views and which detector pixels cannot be what the rest of a scan says they are.
+"""Search for views and detector pixels that cannot be measurements of the sample, judged by the rest of a scan.
 
 N       views
 h, w    window pixels; arrays here have DC in the middle of far-field patterns
@@ -15,20 +15,25 @@ from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 from scipy.spatial import cKDTree
 
-#: Of the typical counts of a lit view: what has less is dark, what has more is too bright.
-DARK, BRIGHT = 0.03, 5.0
-#: Beside views that the beam has left, neighbours in the scan have this share of what theirs have. Beside a sample that
-#: lets nothing through they have less: the probe is wider than a step.
+#: A view with less than this share of the typical counts is dark.
+DARK = 0.03
+#: A view with more than this many times the typical counts is too bright.
+BRIGHT = 5.0
+#: Least share that neighbours of dark views have of their own neighbours' counts, if the beam was lost. Beside an
+#: opaque part of the sample they have less, because the probe is wider than a step.
 SHARP = 0.7
-#: Fewer counts in a typical view tell no dark view from one by chance.
+#: Least counts of a typical view; with fewer, a view can be dark by chance.
 LEAST_COUNTS = 100.0
-#: Too bright views are a fault while they are few; a smaller scan tells nothing.
-FEW_BRIGHT, LEAST_VIEWS = 0.05, 16
-#: Neighbours in the scan lie within so many steps.
+#: Largest share of views that are taken for too bright by a fault.
+FEW_BRIGHT = 0.05
+#: Least number of views of a scan in which too bright views are looked for.
+LEAST_VIEWS = 16
+#: Neighbours in the scan lie within this many steps.
 NEAR = 1.6
-#: Counts over all views, on both sides of a dark pixel, from which on chance cannot have left it dark; and those from
-#: which on a dark pixel beside such a one is dark for the same reason.
-SEED_COUNTS, GROWN_COUNTS = 200.0, 10.0
+#: Counts over all views on both sides of a dark pixel that cannot have left it dark by chance.
+SEED_COUNTS = 200.0
+#: Counts on both sides of a dark pixel that is dark for the same reason as one beside it.
+GROWN_COUNTS = 10.0
 
 
 @dataclass(frozen=True)
@@ -36,7 +41,9 @@ class OddViews:
     """Views (n,) that are no measurement of the sample.
 
     Attributes:
-        empty: without a count. lost: with next to none, where neighbours have many. bright: far too many.
+        empty: without a count.
+        lost: with next to no counts, where neighbours have many.
+        bright: with far too many counts.
     """
 
     empty: np.ndarray
@@ -45,20 +52,22 @@ class OddViews:
 
     @property
     def all(self) -> np.ndarray:
-        """All of them, in order."""
+        """All of them, in ascending order."""
         return np.sort(np.concatenate([self.empty, self.lost, self.bright]))
 
 
 def odd_views(totals: np.ndarray, positions: np.ndarray, *, related: bool = True) -> OddViews:
-    """Find views whose counts are not of the beam that the other views had.
+    """Return views whose counts are not those of the beam that the other views had.
 
-    Dark views count as faults where the light goes and comes between neighbours in the scan: the edge of an opaque
-    sample cannot be that sharp, as the probe is wider than a step. Too bright ones where they are few and stand alone.
+    Dark views are faults if the light vanishes between neighbours in the scan: the edge of an opaque part of the sample
+    cannot be that sharp, because the probe is wider than a step. Too bright views are faults if they are few, and their
+    neighbours are not bright.
 
     Args:
-        totals: (N,) counts per view, divided by the incident intensity where that is known.
+        totals: (N,) counts per view, divided by the incident intensity if that is known.
         positions: (N, 2) object pixels, y x.
-        related: False where positions say nothing (single exposures); then only views without a count are odd.
+        related: False if neighbouring positions do not share a part of the sample (single exposures); then only views
+            without a count are odd.
     """
     none = np.empty(0, np.int64)
     lit = totals[totals > 0]
@@ -82,7 +91,7 @@ def odd_views(totals: np.ndarray, positions: np.ndarray, *, related: bool = True
 
 
 def neighbours(positions: np.ndarray) -> np.ndarray:
-    """(P, 2) pairs of views that lie within NEAR typical steps of each other in the scan (N, 2)."""
+    """Return pairs (P, 2) of views that lie within NEAR typical steps of each other in the scan (N, 2)."""
     distinct = np.unique(np.round(positions, 2), axis=0)
     if len(distinct) < 2:
         return np.empty((0, 2), np.int64)
@@ -96,11 +105,14 @@ def _abrupt(
     pairs: np.ndarray,
     is_abrupt: Callable[[np.ndarray, np.ndarray, np.ndarray], bool],
 ) -> np.ndarray:
-    """Odd views (n,) of those groups of neighbours that pass the test.
+    """Return the odd views (n,) in those groups of neighbouring odd views that pass a test.
 
     Args:
-        is_abrupt: of the counts of a group's neighbours, of their neighbours, and of the group's own. Where there are
-            none, those of all views that are not odd take their place.
+        odd: (N,) bool.
+        totals: (N,) counts per view.
+        pairs: (P, 2) neighbours.
+        is_abrupt: the test, called with the counts of a group's neighbours, of their neighbours, and of the group. If
+            there are no neighbours, all views that are not odd take their place.
     """
     where = np.flatnonzero(odd)
     if not len(where) or odd.all():
@@ -123,14 +135,15 @@ def _abrupt(
 
 
 def dark_regions(sums: np.ndarray, most: np.ndarray, mask: np.ndarray, *, far: bool) -> np.ndarray:
-    """Find pixels without a count in any view where light must have fallen: module gaps, beam stops, dead rows.
+    """Return pixels without a count in any view where light must have fallen: module gaps, beam stops, dead rows.
 
-    Light must have fallen where both sides of a pixel, along a row or a column, are bright; on whole rows and columns
-    between bright ones; and, of far-field patterns, where all three mirror images are bright. What
-    lies outside all light is dark for good reason.
+    Light must have fallen on a pixel if both of its sides, along a row or a column, are bright; on a whole row or
+    column between bright ones; and, in far-field patterns, on a pixel whose three mirror images are all bright.
 
     Args:
-        sums: (h, w) counts over all views. most: (h, w) largest count of any view. mask: (h, w) bool, True where good.
+        sums: (h, w) counts over all views.
+        most: (h, w) largest count of any view.
+        mask: (h, w) bool, True where good.
         far: whether these are far-field patterns.
 
     Returns:
@@ -151,14 +164,14 @@ def dark_regions(sums: np.ndarray, most: np.ndarray, mask: np.ndarray, *, far: b
 
 
 def _local_mean(sums: np.ndarray, lit: np.ndarray) -> np.ndarray:
-    """Mean of 3 x 3 pixels, of those that are lit."""
+    """Return the mean of the lit ones of 3 x 3 pixels; 0 on pixels that are not lit."""
     weight = ndimage.uniform_filter(lit.astype(np.float64), 3, mode="constant")
     total = ndimage.uniform_filter(np.where(lit, sums, 0).astype(np.float64), 3, mode="constant")
     return np.where(lit, total / np.maximum(weight, 1e-9), 0)
 
 
 def _both_sides(values: np.ndarray, lit: np.ndarray) -> np.ndarray:
-    """Of each pixel, the lesser of the nearest lit values to the left and to the right; 0 where a side has none."""
+    """Return the lesser of the nearest lit values to the left and right of each pixel; 0 if a side has none."""
     width = values.shape[1]
     columns = np.arange(width)
     before = np.maximum.accumulate(np.where(lit, columns, -1), axis=1)
@@ -169,7 +182,7 @@ def _both_sides(values: np.ndarray, lit: np.ndarray) -> np.ndarray:
 
 
 def _mirrored(values: np.ndarray) -> np.ndarray:
-    """Of each pixel, the least of its three mirror images about the zero frequency; 0 outside the window."""
+    """Return the least of each pixel's three mirror images about the zero frequency; 0 outside the window."""
     h, w = values.shape
     rows, columns = 2 * (h // 2) - np.arange(h), 2 * (w // 2) - np.arange(w)
     inside_y, inside_x = (rows >= 0) & (rows < h), (columns >= 0) & (columns < w)
@@ -180,7 +193,7 @@ def _mirrored(values: np.ndarray) -> np.ndarray:
 
 
 def _dark_lines(sums: np.ndarray, dark: np.ndarray, lit: np.ndarray) -> np.ndarray:
-    """Pixels of rows without any count, between rows that have many."""
+    """Return the dark pixels in rows without any count that lie between rows with many."""
     has_light = np.asarray(lit.any(axis=1))
     totals = np.where(lit, sums, 0).sum(axis=1)
     between = _both_sides(totals[None], has_light[None])[0]
@@ -188,9 +201,9 @@ def _dark_lines(sums: np.ndarray, dark: np.ndarray, lit: np.ndarray) -> np.ndarr
 
 
 def regions_of(bad: np.ndarray) -> list[tuple[int, int, int, int]]:
-    """Rectangles [row, end, column, end] that together cover exactly the pixels that are True in (H, W).
+    """Return rectangles [row, end, column, end] that together cover exactly the True pixels of an array (H, W).
 
-    Runs along rows that are the same in successive rows are one rectangle.
+    Equal runs in successive rows make one rectangle.
     """
     found: list[tuple[int, int, int, int]] = []
     open_at: dict[tuple[int, int], int] = {}

@@ -1,4 +1,4 @@
-"""What stands in the place of a recipe: whether it is a data set, and what is named after it. No torch here."""
+"""Tell data sets from recipes on the command line, and name folders after them. No torch here."""
 
 from __future__ import annotations
 
@@ -7,24 +7,26 @@ from pathlib import Path
 
 from ptymesh.io.samples import PREFIX
 
-#: Bytes of a file by which text is told from data.
+#: First bytes of a file, by which text is told from data.
 HEAD = 4096
 
 
 def is_data(path: Path) -> bool:
-    """Whether what stands in the place of a recipe is a data set: no text, or the name of a sample; of what is not
-    there, the ending says what it would be."""
+    """Return True if a path that may name a recipe is a data set: the name of a sample, or a file that is no text.
+
+    If nothing is there, the ending decides.
+    """
     if str(path).startswith(PREFIX):
         return True
     try:
         if not path.exists():
             return path.suffix.lower() not in ("", ".yaml", ".yml")
-        if not path.is_file():  # a pipe would be waited for
+        if not path.is_file():  # reading a pipe would wait
             return False
         with path.open("rb") as file:
             head = file.read(HEAD)
     except OSError:
-        return False  # which will be said of it as a recipe
+        return False  # reading it as a recipe will report the error
     try:
         head.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -33,7 +35,7 @@ def is_data(path: Path) -> bool:
 
 
 def named_after(path: Path) -> Path:
-    """The folder for what comes of a data set: its name without endings, in the working folder."""
+    """Return the folder for the output of a data set: its name without endings, in the working folder."""
     name = str(path).removeprefix(PREFIX)
     plain = re.sub(r"(\.[A-Za-z][A-Za-z0-9]{0,4})+$", "", Path(name).name)
     return Path(plain or "out")
