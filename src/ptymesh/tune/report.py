@@ -29,7 +29,13 @@ from ptymesh.tune.worker import total
 
 @dataclass(frozen=True)
 class Report:
-    """lines: what is to be said of the study. paths: of the figures. importance: share of each parameter."""
+    """Report on a study.
+
+    Attributes:
+        lines: text for a terminal.
+        paths: of the figures.
+        importance: share of each parameter.
+    """
 
     lines: list[str]
     paths: list[Path]
@@ -37,7 +43,7 @@ class Report:
 
 
 def write_report(folder: Path) -> Report:
-    """Draws the study in a folder, finished or not, into folder/report; writes trials.jsonl and best.yaml anew.
+    """Draw the study in a folder, finished or not, into folder/report; write trials.jsonl and best.yaml anew.
 
     Importance is PED-ANOVA's (Watanabe et al., IJCAI 2023): how much each parameter has to do with being among the
     best tenth of the trials. Raises BadInput where there is no study, or no trial is done.
@@ -93,7 +99,7 @@ def _importance(study: Study) -> dict[str, float]:
 
 
 def _plots(important: bool) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """Name of each figure, and how one of Optuna's modules draws it."""
+    """Yield the name of each figure, and a function by which one of Optuna's modules draws it."""
     yield "history", lambda module, study, name: module.plot_optimization_history(study, target_name=name)
     yield "parallel_coordinate", lambda module, study, name: module.plot_parallel_coordinate(study, target_name=name)
     if important:
@@ -104,7 +110,7 @@ def _plots(important: bool) -> Iterator[tuple[str, Callable[..., Any]]]:
 
 
 def _drawn(study: Study, name: str, draw: Callable[..., Any], target: Path, objective: str) -> list[Path]:
-    """The figure as HTML and as PNG."""
+    """Write a figure as HTML and as PNG; return their paths."""
     import matplotlib
 
     matplotlib.use("agg")

@@ -42,7 +42,7 @@ POLL_S = 0.25
 
 @dataclass(frozen=True)
 class Outcome(Displayed):
-    """What came of a study.
+    """Result of a study.
 
     Fields:
         folder: where everything was written.
@@ -67,7 +67,7 @@ class Outcome(Displayed):
         )
 
     def plot(self) -> Any:
-        """Figure of the value of every trial, which a notebook shows."""
+        """Return a figure of the value of every trial, which a notebook shows."""
         return self._figure()
 
 
@@ -81,17 +81,22 @@ def run_study(
     quiet: bool = False,
     reconstruct: bool = True,
 ) -> Outcome | None:
-    """Runs a study, or goes on with it, until it has as many trials as the tune file says.
+    """Run a study, or go on with it, until it has as many trials as the tune file says.
 
     Args:
+        tuning: the tune file.
         workers: processes on this machine; default one per GPU (or group of `ranks_per_trial`), 1 on CPUs. A single
             one works in this process.
         device: auto, cpu, cuda or cuda:N.
         join: help with a study that another command has started, and write no results; returns None.
-        force: forget a study that is in the folder. quiet: show nothing. reconstruct: run the best recipe at the end.
+        force: forget a study that is in the folder.
+        quiet: show nothing.
+        reconstruct: run the best recipe at the end.
 
-    Raises BadInput before anything is written, Interrupted (the same call goes on), PtymeshError where every trial
-    failed.
+    Raises:
+        BadInput: the tune file is wrong; nothing has been written then.
+        Interrupted: the user stopped it; the same call goes on.
+        PtymeshError: every trial failed.
     """
     if world().size > 1:
         raise BadInput("ptymesh tune starts its own processes; run it without torchrun, and see ranks_per_trial.")
@@ -119,8 +124,10 @@ def run_study(
 
 
 def checked(tuning: Tuning, space: Space) -> list[str]:
-    """Look at recipes from all over the space. Raise BadInput where none is sound; return notes about those that are
-    not.
+    """Check recipes from all over the space, and return notes about those that are not sound.
+
+    Raises:
+        BadInput: none is sound.
     """
     Drawing(space, tuning.sampler, tuning.seed)
     pruner(tuning.pruner.name, tuning.pruner.options)
@@ -165,7 +172,7 @@ def _random_point(space: Space, rng: random.Random) -> dict[str, Any]:
 
 
 class _Watch:
-    """Looks at the study while workers work: display and trials.jsonl."""
+    """Display and trials.jsonl of a study, brought up to date while workers work."""
 
     def __init__(self, tuning: Tuning, space: Space, study: Study, total: int, *, quiet: bool) -> None:
         self.tuning, self.space, self.study, self.total = tuning, space, study, total
@@ -175,7 +182,7 @@ class _Watch:
         self._written: list[Record] | None = None
 
     def start(self) -> None:
-        """Reads the study's records before the first trial."""
+        """Read the study's records before the first trial."""
         self.found = records(self.study, self.total, self.tuning, self.space)
         if self._display:
             self._display.start(self.found)
@@ -185,7 +192,7 @@ class _Watch:
         return len(finished_trials(self.study.get_trials(deepcopy=False), self.total))
 
     def look(self) -> None:
-        """Reads the study's records again, every now and then."""
+        """Read the study's records again, and show and write them."""
         self.found = records(self.study, self.total, self.tuning, self.space)
         if self._display:
             self._display.show(self.found)
@@ -195,20 +202,20 @@ class _Watch:
             self._written = ended
 
     def close(self) -> None:
-        """At the end, however it came."""
+        """Show the study's end and leave the terminal as it was."""
         self.look()
         if self._display:
             self._display.close()
 
 
 def named(tuning: Tuning) -> str:
-    """The objective, as it is shown."""
+    """Return the objective's name, as it is shown."""
     goal = tuning.objective
     return goal.call.rpartition(":")[2] if isinstance(goal, Function) else goal.kind.replace("_", " ")
 
 
 def _work(folder: Path, given: list[Share], device: str, watch: _Watch, stop: Callable[[], bool]) -> None:
-    """Workers until the study is finished. Raises Interrupted, PtymeshError."""
+    """Run workers until the study is finished. Raises Interrupted if stopped, PtymeshError if workers failed."""
     if len(given) == 1:
         worker = Worker(folder, device, given[0].name, stop)
         worker.between = watch.look
@@ -258,7 +265,7 @@ def without_checks(text: str) -> dict[str, Any]:
 
 
 def _reconstructed(recipe: Recipe, ranks: int, device: str) -> Path:
-    """Runs the best recipe, unless its result is there already."""
+    """Run the best recipe, unless its result is there already; return the result's path."""
     out = recipe.output.dir
     path = out / "result.h5"
     if path.exists() and without_checks(Result.load(path).recipe) == without_checks(recipe.to_yaml()):

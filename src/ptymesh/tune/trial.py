@@ -35,10 +35,12 @@ OUTCOME = "outcome.json"
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a trial ended.
+    """End of a trial.
 
-    value: of the objective, None where it was pruned or failed. pruned: why it was ended early (hopeless, diverged).
-    error: why it has no value.
+    Attributes:
+        value: of the objective, None where it was pruned or failed.
+        pruned: why it was ended early (hopeless, diverged).
+        error: why it has no value.
     """
 
     value: float | None = None
@@ -49,9 +51,17 @@ class Outcome:
 def run(
     goal: Goal, recipe: Recipe, world: World, stop: Callable[[], bool], report: Callable[[int, float], bool]
 ) -> Outcome:
-    """Runs a trial on this world's ranks.
+    """Run a trial on this world's ranks. Collective.
 
-    report: called on rank 0 with epoch and value, says whether to prune. Raises Interrupted.
+    Args:
+        goal: the objective.
+        recipe: recipe of the trial.
+        world: the ranks.
+        stop: asked between two batches; True interrupts the trial.
+        report: called on rank 0 with epoch and value; returns True if the trial is to be pruned.
+
+    Raises:
+        Interrupted: `stop` returned True.
     """
     value, epochs = math.nan, sum(stage.epochs for stage in recipe.stages)
     try:
@@ -71,7 +81,17 @@ def run(
 
 
 def on_ranks(tuning: Tuning, trial: FrozenTrial, recipe: Recipe, device: str) -> Outcome:
-    """Runs a trial on `ranks_per_trial` ranks of this machine. Raises Interrupted."""
+    """Run a trial on `ranks_per_trial` ranks of this machine.
+
+    Args:
+        tuning: the tune file.
+        trial: Optuna's.
+        recipe: recipe of the trial.
+        device: auto, cpu, cuda or cuda:N.
+
+    Raises:
+        Interrupted: the ranks were told to stop.
+    """
     folder = trial_folder(tuning.output.dir, trial.number)
     with writing(folder / "recipe.yaml"):
         folder.mkdir(parents=True, exist_ok=True)
@@ -95,7 +115,7 @@ def on_ranks(tuning: Tuning, trial: FrozenTrial, recipe: Recipe, device: str) ->
 
 
 def reporter(trial: Trial) -> Callable[[int, float], bool]:
-    """Tells values to the study; the answer is whether its pruner sees no hope."""
+    """Return a function that reports a value to the study and returns True if its pruner sees no hope."""
 
     def report(epoch: int, value: float) -> bool:
         trial.report(value, epoch)
@@ -105,12 +125,12 @@ def reporter(trial: Trial) -> Callable[[int, float], bool]:
 
 
 def trial_folder(folder: Path, number: int) -> Path:
-    """Where a trial may write."""
+    """Return the folder into which a trial may write."""
     return folder / "trials" / f"{number:05d}"
 
 
 def main(arguments: list[str]) -> int:
-    """A rank of a trial."""
+    """Run one rank of a trial; return its exit status."""
     folder, trial_id, number, device = Path(arguments[0]), int(arguments[1]), int(arguments[2]), arguments[3]
     place = trial_folder(folder, number)
     try:

@@ -64,7 +64,7 @@ class Worker:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """This worker, as its trials name it."""
+        """Attributes by which this worker's trials name it."""
         return {"machine": machine(), "pid": os.getpid(), **(self._lease.notes if self._lease else {})}
 
     def run(self) -> None:
@@ -170,13 +170,13 @@ class Worker:
 
 
 def total(tuning: Tuning, space: Space) -> int:
-    """How many trials there are to be: as asked for, or as many as a finite space has."""
+    """Return the number of trials that there are to be: as asked for, or as many as a finite space has."""
     count = space.count()
     return tuning.trials if count is None else min(count, tuning.trials)
 
 
 def main(arguments: list[str]) -> int:
-    """One worker process."""
+    """Run one worker process; return its exit status."""
     folder, device, name = Path(arguments[0]), arguments[1], arguments[2]
     try:
         with StopSignal() as stop:
