@@ -1,4 +1,4 @@
-"""What the final estimate leaves unexplained, by view and by detector pixel, of views from all over the scan.
+"""Misfit that the final estimate leaves, by view and by detector pixel, of views from all over the scan.
 
 B        views that are looked at
 h, w     window pixels
