@@ -35,7 +35,7 @@ PER_VIEW = ("positions", "models", "intensity")
 
 @dataclass(frozen=True)
 class Trial:
-    """What came of a trial.
+    """Result of a trial.
 
     Attributes:
         without, with_remedy: residuals, of held-out views if `held_out`, after so many `epochs` of `views` views.
