@@ -188,7 +188,7 @@ def outcome(world: World, run: str, window: tuple[int, int], layout: str = "repl
         return {}
     e = state.estimate
     arrays = {n: getattr(e, n).numpy() for n in ("probe", "positions", "background", "opr")}
-    arrays["object"] = problem.layout.whole(e.object, e).numpy()
+    arrays["object"] = problem.layout.gather_whole(e.object, e).numpy()
     arrays["weights"] = problem.layout.merge(e.weights).numpy()
     arrays["slices"] = np.array([e.slice_spacing_m, *e.tilt_rad])
     arrays["numbers"] = np.array([number for numbers in e.parameters.values() for number in numbers.values()])

@@ -324,7 +324,7 @@ def regularised(world: World, folder: str, stop: int = 0) -> Tensor:
     loop.save = lambda: state.save(Path(folder), problem, {})
     with suppress(Interrupted):
         loop.run()
-    return problem.layout.whole(state.estimate.object, state.estimate)
+    return problem.layout.gather_whole(state.estimate.object, state.estimate)
 
 
 def test_regularisers_go_on_within_an_epoch(ranks, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]

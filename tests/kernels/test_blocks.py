@@ -15,7 +15,7 @@ from ptymesh.kernels import blocks, cpu_sums
 from ptymesh.kernels.cpu import CpuBackend
 from ptymesh.physics.backend import Backend
 from ptymesh.physics.blocks import Leaf, Quotient, blocked
-from ptymesh.physics.sums import SharedSums
+from ptymesh.physics.sums import RankSums
 
 SLICES, SIDE = 2, 128
 TOLERANCE = {torch.complex128: 1e-14, torch.complex64: 1e-6}
@@ -192,7 +192,7 @@ def test_sums_together_round_once(dtype: torch.dtype, slices: int, parts: int, m
         count = parts * slices * height * width
         ranks.append((at, at + 2 * count, height, width, 1 + rank, rank - 1))
         at += 3 * count
-    sums = SharedSums(torch.cat(made), np.array(ranks), parts)
+    sums = RankSums(torch.cat(made), np.array(ranks), parts)
     rows, columns, reached = torch.tensor([0, 0, 1]), torch.tensor([1, 2, 1]), torch.tensor([-1, 1, 1 << many - 1])
     found = []
     for backend in (CpuBackend(dtype), Backend()):

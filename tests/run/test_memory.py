@@ -86,7 +86,7 @@ def reconstruct(
     with contextlib.redirect_stderr(said):
         Loop(problem, state, [engine], seed=1).run()
     return {
-        "object": problem.layout.whole(state.estimate.object, state.estimate).numpy(),
+        "object": problem.layout.gather_whole(state.estimate.object, state.estimate).numpy(),
         "probe": state.estimate.probe.numpy(),
         "positions": state.estimate.positions.numpy(),
         "loss": np.array(state.history["loss"]),

@@ -273,7 +273,7 @@ def together(world: World, make: Callable[[], Any]) -> Any:
         made = make()
     except Exception as error:
         failure = error
-    world.all_well(failure, "finding the stages")
+    world.raise_if_any_failed(failure, "finding the stages")
     return made
 
 

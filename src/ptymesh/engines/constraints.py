@@ -130,7 +130,7 @@ class Smooth(Constraint):
             estimate: the unknowns.
             engine: not used.
         """
-        around, where = problem.layout.around(estimate.object, estimate, _reach(self))
+        around, where = problem.layout.with_margin(estimate.object, estimate, _reach(self))
         top, left = (c - w for c, w in zip(estimate.corner, where.corner, strict=True))
         height, width = estimate.object.shape[-2:]
         estimate.object.copy_(smoothed(around, self)[:, top : top + height, left : left + width])
@@ -306,8 +306,8 @@ def remove_ramp(problem: Problem, estimate: Estimate, where: Tensor) -> list[flo
         The gradient in rad/px, y x.
     """
     layout = problem.layout
-    around, at = layout.around(estimate.object, estimate, 1)  # with the pixels next to those of this rank
-    total, lit_around = around.prod(0), layout.around(where[None], estimate, 1)[0][0]
+    around, at = layout.with_margin(estimate.object, estimate, 1)  # with the pixels next to those of this rank
+    total, lit_around = around.prod(0), layout.with_margin(where[None], estimate, 1)[0][0]
     owned = torch.zeros_like(lit_around)
     y, x = (
         slice(c - first, c - first + n) for c, first, n in zip(estimate.corner, at.corner, where.shape, strict=True)

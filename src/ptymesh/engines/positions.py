@@ -131,7 +131,7 @@ def settle(
         before: rows and columns by which the object has grown before its first ones.
         memories: other engines with tensors that follow, too.
     """
-    move = problem.layout.settle(estimate, before)
+    move = problem.layout.adapt_parts(estimate, before)
     if move is None:
         return
     shape = estimate.object.shape

@@ -19,7 +19,7 @@ from ptymesh.kernels.kept import Arrays, Rooms
 from ptymesh.kernels.ready import share_threads
 from ptymesh.physics.backend import Adjoints
 from ptymesh.physics.blocks import TINY, Expression, Leaf, Quotient
-from ptymesh.physics.sums import SharedSums
+from ptymesh.physics.sums import RankSums
 
 
 class CpuSums(FusedBackend):
@@ -76,7 +76,7 @@ class CpuSums(FusedBackend):
         compiled_blocks.narrow(places_of(rows, columns), bands_of_rows(), *arrays)
 
     def combine(
-        self, sums: SharedSums, reached: Tensor, rows: Tensor, columns: Tensor, found: tuple[Tensor, Tensor]
+        self, sums: RankSums, reached: Tensor, rows: Tensor, columns: Tensor, found: tuple[Tensor, Tensor]
     ) -> None:
         """As `Backend.combine`."""
         given = places_of(rows, columns), reached.numpy(), sums.ranks, sums.parts, bands_of_rows()

@@ -76,7 +76,7 @@ class Adjoints:
 
 
 @dataclass(frozen=True)
-class SharedSums:
+class RankSums:
     """The object's sums of several ranks, and their weights, in memory that all of them map.
 
     Attributes:
@@ -128,7 +128,7 @@ class BlockOperations:
             put_blocks(target, rows, columns, values)
 
     def combine(
-        self, sums: SharedSums, reached: Tensor, rows: Tensor, columns: Tensor, found: tuple[Tensor, Tensor]
+        self, sums: RankSums, reached: Tensor, rows: Tensor, columns: Tensor, found: tuple[Tensor, Tensor]
     ) -> None:
         """Add the object's sums and weights of several ranks, and write them to fields, on some blocks.
 

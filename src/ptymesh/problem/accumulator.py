@@ -67,11 +67,11 @@ class Accumulator:
         self.fields.reclaim()
         self.parts = 1 if task and self.setup.real == torch.float32 else 2
         #: Memory for sums that all ranks share; None without any.
-        self.common = self.setup.layout.common(estimate.object, self.parts) if self.with_object else None
+        self.common = self.setup.layout.shared_sums(estimate.object, self.parts) if self.with_object else None
         #: Fields for the object's sums and their weight.
         self.found = (
-            self.common.found
-            if self.common and self.common.found
+            self.common.result
+            if self.common and self.common.result
             else (
                 self.fields.buffer("object sum", estimate.object, self.setup.dtype),
                 self.fields.buffer("object weight", estimate.object, self.setup.real),
@@ -241,7 +241,7 @@ class Accumulator:
         if self.common:
             self._finish = self.setup.layout.add_up(self.common, self.blocks, self.found, self.setup.backend.combine)
         else:
-            self._finish = self.setup.layout.begin(fields, self.blocks)
+            self._finish = self.setup.layout.start_reduce(fields, self.blocks)
 
     def total(self, *others: Reduction | Tensor) -> Gradients:
         """Return the sums over all ranks. Collective.

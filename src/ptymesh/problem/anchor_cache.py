@@ -59,7 +59,7 @@ class AnchorCache:
         return self._places(estimate, positions, anchors)
 
     def _places(self, estimate: Estimate, positions: Tensor, anchors: Tensor) -> tuple[Tensor, Tensor]:
-        return self._layout.here(estimate, anchors), (positions - anchors).to(self.real)
+        return self._layout.anchors_in_part(estimate, anchors), (positions - anchors).to(self.real)
 
 
 def _whole(estimate: Estimate) -> bool:

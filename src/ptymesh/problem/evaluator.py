@@ -222,7 +222,10 @@ class Evaluator:
         Raises:
             PtymeshError: there is not enough memory for a single view.
         """
-        views, seen = np.arange(self.loader.views) if views is None else views, self.setup.layout.seen(estimate.object)
+        views, seen = (
+            np.arange(self.loader.views) if views is None else views,
+            self.setup.layout.fill_halo(estimate.object),
+        )
         return _residuals(*self.fields.totals(self.in_memory(lambda: self._misfit(estimate, views, seen, each))))
 
     def in_memory(self, sweep: Callable[[], T]) -> T:

@@ -75,13 +75,13 @@ class Fields:
         """Write an expression to the blocks of `like`, and tell the layout that they have changed."""
         version = target._version
         self.setup.backend.write(target, values, like.rows, like.columns, add=add)
-        self.layout.wrote(target, version, like.rows, like.columns)
+        self.layout.mark_written(target, version, like.rows, like.columns)
 
     def touched(self, whole: Tensor, like: BlockSparseField) -> BlockSparseField:
         """Return the blocks of `like` out of an array (L, H, W), gathered when they are used; also out of one from
-        `spread`.
+        `fill_field_halo`.
         """
-        return like.of(Leaf(like.rows, like.columns, whole=self.layout.part(whole)))
+        return like.of(Leaf(like.rows, like.columns, whole=self.layout.local_part(whole)))
 
     def spread(self, field: BlockSparseField, estimate: Estimate, name: str = "spread") -> Tensor:
         """Return the touched field as an array (L, H, W) from which the batch's windows can be cut. Collective.
@@ -95,7 +95,7 @@ class Fields:
         """
         whole = self.buffer(name, estimate.object, self.setup.dtype if field.expression.is_complex else self.setup.real)
         self.put(whole, field)
-        return self.layout.spread(whole, name)
+        return self.layout.fill_field_halo(whole, name)
 
     def dot(self, a: Tensor | BlockSparseField, b: Tensor | BlockSparseField, estimate: Estimate) -> Tensor:
         """Return Re sum conj(a) b, each pixel counted once, 0-d float64. Collective.

@@ -109,7 +109,7 @@ class ViewLoader:
         The magnitudes that are expected of sums are estimated from them, which saves reading all.
         """
         views = np.unique(np.linspace(0, self.views - 1, min(SAMPLE, self.views)).round().astype(np.int64))
-        return self.counted(self.setup.layout.local(self.setup.layout.mine(views)))
+        return self.counted(self.setup.layout.local(self.setup.layout.local_views(views)))
 
     def counted(self, rows: np.ndarray) -> Iterator[Tensor]:
         """Yield this rank's patterns of these rows, a few at a time."""
@@ -140,10 +140,10 @@ class ViewLoader:
             waves: "used" if waves of a chunk are used outside of the pass that adds them up; "kept" if that pass keeps
                 them for a second sweep; "dropped" if not.
             steps: True if the pass also finds steps of the views' positions and weights.
-            seen: what `Layout.seen` returned for the estimate's object; None to call it.
+            seen: what `Layout.fill_halo` returned for the estimate's object; None to call it.
         """
         self.setup.follow_slices(estimate)
-        seen = self.setup.layout.seen(estimate.object) if seen is None else seen
+        seen = self.setup.layout.fill_halo(estimate.object) if seen is None else seen
         other = None if seen is estimate.object else seen
         own = self.local_views.of(estimate, views)
         whole = self.whole(estimate, views)

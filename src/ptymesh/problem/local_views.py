@@ -72,7 +72,7 @@ class LocalViewIndex:
         self._anchors = AnchorCache(estimate, self.real, self.layout)
         self._weights = estimate.weights, estimate.weights._version
         check_room(estimate)
-        self._boxes = self.layout.boxes(estimate, estimate.anchors.cpu(), reach)
+        self._boxes = self.layout.window_boxes(estimate, estimate.anchors.cpu(), reach)
         self._border = self.layout.border(self._boxes)
         self.deal(())
 
@@ -94,11 +94,11 @@ class LocalViewIndex:
     def blocks(self, estimate: Estimate, views: np.ndarray) -> Blocks:
         """Return the blocks of this rank's part of the object that the windows of these views reach into."""
         known = self._known(estimate, views)
-        return known[1] if known else self.layout.blocks(self._boxes, views)
+        return known[1] if known else self.layout.touched_blocks(self._boxes, views)
 
     def mine(self, views: np.ndarray) -> np.ndarray:
         """Return those of these views that this rank owns, in the order in which they are swept."""
-        return self.layout.mine(views) if self._border is None else views[self.places(views)]
+        return self.layout.local_views(views) if self._border is None else views[self.places(views)]
 
     def places(self, views: np.ndarray) -> np.ndarray:
         """Return the indices of this rank's own among these views, in the order in which they are swept: border views
@@ -126,7 +126,7 @@ class LocalViewIndex:
             coming = self._batches[place : place + TOGETHER]
             ends = accumulate(map(len, coming))
             some = coming[: max(1, sum(1 for _ in takewhile(lambda end: end <= TOGETHER, ends)))]
-            blocks = self.layout.blocks_of(self._boxes, some)
+            blocks = self.layout.touched_blocks_of(self._boxes, some)
             self._ahead = dict(enumerate(zip(self._found(estimate, some), blocks, strict=True), place))
         return self._ahead[place]
 

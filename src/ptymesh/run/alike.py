@@ -30,7 +30,7 @@ VIEWS, MODES = 3, 2
 def odd_ones(world: World, bits: str) -> str:
     """A sentence that names the ranks whose signature is not that of rank 0, empty where there are none; the same on
     all ranks. Collective."""
-    said = [word.split(" ", 1) for word in world.words(f"{bits} {kind(world.device)}")]
+    said = [word.split(" ", 1) for word in world.gather_strings(f"{bits} {kind(world.device)}")]
     others = [rank for rank, (bits, _) in enumerate(said) if bits != said[0][0]]
     if not others:
         return ""

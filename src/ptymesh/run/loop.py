@@ -151,7 +151,7 @@ class Loop:
         self._batches(engine, began)
         moved = self._constrain(engine)
         state.estimate.moving = False
-        problem.layout.seen(state.estimate.object)  # by whoever looks at it between epochs
+        problem.layout.fill_halo(state.estimate.object)  # by whoever looks at it between epochs
         loss, residual, _ = problem.evaluator.running()
         state.epoch, state.batch, state.epoch_seconds = state.epoch + 1, 0, 0.0
         seconds = time.perf_counter() - began

@@ -113,7 +113,7 @@ def _hold(world: World, folder: Path, held: ExitStack) -> list[Callback]:
             held.callback(lease.close)
     except Exception as error:
         failure = error
-    world.all_well(failure, "taking the output folder")
+    world.raise_if_any_failed(failure, "taking the output folder")
     return checks
 
 
@@ -126,7 +126,7 @@ def _run(
         target_of(out / "result.h5")
     except BadInput as error:
         failure = error
-    world.all_well(failure, "looking at the output folder")
+    world.raise_if_any_failed(failure, "looking at the output folder")
     _agree(world, resume, out)
     with world.heartbeat.doing("read"):
         if resume:
@@ -147,7 +147,7 @@ def _run(
 
 def _agree(world: World, resume: bool, out: Path) -> None:
     """All ranks go on from a checkpoint, or none: each has looked by itself, and on a shared disk may see what was."""
-    found = world.words(str(resume))
+    found = world.gather_strings(str(resume))
     if len(set(found)) > 1:
         blind = ", ".join(str(rank) for rank, said in enumerate(found) if said == str(False))
         raise PtymeshError(
@@ -229,7 +229,7 @@ def _start(world: World, callbacks: Sequence[Callback], info: RunInfo) -> None:
             callback.start(info)
     except Exception as error:
         failure = error
-    world.all_well(failure, "starting the run")
+    world.raise_if_any_failed(failure, "starting the run")
 
 
 def _tell_checkpoint(recon: Reconstruction, out: Path) -> None:
@@ -250,7 +250,7 @@ def _checkpoint(folder: Path, world: World) -> checkpoint.Checkpoint:
             checkpoint.settle(folder, saved.generation)
     except Exception as error:
         failure = error
-    world.all_well(failure, "reading the checkpoint")
+    world.raise_if_any_failed(failure, "reading the checkpoint")
     assert saved is not None
     return saved
 
@@ -277,7 +277,7 @@ def reconstruction(
         refuse_featureless(without_marks(scan))
     except Exception as error:
         failure = error
-    world.all_well(failure, "reading the data")
+    world.raise_if_any_failed(failure, "reading the data")
     assert scan is not None
     recon = Reconstruction(
         scan,

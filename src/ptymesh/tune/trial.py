@@ -16,7 +16,7 @@ from typing import Any
 from optuna import Trial
 from optuna.trial import FrozenTrial
 
-from ptymesh.distributed.child import settle
+from ptymesh.distributed.child import prepare_process
 from ptymesh.distributed.joining import join
 from ptymesh.distributed.program import account_for
 from ptymesh.distributed.world import World
@@ -156,5 +156,5 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    settle()
+    prepare_process()
     sys.exit(main(sys.argv[1:]))

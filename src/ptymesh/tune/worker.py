@@ -19,7 +19,7 @@ from optuna import Trial, TrialPruned
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.storages import JournalStorage
 
-from ptymesh.distributed.child import settle
+from ptymesh.distributed.child import prepare_process
 from ptymesh.distributed.joining import join
 from ptymesh.distributed.world import Solo, World
 from ptymesh.errors import Interrupted, PtymeshError
@@ -188,5 +188,5 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    settle()
+    prepare_process()
     sys.exit(main(sys.argv[1:]))
