@@ -111,7 +111,11 @@ def rows(world: World) -> tuple[np.ndarray, np.ndarray]:
     problem.begin_epoch(e)
     batch = Batch(np.random.default_rng(0).permutation(60)[:40])
     parts = [chunk.views[:, None].double() for chunk in problem.loader.chunks(e, batch.views)]
-    assert torch.cat(parts)[:, 0].tolist() == problem.loader.local_views.mine(batch.views).tolist() if parts else True
+    assert (
+        torch.cat(parts)[:, 0].tolist() == problem.loader.local_views.in_sweep_order(batch.views).tolist()
+        if parts
+        else True
+    )
     return problem.loader.of_batch(batch, parts, 1)[:, 0].numpy(), batch.views
 
 

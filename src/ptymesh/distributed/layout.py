@@ -27,7 +27,7 @@ from ptymesh.distributed.shared_sums import Combine, SharedSums, SumAreas
 from ptymesh.distributed.tiles import Rect
 from ptymesh.distributed.world import World
 from ptymesh.estimate import Estimate
-from ptymesh.physics.blocks import Expression, Leaf, Name, Operation, cut_blocks, evaluate, top_of
+from ptymesh.physics.blocks import Expression, FieldView, Name, Operation, cut_blocks, evaluate, top_of
 from ptymesh.physics.rounding import elements, largest, shifts_for
 
 
@@ -54,14 +54,14 @@ class BlockSparseField:
         columns: Tensor,
         over_ranks: Callable[[Tensor], Tensor] = _unchanged,
     ) -> None:
-        self.expression = Leaf(rows, columns, values=values) if isinstance(values, Tensor) else values
+        self.expression = FieldView(rows, columns, values=values) if isinstance(values, Tensor) else values
         self.rows, self.columns, self.over_ranks = rows, columns, over_ranks
 
     @property
     def values(self) -> Tensor:
         """Values (L, n, b, b), evaluated once."""
-        if not isinstance(self.expression, Leaf):
-            self.expression = Leaf(self.rows, self.columns, values=evaluate(self.expression))
+        if not isinstance(self.expression, FieldView):
+            self.expression = FieldView(self.rows, self.columns, values=evaluate(self.expression))
         return self.expression.values
 
     def of(self, values: Tensor | Expression) -> BlockSparseField:
@@ -92,7 +92,9 @@ class BlockSparseField:
     def max(self) -> Tensor:
         """Return the largest value of each slice over all ranks, (L, 1, 1, 1); not below zero. Collective."""
         expression = self.expression
-        return self.over_ranks(expression.largest(expression) if isinstance(expression, Leaf) else top_of(self.values))
+        return self.over_ranks(
+            expression.largest(expression) if isinstance(expression, FieldView) else top_of(self.values)
+        )
 
 
 class Layout:
@@ -358,7 +360,7 @@ class Replicated(Layout):
         """
         if self.world.size == 1:  # the accumulators already hold the sums
             own: list[Any] = [
-                BlockSparseField(Leaf(blocks.rows, blocks.columns, whole=f), blocks.rows, blocks.columns)
+                BlockSparseField(FieldView(blocks.rows, blocks.columns, array=f), blocks.rows, blocks.columns)
                 for f in fields
             ]
             return own + self.world.sum(*others)

@@ -29,7 +29,7 @@ from ptymesh.distributed.tiled import Tiled, TiledMigration
 from ptymesh.distributed.tiles import Rect
 from ptymesh.distributed.world import World
 from ptymesh.estimate import BLOCK, Estimate
-from ptymesh.physics.blocks import Leaf, cut_blocks
+from ptymesh.physics.blocks import FieldView, cut_blocks
 
 #: A panel is copied as a whole if more than this share of its blocks has changed.
 MOST = 0.5
@@ -281,7 +281,7 @@ class Panels(Tiled):
         summed = self.world.sum(*gathered, *others)
         first = int(torch.searchsorted(blocks.whole[0], self.tiles[self.world.rank].top // BLOCK))
         mine = [values[:, first : first + len(blocks.rows)] for values in summed[: len(fields)]]
-        leaves = [Leaf(blocks.rows, blocks.columns, values=values) for values in mine]
+        leaves = [FieldView(blocks.rows, blocks.columns, values=values) for values in mine]
         own = [BlockSparseField(leaf, blocks.rows, blocks.columns, self.max) for leaf in leaves]
         return [*own, *summed[len(fields) :]]
 

@@ -41,7 +41,7 @@ from ptymesh.distributed.shared_sums import MOST_RANKS, SharedSums, SumAreas
 from ptymesh.distributed.tiles import Rect, bisect, parts_of, tiles_of
 from ptymesh.distributed.world import World
 from ptymesh.estimate import BLOCK, Estimate
-from ptymesh.physics.blocks import Leaf, blocked, cut_blocks, put_blocks
+from ptymesh.physics.blocks import FieldView, blocked, cut_blocks, put_blocks
 
 #: Arrays received from each rank, one per field, and the function that waits for them.
 Posted = tuple[dict[int, list[Tensor]], Callable[[], None]]
@@ -242,7 +242,7 @@ class Tiled(Layout):
                 put_blocks(field, blocks.rows[places], blocks.columns[places], values, add=True)
         else:
             self._add_in_order(fields, blocks, arrived)
-        leaves = [Leaf(blocks.rows, blocks.columns, whole=field) for field in fields]
+        leaves = [FieldView(blocks.rows, blocks.columns, array=field) for field in fields]
         return [BlockSparseField(leaf, blocks.rows, blocks.columns, self.max) for leaf in leaves] + summed
 
     def _add_in_order(self, fields: list[Tensor], blocks: Blocks, arrived: dict[int, list[Tensor]]) -> None:

@@ -96,7 +96,9 @@ class _Intensities(torch.autograd.Function):
             background: (h, w) intensity, or 0-d.
             opr: (K, h, w) complex, variable-probe modes.
         """
-        chunk = replace(chunk, fractions=fractions.detach(), weights=weights.detach(), whole=False, sweep={})
+        chunk = replace(
+            chunk, fractions=fractions.detach(), weights=weights.detach(), integer_positions=False, sweep={}
+        )
         ctx.backend = kernel_backend(obj.device, obj.dtype)
         intermediates = ctx.backend.forward(model, chunk, obj.detach(), probe.detach(), opr.detach())
         detected = model.detect(intermediates.exit, fractions)

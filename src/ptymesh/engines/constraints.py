@@ -200,7 +200,7 @@ class Ramp(Constraint):
             estimate: the unknowns.
             engine: memory with exit waves, which take what is left of the ramps.
         """
-        waves.ramp(engine, problem, estimate, remove_ramp(problem, estimate, lit(problem, estimate)))
+        waves.ramp(engine, problem, estimate, remove_ramp(problem, estimate, illuminated_mask(problem, estimate)))
 
 
 class Scale(Constraint):
@@ -214,7 +214,7 @@ class Scale(Constraint):
             estimate: the unknowns.
             engine: not used.
         """
-        mean = problem.fields.mean(estimate.object.abs(), lit(problem, estimate), estimate)
+        mean = problem.fields.mean(estimate.object.abs(), illuminated_mask(problem, estimate), estimate)
         rescale(estimate, float(mean) ** -len(estimate.object))
 
 
@@ -252,7 +252,7 @@ class Power(Constraint):
         rescale(estimate, math.sqrt(float(current) / target))
 
 
-def lit(problem: Problem, estimate: Estimate) -> Tensor:
+def illuminated_mask(problem: Problem, estimate: Estimate) -> Tensor:
     """Return the object pixels (H, W) bool that are illuminated well enough to decide a gauge. Collective."""
     illumination = problem.evaluator.illumination(estimate)
     return illumination > LIT * problem.fields.max(illumination)

@@ -90,7 +90,7 @@ class Loop:
             self._share_views(engine)
             self._choose_resolution(engine)
             self.problem.model = replace(self.problem.model, fidelity=engine.fidelity)
-            self.problem.backend.forget()
+            self.problem.backend.clear_caches()
             while state.epoch < engine.epochs:
                 report = self._epoch(engine)
                 yield report
@@ -195,7 +195,7 @@ class Loop:
         drawn = batches.deal(self._curve(), engine.batch, self.seed, state.done_epochs, engine.order)
         views = sum(len(batch) for batch in drawn[: state.batch])
         heartbeat, stops = problem.world.heartbeat, Later(problem.device)
-        problem.loader.local_views.deal(() if moving or vary else drawn[state.batch :])
+        problem.loader.local_views.announce_batches(() if moving or vary else drawn[state.batch :])
         for batch, coming in pairwise((*drawn[state.batch :], drawn[0][:0])):
             heartbeat.where = f"stage {state.stage + 1}, epoch {epoch}, batch {state.batch + 1}"
             problem.loader.coming, before = coming, _counted(problem.world)
@@ -230,7 +230,7 @@ class Loop:
         problem = self.problem
         if problem.world.size == 1 and problem.device.type == "cpu":
             return batch.stop  # nobody else to ask, and no sum to read
-        return batch.asked.stop is not None and stops.read(batch.asked.stop) > 0
+        return batch.view_updates.stop is not None and stops.read(batch.view_updates.stop) > 0
 
     def _curve(self) -> np.ndarray:
         """The training views in the order from which batches are dealt; the problem's, which a coarse stage changes."""

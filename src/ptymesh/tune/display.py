@@ -22,7 +22,7 @@ BEST, LAST = 5, 8
 ENDED = ("done", "pruned", "failed", "released")
 
 
-class Display:
+class StudyDisplay:
     """Display of a study's records as they change.
 
     Args:
@@ -72,7 +72,9 @@ class Display:
         seconds = "" if one.seconds is None else f"  {one.seconds:.1f} s"
         why = f"  ({one.why})" if one.why else ""
         where = f"  {one.device}" if one.device else ""
-        return f"trial {one.number}  {one.state}  {_number(one.value)}{seconds}{where}  {said(one.settings)}{why}"
+        return (
+            f"trial {one.number}  {one.state}  {_number(one.value)}{seconds}{where}  {settings_line(one.settings)}{why}"
+        )
 
     def table(self, found: list[Record]) -> Table:
         """Return a table of the best and the latest trials."""
@@ -94,7 +96,7 @@ class Display:
         return made
 
 
-def said(settings: Mapping[str, Any]) -> str:
+def settings_line(settings: Mapping[str, Any]) -> str:
     """Return settings on one line, keys by their last part where that is enough."""
     short = {key: key.rpartition(".")[2] for key in settings}
     names = {
@@ -117,4 +119,4 @@ def _row(one: Record) -> tuple[str, ...]:
     if one.state == "running" and one.values_by_epoch:
         value = one.values_by_epoch[max(one.values_by_epoch)]
     seconds = "" if one.seconds is None else f"{one.seconds:.1f}"
-    return str(one.number), one.state, _number(value), seconds, one.device, said(one.settings)
+    return str(one.number), one.state, _number(value), seconds, one.device, settings_line(one.settings)

@@ -70,7 +70,7 @@ def _one(goal: Goal, recipe: Recipe, world: World, stop: Stop) -> Values:
         if isinstance(goal, HeldOut):
             assert held_out is not None, "a tune file's recipes hold views out"
             return judge(recon.problem, recon.state.estimate, loop.held_out, own).residual if own else held_out
-        return contrast(Seen.of(recon)) if call is None else function(call, recon.result(recipe.to_yaml()))
+        return contrast(CurrentResult.of(recon)) if call is None else function(call, recon.result(recipe.to_yaml()))
 
     report = None
     for report in loop.epochs():
@@ -99,8 +99,8 @@ def _halves(goal: FourierRings, recipe: Recipe, world: World, stop: Stop) -> Val
     for report, _ in zip_longest(*(loop.epochs() for loop in loops)):
         done = report.done_epochs
         if _due(goal.every, report, recipe):
-            yield done, ring_mean(*map(Seen.of, recons))
-    yield done, ring_mean(*map(Seen.of, recons))
+            yield done, ring_mean(*map(CurrentResult.of, recons))
+    yield done, ring_mean(*map(CurrentResult.of, recons))
 
 
 def _of(recon: Reconstruction, views: np.ndarray, stop: Stop) -> Loop:
@@ -111,7 +111,7 @@ def _of(recon: Reconstruction, views: np.ndarray, stop: Stop) -> Loop:
 
 
 @dataclass
-class Seen:
+class CurrentResult:
     """Reconstruction as it is now, without the pass over all views that a Result takes; fields as there."""
 
     object: np.ndarray
@@ -121,14 +121,14 @@ class Seen:
     weights: np.ndarray | None
 
     @classmethod
-    def of(cls, recon: Reconstruction) -> Seen:
+    def of(cls, recon: Reconstruction) -> CurrentResult:
         """Return a reconstruction as it is now."""
         estimate = recon.state.estimate
         positions, weights = (tensor.detach().cpu().numpy() for tensor in (estimate.positions, estimate.weights))
         return cls(recon.object, recon.probe, positions, recon.scan.geometry.object_pixel_m, weights)
 
 
-def ring_mean(a: Seen, b: Seen) -> float:
+def ring_mean(a: CurrentResult, b: CurrentResult) -> float:
     """Return the mean Fourier ring correlation of two reconstructions over all rings; 1 if they are equal.
 
     They are aligned before (`ptymesh.compare`). Each ring counts alike, as in the area under the usual curve.
@@ -136,7 +136,7 @@ def ring_mean(a: Seen, b: Seen) -> float:
     return float(np.mean(compare_results(a, b).rings.correlation))
 
 
-def contrast(result: Seen | Result) -> float:
+def contrast(result: CurrentResult | Result) -> float:
     """Return sqrt(1 - |<O>|^2 / <|O|^2>) over the illuminated pixels without their phase ramp; from 0 to 1.
 
     0 for an object of ones; what shows neither in amplitude nor in phase adds nothing. Does not depend on what

@@ -196,7 +196,7 @@ class Tuning(Options):
 
     @field_validator("space")
     @classmethod
-    def _some(cls, space: dict[str, Parameter]) -> dict[str, Parameter]:
+    def _refuse_empty(cls, space: dict[str, Parameter]) -> dict[str, Parameter]:
         if not space:
             raise ValueError("it is empty; name at least one key of the recipe, such as probe.modes")
         return space

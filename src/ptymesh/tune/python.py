@@ -11,7 +11,7 @@ from ptymesh.errors import BadInput
 from ptymesh.io.results import Result
 from ptymesh.run.recipe import Recipe
 from ptymesh.tune.options import Goal, Tuning, load_tuning, tuning
-from ptymesh.tune.session import Outcome, run_study
+from ptymesh.tune.session import StudyOutcome, run_study
 
 Objective = str | dict[str, Any] | Goal | Callable[[Result], float]
 
@@ -28,7 +28,7 @@ def tune(
     quiet: bool = True,
     reconstruct: bool = True,
     **keys: Any,
-) -> Outcome:
+) -> StudyOutcome:
     """Search for the recipe that suits best, or go on with a search that is in the folder already.
 
     Args:

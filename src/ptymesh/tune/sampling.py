@@ -32,7 +32,7 @@ def seed_of(*parts: int) -> int:
     return int.from_bytes(digest, "little")
 
 
-class Drawing(BaseSampler):
+class TrialSampler(BaseSampler):
     """Optuna's `chosen` sampler with a seed of its own for each trial, by the trial's number.
 
     Optuna asks for a relative sample once, before all else, and gets all values that exist together. Sets of values

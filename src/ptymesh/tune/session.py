@@ -25,12 +25,12 @@ from ptymesh.run.recipe import Recipe
 from ptymesh.run.session import run_recipe
 from ptymesh.run.signals import StopSignal
 from ptymesh.tune import objectives, storage
-from ptymesh.tune.display import Display, said
+from ptymesh.tune.display import StudyDisplay, settings_line
 from ptymesh.tune.offered import pruner
 from ptymesh.tune.options import Function, Tuning
 from ptymesh.tune.places import finished_trials
 from ptymesh.tune.records import Record, best_of, records, write_best, write_trials
-from ptymesh.tune.sampling import Drawing
+from ptymesh.tune.sampling import TrialSampler
 from ptymesh.tune.space import Space, recipe_of
 from ptymesh.tune.worker import Worker, total
 from ptymesh.tune.workers import Share, WorkerProcesses, shares
@@ -41,7 +41,7 @@ POLL_S = 0.25
 
 
 @dataclass(frozen=True)
-class Outcome(Displayed):
+class StudyOutcome(Displayed):
     """Result of a study.
 
     Fields:
@@ -63,7 +63,7 @@ class Outcome(Displayed):
     def __repr__(self) -> str:
         return (
             f"<Outcome of {self.folder}: {len(self.trials)} trials, the best is {self.best.number} "
-            f"with {self.best.value:.6g}: {said(self.best.settings)}>"
+            f"with {self.best.value:.6g}: {settings_line(self.best.settings)}>"
         )
 
     def plot(self) -> Any:
@@ -80,7 +80,7 @@ def run_study(
     force: bool = False,
     quiet: bool = False,
     reconstruct: bool = True,
-) -> Outcome | None:
+) -> StudyOutcome | None:
     """Run a study, or go on with it, until it has as many trials as the tune file says.
 
     Args:
@@ -105,8 +105,8 @@ def run_study(
     refuse_featureless_data(tuning, space)
     given = shares(device, workers, tuning.ranks_per_trial)
     if force and not join:
-        storage.forget(tuning)
-    study = storage.begin(tuning, objectives.direction(tuning.objective), join=join)
+        storage.remove_study(tuning)
+    study = storage.open_study(tuning, objectives.direction(tuning.objective), join=join)
     tuning = storage.tuning_of(study, tuning.output.dir)
     wanted = total(tuning, space)
     if wanted < tuning.trials:
@@ -129,7 +129,7 @@ def checked(tuning: Tuning, space: Space) -> list[str]:
     Raises:
         BadInput: none is sound.
     """
-    Drawing(space, tuning.sampler, tuning.seed)
+    TrialSampler(space, tuning.sampler, tuning.seed)
     pruner(tuning.pruner.name, tuning.pruner.options)
     if isinstance(tuning.objective, Function):
         objectives.entry(tuning.objective.call)
@@ -177,7 +177,7 @@ class _Watch:
     def __init__(self, tuning: Tuning, space: Space, study: Study, total: int, *, quiet: bool) -> None:
         self.tuning, self.space, self.study, self.total = tuning, space, study, total
         minimize = objectives.direction(tuning.objective) == "minimize"
-        self._display = None if quiet else Display(total, named(tuning), minimize=minimize)
+        self._display = None if quiet else StudyDisplay(total, named(tuning), minimize=minimize)
         self.found: list[Record] = []
         self._written: list[Record] | None = None
 
@@ -191,7 +191,7 @@ class _Watch:
         """Return how many trials have come to an end of their own."""
         return len(finished_trials(self.study.get_trials(deepcopy=False), self.total))
 
-    def look(self) -> None:
+    def update(self) -> None:
         """Read the study's records again, and show and write them."""
         self.found = records(self.study, self.total, self.tuning, self.space)
         if self._display:
@@ -203,7 +203,7 @@ class _Watch:
 
     def close(self) -> None:
         """Show the study's end and leave the terminal as it was."""
-        self.look()
+        self.update()
         if self._display:
             self._display.close()
 
@@ -218,7 +218,7 @@ def _work(folder: Path, given: list[Share], device: str, watch: _Watch, stop: Ca
     """Run workers until the study is finished. Raises Interrupted if stopped, PtymeshError if workers failed."""
     if len(given) == 1:
         worker = Worker(folder, device, given[0].name, stop)
-        worker.between = watch.look
+        worker.between = watch.update
         try:
             worker.run()
         except Interrupted as error:
@@ -227,7 +227,7 @@ def _work(folder: Path, given: list[Share], device: str, watch: _Watch, stop: Ca
     workers = WorkerProcesses(folder, given)
     try:
         while not stop() and workers.any_running():
-            watch.look()
+            watch.update()
             time.sleep(POLL_S)
     finally:
         workers.close()
@@ -246,7 +246,7 @@ def _interrupted(watch: _Watch) -> Interrupted:
 
 def _conclude(
     tuning: Tuning, study: Study, found: list[Record], device: str, notes: tuple[str, ...], reconstruct: bool
-) -> Outcome:
+) -> StudyOutcome:
     folder = tuning.output.dir
     best = best_of(study, found)
     if best is None:
@@ -254,7 +254,7 @@ def _conclude(
         raise PtymeshError(f"None of the {len(found)} trials came to a value; the first says: {why}")
     recipe = write_best(folder, best, named(tuning))
     path = _reconstructed(recipe, tuning.ranks_per_trial, device) if reconstruct else None
-    return Outcome(folder, best, found, recipe, path, notes)
+    return StudyOutcome(folder, best, found, recipe, path, notes)
 
 
 def without_checks(text: str) -> dict[str, Any]:

@@ -56,7 +56,7 @@ def open_storage(url: str | None, folder: Path, heartbeat_s: float = 10.0) -> Ba
         raise BadInput(f"The storage {_without_password(url)} cannot be opened ({said}); check its URL.") from error
 
 
-def begin(tuning: Tuning, direction: Literal["minimize", "maximize"], *, join: bool) -> Study:
+def open_study(tuning: Tuning, direction: Literal["minimize", "maximize"], *, join: bool) -> Study:
     """Return the study of a tune file, made if it is not there; its workers follow this file's settings from now on.
 
     Args:
@@ -95,7 +95,7 @@ def begin(tuning: Tuning, direction: Literal["minimize", "maximize"], *, join: b
     return study
 
 
-def reopened(folder: Path) -> Study:
+def reopen_study(folder: Path) -> Study:
     """Return the study in a folder. Raises BadInput where there is none."""
     try:
         pointer = json.loads((folder / POINTER).read_text(encoding="utf-8"))
@@ -122,7 +122,7 @@ def study_name(tuning: Tuning) -> str:
     return "tune" if tuning.storage is None else tuning.output.dir.absolute().name
 
 
-def forget(tuning: Tuning) -> None:
+def remove_study(tuning: Tuning) -> None:
     """Remove the study and the files that it has left, for a new one."""
     folder = tuning.output.dir
     if tuning.storage is not None:

@@ -34,7 +34,7 @@ OUTCOME = "outcome.json"
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TrialOutcome:
     """End of a trial.
 
     Attributes:
@@ -50,7 +50,7 @@ class Outcome:
 
 def run(
     goal: Goal, recipe: Recipe, world: World, stop: Callable[[], bool], report: Callable[[int, float], bool]
-) -> Outcome:
+) -> TrialOutcome:
     """Run a trial on this world's ranks. Collective.
 
     Args:
@@ -68,19 +68,19 @@ def run(
         for epoch, value in objectives.values(goal, recipe, world, stop):
             hopeless = world.rank == 0 and report(epoch, value)
             if world.agree(hopeless and epoch < epochs):
-                return Outcome(pruned=f"hopeless after {epoch} epochs")
+                return TrialOutcome(pruned=f"hopeless after {epoch} epochs")
     except Diverged as error:
-        return Outcome(pruned=f"diverged: {error}")
+        return TrialOutcome(pruned=f"diverged: {error}")
     except Interrupted:
         raise
     except PtymeshError as error:
-        return Outcome(error=str(error))
+        return TrialOutcome(error=str(error))
     if math.isnan(value):
-        return Outcome(error="The objective is not a number.")
-    return Outcome(value)
+        return TrialOutcome(error="The objective is not a number.")
+    return TrialOutcome(value)
 
 
-def on_ranks(tuning: Tuning, trial: FrozenTrial, recipe: Recipe, device: str) -> Outcome:
+def on_ranks(tuning: Tuning, trial: FrozenTrial, recipe: Recipe, device: str) -> TrialOutcome:
     """Run a trial on `ranks_per_trial` ranks of this machine.
 
     Args:
@@ -108,9 +108,9 @@ def on_ranks(tuning: Tuning, trial: FrozenTrial, recipe: Recipe, device: str) ->
         raise Interrupted("Stopped between two batches.")
     outcome = None
     if (folder / OUTCOME).exists():
-        outcome = Outcome(**json.loads((folder / OUTCOME).read_text(encoding="utf-8")))
+        outcome = TrialOutcome(**json.loads((folder / OUTCOME).read_text(encoding="utf-8")))
     if outcome is None or (status and not outcome.error):
-        return Outcome(error=f"Its ranks ended with status {status}; what they said is in {folder / 'ranks'}.")
+        return TrialOutcome(error=f"Its ranks ended with status {status}; what they said is in {folder / 'ranks'}.")
     return outcome
 
 
@@ -136,7 +136,7 @@ def main(arguments: list[str]) -> int:
     try:
         with join(device) as world, StopSignal() as stop:
             recipe = Recipe.from_yaml((place / "recipe.yaml").read_text(encoding="utf-8"))
-            study = storage.reopened(folder)
+            study = storage.reopen_study(folder)
             tuning = storage.tuning_of(study, folder)
             report: Any = None
             if world.rank == 0:
