@@ -180,7 +180,7 @@ _TRAITS = {
     "raar": _Traits(sweeps=2, parts=2, waves=2),
     "ap": _Traits(sweeps=2, parts=2, waves=1),
     "cg": _DESCENT,
-    "bh": replace(_DESCENT, later=6, dots=0, view_updates=0),
+    "bh": replace(_DESCENT, later=6, dots=0, asked=0),
     "lbfgs": _Traits(sweeps=2, objects=2, probes=2, maxima=2, numbers=6, dots=65, asked=2, arrays=24),
 }
 
