@@ -11,7 +11,7 @@ from ptymesh.engines.constraints import Limits, Smooth, Support
 from ptymesh.errors import BadInput
 from ptymesh.estimate import Estimate
 from ptymesh.physics.propagate import fft
-from ptymesh.problem import ViewUpdates, Batch
+from ptymesh.problem import Batch, ViewUpdates
 from ptymesh.run.reconstruction import Reconstruction
 from ptymesh.schedule import Schedule
 from ptymesh.simulate import simulate

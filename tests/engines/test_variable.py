@@ -13,7 +13,7 @@ from ptymesh.estimate import Estimate
 from ptymesh.measurement import ArraySource
 from ptymesh.physics.model import Model
 from ptymesh.physics.probes import extra_modes
-from ptymesh.problem import ViewUpdates, Batch
+from ptymesh.problem import Batch, ViewUpdates
 from ptymesh.run.loop import Loop
 from ptymesh.run.state import RunState
 from ptymesh.simulate import simulate

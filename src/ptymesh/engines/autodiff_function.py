@@ -1,6 +1,6 @@
 """The forward model as one torch function with a hand-written backward pass, for models of a user's own.
 
-    obj = problem.layout.fill_halo(estimate.object)                      # array that windows are cut from, to make leaves of
+    obj = problem.layout.fill_halo(estimate.object)  # array that windows are cut from, to make leaves of
     for chunk in problem.loader.chunks(estimate, batch.views):
         I = intensities(problem.model, chunk, obj, probe)           # (B, h, w); obj, probe: leaves or functions of them
         my_loss(I, chunk.data.y).backward()                         # adds *this rank's* sums to the leaves' .grad
