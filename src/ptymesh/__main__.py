@@ -10,7 +10,7 @@ import sys
 
 from ptymesh import stopping
 from ptymesh.cli.streams import open_closed_streams
-from ptymesh.distributed.child import settle
+from ptymesh.distributed.child import prepare_process
 
 
 def main() -> None:
@@ -20,7 +20,7 @@ def main() -> None:
     if stopping.wanted(sys.argv[1:]):
         stopping.watch(speaks=first_rank())
         gc.disable()  # imported objects stay: collecting repeatedly would take a fifth of the start-up time
-    settle()
+    prepare_process()
     if "--debug" not in sys.argv:  # torch logs a lost rank at length; we report it in one sentence
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from ptymesh.cli.main import main as command_line

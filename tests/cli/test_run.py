@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from ptymesh.distributed import program
-from ptymesh.distributed.watchdog import Verdict
+from ptymesh.distributed.watchdog import FailureVerdict
 from ptymesh.io import checkpoint
 from ptymesh.io.results import Result
 from ptymesh.launcher import launch as launcher
@@ -178,8 +178,8 @@ def test_a_rank_that_lost_another_says_so(
     class Knows:
         rank = 1
 
-        def explain(self) -> Verdict:
-            return Verdict(0, "Rank 0 was killed.")
+        def explain(self) -> FailureVerdict:
+            return FailureVerdict(0, "Rank 0 was killed.")
 
     monkeypatch.setattr(program, "_watchdog", Knows())
     monkeypatch.setattr(session, "run_recipe", lose)

@@ -23,7 +23,7 @@ from ptymesh.errors import Diverged, Interrupted
 from ptymesh.io import checkpoint
 from ptymesh.physics.rounding import shifts_for
 from ptymesh.problem import accumulator
-from ptymesh.problem.accumulator import expected
+from ptymesh.problem.accumulator import expected_magnitudes
 from ptymesh.run.loop import Loop
 from ptymesh.run.state import RunState
 from toy import make, relative, share
@@ -151,7 +151,7 @@ def plain_sums(plain: bool) -> Iterator[None]:
 def less_expected(powers: int) -> Iterator[None]:
     """Terms are expected to be so many powers of two smaller."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(accumulator, "expected", lambda *given: expected(*given) * 2.0**-powers)
+        patch.setattr(accumulator, "expected_magnitudes", lambda *given: expected_magnitudes(*given) * 2.0**-powers)
         yield
 
 
@@ -188,7 +188,7 @@ def outcome(world: World, run: str, window: tuple[int, int], layout: str = "repl
         return {}
     e = state.estimate
     arrays = {n: getattr(e, n).numpy() for n in ("probe", "positions", "background", "opr")}
-    arrays["object"] = problem.layout.whole(e.object, e).numpy()
+    arrays["object"] = problem.layout.gather_whole(e.object, e).numpy()
     arrays["weights"] = problem.layout.merge(e.weights).numpy()
     arrays["slices"] = np.array([e.slice_spacing_m, *e.tilt_rad])
     arrays["numbers"] = np.array([number for numbers in e.parameters.values() for number in numbers.values()])
@@ -363,7 +363,7 @@ def test_what_is_expected_of_terms_is_free_of_threads(shape: tuple[int, ...]) ->
     try:
         for count in (1, 2, 3):
             torch.set_num_threads(count)
-            found.append(expected(probe, (30.0, 5.0), "amplitude", "exit_wave_update"))
+            found.append(expected_magnitudes(probe, (30.0, 5.0), "amplitude", "exit_wave_update"))
     finally:
         torch.set_num_threads(threads)
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])

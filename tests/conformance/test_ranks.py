@@ -37,7 +37,7 @@ def outcome(world: World, engine: str, case: dict, stage: dict, dtype: torch.dty
     Loop(problem, state, [ENGINES[engine](**options)], seed=7).run()
     e = state.estimate
     return {
-        "object": problem.layout.whole(e.object, e).numpy(),
+        "object": problem.layout.gather_whole(e.object, e).numpy(),
         "probe": e.probe.numpy(),
         "positions": e.positions.numpy(),
         "anchors": e.anchors.numpy(),

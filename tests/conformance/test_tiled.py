@@ -122,7 +122,7 @@ def wandering(world: World, name: str, layout: str, folder: str = "", stop_at: i
         return {}
     e = state.estimate
     return {
-        "object": problem.layout.whole(e.object, e).numpy(),
+        "object": problem.layout.gather_whole(e.object, e).numpy(),
         "probe": e.probe.numpy(),
         "positions": e.positions.numpy(),
         "anchors": e.anchors.numpy(),

@@ -12,9 +12,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ptymesh.distributed.child import settle
+from ptymesh.distributed.child import prepare_process
 
-settle()
+prepare_process()
 
 from torch import distributed  # noqa: E402
 

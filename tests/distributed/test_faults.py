@@ -350,7 +350,7 @@ def test_a_store_that_has_gone_is_a_loss(tmp_path: Path, monkeypatch: pytest.Mon
         for _ in range(10):
             store.set("anything", "")
     found = program.account_for(raised.value)
-    assert found is not None and not found.told
+    assert found is not None and not found.is_posted
     assert found.sentence.startswith("Rank 1 has lost rank 0, which keeps the store of the run (")
     assert program.is_loss(DistStoreError("wait timeout after 10ms"))
     assert program.account_for(RuntimeError("an error of somebody's")) is None
@@ -365,7 +365,7 @@ def test_a_launcher_that_is_killed_leaves_ranks_the_time_for_a_checkpoint(
     dog = Watchdog(store.clone(), Heartbeat(phase="batch"), 1, 2)
     store.set("done", "")
     assert finish(kept)[0] == 0
-    ended: list[watchdog.Verdict] = []
+    ended: list[watchdog.FailureVerdict] = []
     monkeypatch.setattr(watchdog, "TICK_S", 0.02)
     monkeypatch.setattr(watchdog, "GRACE_S", 0.02)
     monkeypatch.setattr(stopping, "_requested", True)

@@ -34,11 +34,11 @@ def test_interior_views_touch_no_shared_block(ranks: int, seed: int) -> None:
         part = layout.place(extent, (0.0, 0.0), anchors.numpy())
         obj = torch.empty(1, *part.shape, dtype=torch.complex64)
         mine = replace(e, object=obj, corner=part.corner, extent=extent, probe=torch.empty(1, *window))
-        boxes = layout.boxes(mine, anchors, reach=0)
-        border, blocks = layout.border(boxes), layout.blocks(boxes, batch)
+        boxes = layout.window_boxes(mine, anchors, reach=0)
+        border, blocks = layout.border(boxes), layout.touched_blocks(boxes, batch)
         assert border is not None
         travels = torch.zeros([n // BLOCK for n in part.shape], dtype=torch.bool)
-        for places in blocks.mine.values():
+        for places in blocks.sums_sent.values():
             travels[blocks.rows[places], blocks.columns[places]] = True
         held = [layout.parts[r] for r in range(ranks) if r != rank]
         for view in batch[layout.owner[batch] == rank]:
@@ -58,8 +58,8 @@ class Told:
 
     def __init__(self, problem: Problem) -> None:
         self.events: list[str] = []
-        self.post, self.chunks = problem.world.post, problem.loader.chunks
-        problem.world.post, problem.loader.chunks = self._post, self._chunks  # type: ignore[method-assign]
+        self.post, self.chunks = problem.world.start_messages, problem.loader.chunks
+        problem.world.start_messages, problem.loader.chunks = self._post, self._chunks  # type: ignore[method-assign]
 
     def _post(self, sends: Any, receives: Any) -> Any:
         wait = self.post(sends, receives)
@@ -83,7 +83,7 @@ def gradients(world: World, layout: str) -> dict[str, Any]:
     out = torch.zeros_like(e.object)
     problem.fields.add(out, s.object)
     world.__dict__.pop("post")
-    return {"object": problem.layout.whole(out, e).numpy(), "probe": s.probe.numpy(), "events": told.events}
+    return {"object": problem.layout.gather_whole(out, e).numpy(), "probe": s.probe.numpy(), "events": told.events}
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
@@ -111,7 +111,11 @@ def rows(world: World) -> tuple[np.ndarray, np.ndarray]:
     problem.begin_epoch(e)
     batch = Batch(np.random.default_rng(0).permutation(60)[:40])
     parts = [chunk.views[:, None].double() for chunk in problem.loader.chunks(e, batch.views)]
-    assert torch.cat(parts)[:, 0].tolist() == problem.loader.local_views.mine(batch.views).tolist() if parts else True
+    assert (
+        torch.cat(parts)[:, 0].tolist() == problem.loader.local_views.in_sweep_order(batch.views).tolist()
+        if parts
+        else True
+    )
     return problem.loader.of_batch(batch, parts, 1)[:, 0].numpy(), batch.views
 
 
@@ -138,7 +142,7 @@ def retried(world: World, name: str, first: bool, fails: bool) -> dict[str, Any]
     memory.step(engine, problem, e, batch, first=first)
     world.barrier()
     return {
-        "object": problem.layout.whole(e.object, e).numpy(),
+        "object": problem.layout.gather_whole(e.object, e).numpy(),
         "probe": e.probe.numpy(),
         "sent": (world.messages, world.bytes_sent, world.collectives),
         "limit": problem.loader.chunk_limit,

@@ -66,7 +66,7 @@ def kept(world: World, name: str, layout: str) -> tuple[int, int, int]:
     return (
         size,
         obj.numel() * obj.element_size(),
-        problem.layout.whole(obj, state.estimate).numel() * obj.element_size(),
+        problem.layout.gather_whole(obj, state.estimate).numel() * obj.element_size(),
     )
 
 
@@ -86,9 +86,9 @@ def followed(world: World) -> list[bool]:
     assert isinstance(layout, Panels)
 
     def same() -> bool:
-        whole = layout.seen(estimate.object)
-        return torch.equal(whole, layout.whole(estimate.object, estimate)) and torch.equal(
-            layout.shown(estimate.object), whole
+        whole = layout.fill_halo(estimate.object)
+        return torch.equal(whole, layout.gather_whole(estimate.object, estimate)) and torch.equal(
+            layout.last_filled(estimate.object), whole
         )
 
     found.append(same())
@@ -119,12 +119,12 @@ def grown(world: World) -> tuple[np.ndarray, np.ndarray, list[tuple[int, ...]]]:
     estimate.object.copy_((rows[:, None] * 1000 + torch.arange(128)).expand(1, -1, -1))
     memory = estimate.object.clone()
     estimate.extent = (estimate.extent[0] + 3 * BLOCK, estimate.extent[1] + BLOCK)
-    move = problem.layout.settle(estimate, (2 * BLOCK, BLOCK))
+    move = problem.layout.adapt_parts(estimate, (2 * BLOCK, BLOCK))
     assert move is not None
     estimate.object, memory = move.carry(estimate.object, 1.0), move.carry(memory, 0.0)
     estimate.corner = move.new.corner
-    assert problem.layout.settle(estimate, (0, 0)) is None
-    whole = problem.layout.whole
+    assert problem.layout.adapt_parts(estimate, (0, 0)) is None
+    whole = problem.layout.gather_whole
     return whole(estimate.object, estimate).numpy(), whole(memory, estimate).numpy(), [tuple(estimate.object.shape)]
 
 
@@ -138,8 +138,8 @@ def test_panels_of_an_object_that_grows(ranks: Any) -> None:
 def without_room(world: World) -> np.ndarray:
     """Where there is no memory that all see, panels are sent."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Ranks, "one_for_all", World.one_for_all)
-        patch.setattr(Ranks, "common", World.common)
+        patch.setattr(Ranks, "allocate_shared_array", World.allocate_shared_array)
+        patch.setattr(Ranks, "shared_sums", World.shared_sums)
         return finished(world)
 
 
@@ -148,7 +148,7 @@ def finished(world: World) -> np.ndarray:
     problem = toy.problem(world, "panels" if world.size > 1 else "replicated")
     state = RunState(share(toy.start(), problem))
     Loop(problem, state, [LSQML(epochs=1, batch=7), Adam(epochs=1, batch=7)], seed=2).run()
-    return problem.layout.whole(state.estimate.object, state.estimate).numpy()
+    return problem.layout.gather_whole(state.estimate.object, state.estimate).numpy()
 
 
 def test_without_room_for_what_all_see(ranks: Any) -> None:
@@ -164,7 +164,7 @@ def by_quotients(world: World, subpixel: str, dtype: torch.dtype, batch: int) ->
     engines: list[Engine] = [RPIE(epochs=2, batch=batch), MPIE(epochs=1, batch=batch, momentum_every=3)]
     Loop(problem, state, engines, seed=2).run()
     layout, estimate = problem.layout, state.estimate
-    return layout.whole(estimate.object, estimate).numpy(), estimate.probe.numpy()
+    return layout.gather_whole(estimate.object, estimate).numpy(), estimate.probe.numpy()
 
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
@@ -194,7 +194,7 @@ def retried(world: World) -> tuple[np.ndarray, bool]:
     fields.add_weighted = scarce  # type: ignore[method-assign]
     problem.loader.chunk_limit = 4
     Loop(problem, state, [RPIE(epochs=1, batch=11)], seed=2).run()
-    return problem.layout.whole(state.estimate.object, state.estimate).numpy(), bool(failed)
+    return problem.layout.gather_whole(state.estimate.object, state.estimate).numpy(), bool(failed)
 
 
 def test_a_step_after_memory_has_run_out(ranks: Any, capfd: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ import torch
 
 from ptymesh.distributed import shared_memory
 from ptymesh.distributed.devices import BACKEND
-from ptymesh.distributed.shared_memory import Plan, SharedMemory
+from ptymesh.distributed.shared_memory import MemoryLayout, SharedMemory
 from ptymesh.distributed.world import Ranks, World
 
 pytestmark = pytest.mark.skipif(not shared_memory.possible(), reason="no shared memory here, or no x86 processor")
@@ -84,7 +84,7 @@ def round_robin(world: World, sizes: list[int], times: int) -> list[bool]:
         sizes_to = {r: sizes[(turn + world.rank + r) % len(sizes)] for r in others}
         sends = {r: torch.full((sizes_to[r],), 100.0 * world.rank + r + turn) for r in others}
         receives = {r: torch.zeros(sizes_to[r]) for r in others}
-        world.post(sends, receives)()
+        world.start_messages(sends, receives)()
         good.append(all(bool((t == 100.0 * r + world.rank + turn).all()) for r, t in receives.items()))
     return good
 
@@ -100,13 +100,13 @@ def one_way(world: World, times: int) -> list[float]:
     """Rank 1 writes again and again; rank 0 reads when it has slept."""
     if world.rank == 1:
         for turn in range(times):
-            world.post({0: torch.full((50_000,), float(turn))}, {})()
+            world.start_messages({0: torch.full((50_000,), float(turn))}, {})()
         return []
     got = []
     for _ in range(times):
         time.sleep(0.005)
         letter = torch.zeros(50_000)
-        world.post({}, {1: letter})()
+        world.start_messages({}, {1: letter})()
         got.append(float(letter.unique()))
     return got
 
@@ -119,7 +119,7 @@ def test_the_outbox_is_filled_round_and_round() -> None:
     """No letter lies on another that has not been taken, whatever their sizes."""
     handle, _ = shared_memory.create(2)
     me = SharedMemory(0, 2, handle)
-    room, lying = Plan(2).outbox, list[tuple[int, int]]()
+    room, lying = MemoryLayout(2).outbox, list[tuple[int, int]]()
     sizes = torch.randint(1, room // 3, (500,), generator=torch.Generator().manual_seed(1)).tolist()
     by_sockets = 0
     for number, size in enumerate(sizes, start=1):

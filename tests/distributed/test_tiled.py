@@ -40,9 +40,9 @@ def pairs(world: World) -> dict:
         "right": complex(right),
         "filled": bool(torch.equal(filled, x)),
         "sum is both": bool(torch.equal(layout.sum_field(y), layout.fill(layout.add(y)))),
-        "whole": layout.whole(x, e).numpy(),
-        "around": layout.around(x, e, 20)[0].numpy(),
-        "around at": layout.around(x, e, 20)[1],
+        "whole": layout.gather_whole(x, e).numpy(),
+        "around": layout.with_margin(x, e, 20)[0].numpy(),
+        "around at": layout.with_margin(x, e, 20)[1],
         "dot": float(layout.dot(x, x, e)),
         "dot of reals": float(layout.dot(torch.view_as_real(x), torch.view_as_real(x), e)),
         "max": float(problem.fields.max(x.real)),
@@ -84,8 +84,8 @@ def batch_sums(world: World, layout: str, relayed: bool = False) -> dict:
     weights = torch.zeros_like(e.object.real)
     problem.fields.add(weights, s.object_weight)
     return {
-        "object": problem.layout.whole(out, e).numpy(),
-        "weight": problem.layout.whole(weights, e).numpy(),
+        "object": problem.layout.gather_whole(out, e).numpy(),
+        "weight": problem.layout.gather_whole(weights, e).numpy(),
         "probe": s.probe.numpy(),
         "max": float(s.object_weight.max().max()),
         "ghosts": bool(torch.equal(out, problem.layout.sum_field(out * problem.layout.owned(e)))),
@@ -141,9 +141,9 @@ def moved(world: World, by: float) -> dict:
     engine = RPIE()
     engine.state["velocity"] = ids.clone()
     engine.per_view["rows"] = rows.clone()
-    whole = layout.whole(ids, e).numpy()
+    whole = layout.gather_whole(ids, e).numpy()
     positions.reanchor(engine, problem, e)
-    carried = layout.whole(engine.state["velocity"], e).numpy()
+    carried = layout.gather_whole(engine.state["velocity"], e).numpy()
     everything = world.sum(_scattered(_patterns(problem), layout.own, 50))[0].numpy()
     original = world.sum(_scattered(counts, np.flatnonzero(before == world.rank), 50))[0].numpy()
     part = layout.parts[world.rank]
@@ -206,7 +206,7 @@ def few(world: World, layout: str) -> np.ndarray:
     state = RunState(share(toy.start(), problem))
     Loop(problem, state, [RPIE(epochs=3, batch=2, positions=True)], seed=1).run()
     e = state.estimate
-    return problem.layout.whole(e.object, e).numpy()
+    return problem.layout.gather_whole(e.object, e).numpy()
 
 
 def test_blocks_are_views_of_the_part() -> None:

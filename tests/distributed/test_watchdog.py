@@ -37,7 +37,7 @@ def test_no_call_of_the_store_is_under_way_when_a_rank_has_left(monkeypatch: pyt
         awake.set()
         time.sleep(0.2)
 
-    monkeypatch.setattr(dog, "_forgive", forgive)
+    monkeypatch.setattr(dog, "_restart_timers", forgive)
     monkeypatch.setattr(dog, "_tick", lambda: ticks.append(1))
     dog.start()
     assert awake.wait(10)
@@ -134,10 +134,10 @@ def test_a_job_that_was_suspended_as_a_whole_blames_nobody(monkeypatch: pytest.M
     ]
     now = time.monotonic()
     for dog in dogs:
-        dog._forgive()
+        dog._restart_timers()
         assert dog._tick() is None
     monkeypatch.setattr(time, "monotonic", lambda: now + 1000)  # both stood still; the first to wake looks at the other
-    dogs[0]._forgive()
+    dogs[0]._restart_timers()
     assert dogs[0]._tick() is None and dogs[0]._posts()[1] == {0: 0.0, 1: 0.0}
 
 

@@ -66,7 +66,7 @@ def test_a_sum_of_one_dtype_is_one_message(ranks) -> None:  # type: ignore[no-un
 
 def failing(world: World) -> str:
     try:
-        world.all_well(BadInput("rank 1's own") if world.rank == 1 else None, "reading")
+        world.raise_if_any_failed(BadInput("rank 1's own") if world.rank == 1 else None, "reading")
     except PtymeshError as error:
         return str(error)
     return "well"
@@ -127,8 +127,8 @@ def test_several_batches_cover_what_each_does(monkeypatch: pytest.MonkeyPatch) -
     layout = Replicated(Solo(), anchors.double().numpy())
     for covered in (1, 41, 1 << 20):  # one batch at a time, two, all
         monkeypatch.setattr("ptymesh.distributed.boxes.COVERED", covered)
-        found = layout.blocks_of(boxes, batches)
-        each = [layout.blocks(boxes, views) for views in batches]
+        found = layout.touched_blocks_of(boxes, batches)
+        each = [layout.touched_blocks(boxes, views) for views in batches]
         for name in ("rows", "columns"):
             assert [getattr(b, name).tolist() for b in found] == [getattr(b, name).tolist() for b in each]
 
@@ -180,7 +180,7 @@ def swapped(world: World, device: str) -> tuple[list[float], bool]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(world, "_shared", None)
             patch.setattr(dist, "batch_isend_irecv", watched)
-            world.post({1 - world.rank: mine}, {1 - world.rank: theirs})()
+            world.start_messages({1 - world.rank: mine}, {1 - world.rank: theirs})()
     finally:
         world.device = before
     own = {mine.untyped_storage().data_ptr(), theirs.untyped_storage().data_ptr()}

@@ -116,7 +116,7 @@ def test_slopes_of_positions_and_weights_are_normalised() -> None:
     intermediates = problem.evaluator.forward(e, chunk)
     counts = chunk.data.y.sum()
     given = chunk, intermediates, e.probe, e.opr
-    moves, parts_of_beam = problem.backend.powers_of_moves(*given), problem.backend.powers_of_parts(*given)
+    moves, parts_of_beam = problem.backend.position_derivative_norms(*given), problem.backend.mode_norms(*given)
     for unknown, column, norms in [
         ("positions", 1, moves[:, 1]),
         ("weights", 0, parts_of_beam[:, 0]),
@@ -324,7 +324,7 @@ def regularised(world: World, folder: str, stop: int = 0) -> Tensor:
     loop.save = lambda: state.save(Path(folder), problem, {})
     with suppress(Interrupted):
         loop.run()
-    return problem.layout.whole(state.estimate.object, state.estimate)
+    return problem.layout.gather_whole(state.estimate.object, state.estimate)
 
 
 def test_regularisers_go_on_within_an_epoch(ranks, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]

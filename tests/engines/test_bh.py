@@ -197,7 +197,7 @@ def test_positions_of_a_search_stay() -> None:
     engine = BH(positions=True)
     batch = Batch(np.arange(20), refine=True)
     engine.step(problem, e, batch)
-    assert batch.asked.positions == []
+    assert batch.view_updates.positions == []
 
 
 # --- phantoms ---

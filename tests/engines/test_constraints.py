@@ -11,7 +11,7 @@ from ptymesh.engines.constraints import Limits, Smooth, Support
 from ptymesh.errors import BadInput
 from ptymesh.estimate import Estimate
 from ptymesh.physics.propagate import fft
-from ptymesh.problem import Asked, Batch
+from ptymesh.problem import Batch, ViewUpdates
 from ptymesh.run.reconstruction import Reconstruction
 from ptymesh.schedule import Schedule
 from ptymesh.simulate import simulate
@@ -90,7 +90,7 @@ def test_ramp_and_scale_are_removed() -> None:
     e = copy(toy.truth)
     y, x = torch.meshgrid(torch.arange(96.0), torch.arange(96.0), indexing="ij")
     e.object *= torch.exp(1j * (0.05 * y - 0.02 * x)) * 3
-    where = constraints.lit(toy.problem(), e)
+    where = constraints.illuminated_mask(toy.problem(), e)
     RPIE(object={"ramp": True, "scale": True}).apply_constraints(toy.problem(), e, 1)
     assert float(e.object.abs()[0, where].mean()) == pytest.approx(1, rel=0.02)
     for axis in (0, 1):
@@ -233,7 +233,7 @@ def test_auto_gain_grows_while_moves_agree_and_shrinks_when_they_turn() -> None:
     for sign in (1, 1, 1, -1, 1, -1):
         start = e.positions.clone()
         steps = [(torch.arange(20), sign * 0.01 * toy.truth.positions.sin())]
-        positions.after_batch(engine, Batch(np.arange(20), asked=Asked(steps)), e, start)
+        positions.after_batch(engine, Batch(np.arange(20), view_updates=ViewUpdates(steps)), e, start)
         positions.after_epoch(engine, problem, e, start)
         gains.append(float(engine.state["position_gain"]))
     assert gains == [1, 2, 4, 2, 1, 0.5]
@@ -249,7 +249,7 @@ def test_a_limit_holds_per_epoch() -> None:
     e = toy.start(position_error=2.0)
     before = e.positions.clone()
     steps = [(torch.arange(20), torch.full((20, 2), 5.0, dtype=torch.float64))]
-    batch = Batch(np.arange(20), asked=Asked(steps))
+    batch = Batch(np.arange(20), view_updates=ViewUpdates(steps))
     for _ in range(3):
         positions.after_batch(RPIE(positions={"limit_px": 0.3}), batch, e, before)
     assert torch.allclose(e.positions, before + 0.3)

@@ -13,7 +13,7 @@ from ptymesh.estimate import Estimate
 from ptymesh.measurement import ArraySource
 from ptymesh.physics.model import Model
 from ptymesh.physics.probes import extra_modes
-from ptymesh.problem import Asked, Batch
+from ptymesh.problem import Batch, ViewUpdates
 from ptymesh.run.loop import Loop
 from ptymesh.run.state import RunState
 from ptymesh.simulate import simulate
@@ -143,9 +143,9 @@ def test_what_intensities_of_a_batch_ask_for_in_common_is_left_to_the_probe() ->
     steps = torch.linspace(0.1, 0.3, 20, dtype=torch.float64)[:, None]
     given = RPIE(probe={"intensity": {"gain": 0.5}}).probe
     two = [(torch.arange(8), steps[:8]), (torch.arange(8, 20), steps[8:])]
-    variable.after_batch(given, problem, Batch(np.arange(20), asked=Asked(weights=two)), e)
+    variable.after_batch(given, problem, Batch(np.arange(20), view_updates=ViewUpdates(weights=two)), e)
     assert torch.allclose(e.weights - before, 0.5 * (steps - 0.2))
-    alone = Batch(np.arange(1), asked=Asked(weights=[(torch.arange(1), steps[:1])]))
+    alone = Batch(np.arange(1), view_updates=ViewUpdates(weights=[(torch.arange(1), steps[:1])]))
     moved = e.weights.clone()
     variable.after_batch(given, problem, alone, e)
     assert torch.allclose(e.weights[0] - moved[0], 0.5 * steps[0]), "a view alone has no mean but its own"

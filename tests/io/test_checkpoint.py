@@ -58,7 +58,7 @@ class FakeWorld(World):
         super().__init__()
         self.threads, self.rank, self.size = threads, rank, threads.size
 
-    def words(self, text: str) -> list[str]:
+    def gather_strings(self, text: str) -> list[str]:
         return self.threads.exchange(self.rank, text)
 
     def sum(self, *tensors: torch.Tensor) -> list[torch.Tensor]:

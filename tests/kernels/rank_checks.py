@@ -51,7 +51,7 @@ def digest(device: Pretended, engine: str, layout: str, size: int) -> str:
     if ENGINES[engine].model_fields["batch"].annotation is not type(None):
         options["batch"] = 4
     Loop(problem, state, [ENGINES[engine](**options)], seed=7).run()
-    whole = problem.layout.whole(state.estimate.object, state.estimate)
+    whole = problem.layout.gather_whole(state.estimate.object, state.estimate)
     found = hashlib.sha256()
     for tensor in (whole, state.estimate.probe):
         found.update(tensor.cpu().numpy().tobytes())

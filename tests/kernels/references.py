@@ -128,7 +128,7 @@ def nothing(case: Case, chunk: Chunk | None = None, parts: int = 0) -> Adjoints:
     complex_, real = (partial(torch.zeros, dtype=d, device=case.device) for d in (torch.complex128, torch.float64))
     (slices, height, width), (h, w) = case.object.shape, case.window
     shifts, _ = shifts_for(torch.full((SUMS,), BOUND), 4 * 3 * case.views)
-    whole = chunk is not None and chunk.whole and not len(case.opr)
+    whole = chunk is not None and chunk.integer_positions and not len(case.opr)
     return Adjoints(
         complex_(parts * slices, height, width),
         real(parts * slices, height, width),
@@ -240,7 +240,7 @@ def asked_in_a_sweep(case: Case, backend: Backend, chunk: Chunk, keep: bool = Fa
     made = backend.forward(case.model, chunk, case.object, case.probe, case.opr)
     chi, _ = backend.sweep(case.model, chunk, made, "exit_wave_update", sums, keep, steps=True)
     weights = backend.weight_step(case.model, chunk, case.probe, case.opr, made, chi)
-    if case.model.subpixel == "none" or chunk.whole:
+    if case.model.subpixel == "none" or chunk.integer_positions:
         return (weights,)
     return weights, backend.position_step(case.model, chunk, case.object, case.probe, case.opr, made, chi)
 

@@ -28,7 +28,7 @@ NAMES = ("views", "rows", "anchors", "fractions", "weights", "counts")
 
 def begun(case: Case) -> BackgroundSums:
     """Before the first view."""
-    return BackgroundSums.begun(case.chunk.background, case.model.fidelity, 3.0, case.views)
+    return BackgroundSums.zeros(case.chunk.background, case.model.fidelity, 3.0, case.views)
 
 
 def swept(case: Case, backend: Backend, chunk: Chunk, parts: list[slice], steps: bool = False) -> Tensor:
@@ -157,7 +157,7 @@ def reconstructed(kind: str, **options: Any) -> RunState:
 def test_twins(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With kernels, of which none hands anything over, and without."""
     with monkeypatch.context() as patch:
-        for name in ("at_detector", "there_and_back", "detector", "adjoint", "sweep"):
+        for name in ("at_detector", "apply_at_detector", "detector", "adjoint", "sweep"):
 
             def refuse(*given: object, name: str = name) -> None:
                 raise AssertionError(f"torch was asked for {name}")

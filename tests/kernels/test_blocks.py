@@ -14,8 +14,8 @@ from ptymesh.estimate import BLOCK
 from ptymesh.kernels import blocks, cpu_sums
 from ptymesh.kernels.cpu import CpuBackend
 from ptymesh.physics.backend import Backend
-from ptymesh.physics.blocks import Leaf, Quotient, blocked
-from ptymesh.physics.sums import SharedSums
+from ptymesh.physics.blocks import FieldView, RegularisedQuotient, blocked
+from ptymesh.physics.sums import RankSums
 
 SLICES, SIDE = 2, 128
 TOLERANCE = {torch.complex128: 1e-14, torch.complex64: 1e-6}
@@ -49,7 +49,7 @@ def fields(dtype: torch.dtype, gathered: bool) -> tuple[list[BlockSparseField], 
     for kind in (dtype, dtype, real, real):
         whole = torch.randn(SLICES, SIDE, SIDE, generator=rng, dtype=torch.complex128)
         whole = whole.to(dtype) if kind == dtype else (whole.real.abs() + 0.1).to(real)
-        leaf = Leaf(rows, columns, whole=whole)
+        leaf = FieldView(rows, columns, array=whole)
         made.append(BlockSparseField(leaf.values.clone() if gathered else leaf, rows, columns))
     target = torch.randn(SLICES, SIDE, SIDE, generator=rng, dtype=torch.complex128).to(dtype)
     return made, rows, columns, target
@@ -79,7 +79,7 @@ def test_quotient(dtype: torch.dtype, gathered: bool) -> None:
     assert w.max().flatten()[0] != w.max().flatten()[1], "each slice has its own"
     for top in (w.max(), 3.0):
         for weight in (w, w * 2):  # as the kernel takes it, and worked out before
-            quotient = Quotient(s.expression, weight.expression, top, 0.3, 0.7)
+            quotient = RegularisedQuotient(s.expression, weight.expression, top, 0.3, 0.7)
             wanted, got, spelled_out = target.clone(), target.clone(), target.clone()
             Backend().write(wanted, quotient, rows, columns, add=True)
             CpuBackend(dtype).write(spelled_out, quotient.spelled_out(), rows, columns, add=True)
@@ -89,7 +89,7 @@ def test_quotient(dtype: torch.dtype, gathered: bool) -> None:
             assert float((got - wanted).abs().max()) <= TOLERANCE[dtype] * float(wanted.abs().max())
             assert not torch.equal(got, target)
     literal = 0.7 * s.values / (0.7 * w.values + 0.3 * w.max())
-    quotient = Quotient(s.expression, w.expression, w.max(), 0.3, 0.7)
+    quotient = RegularisedQuotient(s.expression, w.expression, w.max(), 0.3, 0.7)
     CpuBackend(dtype).write(got := target.clone(), quotient, rows, columns, add=True)
     torch.testing.assert_close(
         blocked(got)[:, rows, columns], blocked(target)[:, rows, columns] + literal.to(dtype), rtol=1e-5, atol=1e-5
@@ -98,17 +98,17 @@ def test_quotient(dtype: torch.dtype, gathered: bool) -> None:
 
 def test_division_by_zero() -> None:
     (_, _, w, _), rows, columns, target = fields(torch.complex64, False)
-    change = BlockSparseField(Leaf(rows, columns, whole=target.abs().to(target.dtype)), rows, columns) / (w / 0.0)
+    change = BlockSparseField(FieldView(rows, columns, array=target.abs().to(target.dtype)), rows, columns) / (w / 0.0)
     CpuBackend(torch.complex64).write(target, change.expression, rows, columns)
     assert not blocked(target)[:, rows, columns].any()  # 1 / infinity, not NaN
 
 
 def test_clear() -> None:
     (field, _, weight, _), rows, columns, _ = fields(torch.complex64, False)
-    arrays = [f.expression.whole.clone() for f in (field, weight)]
+    arrays = [f.expression.array.clone() for f in (field, weight)]
     CpuBackend(torch.complex64).clear(*arrays, rows, columns)
     for array, before in zip(arrays, (field, weight), strict=True):
-        wanted = before.expression.whole.clone()
+        wanted = before.expression.array.clone()
         blocked(wanted)[:, rows, columns] = 0
         assert torch.equal(array, wanted)
 
@@ -124,8 +124,8 @@ def test_blocks_side_by_side(bands: int, count: int, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(cpu_sums, "bands_of_rows", lambda: bands)
     backend = CpuBackend(torch.complex64)
     wanted, got = field.clone(), field.clone()
-    leaf = Leaf(rows, columns, whole=weight)
-    change = BlockSparseField(Leaf(rows, columns, whole=field.clone()), rows, columns) * BlockSparseField(
+    leaf = FieldView(rows, columns, array=weight)
+    change = BlockSparseField(FieldView(rows, columns, array=field.clone()), rows, columns) * BlockSparseField(
         leaf, rows, columns
     )
     Backend().write(wanted, change.expression, rows, columns)
@@ -139,7 +139,7 @@ def test_blocks_side_by_side(bands: int, count: int, monkeypatch: pytest.MonkeyP
 
 def test_an_expression_may_write_where_it_reads() -> None:
     (s, _, w, _), rows, columns, _ = fields(torch.complex128, False)
-    whole = s.expression.whole
+    whole = s.expression.array
     wanted = whole.clone()
     blocked(wanted)[:, rows, columns] = (s / w).values
     CpuBackend(torch.complex128).write(whole, (s / w).expression, rows, columns)
@@ -149,11 +149,11 @@ def test_an_expression_may_write_where_it_reads() -> None:
 def test_a_leaf_that_leaves_keeps_its_values() -> None:
     (s, *_), _, _, _ = fields(torch.complex128, False)
     before = s.expression.values.clone()
-    fresh = Leaf(s.rows, s.columns, whole=s.expression.whole)
+    fresh = FieldView(s.rows, s.columns, array=s.expression.array)
     assert fresh.is_complex
-    fresh.leave()
-    s.expression.whole.zero_()
-    assert torch.equal(fresh.values, before) and fresh.whole is None
+    fresh.copy_out()
+    s.expression.array.zero_()
+    assert torch.equal(fresh.values, before) and fresh.array is None
 
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
@@ -192,7 +192,7 @@ def test_sums_together_round_once(dtype: torch.dtype, slices: int, parts: int, m
         count = parts * slices * height * width
         ranks.append((at, at + 2 * count, height, width, 1 + rank, rank - 1))
         at += 3 * count
-    sums = SharedSums(torch.cat(made), np.array(ranks), parts)
+    sums = RankSums(torch.cat(made), np.array(ranks), parts)
     rows, columns, reached = torch.tensor([0, 0, 1]), torch.tensor([1, 2, 1]), torch.tensor([-1, 1, 1 << many - 1])
     found = []
     for backend in (CpuBackend(dtype), Backend()):

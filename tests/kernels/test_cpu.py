@@ -30,7 +30,7 @@ from ptymesh.kernels import arguments, cpu, cpu_sums
 from ptymesh.kernels.cpu import CpuBackend
 from ptymesh.kernels.fused import FusedBackend
 from ptymesh.physics.backend import Backend
-from ptymesh.physics.blocks import Leaf, blocked
+from ptymesh.physics.blocks import FieldView, blocked
 from ptymesh.physics.model import reach_of
 
 WINDOWS = [(16, 16), (13, 22), (9, 7)]
@@ -91,7 +91,7 @@ def test_what_is_gathered_is_added_to_what_the_probe_has() -> None:
 
 def test_sweep_of_whole_positions() -> None:
     case = Case(modes=2)
-    compare_sweeps(case, "exit_wave_update", fractions=torch.zeros_like(case.chunk.fractions), whole=True)
+    compare_sweeps(case, "exit_wave_update", fractions=torch.zeros_like(case.chunk.fractions), integer_positions=True)
 
 
 @pytest.mark.parametrize("views", [1, 3])
@@ -162,7 +162,7 @@ def test_what_is_supported_is_not_handed_over(kind: dict[str, Any], monkeypatch:
     made = case.fused.forward(case.model, chunk, case.object, case.probe, case.opr)
     given: dict[str, tuple] = {
         "forward": (case.object, case.probe, case.opr),
-        "there_and_back": (chi, "evaluate"),
+        "apply_at_detector": (chi, "evaluate"),
         "detector": (made, "evaluate"),
         "adjoint": (made, chi, sums),
         "sweep": (made, "exit_wave_update", sums),
@@ -227,7 +227,7 @@ def test_variable_probes(
         if slices > 1:
             compare_gaps(case)
     if subpixel == "fourier":
-        compare_sweeps(case, task, fractions=torch.zeros_like(case.chunk.fractions), whole=True)
+        compare_sweeps(case, task, fractions=torch.zeros_like(case.chunk.fractions), integer_positions=True)
 
 
 def test_near_field() -> None:
@@ -254,7 +254,7 @@ def test_waves_carried_on(window: tuple[int, int], slices: int, propagation: str
         compare_systems(case)
         compare_in_one_go(case, task)
     if subpixel == "fourier":
-        changes = {"fractions": torch.zeros_like(case.chunk.fractions), "whole": True}
+        changes = {"fractions": torch.zeros_like(case.chunk.fractions), "integer_positions": True}
         compare_sweeps(case, "loss_gradient", **changes)
         compare_in_one_go(case, "loss_gradient", **changes)
 
@@ -323,7 +323,7 @@ def test_sums_on_cleared_blocks_are_the_same_whatever_was_there(
             intermediates = backend.forward(case.model, chunk, case.object, case.probe)
             swept_by(case.model, chunk, intermediates, "exit_wave_update", sums)
         backend.narrow((sums.object, sums.object_weight), rows, columns, fields)
-        leaf = Leaf(rows, columns, whole=fields[1])
+        leaf = FieldView(rows, columns, array=fields[1])
         assert float(backend.largest(leaf)) == float(blocked(fields[1])[0][rows, columns].max())
         found.append([blocked(field)[:, rows, columns] for field in (sums.object, sums.object_weight, *fields)])
         assert torch.equal(found[-1][2], found[-1][0].to(case.dtype)), "in the precision of the object"

@@ -31,7 +31,7 @@ def test_what_views_ask_for(dtype: torch.dtype, window: tuple[int, int], slices:
     case = Case(dtype, window, 3, slices=slices, background=1.0)
     assert case.fused.supports(case.model, case.chunk, "steps")
     compare_asked(case)
-    compare_asked(case, fractions=torch.zeros_like(case.chunk.fractions), whole=True)
+    compare_asked(case, fractions=torch.zeros_like(case.chunk.fractions), integer_positions=True)
 
 
 @pytest.mark.parametrize("propagation", ["far_field", "angular_spectrum"])
@@ -59,7 +59,7 @@ def test_what_views_ask_of_the_parts_of_their_beams(
         assert case.fused.supports(case.model, case.chunk, "steps")
         compare_asked(case)
         if subpixel == "fourier":
-            compare_asked(case, fractions=torch.zeros_like(case.chunk.fractions), whole=True)
+            compare_asked(case, fractions=torch.zeros_like(case.chunk.fractions), integer_positions=True)
 
 
 @pytest.mark.parametrize("slices", [1, 2])
@@ -113,12 +113,12 @@ def test_norms_are_exact_on_whole_pixels_and_close_beside_them() -> None:
     for by, most in ((0.0, 1e-12), (1.0, 0.5)):
         chunk = replace(case.chunk, fractions=by * case.chunk.fractions, sweep={})
         made = Backend().forward(case.model, chunk, case.object, case.probe, case.opr)
-        norms = Backend().powers_of_moves(chunk, made, case.probe, case.opr)
+        norms = Backend().position_derivative_norms(chunk, made, case.probe, case.opr)
         for axis in (0, 1):
             moved = case.model.position_derivative(case.object, chunk.anchors, chunk.fractions, made, axis)
             off = (norms[:, axis] / inner(moved, moved) - 1).abs()
             assert float(off.max()) < most and (by == 0 or float(off.max()) > 1e-6)
-        parts = Backend().powers_of_parts(chunk, made, case.probe, case.opr)
+        parts = Backend().mode_norms(chunk, made, case.probe, case.opr)
         for k, part in enumerate((case.probe, *case.opr[:, None])):
             wave = case.model.exit_change(
                 made, case.model.probes(part, chunk.fractions, torch.ones(len(norms), 1)), None
@@ -128,7 +128,7 @@ def test_norms_are_exact_on_whole_pixels_and_close_beside_them() -> None:
 
 def test_whole_positions_need_no_shift() -> None:
     case = Case()
-    changes = {"fractions": torch.zeros_like(case.chunk.fractions), "whole": True}
+    changes = {"fractions": torch.zeros_like(case.chunk.fractions), "integer_positions": True}
     assert case.forwards(**changes)[1][2].beams.waves.shape[0] == 1
     compare_scenes(case, **changes)
     compare_steps(case, **changes)
@@ -152,7 +152,7 @@ def test_position_steps_where_the_image_moves_with_the_probe(
     assert case.fused.supports(case.model, case.chunk, "position_step")
     compare_steps(case)
     if not opr:
-        compare_steps(case, fractions=torch.zeros_like(case.chunk.fractions), whole=True)
+        compare_steps(case, fractions=torch.zeros_like(case.chunk.fractions), integer_positions=True)
 
 
 def test_position_steps_in_the_near_field_are_those_of_what_the_detector_sees() -> None:
@@ -198,4 +198,4 @@ def test_weight_steps(dtype: torch.dtype, propagation: str, subpixel: str) -> No
         case.chunk.weights[1, 0] = 0
         compare_weight_steps(case)
         if subpixel == "fourier" and not opr:
-            compare_weight_steps(case, fractions=torch.zeros_like(case.chunk.fractions), whole=True)
+            compare_weight_steps(case, fractions=torch.zeros_like(case.chunk.fractions), integer_positions=True)

@@ -42,7 +42,7 @@ def test_there_and_back(window: tuple[int, int], task: str, dtype: torch.dtype) 
         case = Case(dtype, window, modes, background=1.0, fidelity=fidelity, counts=torch.float32)
         waves = case.many()
         (reference, wanted), (fused, got) = (
-            p.there_and_back(case.model, replace(case.chunk, sweep={}), waves.clone(), task)  # type: ignore[arg-type]
+            p.apply_at_detector(case.model, replace(case.chunk, sweep={}), waves.clone(), task)  # type: ignore[arg-type]
             for p in case.both
         )
         for column in range(fused.shape[1]):
@@ -73,10 +73,10 @@ def test_transforms_are_ours_where_they_can_be(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(torch.fft, "fft2", lambda waves, **how: seen.append(waves.shape) or fft2(waves, **how))
     for window in ((60, 36), (13, 22)):
         case = Case(window=window)
-        case.both[1].there_and_back(case.model, case.chunk, case.many(), "exit_wave_update")
+        case.both[1].apply_at_detector(case.model, case.chunk, case.many(), "exit_wave_update")
     assert [shape[-2:] for shape in seen] == [(13, 22)]
     near = Case(window=(60, 36), propagation="angular_spectrum")
-    near.both[1].there_and_back(near.model, near.chunk, near.many(), "exit_wave_update")
+    near.both[1].apply_at_detector(near.model, near.chunk, near.many(), "exit_wave_update")
     assert seen[-1][-2:] == (60, 36)
 
 
@@ -89,19 +89,19 @@ def test_patterns_where_they_lie() -> None:
     for backend in case.both:
         found = []
         for counts, places in ((case.chunk.counts, None), (store, order)):
-            chunk = replace(case.chunk, counts=counts, places=places, sweep={})
-            found.append(backend.there_and_back(case.model, chunk, waves.clone(), "exit_wave_update"))
+            chunk = replace(case.chunk, counts=counts, pattern_index=places, sweep={})
+            found.append(backend.apply_at_detector(case.model, chunk, waves.clone(), "exit_wave_update"))
         assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
 def test_views_do_not_depend_on_their_company() -> None:
     case = Case(torch.complex64, window=(48, 32), modes=2)
     waves, backend = case.many(), CpuBackend(torch.complex64)
-    together, _ = backend.there_and_back(case.model, case.chunk, waves.clone(), "exit_wave_update")
+    together, _ = backend.apply_at_detector(case.model, case.chunk, waves.clone(), "exit_wave_update")
     for view in range(len(waves)):
         some = slice(view, view + 1)
         chunk = replace(case.chunk, counts=case.chunk.counts[some], sweep={})
-        alone, _ = backend.there_and_back(case.model, chunk, waves[some].clone(), "exit_wave_update")
+        alone, _ = backend.apply_at_detector(case.model, chunk, waves[some].clone(), "exit_wave_update")
         assert torch.equal(alone, together[some])
 
 

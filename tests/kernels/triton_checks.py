@@ -133,7 +133,7 @@ def test_near_field() -> None:
 
 def test_whole_positions_need_no_shift() -> None:
     case = GpuCase(SINGLE)
-    compare_scenes(case, fractions=torch.zeros_like(case.chunk.fractions), whole=True)
+    compare_scenes(case, fractions=torch.zeros_like(case.chunk.fractions), integer_positions=True)
 
 
 @pytest.mark.parametrize("subpixel", ["fourier", "bilinear"])
@@ -152,8 +152,8 @@ def test_probes_of_views_are_kept_as_halves() -> None:
     given = backend.forward(case.model, case.chunk, case.object, case.probe)
     assert isinstance(given, FusedIntermediates)
     waves = given.beams.waves.clone()
-    assert backend.kept(given)() is given and torch.equal(given.beams.waves, waves)
-    kept = backend.kept(given, halves=True)
+    assert backend.keep_intermediates(given)() is given and torch.equal(given.beams.waves, waves)
+    kept = backend.keep_intermediates(given, halves=True)
     assert isinstance(kept, KeptProbes) and isinstance(kept.probes, Halves) and "beams" not in vars(given)
     again = kept()
     assert isinstance(again, FusedIntermediates) and torch.equal(again.beams.waves, Halves.of(waves).waves)

@@ -221,7 +221,7 @@ def test_whole_positions_are_known_where_none_moves(refined: bool, device: Prete
 
     class Noting(Backend):
         def forward(self, model: Any, chunk: Any, *arrays: Any) -> Any:
-            found.append(chunk.whole)
+            found.append(chunk.integer_positions)
             return super().forward(model, chunk, *arrays)
 
     problem.backend = Noting()

@@ -19,8 +19,8 @@ from ptymesh.launcher.launch import cores, launch
 
 PRELUDE = """
 import os, sys, time
-from ptymesh.distributed.child import settle
-settle()
+from ptymesh.distributed.child import prepare_process
+prepare_process()
 rank = int(os.environ["RANK"])
 """
 
@@ -153,7 +153,7 @@ def test_ranks_are_waited_for_without_the_store(
         raise RuntimeError("Broken pipe")
 
     monkeypatch.setattr(module, "read_verdict", fails)
-    for name in ("read_heartbeat", "accuse"):
+    for name in ("read_heartbeat", "post_verdict"):
         monkeypatch.setattr(waiting, name, fails)
     body = """
     if rank == 1:

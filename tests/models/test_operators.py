@@ -142,7 +142,7 @@ def refined(world: Any, name: str, layout: str, engine: str) -> list[np.ndarray]
     problem.begin_epoch(e)
     for number in range(4):
         made.step(problem, e, Batch(np.arange(len(e.positions))[number::4], False, 1, frozen=frozen))
-    whole = problem.layout.whole(e.object, e)
+    whole = problem.layout.gather_whole(e.object, e)
     return [x.numpy().copy() for x in (whole, e.probe, *e.others.values())]
 
 

@@ -14,7 +14,7 @@ from ptymesh.geometry import far_field
 from ptymesh.io.results import Result
 from ptymesh.measurement import ArraySource, Measurement
 from ptymesh.models import OPTICS
-from ptymesh.models.rpi import finer, finer_adjoint, lit
+from ptymesh.models.rpi import finer, finer_adjoint, illumination_of_pixels
 from ptymesh.physics.model import Model
 from ptymesh.run.figures import write_figures
 from toy import relative, smooth
@@ -47,7 +47,7 @@ def test_its_adjoint_and_its_light(window: tuple[int, int], sides: tuple[int, in
     units = torch.eye(sides[0] * sides[1], dtype=torch.complex128).view(-1, *sides)
     spread = finer(units, window).abs().square()  # of each pixel
     wanted = torch.einsum("kyx,byx->bk", spread, light).view(2, *sides)
-    assert relative(lit(light, sides), wanted) < 1e-12
+    assert relative(illumination_of_pixels(light, sides), wanted) < 1e-12
 
 
 def beam(window: tuple[int, int], counts: float, modes: int = 1, seed: int = 0) -> np.ndarray:
@@ -89,7 +89,7 @@ def test_samples_are_found_from_one_pattern_each(engine: str, most: float, tmp_p
     list(recon.run({"engine": engine, "epochs": 80, "batch": 2, **unknowns}))
     assert np.array_equal(recon.probe, before) and (recon.object == 1).all(), "known, and replaced"
     result = recon.result()
-    light = np.sqrt(lit(torch.as_tensor((np.abs(before) ** 2).sum(0)[None]), (32, 32))[0].numpy())
+    light = np.sqrt(illumination_of_pixels(torch.as_tensor((np.abs(before) ** 2).sum(0)[None]), (32, 32))[0].numpy())
     for found, wanted in zip(result.unknowns["sample"], true, strict=True):
         assert error(found, wanted, light) < most
     result.save(tmp_path / "result.h5")

@@ -126,14 +126,14 @@ def test_a_study(tmp_path: Path) -> None:
 
     trials = [record(0, 0.3), record(1, 0.1), record(2, None, "failed"), record(3, 0.2)]
     recipe = Recipe.parse({"data": {"path": "scan.cxi"}})
-    study = session.Outcome(tmp_path, trials[1], trials, recipe, None)
+    study = session.StudyOutcome(tmp_path, trials[1], trials, recipe, None)
     assert repr(study) == f"<Outcome of {tmp_path}: 4 trials, the best is 1 with 0.1: alpha 0.1>"
     html = study._repr_html_()
     assert "3 done, 1 failed" in html and len(thumbnails(html)) == 1
     listed = re.findall(r"<tr><td[^>]*>(\d+)</td>", html)
     assert listed == ["1", "3", "0"], "best first"
     assert study.plot().axes[0].lines[1].get_ydata() == [0.1]
-    largest = session.Outcome(tmp_path, trials[0], trials, recipe, None)
+    largest = session.StudyOutcome(tmp_path, trials[0], trials, recipe, None)
     assert re.findall(r"<tr><td[^>]*>(\d+)</td>", largest._repr_html_()) == ["0", "3", "1"]
 
 

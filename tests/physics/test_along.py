@@ -58,7 +58,7 @@ def detected(toy: Toy, e: Estimate) -> torch.Tensor:
 def test_second_order(case: dict) -> None:
     toy, e = toy_of(case), toy_of(case).truth
     directions = directions_of(toy)
-    jet = exit_jet(toy.model, e.object, scene_of(toy, e), directions, e.anchors, e.fractions(EVERY), e.weights).through(
+    jet = exit_jet(toy.model, e.object, scene_of(toy, e), directions, e.anchors, e.fractions(EVERY), e.weights).apply(
         lambda wave: toy.model.detect(wave, e.fractions(EVERY))
     )
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from ptymesh.physics.background import BackgroundSums, darkness, told
+from ptymesh.physics.background import BackgroundSums, darkness, raised_signals
 from ptymesh.physics.fidelity import Data, slope
 
 
@@ -24,9 +24,9 @@ def views(count: int = 40, dtype: torch.dtype = torch.float64) -> tuple[torch.Te
 def test_they_are_exact(kind: str) -> None:
     S, data = views()
     assert data.background is not None
-    sums = BackgroundSums.begun(data.background, kind, float(data.y.max()), len(S))  # type: ignore[arg-type]
+    sums = BackgroundSums.zeros(data.background, kind, float(data.y.max()), len(S))  # type: ignore[arg-type]
     sums.add(S, data)
-    seen = told(S, data)
+    seen = raised_signals(S, data)
     for got, terms in zip(
         BackgroundSums.total(sums.sums),
         (slope(kind, seen, data), darkness(seen, data)),  # type: ignore[arg-type]
@@ -43,9 +43,9 @@ def test_no_slope_exceeds_its_bound(kind: str) -> None:
     counts = torch.zeros(1, 16, 16)
     counts[0, 3, 3] = 1e7
     data = Data.of(counts, torch.ones(16, 16, dtype=torch.bool), torch.zeros(16, 16), torch.float32)
-    sums = BackgroundSums.begun(torch.zeros(16, 16), kind, 1e7, 1)  # type: ignore[arg-type]
+    sums = BackgroundSums.zeros(torch.zeros(16, 16), kind, 1e7, 1)  # type: ignore[arg-type]
     S = torch.zeros(1, 16, 16)
-    steepest = float(slope(kind, told(S, data), data).abs().max())  # type: ignore[arg-type]
+    steepest = float(slope(kind, raised_signals(S, data), data).abs().max())  # type: ignore[arg-type]
     assert 0.4 * float(sums.limits[0]) < steepest < float(sums.limits[0])
     sums.add(S, data)
     assert float(BackgroundSums.total(sums.sums)[0, 3, 3]) == -steepest
@@ -56,7 +56,7 @@ def test_order_and_chunks_do_not_matter() -> None:
     assert data.background is not None
     found = []
     for parts in (torch.arange(40).split(40), torch.randperm(40, generator=torch.Generator().manual_seed(1)).split(7)):
-        sums = BackgroundSums.begun(data.background, "amplitude", float(data.y.max()), len(S))
+        sums = BackgroundSums.zeros(data.background, "amplitude", float(data.y.max()), len(S))
         for part in parts:
             sums.add(S[part], Data(data.y[part], data.good[part], data.background))
         found.append(sums.sums)

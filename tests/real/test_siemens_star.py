@@ -66,7 +66,7 @@ def outcome(world: World, data: Path, epochs: int, precision: str) -> dict[str, 
     losses = [report.loss for report in recon.run(recipe.stages[0])]
     e = recon.state.estimate
     return {
-        "object": recon.problem.layout.whole(e.object, e).numpy(),
+        "object": recon.problem.layout.gather_whole(e.object, e).numpy(),
         "probe": recon.probe,
         "positions": e.positions.numpy(),
         "moved_px": float((e.positions - e.nominal).abs().max()),

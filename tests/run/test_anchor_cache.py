@@ -34,7 +34,7 @@ def check(cached: AnchorCache, e: Estimate) -> None:
     anchors, fractions = cached.places(e, views)
     assert torch.equal(anchors, e.anchors[views] - torch.tensor(e.corner)) and fractions.dtype == torch.float32
     torch.testing.assert_close(fractions, (e.positions - e.anchors)[views].float())
-    assert cached.whole(e) == bool((e.positions == e.anchors).all())
+    assert cached.integer_positions(e) == bool((e.positions == e.anchors).all())
 
 
 @pytest.mark.parametrize("corner", [(0, 0), (32, 0)])

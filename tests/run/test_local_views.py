@@ -33,7 +33,7 @@ def dealt(world: World, layout: str) -> list[bool]:
 def compared(problem: Problem, e: Estimate, batches: list[Any], expected: list[Any]) -> list[bool]:
     """Whether these are what batches are found to be after a deal."""
     index, same = problem.loader.local_views, []
-    index.deal(batches)
+    index.announce_batches(batches)
     for batch, (alone, blocks, border) in zip(batches, expected, strict=True):
         found, covered = index.of(e, batch), index.blocks(e, batch)
         same.append(np.array_equal(found.views, alone.views) and found.border == border == index.border(e, batch))
@@ -55,7 +55,7 @@ def test_several_batches_at_once_are_what_each_is_by_itself(ranks: Any, layout: 
 def worked_out(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many batches are worked out together, each time."""
     counts: list[int] = []
-    found = LocalViewIndex._found
+    found = LocalViewIndex._prepare
     monkeypatch.setattr(
         LocalViewIndex, "_found", lambda self, e, batches: counts.append(len(batches)) or found(self, e, batches)
     )
@@ -69,7 +69,7 @@ def test_so_many_views_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     problem.begin_epoch(e)
     views = np.arange(60)
     batches = [views[:9], views[9:18], views[18:27], views[27:58], views[58:]]
-    problem.loader.local_views.deal(batches)
+    problem.loader.local_views.announce_batches(batches)
     for batch in batches:
         assert np.array_equal(problem.loader.local_views.of(e, batch).views, batch)
     assert counts == [3, 1, 1], "no more than 27 views together, but for a batch that has more"
@@ -89,7 +89,7 @@ def test_what_has_moved_is_worked_out_again(move: Callable[[Estimate], Any]) -> 
     problem, e = toy.problem(), toy.start()
     problem.begin_epoch(e)
     batches = np.array_split(np.arange(60), 6)
-    problem.loader.local_views.deal(batches)
+    problem.loader.local_views.announce_batches(batches)
     problem.loader.local_views.of(e, batches[0])
     move(e)
     views, _, anchors, fractions, weights = problem.loader.local_views.of(e, batches[0]).values

@@ -22,7 +22,7 @@ from ptymesh.measurement import ArraySource
 from ptymesh.physics.resample import corner_crop
 from ptymesh.storage import fetched, scratch
 from ptymesh.storage import memory_budget as memory
-from ptymesh.storage.fetched import Hosted, Memory, Staged
+from ptymesh.storage.fetched import BufferPool, Hosted, Staged
 from ptymesh.storage.memory_budget import MemoryBudget, choose, stored
 from ptymesh.storage.patterns import Patterns, Resident, Slotted
 from warm import python
@@ -251,18 +251,18 @@ def test_pieces_of_a_batch_are_kept_for_its_next_sweep(tmp_path: Path) -> None:
 
 
 def test_memory_of_pieces_is_used_again_when_nobody_holds_them() -> None:
-    memory = Memory()
-    first, second = memory.room(4000), memory.room(4000)
+    memory = BufferPool()
+    first, second = memory.take_buffer(4000), memory.take_buffer(4000)
     first[:], second[:] = 1, 2
     place, part = first.data_ptr(), first.view(torch.int32)[:10]
     del first
-    assert memory.room(4000).data_ptr() != place, "a part of it is still held"
+    assert memory.take_buffer(4000).data_ptr() != place, "a part of it is still held"
     assert int(part[0]) == 0x01010101 and bool((second == 2).all())
     del part
-    assert memory.room(3000).data_ptr() == place
-    small = memory.room(1000)
+    assert memory.take_buffer(3000).data_ptr() == place
+    small = memory.take_buffer(1000)
     assert len(small) == 1000 and not memory._free, "what is too large for this is given back"
-    assert memory.room(0).numel() == 0
+    assert memory.take_buffer(0).numel() == 0
 
 
 MEASURE = """

@@ -72,7 +72,7 @@ def test_ring_correlation_of_halves(recipe: Recipe) -> None:
     assert dict(values(FourierRings(), worse))[4] < found[4], "an object that hardly moves shows only noise"
     wave = np.exp(1j * np.random.default_rng(0).random((1, 40, 40)))
     positions = np.array([[0.0, 0.0], [30.0, 30.0], [0.0, 30.0], [30.0, 0.0], [15.0, 15.0]])
-    seen = objectives.Seen(wave, np.ones((1, 8, 8), complex), positions, None, None)
+    seen = objectives.CurrentResult(wave, np.ones((1, 8, 8), complex), positions, None, None)
     assert objectives.ring_mean(seen, seen) == pytest.approx(1, abs=1e-6)
 
 
@@ -80,7 +80,7 @@ def test_contrast_is_free_of_what_ptychography_leaves_open() -> None:
     toy = make_toy()
     obj, probe = toy.truth.object.numpy(), toy.truth.probe.numpy()
     y, x = np.indices(obj.shape[1:])
-    seen = objectives.Seen(obj, probe, toy.measurement.positions, None, None)
+    seen = objectives.CurrentResult(obj, probe, toy.measurement.positions, None, None)
     plain = objectives.contrast(seen)
     assert 0.2 < plain < 1
     seen.object = 3j * obj * np.exp(0.02j * y - 0.01j * x)

@@ -23,7 +23,7 @@ from ptymesh.tune.journal_lock import lock_of
 from ptymesh.tune.offered import need_optuna
 from ptymesh.tune.options import Parameter, Tuning
 from ptymesh.tune.places import ERROR, RELEASED, RETRY_OF, UNUSED, WORKER
-from ptymesh.tune.sampling import Drawing, is_drawn_twice, suggest
+from ptymesh.tune.sampling import TrialSampler, is_drawn_twice, suggest
 from ptymesh.tune.space import Space
 from ptymesh.tune.storage import open_storage
 
@@ -260,7 +260,7 @@ SPACES: dict[str, dict[str, Any]] = {
 def run_all(study: optuna.Study, tuning: Tuning, total: int) -> list[dict[str, Any]]:
     """Values of the trials of a study, one worker."""
     space = Space(tuning.space)
-    study.sampler = Drawing(space, tuning.sampler, tuning.seed)
+    study.sampler = TrialSampler(space, tuning.sampler, tuning.seed)
     while places.has_open_place(study.trials, total):
         trial = study.ask()
         study.tell(trial, zlib.crc32(str(suggest(trial, space)).encode()) % 97)

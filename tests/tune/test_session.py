@@ -18,24 +18,24 @@ from ptymesh.errors import BadInput, Interrupted, PtymeshError
 from ptymesh.io.results import Result
 from ptymesh.run.recipe import Recipe
 from ptymesh.tune import session, storage
-from ptymesh.tune.display import Display
+from ptymesh.tune.display import StudyDisplay
 from ptymesh.tune.options import Tuning
 from ptymesh.tune.records import Record, records
 from ptymesh.tune.report import write_report
-from ptymesh.tune.session import Outcome, run_study
+from ptymesh.tune.session import StudyOutcome, run_study
 from ptymesh.tune.space import Space
 
 Make = Callable[..., Tuning]
 GAMMAS = {"stages.0.gamma_object": {"low": 0.05, "high": 2.0, "log": True}}
 
 
-def run(tuning: Tuning, **options: Any) -> Outcome:
+def run(tuning: Tuning, **options: Any) -> StudyOutcome:
     found = run_study(tuning, **{"device": "cpu", "quiet": True, **options})
     assert found is not None
     return found
 
 
-def distinct(found: Outcome) -> int:
+def distinct(found: StudyOutcome) -> int:
     return len({json.dumps(one.settings, sort_keys=True) for one in found.trials})
 
 
@@ -82,7 +82,7 @@ def test_going_on(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Interrupted, match=r"Stopped after \d of 6 trials; the same command runs the others"):
         run(make(GAMMAS, trials=6))
     monkeypatch.setattr(session, "StopSignal", whole)
-    study = storage.reopened(make().output.dir)
+    study = storage.reopen_study(make().output.dir)
     before = {t.number: t.value for t in study.trials if t.state.name == "COMPLETE"}
     assert 0 < len(before) < 6 and any("released" in t.user_attrs for t in study.trials), "one was in the middle"
 
@@ -99,7 +99,7 @@ def test_going_on(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     assert sum(one.state == "done" for one in grown.trials) == 8
     unbroken = run(make(GAMMAS, trials=8, output={"dir": str(make().output.dir) + "2"}))
     assert [one.settings for one in unbroken.trials][:3] == [one.settings for one in grown.trials][:3]
-    assert len(storage.reopened(make().output.dir).trials) == 9, "8 tickets and a retry"
+    assert len(storage.reopen_study(make().output.dir).trials) == 9, "8 tickets and a retry"
 
 
 def test_nothing_is_done_again(make: Make) -> None:
@@ -228,7 +228,7 @@ def test_reports(make: Make) -> None:
 
 def test_a_report_of_too_little(make: Make) -> None:
     tuning = make(GAMMAS, trials=1)
-    storage.begin(tuning, "minimize", join=False)
+    storage.open_study(tuning, "minimize", join=False)
     with pytest.raises(BadInput, match=r"No trial of .* is done yet"):
         write_report(tuning.output.dir)
     run(tuning, reconstruct=False)
@@ -246,10 +246,10 @@ def test_a_report_of_too_little(make: Make) -> None:
 def test_what_is_shown(make: Make) -> None:
     tuning = make({"stages.0.gamma_object": [1.0, 0.5], "stages.0": [{"engine": "rpie", "epochs": 1}]}, trials=2)
     run(tuning, reconstruct=False)
-    study = storage.reopened(tuning.output.dir)
+    study = storage.reopen_study(tuning.output.dir)
     found = records(study, 2, tuning, Space(tuning.space))
     stream = io.StringIO()
-    display = Display(2, "held out", minimize=True, stream=stream)
+    display = StudyDisplay(2, "held out", minimize=True, stream=stream)
     display.start(found[:1])
     display.show(found)
     display.show(found)

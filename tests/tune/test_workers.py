@@ -63,7 +63,7 @@ def write(folder: Path, scan: Path, *, epochs: int, trials: int, **keys: Any) ->
 def trials_of(folder: Path) -> list[Any]:
     """All trials; none before the study is there."""
     try:
-        return storage.reopened(folder / "study").get_trials(deepcopy=False)
+        return storage.reopen_study(folder / "study").get_trials(deepcopy=False)
     except (BadInput, PtymeshError):
         return []
 

@@ -330,7 +330,7 @@ def run_on_all_ranks(world: World, make: Callable[[], Any]) -> Any:
         made = make()
     except Exception as error:
         failure = error
-    world.all_well(failure, "finding the stages")
+    world.raise_if_any_failed(failure, "finding the stages")
     return made
 
 

@@ -5,8 +5,8 @@ first. A background and further modes look like each other, and start side by si
 estimate with and without the change, for the same number of epochs.
 
 A sweep is the unit of work that run/cost_model.py declares. The search may spend all sweeps up to these shares: OPTICS
-for the optics, READING for other ways to read the scan, ROUNDS for what to add to the model, QUESTIONS for what of it is
-needed, and ENGINE for the engine. So each question is asked however much the ones before it took. The search for the
+for the optics, READING for other ways to read the scan, ROUNDS for what to add to the model, QUESTIONS for what of it
+is needed, and ENGINE for the engine. So each question is asked however much the ones before it took. The search for the
 number of epochs goes on while sweeps are left for a run of so many.
 """
 

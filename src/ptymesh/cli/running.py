@@ -416,7 +416,7 @@ def _traceback_in(log: Path) -> Iterator[None]:
         except OSError as full:
             said = f"The traceback could not be written to {log} ({full.strerror}); run again with --debug to see it."
         if lost:
-            if launched() and lost.told:  # the launcher prints it once for all ranks
+            if launched() and lost.is_posted:  # the launcher prints it once for all ranks
                 raise typer.Exit(PtymeshError.exit_status) from error
             raise PtymeshError(lost.sentence) from error
         error.add_note(said)

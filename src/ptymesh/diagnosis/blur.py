@@ -31,7 +31,7 @@ ANISOTROPY = 1.25
 
 @dataclass(frozen=True)
 class Explained:
-    """What some changes of the model explain together.
+    """Shares of the misfit that some changes of the model explain together.
 
     Attributes:
         x: by name, by least squares. share: by name, of the misfit's power that each explains alone, signed as x.

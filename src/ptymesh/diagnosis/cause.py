@@ -1,4 +1,4 @@
-"""What a cause of a poor result is, its evidence, what would help, and what is reported.
+"""Causes of a poor result: their evidence, their remedies, and the findings that are reported.
 
 A cause is a row of the table in table.py: a name, and one function that looks at a result (`ResultView`) and returns
 the evidence. It is reported where the evidence exceeds the row's threshold.
@@ -30,7 +30,7 @@ class Remedy:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a cause's function has seen.
+    """Evidence for a cause, returned by the cause's function.
 
     Attributes:
         number: how much speaks for the cause, to be compared with the row's threshold.

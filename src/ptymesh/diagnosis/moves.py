@@ -64,7 +64,7 @@ def _refine_positions() -> Remedy:
 
 @dataclass(frozen=True)
 class MoveStatistics:
-    """What the views of a scan ask of their positions, beyond counting.
+    """Statistics of the moves that views ask of their positions, beyond counting.
 
     Attributes:
         parts: root mean squares, in pixels, of what is a linear map of p, what is smooth in t, and the rest.

@@ -1,4 +1,4 @@
-"""What would help, as something that can be pasted: only settings that the result's own recipe takes and has not yet.
+"""Remedies as text that can be pasted: only settings that the result's own recipe takes and has not yet.
 
 A result of a recipe gets a command; one made from Python gets arguments.
 """
@@ -125,7 +125,13 @@ def setting(key: str, value: Any) -> str:
 
 
 def command(view: ResultView, settings: tuple[str, ...], cause: str) -> str:
-    """Return the command that runs the result's recipe with these settings, into a folder of its own."""
+    """Return the command that runs the result's recipe with these settings, into a folder of its own.
+
+    Args:
+        view: the result.
+        settings: `KEY=VALUE` of the recipe.
+        cause: its name, for the folder.
+    """
     recipe, out = RECIPE, None
     if view.path is not None:
         written = view.path.parent / "recipe.yaml"

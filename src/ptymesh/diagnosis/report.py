@@ -178,7 +178,14 @@ def _is_of_electrons(view: ResultView) -> bool:
 
 
 def tried_finding(view: ResultView, cause: Cause, evidence: Evidence, trials: Trials) -> Finding | None:
-    """Return the finding of a cause that only a trial can show; None where no remedy helps much."""
+    """Return the finding of a cause that only a trial can show; None where no remedy helps much.
+
+    Args:
+        view: the result.
+        cause: row of the table.
+        evidence: for it.
+        trials: by which remedies are tried.
+    """
     made = [(trials.run(one), one) for one in usable_remedies(view, evidence.remedies, cause.name)]
     helped = [(trial, one) for trial, one in made if trial is not None and trial.with_remedy < MUCH * trial.without]
     if not helped:
@@ -207,6 +214,12 @@ def finding(view: ResultView, cause: Cause, evidence: Evidence, trials: Trials |
     """Return what is reported of a cause whose evidence exceeds its threshold.
 
     With trials, the remedy is the first that helps, or that cannot be tried; those that do not help are not named.
+
+    Args:
+        view: the result.
+        cause: row of the table.
+        evidence: for it.
+        trials: by which remedies are tried; None if none is to be tried.
     """
     tried = ""
     chosen = UsableRemedy("no setting that this recipe takes and does not have already is known to help")

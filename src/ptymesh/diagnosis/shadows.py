@@ -1,4 +1,4 @@
-"""How features of the patterns move with the position, and the causes that this shows.
+"""Moves of the patterns' features with the position, and the causes that they show.
 
 Behind a lens out of focus, and in a near field, a pattern is a shadow image of the sample: from one view to the next it
 moves by s = A (p_j - p_i), A = a R: R is a rotation if scan and detector lie to each other as given, and a mirrored one

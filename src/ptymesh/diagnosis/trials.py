@@ -34,8 +34,8 @@ PER_VIEW = ("positions", "models", "intensity")
 
 
 @dataclass(frozen=True)
-class Trial:
-    """What came of a trial.
+class RemedyTrial:
+    """Result of a trial.
 
     Attributes:
         without, with_remedy: residuals, of held-out views if `held_out`, after so many `epochs` of `views` views.
@@ -72,7 +72,7 @@ class Trials:
         self.start = time.monotonic()
         self._without: dict[bool, float] = {}
 
-    def run(self, remedy: UsableRemedy) -> Trial | None:
+    def run(self, remedy: UsableRemedy) -> RemedyTrial | None:
         """Return what came of a trial; None where none can be made in seconds."""
         scan, changed = self.view.scan, remedy.recipe
         if scan is None or changed is None or changed.auto is not None or time.monotonic() - self.start > self.limit_s:
@@ -89,7 +89,7 @@ class Trials:
             ended = _residual(_part(other, chosen), changed, held_out)
         except PtymeshError:
             return None
-        return Trial(self._without[held_out], ended, EPOCHS, len(chosen), held_out)
+        return RemedyTrial(self._without[held_out], ended, EPOCHS, len(chosen), held_out)
 
     def _changed_scan(self, recipe: Recipe, changed: Recipe) -> Measurement:
         """Return the scan as the changed recipe reads it. Raises BadInput."""

@@ -51,7 +51,7 @@ class ResultView:
         result: of a run.
         scan: its data, or None where only the result is at hand.
         path: of the result's file, for commands that are printed; None where there is none.
-        memo: what functions of causes keep for each other.
+        memo: values that functions of causes keep for each other.
     """
 
     result: Result
@@ -161,13 +161,13 @@ class ResultView:
 
     @cached_property
     def scan_pass(self) -> ScanPass:
-        """What one pass over all patterns gathers."""
+        """Results of one pass over all patterns."""
         assert self.scan is not None
         return scan_pass(self.scan)
 
     @cached_property
     def views(self) -> np.ndarray:
-        """Those that are looked at, evenly along the scan, (B,)."""
+        """Indices of the views that are looked at, evenly along the scan, (B,)."""
         assert self.scan is not None
         h, w = self.scan.window
         most = min(MOST_VIEWS, max(LEAST_VIEWS, MOST_NUMBERS // (h * w)), self.scan.views)
@@ -196,7 +196,7 @@ class ResultView:
         return self.model(self.result)
 
     def model(self, result: Result, geometry: Geometry | None = None) -> np.ndarray:
-        """Intensities (B, h, w) of a result, in another geometry if one is given; 0 where there are no data."""
+        """Return intensities (B, h, w) of a result, in another geometry if one is given; 0 where there are no data."""
         assert self.scan is not None
         how = Model.for_geometry(
             geometry or self.scan.geometry,
@@ -223,7 +223,7 @@ class ResultView:
 
     @cached_property
     def moves(self) -> tuple[np.ndarray, np.ndarray]:
-        """What each view asks of its position, and the standard error of that from counting, (B, 2) y x, in pixels.
+        """Move that each view asks of its position, and its standard error from counting, (B, 2) y x, in pixels.
 
         One Gauss-Newton step of sum (sqrt I - sqrt y)^2 along either axis, the object standing still.
         """
@@ -246,7 +246,7 @@ class ResultView:
         return float((np.minimum(gains, np.quantile(gains, 0.95)) - by_noise).sum() / max(left, 1e-30))
 
     def _along(self, axis: int) -> np.ndarray:
-        """Derivative of sqrt I by the position, (B, h, w)."""
+        """Return the derivative of sqrt I by the position, (B, h, w)."""
         found = []
         for sign in (1, -1):
             positions = self.result.positions_px.copy()

@@ -42,7 +42,7 @@ def refuse_differences(world: World, facts: Mapping[str, str], remedy: str) -> N
     most, least, most_2, least_2 = world.max(both)[0].tolist()
     if most == -least and most_2 == -least_2:
         return
-    every = [json.loads(said) for said in world.words(json.dumps(facts))]
+    every = [json.loads(said) for said in world.gather_strings(json.dumps(facts))]
     world.heartbeat.agreed = True
     world.barrier()  # no rank may end while others still read
     raise BadInput(difference(dict(enumerate(every)), remedy))

@@ -28,10 +28,10 @@ class Blocks:
 
     Attributes:
         rows, columns: (n,) int64, block coordinates in the part.
-        mine: by rank, places of the blocks whose sums this rank sends there.
-        theirs: by rank, places of the blocks whose sums arrive from there, to be added.
-        given: by rank, places of the blocks whose complete sums this rank sends there, as their block owner.
-        taken: by rank, places of the blocks whose complete sums arrive from there and replace this rank's.
+        sums_sent: by rank, places of the blocks whose sums this rank sends there.
+        sums_received: by rank, places of the blocks whose sums arrive from there, to be added.
+        totals_sent: by rank, places of the blocks whose complete sums this rank sends there, as their block owner.
+        totals_received: by rank, places of the blocks whose complete sums arrive from there and replace this rank's.
         shared: places at which anything arrives or is summed for others, ascending (distributed/tiled.py).
         whole: rows and columns of the covered blocks of the whole object, where windows are cut from that.
         own: rows and columns of the blocks that this rank's views reach, in this rank's accumulators.
@@ -41,10 +41,10 @@ class Blocks:
 
     rows: Tensor
     columns: Tensor
-    mine: dict[int, Tensor] = field(default_factory=dict)
-    theirs: dict[int, Tensor] = field(default_factory=dict)
-    given: dict[int, Tensor] = field(default_factory=dict)
-    taken: dict[int, Tensor] = field(default_factory=dict)
+    sums_sent: dict[int, Tensor] = field(default_factory=dict)
+    sums_received: dict[int, Tensor] = field(default_factory=dict)
+    totals_sent: dict[int, Tensor] = field(default_factory=dict)
+    totals_received: dict[int, Tensor] = field(default_factory=dict)
     shared: Tensor | None = None
     whole: tuple[Tensor, Tensor] | None = None
     own: tuple[Tensor, Tensor] | None = None
@@ -123,7 +123,9 @@ def where(mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return rows, places - rows * mask.shape[1]
 
 
-def reached_by(boxes: Boxes, batches: Sequence[np.ndarray], owner: np.ndarray, ranks: int) -> Iterator[np.ndarray]:
+def blocks_reached_by_rank(
+    boxes: Boxes, batches: Sequence[np.ndarray], owner: np.ndarray, ranks: int
+) -> Iterator[np.ndarray]:
     """Yield for each batch the ranks whose views' windows reach each block, as bits, (H/b, W/b) int64.
 
     Args:

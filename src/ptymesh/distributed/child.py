@@ -38,7 +38,7 @@ def end_with(parent: int) -> None:
             sys.exit(1)
 
 
-def settle() -> None:
+def prepare_process() -> None:
     """Redirect output to the launcher's file, bind cores, and stop (after a checkpoint) should the launcher be killed.
 
     Signals that the launcher blocked while it started this process are unblocked. PYTHONPATH gets the value that it had

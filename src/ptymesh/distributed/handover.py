@@ -54,7 +54,7 @@ class Handover(Migration):
         sends = {int(r): take(self._places(views)).contiguous() for r, views in leaving.items() if len(views)}
         like = take(self._places(self._had[:0]))
         arrived = {int(r): like.new_empty(len(v), *like.shape[1:]) for r, v in joining.items() if len(v)}
-        self.world.post(sends, arrived)()
+        self.world.start_messages(sends, arrived)()
         own = self._own
         stayed = np.isin(own, self._had)
         source = np.full(len(own), -1, dtype=np.int64)

@@ -28,7 +28,7 @@ from ptymesh.distributed.devices import BACKEND, DEVICE, KINDS, backend_for, che
 from ptymesh.distributed.heartbeat import Heartbeat, budgets
 from ptymesh.distributed.program import reason
 from ptymesh.distributed.rank_info import RankInfo, settle_environment, variables_of
-from ptymesh.distributed.watchdog import Watchdog, accuse, kept_by_launcher, read_verdict
+from ptymesh.distributed.watchdog import Watchdog, kept_by_launcher, post_verdict, read_verdict
 from ptymesh.distributed.world import Ranks, Solo, World
 from ptymesh.errors import BadInput, PtymeshError
 
@@ -71,7 +71,7 @@ def join(device: str = "auto") -> World:
         heartbeat = Heartbeat(phase="join", budgets_s=budgets(), queued=backend in ("nccl", "xccl"))
         patience_s = heartbeat.budgets_s["join"]
         with _reaching_the_store(place), WaitingNotice(place, patience_s) as notice:
-            store, rank, size = _meet(place, timedelta(seconds=patience_s)), place.rank, place.size
+            store, rank, size = _open_store(place, timedelta(seconds=patience_s)), place.rank, place.size
             own = store.clone()  # type: ignore[attr-defined] # torch's stubs leave it out
             watchdog = Watchdog(own, heartbeat, rank, size)
             stopping.before_leaving(watchdog.stopped)  # `watchdog.leave` takes it back
@@ -98,7 +98,7 @@ def join(device: str = "auto") -> World:
     return Ranks(chosen, watchdog=_watchdog)
 
 
-def _meet(place: RankInfo, patience: timedelta) -> dist.Store:
+def _open_store(place: RankInfo, patience: timedelta) -> dist.Store:
     """Return the rendezvous store, which rank 0 serves unless a launcher does.
 
     Torch's own rendezvous would block rank 0 until all have come, so that it could not read what others post meanwhile.
@@ -293,5 +293,5 @@ def _compare_with_first(store: dist.Store, rank: int, facts: Mapping[str, str]) 
     first = json.loads(store.get("ptymesh/here/0"))["facts"]
     if first != facts:
         said = difference({0: first, rank: facts}, "start all ranks with the same programs and options")
-        accuse(store, rank, said, BadInput.exit_status)
+        post_verdict(store, rank, said, BadInput.exit_status)
         raise BadInput(said)

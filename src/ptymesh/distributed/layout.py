@@ -21,17 +21,17 @@ import torch
 from torch import Tensor
 
 from ptymesh.distributed.boxes import Blocks, Boxes, blocks_together, where
-from ptymesh.distributed.common import Areas, Combine, Common
 from ptymesh.distributed.devices import sent
 from ptymesh.distributed.owners import owners
+from ptymesh.distributed.shared_sums import Combine, SharedSums, SumAreas
 from ptymesh.distributed.tiles import Rect
 from ptymesh.distributed.world import World
 from ptymesh.estimate import Estimate
-from ptymesh.physics.blocks import Expression, Leaf, Name, Operation, cut_blocks, evaluate, top_of
+from ptymesh.physics.blocks import Expression, FieldView, Name, Operation, cut_blocks, evaluate, top_of
 from ptymesh.physics.rounding import elements, largest, shifts_for
 
 
-def _alone(values: Tensor) -> Tensor:
+def _unchanged(values: Tensor) -> Tensor:
     """Return the values as they are."""
     return values
 
@@ -52,16 +52,16 @@ class BlockSparseField:
         values: Tensor | Expression,
         rows: Tensor,
         columns: Tensor,
-        over_ranks: Callable[[Tensor], Tensor] = _alone,
+        over_ranks: Callable[[Tensor], Tensor] = _unchanged,
     ) -> None:
-        self.expression = Leaf(rows, columns, values=values) if isinstance(values, Tensor) else values
+        self.expression = FieldView(rows, columns, values=values) if isinstance(values, Tensor) else values
         self.rows, self.columns, self.over_ranks = rows, columns, over_ranks
 
     @property
     def values(self) -> Tensor:
         """Values (L, n, b, b), evaluated once."""
-        if not isinstance(self.expression, Leaf):
-            self.expression = Leaf(self.rows, self.columns, values=evaluate(self.expression))
+        if not isinstance(self.expression, FieldView):
+            self.expression = FieldView(self.rows, self.columns, values=evaluate(self.expression))
         return self.expression.values
 
     def of(self, values: Tensor | Expression) -> BlockSparseField:
@@ -92,7 +92,9 @@ class BlockSparseField:
     def max(self) -> Tensor:
         """Return the largest value of each slice over all ranks, (L, 1, 1, 1); not below zero. Collective."""
         expression = self.expression
-        return self.over_ranks(expression.largest(expression) if isinstance(expression, Leaf) else top_of(self.values))
+        return self.over_ranks(
+            expression.largest(expression) if isinstance(expression, FieldView) else top_of(self.values)
+        )
 
 
 class Layout:
@@ -121,7 +123,7 @@ class Layout:
         self._local = np.full(len(owner), -1, dtype=np.int64)
         self._local[self.own] = np.arange(len(self.own))
 
-    def mine(self, views: np.ndarray) -> np.ndarray:
+    def local_views(self, views: np.ndarray) -> np.ndarray:
         """Return those of the global view indices that this rank owns."""
         return views[self.owner[views] == self.world.rank]
 
@@ -136,7 +138,7 @@ class Layout:
         mine[own] = rows[own] + 0  # turns -0 into 0, as the sum over several ranks does, for the same bits on one
         return self.world.sum(mine)[0]
 
-    def here(self, estimate: Estimate, anchors: Tensor) -> Tensor:
+    def anchors_in_part(self, estimate: Estimate, anchors: Tensor) -> Tensor:
         """Return anchors (B, 2) relative to the first pixel of the array that windows are cut from."""
         return estimate.here(anchors)
 
@@ -144,11 +146,20 @@ class Layout:
         """Return the shape (L, H, W) of the array that windows of this object, or of some slices, are cut from."""
         return tuple(obj.shape)
 
-    def seen(self, obj: Tensor) -> Tensor:
-        """Return the array (L, H, W) that windows are cut from, given this rank's part of an object. Collective."""
+    def fill_halo(self, obj: Tensor) -> Tensor:
+        """Return this rank's part of an object with its halo filled, from which windows are cut. Collective.
+
+        The array is stale once the object has been written to (`mark_written`).
+
+        Args:
+            obj: (L, H, W) complex, this rank's part.
+
+        Returns:
+            (L, H', W') complex, on this rank's device; `obj` itself where it has all that this rank's windows need.
+        """
         return obj
 
-    def wrote(self, target: Tensor, version: int, rows: Tensor, columns: Tensor) -> None:
+    def mark_written(self, target: Tensor, version: int, rows: Tensor, columns: Tensor) -> None:
         """Record which blocks of an array have been written, so that not all of it needs to be copied to other ranks.
 
         Args:
@@ -157,22 +168,22 @@ class Layout:
             rows, columns: (n,) int64, coordinates of the written blocks.
         """
 
-    def shown(self, obj: Tensor) -> Tensor:
-        """Return the array that `seen` returned last for this rank's part of an object; not collective."""
+    def last_filled(self, obj: Tensor) -> Tensor:
+        """Return the array that `fill_halo` returned last for this rank's part of an object; not collective."""
         return obj
 
-    def spread(self, part: Tensor, name: str) -> Tensor:
-        """Return the array (L, H, W) that windows of a field are cut from, given this rank's part of it. Collective.
+    def fill_field_halo(self, part: Tensor, name: str) -> Tensor:
+        """Return this rank's part of a field (L, H, W) with its halo filled, from which windows are cut. Collective.
 
         It is valid until the next call with the same name.
         """
         return part
 
-    def part(self, field: Tensor) -> Tensor:
-        """Return this rank's part of an array that `spread` returned; any other array as it is."""
+    def local_part(self, field: Tensor) -> Tensor:
+        """Return this rank's part of an array that `fill_field_halo` returned; any other array as it is."""
         return field
 
-    def boxes(self, estimate: Estimate, anchors: Tensor, reach: int) -> Boxes:
+    def window_boxes(self, estimate: Estimate, anchors: Tensor, reach: int) -> Boxes:
         """Return the boxes of blocks of this rank's part of the object that windows reach into.
 
         Args:
@@ -182,19 +193,19 @@ class Layout:
         """
         return Boxes.of(estimate.here(anchors), estimate.window, estimate.object.shape, reach)
 
-    def blocks(self, boxes: Boxes, views: np.ndarray) -> Blocks:
+    def touched_blocks(self, boxes: Boxes, views: np.ndarray) -> Blocks:
         """Return the blocks of this rank's part of the object that the windows of these views reach into."""
         raise NotImplementedError
 
-    def blocks_of(self, boxes: Boxes, batches: Sequence[np.ndarray]) -> list[Blocks]:
+    def touched_blocks_of(self, boxes: Boxes, batches: Sequence[np.ndarray]) -> list[Blocks]:
         """Return for each of several batches the blocks that its windows reach into."""
-        return [self.blocks(boxes, views) for views in batches]
+        return [self.touched_blocks(boxes, views) for views in batches]
 
     def border(self, boxes: Boxes) -> np.ndarray | None:
         """Return the views (N,) bool that must be added before sums of this rank can be sent; None for all views."""
         return None
 
-    def begin(self, fields: list[Tensor], blocks: Blocks) -> Callable[..., list[Any]]:
+    def start_reduce(self, fields: list[Tensor], blocks: Blocks) -> Callable[..., list[Any]]:
         """Start sending what can be sent once this rank's border views have been added.
 
         Args:
@@ -207,12 +218,12 @@ class Layout:
         """
         return partial(self.reduce, fields, blocks)
 
-    def common(self, obj: Tensor, parts: int) -> Common | None:
+    def shared_sums(self, obj: Tensor, parts: int) -> SharedSums | None:
         """Return shared memory for `parts` sums of this object (L, H, W); None where it is not used. Collective."""
         return None
 
     def add_up(
-        self, common: Common, blocks: Blocks, found: tuple[Tensor, Tensor], combine: Combine
+        self, common: SharedSums, blocks: Blocks, found: tuple[Tensor, Tensor], combine: Combine
     ) -> Callable[..., list[Any]]:
         """Return a function that sums the accumulators in shared memory over ranks.
 
@@ -257,7 +268,7 @@ class Layout:
             estimate: its object's shape bounds the number of terms.
             terms: of the object's shape or of a part of it; each rank's hold its own pixels.
         """
-        return self.totals_of(estimate, [partial(_alone, t) for t in terms])
+        return self.totals_of(estimate, [partial(_unchanged, t) for t in terms])
 
     def totals_of(self, estimate: Estimate, terms: Sequence[Callable[[], Tensor]]) -> Tensor:
         """Return the same sums as `totals`, of tensors that are made when needed, one at a time. Collective.
@@ -322,19 +333,19 @@ class Replicated(Layout):
         """Return the pixels that this rank writes into a file: all on rank 0, none on the others."""
         return Rect(0, 0, *estimate.extent) if self.world.rank == 0 else Rect(0, 0, 0, 0)
 
-    def blocks(self, boxes: Boxes, views: np.ndarray) -> Blocks:
+    def touched_blocks(self, boxes: Boxes, views: np.ndarray) -> Blocks:
         """Return the blocks that the windows of these views reach into."""
         rows, columns = where(boxes.cover(views))
         return Blocks(sent(rows, self.world.device), sent(columns, self.world.device))
 
-    def blocks_of(self, boxes: Boxes, batches: Sequence[np.ndarray]) -> list[Blocks]:
+    def touched_blocks_of(self, boxes: Boxes, batches: Sequence[np.ndarray]) -> list[Blocks]:
         """Return for each of several batches the blocks that its windows reach into."""
         return blocks_together(boxes, batches, self.world.device)
 
-    def common(self, obj: Tensor, parts: int) -> Common | None:
+    def shared_sums(self, obj: Tensor, parts: int) -> SharedSums | None:
         """Return shared memory for `parts` sums of this object (L, H, W); None where there is none. Collective."""
         whole = Rect(0, 0, *obj.shape[1:])
-        return self.world.common(Areas(len(obj), (whole,) * self.world.size), parts, obj.dtype)
+        return self.world.shared_sums(SumAreas(len(obj), (whole,) * self.world.size), parts, obj.dtype)
 
     def reduce(self, fields: list[Tensor], blocks: Blocks, *others: Tensor) -> list[Any]:
         """Return sums over ranks, in one message: of accumulators on touched blocks, and of other tensors. Collective.
@@ -349,7 +360,7 @@ class Replicated(Layout):
         """
         if self.world.size == 1:  # the accumulators already hold the sums
             own: list[Any] = [
-                BlockSparseField(Leaf(blocks.rows, blocks.columns, whole=f), blocks.rows, blocks.columns)
+                BlockSparseField(FieldView(blocks.rows, blocks.columns, array=f), blocks.rows, blocks.columns)
                 for f in fields
             ]
             return own + self.world.sum(*others)
@@ -381,7 +392,7 @@ class Replicated(Layout):
         """Return Re sum conj(a) b over the object's pixels for several pairs, (n,) float64."""
         return self.totals_of(estimate, [partial(product, a, b) for a, b in pairs])
 
-    def around(self, field: Tensor, estimate: Estimate, reach: int) -> tuple[Tensor, Rect]:
+    def with_margin(self, field: Tensor, estimate: Estimate, reach: int) -> tuple[Tensor, Rect]:
         """Return a field with `reach` more pixels on each side, as far as the object has them, and its rectangle.
 
         Args:
@@ -391,7 +402,7 @@ class Replicated(Layout):
         """
         return field, Rect(0, 0, *estimate.extent)
 
-    def whole(self, field: Tensor, estimate: Estimate) -> Tensor:
+    def gather_whole(self, field: Tensor, estimate: Estimate) -> Tensor:
         """Return the field (L, H, W) of the whole object, on every rank."""
         return field
 
@@ -403,7 +414,7 @@ class Replicated(Layout):
         if self.world.rank == 0:
             yield Rect(0, 0, *estimate.extent), field
 
-    def settle(
+    def adapt_parts(
         self, estimate: Estimate, before: tuple[int, int], rows: Callable[[], Any] | None = None
     ) -> Migration | None:
         """Return the migration of arrays after the object has grown; None if it has not.

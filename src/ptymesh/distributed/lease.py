@@ -38,7 +38,7 @@ State = Literal["held", "removed", "lapsed", "taken", "unknown"]
 
 @dataclass(frozen=True)
 class Owner:
-    """Who holds a lease: process `pid` on `host`, begun at `start`; `token` tells this lease from any other."""
+    """Holder of a lease: process `pid` on `host`, begun at `start`; `token` tells this lease from any other."""
 
     token: str
     pid: int
@@ -58,7 +58,7 @@ class LeaseHeldError(Exception):
 
 
 class NoLeaseError(Exception):
-    """What lies where the lease belongs is something else."""
+    """Something else than a lease lies at its path."""
 
 
 class Lease:
@@ -81,7 +81,7 @@ class Lease:
 
     @property
     def token(self) -> str:
-        """What tells this lease from any other; empty while it is not held."""
+        """Token that tells this lease from any other; empty while it is not held."""
         return self._lock.token or ""
 
     def owner(self) -> Owner | None:

@@ -5,8 +5,8 @@ panel      whole rows of blocks that a rank owns: its part of the object, and of
 
 Views are distributed as in `Replicated`, so that ranks have equal shares of each batch, and each view may reach into
 any part of the object. Windows are cut from an array in shared memory, into which each rank writes its panel before a
-sweep (`seen`). The owner of a panel sums over ranks there and alone takes the engine's step: no rank repeats the work
-or the memory of another (Rajbhandari et al., SC 2020, for networks).
+sweep (`fill_halo`). The owner of a panel sums over ranks there and alone takes the engine's step: no rank repeats the
+work or the memory of another (Rajbhandari et al., SC 2020, for networks).
 """
 
 from __future__ import annotations
@@ -21,37 +21,37 @@ import torch
 from torch import Tensor
 
 from ptymesh.distributed.boxes import Blocks, Boxes, where
-from ptymesh.distributed.common import MOST_RANKS, Areas, Common, rectangles
 from ptymesh.distributed.devices import sent
 from ptymesh.distributed.layout import BlockSparseField, Layout, Replicated
 from ptymesh.distributed.owners import owners
+from ptymesh.distributed.shared_sums import MOST_RANKS, SharedSums, SumAreas, rectangles
 from ptymesh.distributed.tiled import Tiled, TiledMigration
 from ptymesh.distributed.tiles import Rect
 from ptymesh.distributed.world import World
 from ptymesh.estimate import BLOCK, Estimate
-from ptymesh.physics.blocks import Leaf, cut_blocks
+from ptymesh.physics.blocks import FieldView, cut_blocks
 
 #: A panel is copied as a whole if more than this share of its blocks has changed.
 MOST = 0.5
 
 
 @dataclass
-class Seen:
-    """Array of the whole object in shared memory, and what of this rank's panel is not in it yet.
+class SharedArray:
+    """Array of the whole object in shared memory, and blocks of this rank's panel that are not in it yet.
 
     Attributes:
         whole: (L, H, W), shared by all ranks.
         source: the panel that was written into it last.
         version: torch's version counter of the panel, up to which `changed` is complete.
         changed: rows and columns of the blocks that have been written since.
-        meetings: number of the ranks' barriers when it was complete.
+        shared_barriers: number of the ranks' barriers when it was complete.
     """
 
     whole: Tensor
     source: Tensor | None = None
     version: int = -1
     changed: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    meetings: int = -1
+    shared_barriers: int = -1
 
 
 class Panels(Tiled):
@@ -79,10 +79,10 @@ class Panels(Tiled):
         Layout.__init__(self, world, owners(nominal, world.size, compact) if owner is None else owner)
         self.window, self.migrates, self.tiles = window, False, list[Rect]()
         self.in_memory = True
-        self._seen: dict[str, Seen] = {}
+        self._shared_arrays: dict[str, SharedArray] = {}
         self._coarser: Panels | None = None
-        #: For each name, the shared array that `spread` returned, and this rank's panel of it.
-        self._spread: dict[str, tuple[Tensor, Tensor]] = {}
+        #: For each name, the shared array that `fill_field_halo` returned, and this rank's panel of it.
+        self._filled_fields: dict[str, tuple[Tensor, Tensor]] = {}
 
     @staticmethod
     def fit(world: World, extent: tuple[int, int]) -> bool:
@@ -100,8 +100,8 @@ class Panels(Tiled):
             anchors: (N, 2) int64, of all views.
         """
         panels = cut(extent, anchors, self.window, self.world.size)
-        self._extent, self._seen, self._spread = extent, {}, {}
-        self.settled(panels, panels)
+        self._extent, self._shared_arrays, self._filled_fields = extent, {}, {}
+        self.set_parts(panels, panels)
         return panels[self.world.rank]
 
     def coarse(self, nominal: np.ndarray, window: tuple[int, int]) -> Panels | Replicated:  # type: ignore[override]
@@ -122,7 +122,7 @@ class Panels(Tiled):
         made.assign(self.owner)
         return made
 
-    def settle(self, estimate: Estimate, before: tuple[int, int], rows: Any = None) -> TiledMigration | None:
+    def adapt_parts(self, estimate: Estimate, before: tuple[int, int], rows: Any = None) -> TiledMigration | None:
         """Cut new panels after the object has grown, and return the migration of arrays; None if it has not grown.
 
         Args:
@@ -135,13 +135,13 @@ class Panels(Tiled):
         move = TiledMigration(self, before)
         extent, self._extent = estimate.extent, estimate.extent
         panels = cut(extent, estimate.anchors.cpu().numpy(), self.window, self.world.size)
-        self._seen, self._spread = {}, {}
+        self._shared_arrays, self._filled_fields = {}, {}
         move.to(panels, panels, self.owner)
         return move
 
     # --- arrays that windows are cut from ---
 
-    def here(self, estimate: Estimate, anchors: Tensor) -> Tensor:
+    def anchors_in_part(self, estimate: Estimate, anchors: Tensor) -> Tensor:
         """Return the anchors (B, 2) as they are: windows are cut from the whole object."""
         return anchors
 
@@ -149,31 +149,33 @@ class Panels(Tiled):
         """Return the shape (L, H, W) of the array that windows of this object, or of some slices, are cut from."""
         return (len(obj), *self._extent)
 
-    def seen(self, panel: Tensor, name: str = "object") -> Tensor:
+    def fill_halo(self, panel: Tensor, name: str = "object") -> Tensor:
         """Return the array (L, H, W) of which each rank passes its panel. Collective.
 
         Only what this rank has changed of its panel since the last call is written. The array is valid until the next
         call with the same name.
         """
-        return self.world.opening(lambda: self._write(panel, name))
+        return self.world.run_or_replay(lambda: self._write(panel, name))
 
     def _write(self, panel: Tensor, name: str) -> Tensor:
         """Update the shared array and return it; without shared memory, return an array gathered by messages."""
-        kept = self._seen.get(name)
+        kept = self._shared_arrays.get(name)
         if kept is None or kept.whole.dtype != panel.dtype or len(kept.whole) != len(panel):
-            whole = self.world.one_for_all((len(panel), *self._extent), panel.dtype)
+            whole = self.world.allocate_shared_array((len(panel), *self._extent), panel.dtype)
             if whole is None:  # not enough shared memory
                 everything = Rect(0, 0, *self._extent)
                 out = panel.new_empty(self.shape(panel))
                 return self._copied(panel, [everything] * self.world.size, everything, out)
-            kept = self._seen[name] = Seen(whole)
-        if self.world.meetings == kept.meetings:  # no barrier since: ranks may still cut windows of the old values
-            self.world.meet()
-        self.world.meet(self._refresh(kept, panel))
-        kept.meetings = self.world.meetings
+            kept = self._shared_arrays[name] = SharedArray(whole)
+        if (
+            self.world.shared_barriers == kept.shared_barriers
+        ):  # no barrier since: ranks may still cut windows of the old values
+            self.world.shared_barrier()
+        self.world.shared_barrier(self._refresh(kept, panel))
+        kept.shared_barriers = self.world.shared_barriers
         return kept.whole
 
-    def _refresh(self, kept: Seen, panel: Tensor) -> int:
+    def _refresh(self, kept: SharedArray, panel: Tensor) -> int:
         """Write what has changed of the panel into the shared array, and return the number of bytes written."""
         tile = self.tiles[self.world.rank]
         mine = kept.whole.numpy()[:, tile.top : tile.bottom]
@@ -189,7 +191,7 @@ class Panels(Tiled):
         kept.source, kept.version, kept.changed = panel, panel._version, []
         return count * BLOCK**2 * len(panel) * panel.element_size()
 
-    def wrote(self, target: Tensor, version: int, rows: Tensor, columns: Tensor) -> None:
+    def mark_written(self, target: Tensor, version: int, rows: Tensor, columns: Tensor) -> None:
         """Record which blocks of an array have been written, so that not all of it needs to be copied to other ranks.
 
         Args:
@@ -197,36 +199,36 @@ class Panels(Tiled):
             version: torch's version counter of the array before the write.
             rows, columns: (n,) int64, coordinates of the written blocks.
         """
-        for kept in self._seen.values():
+        for kept in self._shared_arrays.values():
             if kept.source is target and kept.version == version:
                 kept.changed.append((rows, columns))
                 kept.version = target._version
 
-    def shown(self, obj: Tensor) -> Tensor:
-        """Return the whole object (L, H, W) as `seen` returned it last, also for an object on coarser pixels.
+    def last_filled(self, obj: Tensor) -> Tensor:
+        """Return the whole object (L, H, W) as `fill_halo` returned it last, also for an object on coarser pixels.
 
         Not collective.
         """
         layouts = [self] if self._coarser is None else [self, self._coarser]
-        kept = [layout._seen["object"] for layout in layouts if "object" in layout._seen]
+        kept = [layout._shared_arrays["object"] for layout in layouts if "object" in layout._shared_arrays]
         return next((seen.whole for seen in kept if seen.source is obj), obj)
 
-    def spread(self, panel: Tensor, name: str) -> Tensor:
+    def fill_field_halo(self, panel: Tensor, name: str) -> Tensor:
         """Return the array (L, H, W) of which each rank passes its panel. Collective.
 
         It is valid until the next call with the same name.
         """
-        whole = self.seen(panel, f"{name} {panel.dtype}")
-        self._spread[name] = whole, panel
+        whole = self.fill_halo(panel, f"{name} {panel.dtype}")
+        self._filled_fields[name] = whole, panel
         return whole
 
-    def part(self, whole: Tensor) -> Tensor:
-        """Return this rank's panel of an array that `spread` returned; any other array as it is."""
-        return next((panel for spread, panel in self._spread.values() if spread is whole), whole)
+    def local_part(self, whole: Tensor) -> Tensor:
+        """Return this rank's panel of an array that `fill_field_halo` returned; any other array as it is."""
+        return next((panel for spread, panel in self._filled_fields.values() if spread is whole), whole)
 
     # --- sums over a batch ---
 
-    def boxes(self, estimate: Estimate, anchors: Tensor, reach: int) -> Boxes:
+    def window_boxes(self, estimate: Estimate, anchors: Tensor, reach: int) -> Boxes:
         """Return the boxes of blocks of the whole object that windows reach into.
 
         Args:
@@ -236,10 +238,10 @@ class Panels(Tiled):
         """
         return Boxes.of(anchors, estimate.window, self.shape(estimate.object), reach)
 
-    def _found(self, reached: np.ndarray) -> Blocks:
+    def _blocks_in_memory(self, reached: np.ndarray) -> Blocks:
         """Return the blocks of a batch in the panel and in the whole object, from the ranks that reach each block."""
         tile, device = self.tiles[self.world.rank], self.world.device
-        panel = super()._found(reached[tile.top // BLOCK : tile.bottom // BLOCK])
+        panel = super()._blocks_in_memory(reached[tile.top // BLOCK : tile.bottom // BLOCK])
 
         def places(mask: np.ndarray) -> tuple[Tensor, Tensor]:
             rows, columns = where(mask)
@@ -252,15 +254,15 @@ class Panels(Tiled):
         """Return None: sums are exchanged after all views have been added."""
         return None
 
-    def common(self, obj: Tensor, parts: int) -> Common | None:
+    def shared_sums(self, obj: Tensor, parts: int) -> SharedSums | None:
         """Return shared memory for `parts` sums of this object (L, H, W); None where there is none. Collective."""
         whole = Rect(0, 0, *self._extent)
-        areas = Areas(len(obj), (whole,) * self.world.size, self.tiles[self.world.rank])
-        return self.world.common(areas, parts, obj.dtype)
+        areas = SumAreas(len(obj), (whole,) * self.world.size, self.tiles[self.world.rank])
+        return self.world.shared_sums(areas, parts, obj.dtype)
 
-    def begin(self, fields: list[Tensor], blocks: Blocks) -> Callable[..., list[Any]]:
+    def start_reduce(self, fields: list[Tensor], blocks: Blocks) -> Callable[..., list[Any]]:
         """Return the function that does all of `reduce`; nothing is sent early."""
-        return Layout.begin(self, fields, blocks)
+        return Layout.start_reduce(self, fields, blocks)
 
     def reduce(self, fields: list[Tensor], blocks: Blocks, *others: Tensor) -> list[Any]:
         """Return sums over ranks, in one message: of accumulators on touched blocks, and of other tensors. Collective.
@@ -279,7 +281,7 @@ class Panels(Tiled):
         summed = self.world.sum(*gathered, *others)
         first = int(torch.searchsorted(blocks.whole[0], self.tiles[self.world.rank].top // BLOCK))
         mine = [values[:, first : first + len(blocks.rows)] for values in summed[: len(fields)]]
-        leaves = [Leaf(blocks.rows, blocks.columns, values=values) for values in mine]
+        leaves = [FieldView(blocks.rows, blocks.columns, values=values) for values in mine]
         own = [BlockSparseField(leaf, blocks.rows, blocks.columns, self.max) for leaf in leaves]
         return [*own, *summed[len(fields) :]]
 
@@ -290,7 +292,7 @@ class Panels(Tiled):
         sends = {r: partial[(..., *self.tiles[r].inside((0, 0)))].contiguous() for r in others}
         total = partial[(..., *self.tiles[me].inside((0, 0)))].clone()
         arrived = {r: torch.empty_like(total) for r in others}
-        self.world.post(sends, arrived)()
+        self.world.start_messages(sends, arrived)()
         for rank in others:
             total += arrived[rank]
         return total

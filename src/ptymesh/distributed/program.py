@@ -50,18 +50,18 @@ class Lost(NamedTuple):
 
     Attributes:
         sentence: which rank failed first, and why.
-        told: True if a verdict on it is in the store; False if this rank alone knows.
+        is_posted: True if a verdict on it is in the store; False if this rank alone knows.
     """
 
     sentence: str
-    told: bool
+    is_posted: bool
 
 
 def enter(place: RankInfo, watchdog: Watchdog) -> None:
     """Register this process as a rank, when it joins the others for the first time or again."""
     global _watchdog, _previous_hook
     if _watchdog is None:
-        _hush(place)
+        _redirect_output(place)
         _previous_hook, sys.excepthook = sys.excepthook, _hook
         atexit.register(_leave)
         stopping.before_leaving(_forget_heard)
@@ -91,11 +91,11 @@ def account_for(error: BaseException) -> Lost | None:
             raise Interrupted(said) from error
         if stopping.requested():
             raise Interrupted(f"Asked to stop, and then: {said}") from error
-        return Lost(said, found is not None and found.told)
+        return Lost(said, found is not None and found.is_posted)
     if _watchdog.heartbeat.agreed:
         _watchdog.agree()
     elif (status := getattr(error, "exit_status", 1)) in (1, BadInput.exit_status):  # other ranks may not fail too
-        _watchdog.accuse_self(reason(error), status)
+        _watchdog.post_own_failure(reason(error), status)
     _watchdog.leave(failed=True)
     return None
 
@@ -136,13 +136,13 @@ def on_first_rank(act: Callable[[], Any], name: str) -> Any:
         try:
             done = act()
         except Exception as error:
-            _watchdog.tell(key, reason(error))
+            _watchdog.set_key(key, reason(error))
             raise
-        _watchdog.tell(key, "")
+        _watchdog.set_key(key, "")
         return done
 
 
-def _hush(place: RankInfo) -> None:
+def _redirect_output(place: RankInfo) -> None:
     """Redirect the output of all ranks but the first to files, unless a launcher or the program has done so."""
     global _heard
     if place.rank == 0 or launched() or sys.stdout is not sys.__stdout__ or _has_own_log():
@@ -190,7 +190,7 @@ def _hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
     lost = account_for(error) if isinstance(error, Exception) else None
     _tell_heard()
     _previous_hook(kind, error, trace)
-    if lost and not (lost.told and launched()):
+    if lost and not (lost.is_posted and launched()):
         print(f"ptymesh: {lost.sentence}", file=sys.stderr, flush=True)
 
 

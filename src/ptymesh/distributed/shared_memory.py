@@ -53,7 +53,7 @@ Combine = Callable[..., Tensor]
 
 
 @dataclass(frozen=True)
-class Plan:
+class MemoryLayout:
     """Offsets in the shared file: counters, directory of letters, places of sums, outboxes; sizes in bytes.
 
     Attributes:
@@ -115,7 +115,7 @@ def create(size: int) -> tuple[int, str]:
     """
     handle = os.memfd_create("ptymesh")
     try:
-        os.posix_fallocate(handle, 0, Plan(size).end)  # now: a page fault without memory would kill the process
+        os.posix_fallocate(handle, 0, MemoryLayout(size).end)  # now: a page fault without memory would kill the process
     except OSError:
         os.close(handle)
         raise
@@ -145,7 +145,7 @@ class SharedMemory:
 
     def __init__(self, rank: int, size: int, handle: int) -> None:
         self.rank, self.size, self._handle = rank, size, handle
-        plan = Plan(size)
+        plan = MemoryLayout(size)
         memory = mmap.mmap(handle, plan.end)
         self._counters = np.frombuffer(memory, np.int64, size * LINE // 8)[:: LINE // 8]
         self._steps, self._half = 0, 0
@@ -186,7 +186,7 @@ class SharedMemory:
         places = self._places[self._half].view(piece.dtype)[:, : len(piece)]
         own = places[self.rank]
         own.copy_(piece)
-        self.meet()
+        self.barrier()
         if piece.numel() * piece.element_size() < SMALL_BYTES:
             _combined(places, combine, piece)
             return
@@ -194,18 +194,18 @@ class SharedMemory:
         mine = shares[self.rank]  # no other rank reads this share of the inputs
         _combined(places[:, mine], combine, piece[mine])
         own[mine] = piece[mine]
-        self.meet()
+        self.barrier()
         for place, share in zip(places, shares, strict=True):
             piece[share] = place[share]
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         """Wait at a barrier of all ranks. Collective."""
         self._steps += 1
         self._counters[self.rank] = self._steps
         self._wait_for(self._counters, self._steps)
 
     @property
-    def meetings(self) -> int:
+    def barriers(self) -> int:
         """Number of barriers so far."""
         return self._steps
 
@@ -282,10 +282,10 @@ class SharedMemory:
                 continue
             time.sleep(SLEEP_S)
             if now - looked > LOOK_S:
-                self._look(counters, number, first)
+                self._raise_if_ended(counters, number, first)
                 looked = now
 
-    def _look(self, counters: np.ndarray, number: int, first: int) -> None:
+    def _raise_if_ended(self, counters: np.ndarray, number: int, first: int) -> None:
         """Raise RuntimeError if a rank that is waited for has ended, so that its lock is free."""
         for place in np.flatnonzero(counters < number):
             rank = first + int(place)

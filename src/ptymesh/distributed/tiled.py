@@ -14,10 +14,10 @@ many ranks hold a pixel, sums are relayed instead: every block has an owner, whi
 with the same bits. Elementwise arithmetic on such sums keeps the halo equal to its owners' values, so that it need not
 be filled before windows are cut.
 
-Views that reach blocks which other ranks hold too are border views. Their sums are sent (`begin`) before the interior
-views are added, which touch none of these blocks: communication overlaps computation.
+Views that reach blocks which other ranks hold too are border views. Their sums are sent (`start_reduce`) before the
+interior views are added, which touch none of these blocks: communication overlaps computation.
 
-Ranks of one machine that share memory send no sums: each reads the others' accumulators (common.py).
+Ranks of one machine that share memory send no sums: each reads the others' accumulators (shared_sums.py).
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ import torch
 from torch import Tensor
 
 from ptymesh.distributed.borders import block_owners, in_common, reach_into, relayed_is_less
-from ptymesh.distributed.boxes import Blocks, Boxes, reached_by, where
-from ptymesh.distributed.common import MOST_RANKS, Areas, Common
+from ptymesh.distributed.boxes import Blocks, Boxes, blocks_reached_by_rank, where
 from ptymesh.distributed.devices import sent
 from ptymesh.distributed.handover import Handover
 from ptymesh.distributed.layout import BlockSparseField, Layout, product
+from ptymesh.distributed.shared_sums import MOST_RANKS, SharedSums, SumAreas
 from ptymesh.distributed.tiles import Rect, bisect, parts_of, tiles_of
 from ptymesh.distributed.world import World
 from ptymesh.estimate import BLOCK, Estimate
-from ptymesh.physics.blocks import Leaf, blocked, cut_blocks, put_blocks
+from ptymesh.physics.blocks import FieldView, blocked, cut_blocks, put_blocks
 
 #: Arrays received from each rank, one per field, and the function that waits for them.
 Posted = tuple[dict[int, list[Tensor]], Callable[[], None]]
@@ -81,15 +81,15 @@ class Tiled(Layout):
             anchors: (N, 2) int64, of all views.
         """
         tiles = tiles_of(self.cells, origin, extent)
-        self.settled(tiles, parts_of(tiles, self.owner, anchors, self.window, extent))
+        self.set_parts(tiles, parts_of(tiles, self.owner, anchors, self.window, extent))
         return self.parts[self.world.rank]
 
     def hold(self, parts: list[Rect]) -> Rect:
         """Set the parts of all ranks, as they were in a run that is resumed, and return this rank's."""
-        self.settled(self.tiles, parts)
+        self.set_parts(self.tiles, parts)
         return parts[self.world.rank]
 
-    def settled(self, tiles: list[Rect], parts: list[Rect]) -> None:
+    def set_parts(self, tiles: list[Rect], parts: list[Rect]) -> None:
         """Set the tiles and parts of all ranks, and derive which blocks are shared with whom."""
         me = self.world.rank
         self.tiles, self.parts = tiles, parts
@@ -109,20 +109,23 @@ class Tiled(Layout):
 
     # --- sums over a batch ---
 
-    def blocks(self, boxes: Boxes, views: np.ndarray) -> Blocks:
+    def touched_blocks(self, boxes: Boxes, views: np.ndarray) -> Blocks:
         """Return the blocks of the part that these views' windows reach into, and which of their sums are exchanged."""
-        return self.blocks_of(boxes, [views])[0]
+        return self.touched_blocks_of(boxes, [views])[0]
 
-    def blocks_of(self, boxes: Boxes, batches: Sequence[np.ndarray]) -> list[Blocks]:
+    def touched_blocks_of(self, boxes: Boxes, batches: Sequence[np.ndarray]) -> list[Blocks]:
         """Return for each of several batches the blocks of the part, and which of their sums are exchanged."""
         if self.in_memory:
-            return [self._found(reached) for reached in reached_by(boxes, batches, self.owner, self.world.size)]
+            return [
+                self._blocks_in_memory(reached)
+                for reached in blocks_reached_by_rank(boxes, batches, self.owner, self.world.size)
+            ]
         return [
-            self._travelling(lambda rank, v=views: boxes.cover(v[self.owner[v] == rank]), boxes.cover(views))  # type: ignore[misc]
+            self._exchanged_blocks(lambda rank, v=views: boxes.cover(v[self.owner[v] == rank]), boxes.cover(views))  # type: ignore[misc]
             for views in batches
         ]
 
-    def _found(self, reached: np.ndarray) -> Blocks:
+    def _blocks_in_memory(self, reached: np.ndarray) -> Blocks:
         """Return a batch's blocks, whose sums are read in shared memory.
 
         Args:
@@ -141,7 +144,7 @@ class Tiled(Layout):
             counted=others,
         )
 
-    def _travelling(self, covered: Callable[[int], np.ndarray], whole: np.ndarray) -> Blocks:
+    def _exchanged_blocks(self, covered: Callable[[int], np.ndarray], whole: np.ndarray) -> Blocks:
         """Return the blocks of a batch, and which of their sums are sent to and received from each rank.
 
         Args:
@@ -158,24 +161,26 @@ class Tiled(Layout):
         own = covered(me)
         block_owner = self._block_owners if self.relayed else None
         for rank, common in self._common.items():
-            found.mine[rank] = places(own & (common if block_owner is None else block_owner == rank))
+            found.sums_sent[rank] = places(own & (common if block_owner is None else block_owner == rank))
             theirs = covered(rank) & (common if block_owner is None else common & (block_owner == me))
-            found.theirs[rank] = places(theirs)
+            found.sums_received[rank] = places(theirs)
             arriving |= theirs
             if block_owner is not None:
                 given, taken = whole & common & (block_owner == me), whole & (block_owner == rank)
-                found.given[rank], found.taken[rank] = places(given), places(taken)
+                found.totals_sent[rank], found.totals_received[rank] = places(given), places(taken)
                 arriving |= given | taken
-        for travels in (found.mine, found.theirs, found.given, found.taken):
+        for travels in (found.sums_sent, found.sums_received, found.totals_sent, found.totals_received):
             for rank in [rank for rank, some in travels.items() if not len(some)]:
                 del travels[rank]
         return replace(found, shared=places(arriving))
 
-    def common(self, obj: Tensor, parts: int) -> Common | None:
+    def shared_sums(self, obj: Tensor, parts: int) -> SharedSums | None:
         """Return shared memory for `parts` sums of this object (L, H, W); None where it is not used. Collective."""
         if not self.in_memory:
             return None
-        return self.world.common(Areas(len(obj), tuple(self.parts), self.parts[self.world.rank]), parts, obj.dtype)
+        return self.world.shared_sums(
+            SumAreas(len(obj), tuple(self.parts), self.parts[self.world.rank]), parts, obj.dtype
+        )
 
     def border(self, boxes: Boxes) -> np.ndarray | None:
         """Return the views (N,) bool that reach blocks of this rank's part which other ranks hold too.
@@ -190,7 +195,7 @@ class Tiled(Layout):
         border[self.own] = reach_into(shared, boxes.edges[self.own])
         return border
 
-    def begin(self, fields: list[Tensor], blocks: Blocks) -> Callable[..., list[Any]]:
+    def start_reduce(self, fields: list[Tensor], blocks: Blocks) -> Callable[..., list[Any]]:
         """Start sending this rank's sums on the blocks that other ranks hold too; the other blocks may still change.
 
         Args:
@@ -204,12 +209,12 @@ class Tiled(Layout):
         if blocks.reached is not None:  # shared memory could not be allocated: send messages instead
             reached = np.zeros([n // BLOCK for n in fields[0].shape[1:]], dtype=np.int64)
             reached[blocks.rows.numpy(), blocks.columns.numpy()] = blocks.reached.numpy()
-            blocks = self._travelling(lambda rank: reached >> rank & 1 > 0, reached > 0)
+            blocks = self._exchanged_blocks(lambda rank: reached >> rank & 1 > 0, reached > 0)
         sends = {
             rank: [cut_blocks(f, blocks.rows[places], blocks.columns[places]) for f in fields]
-            for rank, places in blocks.mine.items()
+            for rank, places in blocks.sums_sent.items()
         }
-        return partial(self._finish, fields, blocks, self._post_blocks(sends, fields, blocks.theirs))
+        return partial(self._finish, fields, blocks, self._post_blocks(sends, fields, blocks.sums_received))
 
     def reduce(self, fields: list[Tensor], blocks: Blocks, *others: Tensor) -> list[Any]:
         """Return sums over ranks: of accumulators on touched blocks, and of other tensors. Collective.
@@ -222,20 +227,22 @@ class Tiled(Layout):
         Returns:
             A BlockSparseField for each accumulator, then the other sums.
         """
-        return self.begin(fields, blocks)(*others)
+        return self.start_reduce(fields, blocks)(*others)
 
     def _finish(self, fields: list[Tensor], blocks: Blocks, begun: Posted, *others: Tensor) -> list[Any]:
         """Receive the others' sums and add them to the accumulators, which then hold the sums over ranks."""
         arrived, wait = begun
         summed = self.world.sum(*others) if others else []
         wait()
-        if len(blocks.theirs) == 1 and not (blocks.given or blocks.taken):  # two terms: a + b = b + a, in any order
-            ((rank, places),) = blocks.theirs.items()
+        if len(blocks.sums_received) == 1 and not (
+            blocks.totals_sent or blocks.totals_received
+        ):  # two terms: a + b = b + a, in any order
+            ((rank, places),) = blocks.sums_received.items()
             for field, values in zip(fields, arrived[rank], strict=True):
                 put_blocks(field, blocks.rows[places], blocks.columns[places], values, add=True)
         else:
             self._add_in_order(fields, blocks, arrived)
-        leaves = [Leaf(blocks.rows, blocks.columns, whole=field) for field in fields]
+        leaves = [FieldView(blocks.rows, blocks.columns, array=field) for field in fields]
         return [BlockSparseField(leaf, blocks.rows, blocks.columns, self.max) for leaf in leaves] + summed
 
     def _add_in_order(self, fields: list[Tensor], blocks: Blocks, arrived: dict[int, list[Tensor]]) -> None:
@@ -244,18 +251,18 @@ class Tiled(Layout):
         rows, columns = blocks.rows[at], blocks.columns[at]
         gathered = [cut_blocks(f, rows, columns) for f in fields]
         totals = [torch.zeros_like(own) for own in gathered]
-        for rank in sorted({self.world.rank, *blocks.theirs}):  # every holder adds in this order
+        for rank in sorted({self.world.rank, *blocks.sums_received}):  # every holder adds in this order
             if rank == self.world.rank:
                 for total, own in zip(totals, gathered, strict=True):
                     total += own
             else:
-                places = torch.searchsorted(at, blocks.theirs[rank])
+                places = torch.searchsorted(at, blocks.sums_received[rank])
                 for total, values in zip(totals, arrived[rank], strict=True):
                     total[:, places] += values
-        given = {rank: [t[:, torch.searchsorted(at, p)] for t in totals] for rank, p in blocks.given.items()}
-        arrived, wait = self._post_blocks(given, fields, blocks.taken)
+        given = {rank: [t[:, torch.searchsorted(at, p)] for t in totals] for rank, p in blocks.totals_sent.items()}
+        arrived, wait = self._post_blocks(given, fields, blocks.totals_received)
         wait()
-        for rank, taken in blocks.taken.items():
+        for rank, taken in blocks.totals_received.items():
             for total, values in zip(totals, arrived[rank], strict=True):
                 total[:, torch.searchsorted(at, taken)] = values
         for field, total in zip(fields, totals, strict=True):
@@ -281,7 +288,7 @@ class Tiled(Layout):
             arrived[rank] = [
                 _complex_like(part.view(shape), field) for part, shape, field in zip(parts, shapes, fields, strict=True)
             ]
-        return arrived, self.world.post(sends, receives)
+        return arrived, self.world.start_messages(sends, receives)
 
     # --- whole fields ---
 
@@ -351,10 +358,10 @@ class Tiled(Layout):
         arrived = {
             r: field.new_empty((*field.shape[:-2], *rect.shape)) for r, rect in receives.items() if not rect.empty
         }
-        self.world.post(out, arrived)()
+        self.world.start_messages(out, arrived)()
         return arrived
 
-    def around(self, field: Tensor, estimate: Estimate, reach: int) -> tuple[Tensor, Rect]:
+    def with_margin(self, field: Tensor, estimate: Estimate, reach: int) -> tuple[Tensor, Rect]:
         """Return a field with `reach` more pixels on each side, as far as the object has them, and its rectangle.
 
         Collective.
@@ -369,7 +376,7 @@ class Tiled(Layout):
         mine = wanted[self.world.rank]
         return self._copied(field, wanted, mine, field.new_empty((*field.shape[:-2], *mine.shape))), mine
 
-    def whole(self, field: Tensor, estimate: Estimate) -> Tensor:
+    def gather_whole(self, field: Tensor, estimate: Estimate) -> Tensor:
         """Return the field (L, H, W) of the whole object, on every rank. Collective."""
         whole = Rect(0, 0, *estimate.extent)
         out = field.new_empty((*field.shape[:-2], *whole.shape))
@@ -383,13 +390,13 @@ class Tiled(Layout):
         me = self.world.rank
         own = field[(..., *self.tiles[me].inside(self.parts[me].corner))].contiguous()
         if me:
-            self.world.post({0: own} if own.numel() else {}, {})()
+            self.world.start_messages({0: own} if own.numel() else {}, {})()
             return
         yield self.tiles[0], own
         for rank in range(1, self.world.size):
             if not self.tiles[rank].empty:
                 tile = own.new_empty((*own.shape[:-2], *self.tiles[rank].shape))
-                self.world.post({}, {rank: tile})()
+                self.world.start_messages({}, {rank: tile})()
                 yield self.tiles[rank], tile
 
     # --- scalars ---
@@ -424,7 +431,7 @@ class Tiled(Layout):
 
     # --- between epochs ---
 
-    def settle(
+    def adapt_parts(
         self, estimate: Estimate, before: tuple[int, int], rows: Callable[[], Any] | None = None
     ) -> TiledMigration | None:
         """Adapt tiles, parts and owners after views have moved or the object has grown. Every rank must call it.
@@ -442,7 +449,7 @@ class Tiled(Layout):
         anchors = estimate.anchors.cpu().numpy()
         old = TiledMigration(self, before)
         tiles = tiles_of(self.cells, estimate.origin, estimate.extent)
-        owner = self._strayed(anchors, tiles) if self.migrates else self.owner
+        owner = self._owners_after_moves(anchors, tiles) if self.migrates else self.owner
         needed = parts_of(tiles, owner, anchors, self.window, estimate.extent)
         kept = [part.moved(*before) for part in self.parts]
         enough = [rect if rect.holds(need) else need for rect, need in zip(kept, needed, strict=True)]
@@ -452,7 +459,7 @@ class Tiled(Layout):
         old.to(tiles, enough, owner)
         return old
 
-    def _strayed(self, anchors: np.ndarray, tiles: list[Rect]) -> np.ndarray:
+    def _owners_after_moves(self, anchors: np.ndarray, tiles: list[Rect]) -> np.ndarray:
         """Return the owner (N,) of each view, changed where its window's middle is outside of its owner's tile."""
         middle = anchors + np.array(self.window) // 2
         edges = np.array(tiles)
@@ -488,7 +495,7 @@ class TiledMigration(Handover):
         self._old.world, self._old.tiles, self._old.parts = layout.world, layout.tiles, layout.parts
         super().__init__(layout.world, layout.owner, owner)
         self.new, self._parts = parts[layout.world.rank], parts
-        layout.settled(tiles, parts)
+        layout.set_parts(tiles, parts)
         if not np.array_equal(owner, layout.owner):
             layout.assign(owner)
 

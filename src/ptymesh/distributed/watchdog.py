@@ -90,20 +90,20 @@ class HeartbeatReport:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class FailureVerdict:
     """Rank at fault and the sentence about it.
 
     Attributes:
         rank: at fault; None if no rank in particular is.
         sentence: for the user.
         status: exit status with which all ranks end.
-        told: True if it is in the store, so that the launcher prints it.
+        is_posted: True if it is in the store, so that the launcher prints it.
     """
 
     rank: int | None
     sentence: str
     status: int = 1
-    told: bool = True
+    is_posted: bool = True
 
     def to_json(self) -> str:
         """Return the verdict as text for the store."""
@@ -126,12 +126,12 @@ def read_heartbeat(store: Store, rank: int) -> HeartbeatReport | None:
     return HeartbeatReport(**json.loads(store.get(key))) if store.check([key]) else None
 
 
-def read_verdict(store: Store) -> Verdict | None:
+def read_verdict(store: Store) -> FailureVerdict | None:
     """Return the verdict; None while there is none."""
-    return Verdict(**json.loads(store.get(VERDICT))) if store.check([VERDICT]) else None
+    return FailureVerdict(**json.loads(store.get(VERDICT))) if store.check([VERDICT]) else None
 
 
-def accuse(store: Store, rank: int | None, what: str, status: int = 1) -> Verdict:
+def post_verdict(store: Store, rank: int | None, what: str, status: int = 1) -> FailureVerdict:
     """Post a verdict unless there is one.
 
     The sentence also names the last checkpoint, unless the input was at fault (status 2).
@@ -146,7 +146,7 @@ def accuse(store: Store, rank: int | None, what: str, status: int = 1) -> Verdic
         The verdict that counts, which may be an earlier one.
     """
     held = "" if status == BadInput.exit_status else _go_on_from(store)
-    store.compare_set(VERDICT, "", Verdict(rank, f"{what}{held}", status).to_json())
+    store.compare_set(VERDICT, "", FailureVerdict(rank, f"{what}{held}", status).to_json())
     verdict = read_verdict(store)
     assert verdict is not None
     return verdict
@@ -255,7 +255,7 @@ class Watchdog(threading.Thread):
     def run(self) -> None:
         """Post and check heartbeats until `leave` is called."""
         while True:
-            self._forgive()
+            self._restart_timers()
             try:
                 with self._lock:
                     verdict = None if self._done.is_set() else self._tick()
@@ -263,14 +263,14 @@ class Watchdog(threading.Thread):
                 gone = self._idle() > self._budget()  # else this rank may still end by itself, after a checkpoint
                 verdict = self._without_store(error) if gone else None
                 if gone and stopping.requested():  # a signal to all ranks: no failure
-                    verdict = Verdict(None, stopping.sentence(), Interrupted.exit_status)
+                    verdict = FailureVerdict(None, stopping.sentence(), Interrupted.exit_status)
             if verdict is not None and not self._done.wait(GRACE_S):
                 self.end(verdict)
             self._ticked = time.monotonic()
             if self._done.wait(TICK_S):
                 return
 
-    def _forgive(self) -> None:
+    def _restart_timers(self) -> None:
         """Restart all timers if this process was kept from running, perhaps together with all others."""
         now = time.monotonic()
         if now - self._ticked > SILENT_S:
@@ -298,16 +298,16 @@ class Watchdog(threading.Thread):
             with contextlib.suppress(Exception), self._lock:
                 self._post()
                 if self.rank == 0 and not kept_by_launcher():
-                    self._outlast()
+                    self._wait_for_others()
 
-    def _outlast(self) -> None:
+    def _wait_for_others(self) -> None:
         """Wait on rank 0, where it serves the store, until the other ranks have left, for a bounded time."""
         end = time.monotonic() + LAST_S
         for rank in range(1, self.size):
             while (post := read_heartbeat(self.store, rank)) and post.phase != "left" and time.monotonic() < end:
                 time.sleep(TICK_S / 10)
 
-    def _tick(self) -> Verdict | None:
+    def _tick(self) -> FailureVerdict | None:
         """Post the heartbeat and return the verdict, after judging the others if this rank has been idle for too long.
 
         An idle rank reads the others' heartbeats well before its budget ends, to see which of them are silent.
@@ -321,7 +321,7 @@ class Watchdog(threading.Thread):
         timeout = self.heartbeat.budgets_s["batch"]
         if found is None and idle > timeout and (self.heartbeat.waiting or self.heartbeat.queued):
             found = stilled(posts, silent_s, timeout, self._space)
-        return accuse(self.store, *found) if found else None
+        return post_verdict(self.store, *found) if found else None
 
     def _budget(self) -> float:
         return self.heartbeat.budgets_s.get(self.heartbeat.phase, 0.0)
@@ -336,7 +336,7 @@ class Watchdog(threading.Thread):
     def _post(self) -> None:
         self._beat += 1
         heartbeat = self.heartbeat
-        told = HeartbeatReport(
+        report = HeartbeatReport(
             heartbeat.phase,
             heartbeat.where,
             heartbeat.entered,
@@ -349,7 +349,7 @@ class Watchdog(threading.Thread):
             os.getpid(),
             self._space,
         )
-        self.store.set(pulse_key(self.rank), json.dumps(told.__dict__))
+        self.store.set(pulse_key(self.rank), json.dumps(report.__dict__))
 
     def _posts(self) -> tuple[dict[int, HeartbeatReport | None], dict[int, float]]:
         """Return the heartbeats of all ranks, and the seconds since this rank last saw each of them change."""
@@ -361,7 +361,7 @@ class Watchdog(threading.Thread):
                 self._beats[rank] = (beat, now)
         return posts, {rank: now - since for rank, (_, since) in self._beats.items()}
 
-    def accuse_self(self, cause: str, status: int = 1) -> None:
+    def post_own_failure(self, cause: str, status: int = 1) -> None:
         """Post the verdict that this rank failed, and why.
 
         Args:
@@ -370,11 +370,11 @@ class Watchdog(threading.Thread):
         """
         where = f" in {self.heartbeat.where}" if self.heartbeat.where else ""
         with contextlib.suppress(Exception), self._lock:
-            accuse(self.store, self.rank, f"Rank {self.rank} failed{where}: {cause.rstrip('.')}.", status)
+            post_verdict(self.store, self.rank, f"Rank {self.rank} failed{where}: {cause.rstrip('.')}.", status)
 
     def stopped(self) -> None:
         """Post the verdict that ranks were stopped by a signal, so that the others need not wait for this one."""
-        verdict = Verdict(None, stopping.sentence(), Interrupted.exit_status)
+        verdict = FailureVerdict(None, stopping.sentence(), Interrupted.exit_status)
         if not self.done:
             with self._lock:
                 self.store.compare_set(VERDICT, "", verdict.to_json())
@@ -386,7 +386,7 @@ class Watchdog(threading.Thread):
         with contextlib.suppress(Exception), self._lock:
             self.store.set(AGREED, "")
 
-    def tell(self, key: str, text: str) -> None:
+    def set_key(self, key: str, text: str) -> None:
         """Set a key of the store."""
         with self._lock:
             self.store.set(key, text)
@@ -410,21 +410,21 @@ class Watchdog(threading.Thread):
         finally:
             self.heartbeat.waiting = False
 
-    def explain(self) -> Verdict | None:
+    def explain(self) -> FailureVerdict | None:
         """Return why a collective was broken off: the verdict, or the rank that fell silent; None where unknown."""
         try:
             return self._explained()
         except Exception as error:
             return self._without_store(error)
 
-    def _without_store(self, error: Exception) -> Verdict:
+    def _without_store(self, error: Exception) -> FailureVerdict:
         """Return the verdict that this rank has lost the store, and with it the other ranks."""
         said = " ".join(str(error).split())[:100]
         whose = "the launcher" if kept_by_launcher() else "rank 0"
         sentence = f"Rank {self.rank} has lost {whose}, which keeps the store of the run ({said})."
-        return Verdict(0, sentence, told=False)
+        return FailureVerdict(0, sentence, is_posted=False)
 
-    def _explained(self) -> Verdict | None:
+    def _explained(self) -> FailureVerdict | None:
         """Wait some seconds for a verdict; without one, post a verdict on a rank that fell silent meanwhile."""
         end = time.monotonic() + SILENT_S
         while time.monotonic() < end:
@@ -439,10 +439,10 @@ class Watchdog(threading.Thread):
                 what = "has ended" if post.phase == "left" else "stopped answering (killed, or its machine lost)"
                 said = f"Rank {rank} (process {post.pid} on {post.host}) {what}, last heard of in {post.place}."
                 with self._lock:
-                    return accuse(self.store, rank, said)
+                    return post_verdict(self.store, rank, said)
         return None
 
-    def end(self, verdict: Verdict) -> None:
+    def end(self, verdict: FailureVerdict) -> None:
         """End this process, whatever its main thread waits for.
 
         One rank prints the sentence, unless our own launcher does.
@@ -451,6 +451,6 @@ class Watchdog(threading.Thread):
             stopping.leave(verdict.sentence, verdict.status)
         speaker = 1 if verdict.rank == 0 else 0
         heard = not launched() or verdict.status == BadInput.exit_status  # the launcher does not print these
-        if not verdict.told or (heard and self.rank == speaker):
+        if not verdict.is_posted or (heard and self.rank == speaker):
             print(f"ptymesh: {verdict.sentence}", file=sys.stderr, flush=True)
         os._exit(verdict.status)

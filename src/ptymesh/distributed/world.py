@@ -18,12 +18,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ptymesh.distributed import shared_memory
-from ptymesh.distributed.common import Areas, Common, Commons, Means, one_for_all
 from ptymesh.distributed.devices import BACKEND
 from ptymesh.distributed.heartbeat import Heartbeat
 from ptymesh.distributed.program import reason
 from ptymesh.distributed.rank_info import read
 from ptymesh.distributed.shared_memory import Combine, SharedMemory
+from ptymesh.distributed.shared_sums import SharedSums, SharedSumsCache, SumAreas, WorldFunctions, allocate_shared_array
 from ptymesh.distributed.watchdog import CHECKPOINT, Watchdog
 from ptymesh.errors import BadInput, PtymeshError
 
@@ -45,7 +45,7 @@ class PendingMessages:
     sends: dict[int, Tensor]
     receives: dict[int, Tensor]
 
-    def land(self) -> list[Tensor]:
+    def wait_for_tensors(self) -> list[Tensor]:
         """Wait for all messages and return the received tensors."""
         for wait in self.waits:
             wait()
@@ -66,8 +66,8 @@ class CollectiveLog:
         calls: results received so far.
         place: next result to be replayed.
         results: stored results, or messages in transit.
-        opened: results of `World.opening` before anything was received, which still exist at a restart.
-        passed: calls of `World.opening` before anything was received.
+        opened: results of `World.run_or_replay` before anything was received, which still exist at a restart.
+        passed: calls of `World.run_or_replay` before anything was received.
     """
 
     began: int
@@ -101,7 +101,7 @@ class World:
 
     rank = 0
     size = 1
-    through = ""  #: transport of messages between ranks, for reports
+    transport = ""  #: transport of messages between ranks, for reports
     shares_memory = False  #: True if all ranks can map memory that one of them allocates
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
@@ -122,17 +122,17 @@ class World:
 
     def max(self, *tensors: Tensor) -> list[Tensor]:
         """Return the elementwise maximum over ranks of each real tensor. Collective."""
-        return self._recorded(lambda: self._alone(tensors))
+        return self._recorded(lambda: self._clones(tensors))
 
     def broadcast(self, *tensors: Tensor) -> list[Tensor]:
         """Return the tensors of rank 0. Collective."""
-        return self._recorded(lambda: self._alone(tensors))
+        return self._recorded(lambda: self._clones(tensors))
 
     @staticmethod
-    def _alone(tensors: tuple[Tensor, ...]) -> list[Tensor]:
+    def _clones(tensors: tuple[Tensor, ...]) -> list[Tensor]:
         return [t.clone() for t in tensors]
 
-    def post(self, sends: dict[int, Tensor], receives: dict[int, Tensor]) -> Callable[[], None]:
+    def start_messages(self, sends: dict[int, Tensor], receives: dict[int, Tensor]) -> Callable[[], None]:
         """Start sending a tensor to each of some ranks and receiving from others.
 
         Every message that one rank sends must be received by the other.
@@ -147,7 +147,7 @@ class World:
         assert not sends and not receives, "a rank alone has nobody to write to"
         return lambda: None
 
-    def common(self, areas: Areas, parts: int, dtype: torch.dtype) -> Common | None:
+    def shared_sums(self, areas: SumAreas, parts: int, dtype: torch.dtype) -> SharedSums | None:
         """Return accumulators in shared memory for sums of the object; None where ranks share no memory. Collective.
 
         Args:
@@ -157,19 +157,19 @@ class World:
         """
         return None
 
-    def one_for_all(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
+    def allocate_shared_array(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
         """Return one array in memory shared by all ranks; None where they share none. Collective."""
         return None
 
-    def meet(self, handed_over: int = 0) -> None:
-        """Wait at a barrier of the ranks that share memory, and count `handed_over` bytes as traffic. Collective."""
+    def shared_barrier(self, traffic_bytes: int = 0) -> None:
+        """Wait at a barrier of the ranks that share memory, and count `traffic_bytes` bytes as traffic. Collective."""
 
     @property
-    def meetings(self) -> int:
+    def shared_barriers(self) -> int:
         """Number of barriers in shared memory so far, sums included; the same on all ranks."""
         return 0
 
-    def opening(self, act: Callable[[], Tensor]) -> Tensor:
+    def run_or_replay(self, act: Callable[[], Tensor]) -> Tensor:
         """Run a collective that makes a shared tensor, or return its former result should the step restart. Collective.
 
         If the log stores results, a copy is returned at a restart; else only tensors that were made before the step
@@ -219,7 +219,7 @@ class World:
         """Return True if any rank passes True. Collective."""
         return flag
 
-    def all_well(self, failure: Exception | None, doing: str) -> None:
+    def raise_if_any_failed(self, failure: Exception | None, doing: str) -> None:
         """Raise on every rank if any rank failed: its own error, or one that quotes the failed rank. Collective.
 
         Args:
@@ -232,7 +232,7 @@ class World:
         if not self.agree(failure is not None):
             return
         self.heartbeat.agreed = True
-        said = self.words("" if failure is None else f"{getattr(failure, 'exit_status', 1)} {reason(failure)}")
+        said = self.gather_strings("" if failure is None else f"{getattr(failure, 'exit_status', 1)} {reason(failure)}")
         with suppress(RuntimeError):  # no rank may end while others still read the message
             self.barrier()
         if failure is not None:
@@ -242,7 +242,7 @@ class World:
         kind = BadInput if int(status) == BadInput.exit_status else PtymeshError
         raise kind(f"Rank {rank} failed while {doing}: {why}")
 
-    def words(self, text: str) -> list[str]:
+    def gather_strings(self, text: str) -> list[str]:
         """Return the text of each rank, in order of rank. Collective."""
         return [text]
 
@@ -296,21 +296,21 @@ class Ranks(World):
             self.heartbeat = watchdog.heartbeat
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self._shared: SharedMemory | None = None
-        self._commons = Commons()
+        self._shared_sums_cache = SharedSumsCache()
         place = read(os.environ)
         one_machine = place.size in (1, place.local_size)  # according to the launcher's variables
         if self.device.type == "cpu" and one_machine and os.environ.get(BACKEND, "auto") == "auto":
-            self._shared = self._meet_shared()
+            self._shared = self._open_shared_memory()
             self.collectives = self.bytes_reduced = 0  # setting up is no traffic of the run
-        self.through = "shared memory" if self._shared else dist.get_backend(group)
+        self.transport = "shared memory" if self._shared else dist.get_backend(group)
 
-    def _meet_shared(self) -> SharedMemory | None:
+    def _open_shared_memory(self) -> SharedMemory | None:
         """Return memory that all ranks share; None where they are not on one machine, or it has none. Collective."""
         handle, where = -1, ""
         if self.rank == 0 and shared_memory.possible():
             with suppress(OSError):
                 handle, where = shared_memory.create(self.size)
-        where = self.words(where)[0]
+        where = self.gather_strings(where)[0]
         found = None
         if where and shared_memory.possible():
             with suppress(OSError):  # a rank on another machine cannot open the file
@@ -336,7 +336,7 @@ class Ranks(World):
         """True if all ranks can map memory that one of them allocates."""
         return self._shared is not None
 
-    def common(self, areas: Areas, parts: int, dtype: torch.dtype) -> Common | None:
+    def shared_sums(self, areas: SumAreas, parts: int, dtype: torch.dtype) -> SharedSums | None:
         """Return accumulators in shared memory for sums of the object; None where ranks share no memory. Collective.
 
         Args:
@@ -347,27 +347,29 @@ class Ranks(World):
         if self._shared is None:
             return None
         summed = partial(self._bucketed, reduce=self._reduction(dist.ReduceOp.SUM, torch.add))
-        return self._commons.of(self, Means(self._recorded, summed, self._met), areas, parts, dtype)
+        return self._shared_sums_cache.of(
+            self, WorldFunctions(self._recorded, summed, self._shared_barrier), areas, parts, dtype
+        )
 
-    def one_for_all(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
+    def allocate_shared_array(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
         """Return one array in memory shared by all ranks; None where they share none. Collective."""
-        return None if self._shared is None else one_for_all(self, shape, dtype)
+        return None if self._shared is None else allocate_shared_array(self, shape, dtype)
 
-    def meet(self, handed_over: int = 0) -> None:
-        """Wait at a barrier of the ranks that share memory, and count `handed_over` bytes as traffic. Collective."""
-        self._met(handed_over)
+    def shared_barrier(self, traffic_bytes: int = 0) -> None:
+        """Wait at a barrier of the ranks that share memory, and count `traffic_bytes` bytes as traffic. Collective."""
+        self._shared_barrier(traffic_bytes)
 
     @property
-    def meetings(self) -> int:
+    def shared_barriers(self) -> int:
         """Number of barriers in shared memory so far, sums included; the same on all ranks."""
-        return 0 if self._shared is None else self._shared.meetings
+        return 0 if self._shared is None else self._shared.barriers
 
-    def _met(self, handed_over: int) -> None:
-        """Wait at the barrier in shared memory, after counting `handed_over` bytes as traffic."""
+    def _shared_barrier(self, traffic_bytes: int) -> None:
+        """Wait at the barrier in shared memory, after counting `traffic_bytes` bytes as traffic."""
         assert self._shared is not None
-        self.bytes_reduced += handed_over
+        self.bytes_reduced += traffic_bytes
         with self.heartbeat.collective():
-            self._shared.meet()
+            self._shared.barrier()
 
     def _reduction(self, op: dist.ReduceOp.RedOpType, combine: Combine) -> Callable[[Tensor], Any]:
         """Return the function that reduces a flat tensor in place over ranks."""
@@ -380,7 +382,7 @@ class Ranks(World):
         act = partial(dist.broadcast, group=self.group, group_src=0)
         return self._recorded(lambda: self._bucketed(tensors, act))
 
-    def post(self, sends: dict[int, Tensor], receives: dict[int, Tensor]) -> Callable[[], None]:
+    def start_messages(self, sends: dict[int, Tensor], receives: dict[int, Tensor]) -> Callable[[], None]:
         """Start sending a tensor to each of some ranks and receiving from others; a replay returns stored results.
 
         Args:
@@ -393,16 +395,16 @@ class Ranks(World):
         record = self.record
         if record is not None and record.place < len(record.results):
             record.place += 1
-            return partial(self._arrive, list(receives.values()), record.results[record.place - 1], record.place - 1)
+            return partial(self._receive, list(receives.values()), record.results[record.place - 1], record.place - 1)
         self.messages += len(sends)
         self.bytes_sent += sum(t.numel() * t.element_size() for t in sends.values())
-        pending = PendingMessages(self._posted(sends, receives), sends, receives)
+        pending = PendingMessages(self._start(sends, receives), sends, receives)
         if record is not None:
             record.results.append(pending)
             record.place += 1
-        return partial(self._arrive, list(receives.values()), pending, 0 if record is None else record.place - 1)
+        return partial(self._receive, list(receives.values()), pending, 0 if record is None else record.place - 1)
 
-    def _posted(self, sends: dict[int, Tensor], receives: dict[int, Tensor]) -> list[Callable[[], Any]]:
+    def _start(self, sends: dict[int, Tensor], receives: dict[int, Tensor]) -> list[Callable[[], Any]]:
         """Start the messages and return functions that each wait for one."""
         out, back = (
             [(rank, tensor.view(-1).view(torch.uint8)) for rank, tensor in tensors.items()]
@@ -410,7 +412,7 @@ class Ranks(World):
         )
         near = self._shared
         if near is None and self.device.type != "cpu" and dist.get_backend(self.group) == "gloo":
-            return self._posted_by_the_host(out, back)
+            return self._start_through_host(out, back)
         if near is None:
             return [work.wait for work in self._started(out, back)]
         isend, recv = partial(dist.isend, group=self.group), partial(dist.recv, group=self.group)
@@ -427,27 +429,27 @@ class Ranks(World):
         operations += [dist.P2POp(dist.irecv, letter, group=self.group, group_peer=rank) for rank, letter in back]
         return dist.batch_isend_irecv(operations) if operations else []
 
-    def _posted_by_the_host(self, out: Letters, back: Letters) -> list[Callable[[], Any]]:
+    def _start_through_host(self, out: Letters, back: Letters) -> list[Callable[[], Any]]:
         """Start messages through the host's memory, since gloo sends point-to-point messages between CPUs only."""
         sent = [(rank, letter.to("cpu", copy=True)) for rank, letter in out]
         arrived = [(rank, torch.empty_like(letter, device="cpu")) for rank, letter in back]
         works = self._started(sent, arrived)
 
-        def land() -> None:
+        def receive() -> None:
             for work in works:
                 work.wait()
             sent.clear()  # the copies had to live until now
             for (_, letter), (_, host) in zip(back, arrived, strict=True):
                 letter.copy_(host)
 
-        return [land]
+        return [receive]
 
-    def _arrive(self, receives: list[Tensor], came: list[Tensor] | PendingMessages, place: int) -> None:
+    def _receive(self, receives: list[Tensor], came: list[Tensor] | PendingMessages, place: int) -> None:
         """Wait for messages, or take stored ones; copy them into `receives` and store them in the replay log."""
         record, landed = self.record, came if isinstance(came, list) else []
         if isinstance(came, PendingMessages):
             with self.heartbeat.collective():
-                landed = came.land()
+                landed = came.wait_for_tensors()
             if record is not None:
                 record.calls += 1
                 record.results[place] = [t.clone() for t in landed] if record.keep else []
@@ -467,9 +469,9 @@ class Ranks(World):
         """Publish what the last checkpoint holds, for messages should this rank be lost. Not collective."""
         if self.watchdog and self.rank == 0:
             with suppress(RuntimeError):  # the store ends with the launcher; the checkpoint exists all the same
-                self.watchdog.tell(CHECKPOINT, text)
+                self.watchdog.set_key(CHECKPOINT, text)
 
-    def words(self, text: str) -> list[str]:
+    def gather_strings(self, text: str) -> list[str]:
         """Return the text of each rank, in order of rank. Collective."""
         said = torch.tensor(list(text.encode()), dtype=torch.int64, device=self.device)
         longest = int(self.max(torch.tensor([len(said)], device=self.device))[0])
@@ -490,7 +492,7 @@ class Ranks(World):
         """Release shared memory but not the process group: NCCL would wait for ranks that are inside a collective."""
         if self._shared:
             self._shared.close()
-            self._shared, self._commons = None, Commons()
+            self._shared, self._shared_sums_cache = None, SharedSumsCache()
 
     def _bucketed(self, tensors: tuple[Tensor, ...], reduce: Callable[[Tensor], Any]) -> list[Tensor]:
         """Return the tensors reduced over ranks, in one flat bucket per real dtype."""

@@ -170,8 +170,8 @@ class Autodiff(Engine):
         layout, under = problem.layout, self._covered
         counted = under & layout.owned(estimate)
         pixels = layout.sum_owned(counted.sum()) * len(estimate.object)
-        around, where = layout.around(estimate.object, estimate, regularisers.REACH)
-        under_around, _ = layout.around(under[None], estimate, regularisers.REACH)
+        around, where = layout.with_margin(estimate.object, estimate, regularisers.REACH)
+        under_around, _ = layout.with_margin(under[None], estimate, regularisers.REACH)
         top, left = (c - w for c, w in zip(estimate.corner, where.corner, strict=True))
         height, width = under.shape
         densities, slope = (

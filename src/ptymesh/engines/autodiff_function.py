@@ -1,6 +1,6 @@
 """The forward model as one torch function with a hand-written backward pass, for models of a user's own.
 
-    obj = problem.layout.seen(estimate.object)                      # array that windows are cut from, to make leaves of
+    obj = problem.layout.fill_halo(estimate.object)  # array that windows are cut from, to make leaves of
     for chunk in problem.loader.chunks(estimate, batch.views):
         I = intensities(problem.model, chunk, obj, probe)           # (B, h, w); obj, probe: leaves or functions of them
         my_loss(I, chunk.data.y).backward()                         # adds *this rank's* sums to the leaves' .grad
@@ -96,7 +96,9 @@ class _Intensities(torch.autograd.Function):
             background: (h, w) intensity, or 0-d.
             opr: (K, h, w) complex, variable-probe modes.
         """
-        chunk = replace(chunk, fractions=fractions.detach(), weights=weights.detach(), whole=False, sweep={})
+        chunk = replace(
+            chunk, fractions=fractions.detach(), weights=weights.detach(), integer_positions=False, sweep={}
+        )
         ctx.backend = kernel_backend(obj.device, obj.dtype)
         intermediates = ctx.backend.forward(model, chunk, obj.detach(), probe.detach(), opr.detach())
         detected = model.detect(intermediates.exit, fractions)

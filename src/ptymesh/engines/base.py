@@ -247,7 +247,7 @@ class Engine(Options):
         Args:
             problem: loader, evaluator and fields of the stage.
             estimate: the unknowns, changed in place.
-            batch: the views; steps for unknowns that the loop moves go to `batch.asked`.
+            batch: the views; steps for unknowns that the loop moves go to `batch.view_updates`.
         """
         raise NotImplementedError
 

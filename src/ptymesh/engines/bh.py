@@ -89,17 +89,17 @@ class BH(Descent):
         """Return the gradient's displacements of this rank's views (n, 2), within the limit; 0 outside of the batch."""
         assert self.positions is not None
         asked = torch.zeros(len(problem.layout.own), 2, dtype=torch.float64, device=problem.device)
-        if batch.asked.positions:
-            asked[_own(problem, batch)[1]] = torch.cat([steps for _, steps in batch.asked.positions])
+        if batch.view_updates.positions:
+            asked[_views_and_rows(problem, batch)[1]] = torch.cat([steps for _, steps in batch.view_updates.positions])
         return (self.scale_positions * asked).clamp(-self.positions.limit_px, self.positions.limit_px)
 
     def _pass_positions(self, problem: Problem, batch: Batch, step: Move) -> None:
         """Give the step of positions to the loop, which moves them within its limits, and remember it."""
-        batch.asked.positions.clear()
+        batch.view_updates.positions.clear()
         if step.positions is None:
             return
-        views, rows = _own(problem, batch)
-        batch.asked.positions.append((views, step.positions[rows]))
+        views, rows = _views_and_rows(problem, batch)
+        batch.view_updates.positions.append((views, step.positions[rows]))
         if self.directions == "conjugate":
             self.per_view.setdefault("position_step", torch.zeros_like(step.positions))[rows] = step.positions[rows]
 
@@ -116,7 +116,7 @@ class BH(Descent):
         """
         n = len(moves)
         slopes, hessian = problem.fields.reduction(n), problem.fields.reduction(n, n)
-        objects = [problem.fields.spread(move.object, estimate, f"along {i}") for i, move in enumerate(moves)]
+        objects = [problem.fields.window_array(move.object, estimate, f"along {i}") for i, move in enumerate(moves)]
         for chunk in problem.loader.chunks(estimate, batch.views):
             directions = [
                 Direction(o, m.probe, None if m.positions is None else m.positions[chunk.rows].to(problem.real))
@@ -129,9 +129,9 @@ class BH(Descent):
         return slope, curvature
 
 
-def _own(problem: Problem, batch: Batch) -> tuple[Tensor, Tensor]:
+def _views_and_rows(problem: Problem, batch: Batch) -> tuple[Tensor, Tensor]:
     """Return this rank's views of the batch, and their rows among all views of this rank."""
-    views = problem.loader.local_views.mine(batch.views)
+    views = problem.loader.local_views.in_sweep_order(batch.views)
     rows = problem.layout.local(views)
     return sent(views, problem.device), sent(rows, problem.device)
 

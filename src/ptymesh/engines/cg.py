@@ -49,7 +49,7 @@ class CG(Descent):
         t = self.search(problem, estimate, batch, d)
         apply(problem, estimate, d.times(t))
         if float(t) == 0:  # no decrease along d: the next step starts from the gradient
-            self.forget("slope", "direction")
+            self.drop_moves("slope", "direction")
             return
         self.remember("slope", problem, estimate, s)
         self.remember("direction", problem, estimate, d)

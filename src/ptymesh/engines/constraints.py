@@ -130,7 +130,7 @@ class Smooth(Constraint):
             estimate: the unknowns.
             engine: not used.
         """
-        around, where = problem.layout.around(estimate.object, estimate, _reach(self))
+        around, where = problem.layout.with_margin(estimate.object, estimate, _reach(self))
         top, left = (c - w for c, w in zip(estimate.corner, where.corner, strict=True))
         height, width = estimate.object.shape[-2:]
         estimate.object.copy_(smoothed(around, self)[:, top : top + height, left : left + width])
@@ -200,7 +200,7 @@ class Ramp(Constraint):
             estimate: the unknowns.
             engine: memory with exit waves, which take what is left of the ramps.
         """
-        waves.ramp(engine, problem, estimate, remove_ramp(problem, estimate, lit(problem, estimate)))
+        waves.ramp(engine, problem, estimate, remove_ramp(problem, estimate, illuminated_mask(problem, estimate)))
 
 
 class Scale(Constraint):
@@ -214,7 +214,7 @@ class Scale(Constraint):
             estimate: the unknowns.
             engine: not used.
         """
-        mean = problem.fields.mean(estimate.object.abs(), lit(problem, estimate), estimate)
+        mean = problem.fields.mean(estimate.object.abs(), illuminated_mask(problem, estimate), estimate)
         rescale(estimate, float(mean) ** -len(estimate.object))
 
 
@@ -252,7 +252,7 @@ class Power(Constraint):
         rescale(estimate, math.sqrt(float(current) / target))
 
 
-def lit(problem: Problem, estimate: Estimate) -> Tensor:
+def illuminated_mask(problem: Problem, estimate: Estimate) -> Tensor:
     """Return the object pixels (H, W) bool that are illuminated well enough to decide a gauge. Collective."""
     illumination = problem.evaluator.illumination(estimate)
     return illumination > LIT * problem.fields.max(illumination)
@@ -306,8 +306,8 @@ def remove_ramp(problem: Problem, estimate: Estimate, where: Tensor) -> list[flo
         The gradient in rad/px, y x.
     """
     layout = problem.layout
-    around, at = layout.around(estimate.object, estimate, 1)  # with the pixels next to those of this rank
-    total, lit_around = around.prod(0), layout.around(where[None], estimate, 1)[0][0]
+    around, at = layout.with_margin(estimate.object, estimate, 1)  # with the pixels next to those of this rank
+    total, lit_around = around.prod(0), layout.with_margin(where[None], estimate, 1)[0][0]
     owned = torch.zeros_like(lit_around)
     y, x = (
         slice(c - first, c - first + n) for c, first, n in zip(estimate.corner, at.corner, where.shape, strict=True)

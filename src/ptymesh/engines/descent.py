@@ -94,7 +94,7 @@ class Descent(Engine):
             intermediates = problem.evaluator.forward(estimate, chunk)
             detected = problem.evaluator.detect(chunk, intermediates.exit)
             S = power(detected)
-            problem.evaluator.note(chunk, S)
+            problem.evaluator.record_signal(chunk, S)
             slope = fidelity.slope(kind, S, chunk.data)
             if kind == "poisson":  # dim pixels must not decide the direction; the length follows from the true loss
                 slope = slope.clamp(min=1 - fidelity.BRIGHTEST_RATIO)
@@ -104,8 +104,8 @@ class Descent(Engine):
             terms.add(torch.stack([over_window(t) for t in curves], dim=1))
         s = accumulator.total(terms)
         alpha = _newton(*s.others[0])
-        batch.asked.scaled(alpha)
-        batch.asked.gradients = replace(s, opr=alpha * s.opr)
+        batch.view_updates.scaled(alpha)
+        batch.view_updates.gradients = replace(s, opr=alpha * s.opr)
         z_object = alpha * s.object / floored(s.object_weight, self.delta)
         z_probe = self.scale_probe * alpha * s.probe / floored(s.probe_weight, self.delta)
         return Move(s.object, s.probe), Move(z_object, z_probe)
@@ -142,7 +142,7 @@ class Descent(Engine):
         problem.fields.put(whole, move.object)
         self.state[f"probe_{name}"] = move.probe
 
-    def forget(self, *names: str) -> None:
+    def drop_moves(self, *names: str) -> None:
         """Drop remembered moves."""
         for name in names:
             self.state.pop(f"object_{name}", None)
@@ -159,7 +159,7 @@ class Descent(Engine):
             batch: the views.
             move: the direction.
         """
-        direction, kind = problem.fields.spread(move.object, estimate), problem.model.fidelity
+        direction, kind = problem.fields.window_array(move.object, estimate), problem.model.fidelity
         steps = (0.0, *LADDER)
         losses = problem.fields.reduction(len(steps))
         for chunk in problem.loader.chunks(estimate, batch.views):

@@ -36,7 +36,7 @@ from ptymesh.models import declared
 from ptymesh.problem import Batch, Problem
 
 
-class Unknown(Schedule):
+class UnknownSchedule(Schedule):
     """One unknown: its own learning rate, and the epochs in which it moves.
 
     Attributes:
@@ -55,18 +55,18 @@ class Unknowns(Options):
     are left to the constraints of the probe unless they stand here.
     """
 
-    object: Annotated[Unknown | None, OnOff] = Unknown()
-    amplitude: Unknown | None = None
-    probe: Annotated[Unknown | None, OnOff] = Unknown()
-    opr: Annotated[Unknown | None, OnOff] = None
-    positions: Annotated[Unknown | None, OnOff] = None
-    weights: Annotated[Unknown | None, OnOff] = None
-    background: Annotated[Unknown | None, OnOff] = None
-    slice_spacing: Annotated[Unknown | None, OnOff] = None
-    tilt: Annotated[Unknown | None, OnOff] = None
+    object: Annotated[UnknownSchedule | None, OnOff] = UnknownSchedule()
+    amplitude: UnknownSchedule | None = None
+    probe: Annotated[UnknownSchedule | None, OnOff] = UnknownSchedule()
+    opr: Annotated[UnknownSchedule | None, OnOff] = None
+    positions: Annotated[UnknownSchedule | None, OnOff] = None
+    weights: Annotated[UnknownSchedule | None, OnOff] = None
+    background: Annotated[UnknownSchedule | None, OnOff] = None
+    slice_spacing: Annotated[UnknownSchedule | None, OnOff] = None
+    tilt: Annotated[UnknownSchedule | None, OnOff] = None
 
     model_config = ConfigDict(extra="allow")
-    __pydantic_extra__: dict[str, Annotated[Unknown | None, OnOff]]
+    __pydantic_extra__: dict[str, Annotated[UnknownSchedule | None, OnOff]]
 
     @model_validator(mode="before")
     @classmethod
@@ -80,7 +80,7 @@ class Unknowns(Options):
                 )
         return values
 
-    def moving(self) -> dict[str, Unknown]:
+    def moving(self) -> dict[str, UnknownSchedule]:
         """Return the unknowns that are on, by name."""
         return {name: unknown for name, unknown in self if unknown}
 
@@ -204,7 +204,7 @@ class Elementwise(Autodiff):
             self._step_background(estimate, background, batch.epoch)
         if "positions" in leaves:
             own = sent(problem.layout.own, problem.device)
-            batch.asked.positions = [(own, leaves["positions"][own])]
+            batch.view_updates.positions = [(own, leaves["positions"][own])]
 
     def rate(self, epoch: int) -> float:
         """Return the learning rate of the first unknown that moves, or 0 if no scheduler changes it."""

@@ -69,13 +69,13 @@ class LBFGS(Autodiff):
         """
         wanted = {"object", "amplitude", "probe", *(unknown.name for unknown in problem.model.unknowns)} - batch.frozen
         here = self.gradient(problem, estimate, batch, wanted)
-        kept = batch.asked.positions, batch.asked.weights, batch.asked.gradients
+        kept = batch.view_updates.positions, batch.view_updates.weights, batch.view_updates.gradients
         parts = self._fixed(here.parts)
         x, g = self.leaves(estimate, parts), _scaled(here, parts)
         self._drop_stale_pairs(x)
         d, slope = self._direction(problem, estimate, x, g)
         if slope >= 0:
-            self._forget()
+            self._drop_pairs()
             d, slope = self._direction(problem, estimate, x, g)
         t = 1.0
         for _ in range(self.tries):
@@ -89,8 +89,8 @@ class LBFGS(Autodiff):
             t /= 2  # a power of two: runs on different numbers of ranks take equal steps, or clearly different ones
         else:
             self.write(problem, estimate, x, parts)
-            self._forget()
-        batch.asked.positions, batch.asked.weights, batch.asked.gradients = kept
+            self._drop_pairs()
+        batch.view_updates.positions, batch.view_updates.weights, batch.view_updates.gradients = kept
 
     def _fixed(self, parts: dict[str, Part]) -> dict[str, Part]:
         """Return the parts with the scale that each had when it first moved, and unit 1."""
@@ -159,9 +159,9 @@ class LBFGS(Autodiff):
         kept = known == set(x) and "products" in self.state
         kept = kept and all(self._recall(f"{name}.s0", x[name]).shape == x[name].shape for name in x)
         if not kept or self._pairs(x) > self.memory:
-            self._forget()
+            self._drop_pairs()
 
-    def _forget(self) -> None:
+    def _drop_pairs(self) -> None:
         for key in [key for key in self.state if ".s" in key or ".y" in key or key == "products"]:
             del self.state[key]
 

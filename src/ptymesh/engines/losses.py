@@ -41,7 +41,7 @@ LOSSES: Registry[PixelLoss] = Registry("loss", "ptymesh.losses", also=("fidelity
 register = LOSSES.register
 
 
-class Summary(NamedTuple):
+class LossSummary(NamedTuple):
     """Loss of a batch with its normalisation; global, as the sums that it comes from.
 
     Attributes:
@@ -72,7 +72,7 @@ class Loss(Protocol):
     def sums(self, S: Tensor, data: Data) -> Tensor:
         """Return the sums of each view that `summary` needs, (B, n) float64."""
 
-    def summary(self, sums: Tensor) -> Summary:
+    def summary(self, sums: Tensor) -> LossSummary:
         """Return value, divisor, curvature and counts from the sums over all views, (n,)."""
 
 
@@ -93,12 +93,14 @@ class OfFidelity:
         terms = (fidelity.value(self.kind, S, data), over_window(data.y), over_window(data.y.square()))
         return torch.stack(terms, dim=1)
 
-    def summary(self, sums: Tensor) -> Summary:
+    def summary(self, sums: Tensor) -> LossSummary:
         """Return L, D, c of the module's table."""
         loss, counts, squares = _above_zero(sums)
         if self.kind == "intensity":
-            return Summary(loss / squares, squares, 4 * squares / counts, counts)
-        return Summary(loss / counts, counts, torch.full_like(counts, 2.0 if self.kind == "poisson" else 1.0), counts)
+            return LossSummary(loss / squares, squares, 4 * squares / counts, counts)
+        return LossSummary(
+            loss / counts, counts, torch.full_like(counts, 2.0 if self.kind == "poisson" else 1.0), counts
+        )
 
     def summed_up(self, sums: Tensor) -> Tensor:
         """Return `summary` as a tensor (4,)."""
@@ -115,7 +117,7 @@ class NRMSE:
 
     def slope(self, S: Tensor, data: Data) -> Tensor:
         """Return 2 (I^p - y^p) p I^(p - 1)."""
-        data = data.lit(S)
+        data = data.illuminated(S)
         I, p = data.intensity(S).clamp(min=DARK), self.power
         slopes = 2 * p * (raised(I, p) - raised(data.y, p)) * raised(I, p - 1)
         return torch.where(data.good, slopes, slopes.new_zeros(()))
@@ -127,12 +129,12 @@ class NRMSE:
         terms = (misfit.square(), data.good.to(S.dtype), data.y, powers, powers.square())
         return torch.stack([over_window(t) for t in terms], dim=1)
 
-    def summary(self, sums: Tensor) -> Summary:
+    def summary(self, sums: Tensor) -> LossSummary:
         """Return L, D, c of the module's table."""
         Q, n, counts, powers, squares = sums.clamp(min=torch.finfo(sums.dtype).tiny)
         mean = powers / n
         curvature = 4 * self.power**2 * squares / counts
-        return Summary((Q / n).sqrt() / mean, 2 * (Q * n).sqrt() * mean, curvature, counts)
+        return LossSummary((Q / n).sqrt() / mean, 2 * (Q * n).sqrt() * mean, curvature, counts)
 
 
 class OfFunction:
@@ -145,24 +147,24 @@ class OfFunction:
 
     def slope(self, S: Tensor, data: Data) -> Tensor:
         """Return the function's derivative by I, from autograd."""
-        data = data.lit(S)
+        data = data.illuminated(S)
         I = data.intensity(S).clamp(min=DARK).requires_grad_()
         with torch.enable_grad():
-            total = self._terms(I, data).sum()
+            total = self._function_values(I, data).sum()
         return torch.autograd.grad(total, I)[0]
 
     def sums(self, S: Tensor, data: Data) -> Tensor:
         """Return loss, sum y of each view."""
         with torch.no_grad():
-            terms = self._terms(data.intensity(S).clamp(min=DARK), data)
+            terms = self._function_values(data.intensity(S).clamp(min=DARK), data)
         return torch.stack((over_window(terms), over_window(data.y)), dim=1)
 
-    def summary(self, sums: Tensor) -> Summary:
+    def summary(self, sums: Tensor) -> LossSummary:
         """Return L, D, c of the module's table."""
         loss, counts = _above_zero(sums)
-        return Summary(loss / counts, counts, torch.ones_like(counts), counts)
+        return LossSummary(loss / counts, counts, torch.ones_like(counts), counts)
 
-    def _terms(self, I: Tensor, data: Data) -> Tensor:
+    def _function_values(self, I: Tensor, data: Data) -> Tensor:
         # Pixels without data get I = y = 1, so that no function divides by their 0.
         """Return the function's values, 0 where there are no data."""
         one = I.new_ones(())
@@ -195,7 +197,7 @@ class WithAverage:
         """Return the loss's sums."""
         return self.loss.sums(S, data)
 
-    def summary(self, sums: Tensor) -> Summary:
+    def summary(self, sums: Tensor) -> LossSummary:
         """Return the loss's summary, with the misfit in its value."""
         summary = self.loss.summary(sums)
         return summary._replace(value=summary.value + self.misfit / summary.divisor)

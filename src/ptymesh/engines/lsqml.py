@@ -101,7 +101,7 @@ class LSQML(Engine):
         self.state["epoch"] = torch.tensor(batch.epoch)
         sums, swept = self._sweep(problem, estimate, batch)
         found, d_probe = self._directions(problem, sums, len(batch.views))
-        direction = problem.fields.spread(found, estimate)
+        direction = problem.fields.window_array(found, estimate)
         d_object = problem.fields.touched(direction, found)
         systems = problem.loader.of_batch(batch, self._systems(problem, estimate, direction, d_probe, swept), 5)
         by_object, by_probe = problem.evaluator.at_once("step lengths", self._steps, systems).to(problem.real)

@@ -124,14 +124,14 @@ def _step(
 
 def _by_probe(batch: Batch, J: Tensor) -> Tensor:
     """Return J^T s of the probe's pixels, (n,) on the host."""
-    assert batch.asked.gradients is not None, "engines that move numbers of the probe sum its adjoints"
-    return over_window(overlap(J, batch.asked.gradients.probe.to(J.dtype))).sum(1).cpu()
+    assert batch.view_updates.gradients is not None, "engines that move numbers of the probe sum its adjoints"
+    return over_window(overlap(J, batch.view_updates.gradients.probe.to(J.dtype))).sum(1).cpu()
 
 
 def _by_positions(problem: Problem, batch: Batch, J: Tensor) -> Tensor:
     """Return J^T s over the views of all ranks, (n,) on the host. Collective."""
     reduction = problem.fields.reduction(len(J))
-    for views, steps in batch.asked.positions:
+    for views, steps in batch.view_updates.positions:
         reduction.add((J[:, views] * steps.to(J.dtype)).sum(-1).T)
     return problem.fields.totals(reduction)[0].cpu()
 

@@ -40,7 +40,7 @@ def after_batch(engine: Engine, batch: Batch, estimate: Estimate, start: Tensor)
     options = engine.positions
     assert options is not None
     gain = engine.state.get("position_gain", 1.0) if options.gain == "auto" else options.gain
-    for views, steps in batch.asked.positions:
+    for views, steps in batch.view_updates.positions:
         moved = estimate.positions[views] + gain * steps
         low, high = start[views] - options.limit_px, start[views] + options.limit_px
         estimate.positions[views] = torch.minimum(torch.maximum(moved, low), high)
@@ -112,10 +112,10 @@ def reanchor(
         estimate.anchors[far] = torch.floor(estimate.positions[far] + 0.5).to(estimate.anchors.dtype)
         waves.roll(engine, problem, estimate.anchors - old)
     before = _grown(estimate)
-    settle(engine, problem, estimate, before, memories)
+    redistribute(engine, problem, estimate, before, memories)
 
 
-def settle(
+def redistribute(
     engine: Engine,
     problem: Problem,
     estimate: Estimate,
@@ -131,7 +131,7 @@ def settle(
         before: rows and columns by which the object has grown before its first ones.
         memories: other engines with tensors that follow, too.
     """
-    move = problem.layout.settle(estimate, before)
+    move = problem.layout.adapt_parts(estimate, before)
     if move is None:
         return
     shape = estimate.object.shape

@@ -88,7 +88,7 @@ class Projections(Engine):
             batch: all views.
         """
         if not self.per_view:
-            self.begin(problem, estimate, batch)
+            self.start_waves(problem, estimate, batch)
         turns = [u for u in ("object", "probe") * self.turns if u == "object" or "probe" not in batch.frozen]
         position_steps = []
         for turn, unknown in enumerate(turns, start=1):
@@ -109,9 +109,9 @@ class Projections(Engine):
                 problem.fields.add_weighted(estimate.object, s.object, s.object_weight, blend=self.alpha)
             else:
                 problem.fields.add_weighted(estimate.probe, s.probe, s.probe_weight, blend=self.alpha)
-        batch.asked.positions.extend(position_steps)
+        batch.view_updates.positions.extend(position_steps)
 
-    def begin(self, problem: Problem, estimate: Estimate, batch: Batch) -> None:
+    def start_waves(self, problem: Problem, estimate: Estimate, batch: Batch) -> None:
         """Start with psi = P O of the estimate, (n, M, h, w) for this rank's n views.
 
         Args:
@@ -186,7 +186,7 @@ class RAAR(Projections):
 
     beta: float = Field(0.75, ge=0.5, le=1)
 
-    def begin(self, problem: Problem, estimate: Estimate, batch: Batch) -> None:
+    def start_waves(self, problem: Problem, estimate: Estimate, batch: Batch) -> None:
         """Start with psi = Pi_A psi = P O, from which the first step moves to P O itself.
 
         Args:
@@ -194,7 +194,7 @@ class RAAR(Projections):
             estimate: the unknowns.
             batch: all views.
         """
-        super().begin(problem, estimate, batch)
+        super().start_waves(problem, estimate, batch)
         self.per_view.update({name.replace("psi", "fitted"): kept.clone() for name, kept in self.per_view.items()})
 
     def move(self, problem: Problem, chunk: Chunk, intermediates: Intermediates) -> None:

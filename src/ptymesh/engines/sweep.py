@@ -20,10 +20,10 @@ from torch import Tensor
 
 from ptymesh.distributed.devices import sent
 from ptymesh.distributed.exact import Reduction
-from ptymesh.engines.losses import Loss, OfFidelity, Summary
+from ptymesh.engines.losses import Loss, LossSummary, OfFidelity
 from ptymesh.estimate import Estimate
 from ptymesh.physics.backend import Task
-from ptymesh.physics.background import darkness, told
+from ptymesh.physics.background import darkness, raised_signals
 from ptymesh.physics.elementwise import means
 from ptymesh.physics.fidelity import DARK, Data
 from ptymesh.physics.model import Intermediates, power
@@ -80,7 +80,7 @@ class Sweep:
         self.reductions = {name: problem.fields.reduction(*shape) for name, shape in shapes.items() if name in wanted}
 
     def run(self, note: bool = True) -> None:
-        """Sweep the batch; with `note`, record the views' losses for the running loss of the epoch."""
+        """Sweep the batch; with `record_signal`, record the views' losses for the running loss of the epoch."""
         if self._plain:
             for chunk in self.accumulator.chunks():
                 intermediates = self.problem.evaluator.forward(self.estimate, chunk)
@@ -135,7 +135,7 @@ class Sweep:
         detected = problem.evaluator.detect(chunk, intermediates.exit)
         S = power(detected)
         if note:
-            problem.evaluator.note(chunk, S)
+            problem.evaluator.record_signal(chunk, S)
         slope = self.loss.slope(S, chunk.data)
         self.terms.add(self.loss.sums(S, chunk.data))
         if "background" in self.wanted:
@@ -147,10 +147,10 @@ class Sweep:
         """Return slope by b and I^(-1/2) of each view, (B, 2, h, w); also where the model has no light, for b needs
         none.
         """
-        S = told(S, data)
+        S = raised_signals(S, data)
         return torch.stack((self.loss.slope(S, data), darkness(S, data)), dim=1)
 
-    def total(self) -> tuple[Gradients, Summary, dict[str, Part]]:
+    def total(self) -> tuple[Gradients, LossSummary, dict[str, Part]]:
         """Return the global sums, the loss's summary, and the parts of all unknowns but the object. Collective.
 
         Steps of positions and beams are brought to the size of Gauss-Newton steps.
@@ -163,13 +163,13 @@ class Sweep:
             others["background"] = sums.background
         of_loss, loss = others.pop("loss"), self.loss
         if isinstance(loss, OfFidelity):
-            summary = Summary(*self.problem.evaluator.at_once("what a loss means", loss.summed_up, of_loss))
+            summary = LossSummary(*self.problem.evaluator.at_once("what a loss means", loss.summed_up, of_loss))
         else:  # not recorded, as the loss may hold numbers of this batch
             summary = loss.summary(of_loss)
         _, D, c, _ = summary
-        self.batch.asked.positions = [(views, step / c) for views, step in self.batch.asked.positions]
-        self.batch.asked.weights = [(views, step / c) for views, step in self.batch.asked.weights]
-        self.batch.asked.gradients = replace(sums, opr=sums.opr / c)
+        self.batch.view_updates.positions = [(views, step / c) for views, step in self.batch.view_updates.positions]
+        self.batch.view_updates.weights = [(views, step / c) for views, step in self.batch.view_updates.weights]
+        self.batch.view_updates.gradients = replace(sums, opr=sums.opr / c)
         parts = {}
         for name, field, weight in (("probe", sums.probe, sums.probe_weight), ("opr", sums.opr, sums.opr_weight)):
             if name in self.wanted and len(field):
@@ -182,7 +182,7 @@ class Sweep:
     def _rows(self) -> dict[str, Tensor]:
         """Return slopes of the unknowns with a row per view, (B, n) each: this rank's views, 0 for others."""
         problem, rows = self.problem, {}
-        of_views = {"positions": self.batch.asked.positions, "weights": self.batch.asked.weights}
+        of_views = {"positions": self.batch.view_updates.positions, "weights": self.batch.view_updates.weights}
         for name in [name for name in of_views if name in self.wanted]:  # the same order on all ranks, unlike a set's
             width = self.estimate[name][0].numel()
             rows[name] = problem.loader.rows(self.batch, [step for _, step in of_views[name]], width)
@@ -191,7 +191,7 @@ class Sweep:
             rows[name] = problem.loader.rows(self.batch, self._of_views.get(name, []), width)
         return rows
 
-    def _more_parts(self, others: dict[str, Tensor], summary: Summary) -> dict[str, Part]:
+    def _more_parts(self, others: dict[str, Tensor], summary: LossSummary) -> dict[str, Part]:
         """Return the parts of background, slices, positions, weights and the operators' unknowns."""
         _, D, c, counts = summary
         parts = {}

@@ -47,9 +47,9 @@ def after_batch(given: ProbeConstraints, problem: Problem, batch: Batch, estimat
         batch: the views, with their steps and sums.
         estimate: the unknowns, changed in place.
     """
-    epoch, sums = batch.epoch, batch.asked.gradients
+    epoch, sums = batch.epoch, batch.view_updates.gradients
     common = 0.0 if len(batch.views) < 2 else _mean_intensity_step(given, problem, batch)
-    for views, steps in batch.asked.weights:
+    for views, steps in batch.view_updates.weights:
         if given.intensity and given.intensity.active(epoch):
             moved = estimate.weights[views, 0] + given.intensity.gain * (steps[:, 0] - common)
             estimate.weights[views, 0] = moved.clamp(min=0)
@@ -65,7 +65,7 @@ def _mean_intensity_step(given: ProbeConstraints, problem: Problem, batch: Batch
     """Return the mean step of w_j0 over the batch; 0 if intensities are not refined."""
     if not given.intensity or not given.intensity.active(batch.epoch):
         return 0.0
-    rows = problem.loader.of_batch(batch, [steps[:, :1] for _, steps in batch.asked.weights], 1)
+    rows = problem.loader.of_batch(batch, [steps[:, :1] for _, steps in batch.view_updates.weights], 1)
     return means(rows)[0].to(problem.real)
 
 

@@ -213,7 +213,7 @@ def save(
         problem = error
     _all_well(world, problem, directory, number)
 
-    said = world.words(described)
+    said = world.gather_strings(described)
     if world.rank == 0:
         try:
             files = [json.loads(words) for words in said]
@@ -338,7 +338,7 @@ def _write_shard(
 def _all_well(world: World, problem: Exception | None, directory: Path, number: int = 0) -> None:
     """Raise on every rank if any met a problem, after removing what was written of this generation. Collective."""
     try:
-        world.all_well(problem, "writing it")
+        world.raise_if_any_failed(problem, "writing it")
     except Exception as error:
         if world.rank == 0 and manifests.current(directory) != number:
             shutil.rmtree(directory / manifests.folder(number), ignore_errors=True)

@@ -119,7 +119,7 @@ def _digest_of_all(scan: Measurement, world: World) -> str:
         local = _patterns(scan, np.array_split(np.arange(scan.views), world.size)[world.rank])
     except Exception as error:
         failure = error
-    world.all_well(failure, "reading the data")
+    world.raise_if_any_failed(failure, "reading the data")
     halves = torch.tensor([local >> 32, local & 0xFFFFFFFF], dtype=torch.int64, device=world.device)
     high, low = world.sum(halves)[0].tolist()
     return f"{((high << 32) + low) % 2**64:016x}"

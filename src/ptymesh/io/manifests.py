@@ -114,7 +114,7 @@ def choose(directory: Path, world: World) -> tuple[dict[str, Any], str]:
                 _check_digest(directory / folder(number) / entry["name"], entry[digests.NAME])
         except (BadInput, OSError) as error:  # whatever befalls one rank here, it comes to the sum below
             problem = _error_sentence(error, directory)
-        problems = [said[1:] for said in world.words("." + problem) if said != "."]
+        problems = [said[1:] for said in world.gather_strings("." + problem) if said != "."]
         if not problems:
             return manifest, f"{' '.join(notes)} Going on from generation {folder(number)}." if notes else ""
         notes.append(problems[0])
@@ -129,7 +129,7 @@ def _agreed_candidates(directory: Path, world: World) -> tuple[list[int], list[s
             said["numbers"], said["notes"] = _candidates(directory)
         except (BadInput, OSError) as error:
             said["error"] = _error_sentence(error, directory)
-    said = json.loads(world.words(json.dumps(said) if said else "")[0])
+    said = json.loads(world.gather_strings(json.dumps(said) if said else "")[0])
     if "error" in said:
         raise BadInput(said["error"])
     return said["numbers"], said["notes"]

@@ -19,7 +19,7 @@ from torch import Tensor
 from ptymesh.estimate import BLOCK
 from ptymesh.kernels import compiled_blocks as c
 from ptymesh.kernels.arguments import places_of
-from ptymesh.physics.blocks import Expression, Leaf, Operation, Quotient
+from ptymesh.physics.blocks import Expression, FieldView, Operation, RegularisedQuotient
 
 assert c.SIDE == BLOCK, "the compiled loops know the side of a block"
 
@@ -38,7 +38,7 @@ OPERATIONS = {
 QUOTIENT = np.array([(c.LOAD_C, 0, 0), (c.LOAD_R, 0, 0), (c.C_OVER_R, 0, 0)], dtype=np.int64)
 
 #: What a program loads, place by place.
-Leaves = list[Leaf | None]
+Leaves = list[FieldView | None]
 #: What the kernel may load, and the target.
 FIELDS = c.COMPLEX_FIELDS + c.REAL_FIELDS + 1
 
@@ -54,17 +54,17 @@ class Program:
     slices: int
     steps: list[tuple[int, int, int]] = field(default_factory=list)
     numbers: list[list[tuple[float, float]]] = field(default_factory=list)
-    complex_fields: list[Leaf] = field(default_factory=list)
-    real_fields: list[Leaf] = field(default_factory=list)
+    complex_fields: list[FieldView] = field(default_factory=list)
+    real_fields: list[FieldView] = field(default_factory=list)
 
     def add(self, expression: Expression, complex_at: int = 0, real_at: int = 0) -> bool:
         """Leaves the expression in the first free register of its kind; whether that is a complex one."""
         if max(complex_at, real_at) >= c.REGISTERS:
             raise TooMuchError
-        if isinstance(expression, Leaf):
+        if isinstance(expression, FieldView):
             return self._load(expression, complex_at, real_at)
         first, second = expression.first, expression.second
-        if isinstance(second, Leaf | Operation) and second.is_complex and not first.is_complex:
+        if isinstance(second, FieldView | Operation) and second.is_complex and not first.is_complex:
             if expression.name == "divide":
                 raise TooMuchError
             first, second = second, first
@@ -73,7 +73,7 @@ class Program:
             if is_complex:
                 raise TooMuchError
             self._append(c.ROOT_R, real_at, 0)
-        elif isinstance(second, Leaf | Operation):
+        elif isinstance(second, FieldView | Operation):
             by_complex = self.add(second, complex_at + is_complex, real_at + (not is_complex))
             self._combine(expression.name, is_complex, by_complex, complex_at, real_at)
         else:
@@ -81,7 +81,7 @@ class Program:
             self._number(expression.name, is_complex, second, complex_at, real_at)
         return is_complex
 
-    def _load(self, leaf: Leaf, complex_at: int, real_at: int) -> bool:
+    def _load(self, leaf: FieldView, complex_at: int, real_at: int) -> bool:
         fields, most = (self.complex_fields, c.COMPLEX_FIELDS) if leaf.is_complex else (self.real_fields, c.REAL_FIELDS)
         if leaf not in fields:
             fields.append(leaf)
@@ -134,7 +134,7 @@ class Program:
 
 
 def write(
-    target: Tensor, expression: Expression | Quotient, rows: Tensor, columns: Tensor, add: bool, bands: int
+    target: Tensor, expression: Expression | RegularisedQuotient, rows: Tensor, columns: Tensor, add: bool, bands: int
 ) -> bool:
     """target (L, H, W) = or += the expression on the blocks (n,); False, and nothing done, where that is beyond it.
 
@@ -165,9 +165,11 @@ def write(
     return True
 
 
-def _programmed(expression: Expression | Quotient, slices: int) -> tuple[np.ndarray[Any, Any], Any, Leaves] | None:
+def _programmed(
+    expression: Expression | RegularisedQuotient, slices: int
+) -> tuple[np.ndarray[Any, Any], Any, Leaves] | None:
     """Steps, numbers and fields for the kernel; None where they are not to be had."""
-    if isinstance(expression, Quotient):
+    if isinstance(expression, RegularisedQuotient):
         return _quotient(expression, slices) or _programmed(expression.spelled_out(), slices)
     program = Program(slices)
     try:
@@ -179,10 +181,10 @@ def _programmed(expression: Expression | Quotient, slices: int) -> tuple[np.ndar
     return np.array(program.steps, dtype=np.int64), program.numbers, leaves
 
 
-def _quotient(quotient: Quotient, slices: int) -> tuple[np.ndarray[Any, Any], Any, Leaves] | None:
+def _quotient(quotient: RegularisedQuotient, slices: int) -> tuple[np.ndarray[Any, Any], Any, Leaves] | None:
     """The program of a quotient of fields, without making it: batch after batch most engines write nothing else."""
     change, weight = quotient.change, quotient.weight
-    if not (isinstance(change, Leaf) and isinstance(weight, Leaf)):
+    if not (isinstance(change, FieldView) and isinstance(weight, FieldView)):
         return None
     factor, summand = quotient.divisor
     summands = summand.flatten().tolist() if isinstance(summand, Tensor) else [summand] * slices
@@ -195,14 +197,14 @@ def _nothing(dtype: torch.dtype) -> np.ndarray[Any, Any]:
     return torch.empty((0, 0, 0), dtype=dtype).numpy()
 
 
-def _field(leaf: Leaf) -> tuple[Tensor, Tensor, Tensor]:
+def _field(leaf: FieldView) -> tuple[Tensor, Tensor, Tensor]:
     """The array (L, H', W') that holds the leaf, and its blocks there."""
-    if leaf.whole is not None:
-        return leaf.whole, leaf.rows, leaf.columns
+    if leaf.array is not None:
+        return leaf.array, leaf.rows, leaf.columns
     values = leaf.values.contiguous()
     slices, n = values.shape[:2]
     return values.view(slices, n * BLOCK, BLOCK), torch.arange(n), torch.zeros(n, dtype=torch.int64)
 
 
-def _filled(leaves: list[Leaf], most: int) -> list[Leaf | None]:
+def _filled(leaves: list[FieldView], most: int) -> list[FieldView | None]:
     return [*leaves, *[None] * (most - len(leaves))]

@@ -65,7 +65,7 @@ class CpuBackend(CpuPaths):
         for systems of several slices, or of probes that are shifted view by view; steps of positions in the near field,
         too."""
         window, single = window_of(chunk.mask), super().supports(model, chunk, wanted)
-        if wanted == "there_and_back":
+        if wanted == "apply_at_detector":
             return self._far(model, window)
         at_once, sliced = self.at_once(model, window), model.slice_kernel is not None
         if wanted in ("sweep", "steps", "gap_products"):
@@ -110,21 +110,21 @@ class CpuBackend(CpuPaths):
     # --- the detector ---
 
     def at_detector(
-        self, model: Model, chunk: Chunk, detected: Tensor, task: Task, lit: BackgroundSums | None = None
+        self, model: Model, chunk: Chunk, detected: Tensor, task: Task, background_sums: BackgroundSums | None = None
     ) -> Tensor:
         """As `Backend.at_detector`, in one pass over the detector."""
         assert detected.is_contiguous(), "waves on the detector come from a transform"
         given = _waves_alone(chunk, detected)
         far = untransformed(window_of(detected), self.real)
-        return self._detector(model, chunk, given, task, far, lit, detected)[1]
+        return self._detector(model, chunk, given, task, far, background_sums, detected)[1]
 
-    def there_and_back(
-        self, model: Model, chunk: Chunk, waves: Tensor, task: Task, lit: BackgroundSums | None = None
+    def apply_at_detector(
+        self, model: Model, chunk: Chunk, waves: Tensor, task: Task, background_sums: BackgroundSums | None = None
     ) -> tuple[Tensor, Tensor]:
-        """As `Backend.there_and_back`; in the far field, view by view in one go."""
-        if not self.supports(model, chunk, "there_and_back"):
-            return super().there_and_back(model, chunk, waves, task, lit)
-        return self._detector(model, chunk, _waves_alone(chunk, waves), task, self.transform(waves), lit)
+        """As `Backend.apply_at_detector`; in the far field, view by view in one go."""
+        if not self.supports(model, chunk, "apply_at_detector"):
+            return super().apply_at_detector(model, chunk, waves, task, background_sums)
+        return self._detector(model, chunk, _waves_alone(chunk, waves), task, self.transform(waves), background_sums)
 
     def detector(
         self,
@@ -132,16 +132,16 @@ class CpuBackend(CpuPaths):
         chunk: Chunk,
         intermediates: Intermediates,
         task: Task,
-        lit: BackgroundSums | None = None,
+        background_sums: BackgroundSums | None = None,
     ) -> tuple[Tensor, Tensor]:
         """As `Backend.detector`; the exit waves are made on the way."""
         if not self.supports(model, chunk, "detector"):
-            return super().detector(model, chunk, intermediates, task, lit)
+            return super().detector(model, chunk, intermediates, task, background_sums)
         assert isinstance(intermediates, FusedIntermediates)
         if deep(model) or (varies(chunk) and self.at_once(model, intermediates.window)):
-            return self.watched(model, chunk, intermediates, task, lit)
+            return self.watched(model, chunk, intermediates, task, background_sums)
         far = self.transform(intermediates.beams.waves)
-        return self._detector(model, chunk, (_parts(intermediates), True), task, far, lit)
+        return self._detector(model, chunk, (_parts(intermediates), True), task, far, background_sums)
 
     def sweep(
         self,
@@ -167,11 +167,11 @@ class CpuBackend(CpuPaths):
         far = self.transform(into.probe_weight)
         return self._sweep_shared(model, chunk, intermediates, task, into, keep or steps, far)
 
-    def made_again(self, model: Model, chunk: Chunk, intermediates: Intermediates, task: Task) -> Tensor:
-        """As `Backend.made_again`."""
+    def recompute_waves(self, model: Model, chunk: Chunk, intermediates: Intermediates, task: Task) -> Tensor:
+        """As `Backend.recompute_waves`."""
         shifted = shifts_probe(model, chunk)
         if not (self.supports(model, chunk, "sweep") and (shifted or deep(model) or varies(chunk))):
-            return super().made_again(model, chunk, intermediates, task)
+            return super().recompute_waves(model, chunk, intermediates, task)
         assert isinstance(intermediates, FusedIntermediates)
         return self.once_more(model, chunk, intermediates, task, shifted)
 

@@ -38,8 +38,8 @@ from ptymesh.kernels.cpu_sums import CpuSums
 from ptymesh.kernels.fused import Beams, FusedIntermediates, corners, shifts_probe, steps_of, varies, window_of
 from ptymesh.kernels.kept import Kernels, Planes
 from ptymesh.kernels.row_panels import room_for
-from ptymesh.physics.backend import Adjoints, Backend, Chunk, Task, let_through
-from ptymesh.physics.background import PARTS, TOLD, BackgroundSums
+from ptymesh.physics.backend import Adjoints, Backend, Chunk, Task, transmitted_fraction
+from ptymesh.physics.background import PARTS, QUANTITIES, BackgroundSums
 from ptymesh.physics.kinds import SUMS
 from ptymesh.physics.model import Intermediates, Model
 from ptymesh.physics.propagate import fft
@@ -112,11 +112,15 @@ class CpuPaths(CpuSums):
             self.prepare()
         return SlicedIntermediates(self, model, chunk, obj.contiguous(), probe, opr)
 
-    def kept(self, intermediates: Intermediates, halves: bool = False) -> Any:
-        """As `FusedBackend.kept`; what goes through several slices is rather made again."""
+    def keep_intermediates(self, intermediates: Intermediates, halves: bool = False) -> Any:
+        """As `FusedBackend.keep_intermediates`; what goes through several slices is rather made again."""
         for name in ("asked", "arrays"):  # the second has the probes in full, whatever is kept of them
             intermediates.__dict__.pop(name, None)
-        return None if isinstance(intermediates, SlicedIntermediates) else super().kept(intermediates, halves)
+        return (
+            None
+            if isinstance(intermediates, SlicedIntermediates)
+            else super().keep_intermediates(intermediates, halves)
+        )
 
     # --- from the probe ---
 
@@ -226,13 +230,16 @@ class CpuPaths(CpuSums):
             return super().position_step(model, chunk, obj, probe, opr, intermediates, chi)
         parts, (behind, left) = _parts_asked(asked), asked[:, -2:].unbind(1)
         of_beam = (parts * chunk.weights[:, :, None]).sum(1) if varies(chunk) else parts[:, 0]
-        norms = self.powers_of_moves(chunk, intermediates, probe, opr) * let_through(behind, left)[:, None]
+        norms = (
+            self.position_derivative_norms(chunk, intermediates, probe, opr)
+            * transmitted_fraction(behind, left)[:, None]
+        )
         return steps_of(of_beam[:, :2], norms, left, chi)
 
-    def lit(self, chunk: Chunk, intermediates: Intermediates, maps: Tensor) -> Tensor:
-        """As `Backend.lit`, view by view in the cache."""
+    def illumination(self, chunk: Chunk, intermediates: Intermediates, maps: Tensor) -> Tensor:
+        """As `Backend.illumination`, view by view in the cache."""
         if not isinstance(intermediates, FusedIntermediates):
-            return super().lit(chunk, intermediates, maps)
+            return super().illumination(chunk, intermediates, maps)
         whole, n = self._tall(intermediates.model, chunk, intermediates.whole_object, intermediates.window)
         found = torch.empty((len(n), len(maps)), dtype=torch.float64)
         light = np.empty((threads_for(len(n)), *maps.shape[1:]), numpy_dtype(self.real))
@@ -250,9 +257,9 @@ class CpuPaths(CpuSums):
         if not varies(chunk):
             power = asked[:, 4].clamp(min=tiny)  # of w d psi/dw
             return (chunk.weights[:, 0] * asked[:, 2] / power)[:, None].to(self.real)
-        powers = self.powers_of_parts(chunk, intermediates, probe, opr)
+        powers = self.mode_norms(chunk, intermediates, probe, opr)
         if model.slice_kernel is not None:
-            powers *= let_through(*asked[:, -2:].unbind(1))[:, None]
+            powers *= transmitted_fraction(*asked[:, -2:].unbind(1))[:, None]
         return (_parts_asked(asked)[:, :, 2] / powers.clamp(min=tiny)).to(self.real)
 
     def _inputs(
@@ -379,7 +386,7 @@ class CpuPaths(CpuSums):
         kept = chunk.sweep.get("detector")
         if kept is None:
             kept = chunk.sweep["detector"] = self._planes(chunk.mask, chunk.background)
-        counts, places = chunk.counts, chunk.places
+        counts, places = chunk.counts, chunk.pattern_index
         if counts.dtype not in NATIVE or not counts.is_contiguous():
             counts, places = chunk.patterns.to(self.real).contiguous(), None
         stays = places is not None  # in an array of all patterns
@@ -395,7 +402,7 @@ class CpuPaths(CpuSums):
         if lit is None:
             return self._untold
         if not lit.kept:
-            shape = torch.get_num_threads(), PARTS * TOLD * column_panels.pixels(*window_of(lit.sums))
+            shape = torch.get_num_threads(), PARTS * QUANTITIES * column_panels.pixels(*window_of(lit.sums))
             lit.kept = self.room.take("background", (shape,), torch.float64)
             lit.kept[0].fill(0)
         return *lit.kept, lit.shifts.numpy(), lit.limits.to(self.real).numpy()

@@ -18,8 +18,8 @@ from ptymesh.kernels.fused import FusedBackend
 from ptymesh.kernels.kept import Arrays, Rooms
 from ptymesh.kernels.ready import share_threads
 from ptymesh.physics.backend import Adjoints
-from ptymesh.physics.blocks import TINY, Expression, Leaf, Quotient
-from ptymesh.physics.sums import SharedSums
+from ptymesh.physics.blocks import TINY, Expression, FieldView, RegularisedQuotient
+from ptymesh.physics.sums import RankSums
 
 
 class CpuSums(FusedBackend):
@@ -33,7 +33,7 @@ class CpuSums(FusedBackend):
         self.real = torch.float32 if dtype == torch.complex64 else torch.float64
         self.arrays, self.room = Arrays(), Rooms()
 
-    def forget(self) -> None:
+    def clear_caches(self) -> None:
         """See the base."""
         self.room.forget()
 
@@ -76,23 +76,28 @@ class CpuSums(FusedBackend):
         compiled_blocks.narrow(places_of(rows, columns), bands_of_rows(), *arrays)
 
     def combine(
-        self, sums: SharedSums, reached: Tensor, rows: Tensor, columns: Tensor, found: tuple[Tensor, Tensor]
+        self, sums: RankSums, reached: Tensor, rows: Tensor, columns: Tensor, found: tuple[Tensor, Tensor]
     ) -> None:
         """As `Backend.combine`."""
         given = places_of(rows, columns), reached.numpy(), sums.ranks, sums.parts, bands_of_rows()
         compiled_shared.add_shared(*given, *arrays_of(sums.memory, *found))
 
-    def largest(self, leaf: Leaf) -> Tensor:
+    def largest(self, leaf: FieldView) -> Tensor:
         """As `Backend.largest`."""
-        if leaf.whole is None or not leaf.rows.shape[0] or leaf.whole.dtype != self.real:
+        if leaf.array is None or not leaf.rows.shape[0] or leaf.array.dtype != self.real:
             return super().largest(leaf)
         bands = bands_of_rows()
-        found = leaf.whole.new_empty((bands, leaf.whole.shape[0]))
-        compiled_blocks.largest(places_of(leaf.rows, leaf.columns), bands, *arrays_of(leaf.whole, found))
+        found = leaf.array.new_empty((bands, leaf.array.shape[0]))
+        compiled_blocks.largest(places_of(leaf.rows, leaf.columns), bands, *arrays_of(leaf.array, found))
         return found.amax(0)[:, None, None, None]
 
     def write(
-        self, target: Tensor, expression: Expression | Quotient, rows: Tensor, columns: Tensor, add: bool = False
+        self,
+        target: Tensor,
+        expression: Expression | RegularisedQuotient,
+        rows: Tensor,
+        columns: Tensor,
+        add: bool = False,
     ) -> None:
         """As `Backend.write`, block by block while they are in the cache, for expressions of up to four fields."""
         if not blocks.write(target, expression, rows, columns, add, bands_of_rows()):

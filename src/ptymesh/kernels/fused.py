@@ -240,7 +240,9 @@ class FusedBackend(Backend, ABC):
         kind = FusedIntermediates if model.slice_kernel is None else StackedIntermediates
         return kind(self, model, chunk, obj.contiguous(), probe, opr)
 
-    def kept(self, intermediates: Intermediates, halves: bool = False) -> Callable[[], Intermediates] | None:
+    def keep_intermediates(
+        self, intermediates: Intermediates, halves: bool = False
+    ) -> Callable[[], Intermediates] | None:
         """A fused intermediates with its probes, which took a transform; several slices are rather made again."""
         if not isinstance(intermediates, FusedIntermediates) or isinstance(intermediates, StackedIntermediates):
             return None
@@ -258,7 +260,7 @@ class FusedBackend(Backend, ABC):
             waves = model.probes(probe, chunk.fractions, chunk.weights, opr).contiguous()
             return Beams(waves, torch.ones_like(chunk.weights[:, 0]))
         amplitudes = chunk.weights[:, 0].contiguous()
-        if model.subpixel != "fourier" or chunk.whole:
+        if model.subpixel != "fourier" or chunk.integer_positions:
             return Beams(probe[None].contiguous(), amplitudes)
         return Beams(self._shifted(chunk, probe, amplitudes), torch.ones_like(amplitudes))
 
@@ -329,7 +331,9 @@ class FusedBackend(Backend, ABC):
         amplitudes = chunk.weights[:, 0].contiguous()
         by_y, by_x = (self._shifted(chunk, probe, amplitudes, axis) for axis in (0, 1))
         found = self.along_positions(intermediates, chi, by_y, by_x)
-        return steps_of(found[:, :2], self.powers_of_moves(chunk, intermediates, probe, opr), found[:, 2], chi)
+        return steps_of(
+            found[:, :2], self.position_derivative_norms(chunk, intermediates, probe, opr), found[:, 2], chi
+        )
 
     def systems(
         self, model: Model, chunk: Chunk, intermediates: Intermediates, d_object: Tensor, d_probe: Tensor, chi: Tensor
@@ -360,7 +364,7 @@ def corners(chunk: Chunk) -> tuple[Tensor, Tensor]:
 
 def shifts_probe(model: Model, chunk: Chunk) -> bool:
     """Whether each view has the probe shifted by a fraction of its own, which may be none where beams vary."""
-    return model.subpixel == "fourier" and (varies(chunk) or not chunk.whole)
+    return model.subpixel == "fourier" and (varies(chunk) or not chunk.integer_positions)
 
 
 def varies(chunk: Chunk) -> bool:

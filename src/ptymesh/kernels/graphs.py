@@ -89,7 +89,7 @@ class Graphs:
         stays = [getattr(chunk, name) for name in ("counts", "mask", "background") if name not in _brought(chunk)]
         sums = into.object, into.object_weight, into.probe, into.probe_weight, into.shifts, into.reached
         self._keep(model, intermediates.whole_object, intermediates.probe, *stays, *sums)
-        key = ((task, chunk.whole, into.shifted, into.parts, keep), chunk.views.shape[0])
+        key = ((task, chunk.integer_positions, into.shifted, into.parts, keep), chunk.views.shape[0])
         graph = self._fitting(key) or self._new(key, backend, model, chunk, intermediates, into)
         return None if graph is None else graph.replay(self._bring, chunk)
 
@@ -211,7 +211,7 @@ def _say(what: str, error: RuntimeError) -> None:
 
 def _brought(chunk: Chunk) -> tuple[str, ...]:
     """What a chunk has of its own: its patterns, too, if they do not lie where all are."""
-    return ("anchors", "fractions", "weights", "counts" if chunk.places is None else "places")
+    return ("anchors", "fractions", "weights", "counts" if chunk.pattern_index is None else "pattern_index")
 
 
 def captured(work: Callable[[], Result], device: torch.device, pool: Any) -> tuple[Callable[[], None], Result, Any]:

@@ -26,7 +26,7 @@ from ptymesh.kernels.graphs import Graphs
 from ptymesh.physics import views
 from ptymesh.physics.backend import Adjoints, Chunk, Result, Task, Wanted
 from ptymesh.physics.background import BackgroundSums
-from ptymesh.physics.blocks import Expression, Leaf, Operation, Quotient
+from ptymesh.physics.blocks import Expression, FieldView, Operation, RegularisedQuotient
 from ptymesh.physics.fidelity import NEWTON_STEPS, UNLIT
 from ptymesh.physics.kinds import OBJECT, PROBE
 from ptymesh.physics.model import Intermediates, Model
@@ -56,7 +56,7 @@ class GpuBackend(FusedBackend):
     def supports(self, model: Model, chunk: Chunk, wanted: Wanted) -> bool:
         """Far detectors of any slices in one go, several slices one after the other; sweeps of single slices as graphs,
         where launches can be captured."""
-        if wanted == "there_and_back":
+        if wanted == "apply_at_detector":
             return model.kernel is None
         if wanted in ("forward", "adjoint"):
             return not model.operators
@@ -99,8 +99,8 @@ class GpuBackend(FusedBackend):
         """As `Backend.repeat`."""
         return work(*given, *brought) if self.graphs is None else self.graphs.repeat(name, work, given, brought)
 
-    def forget(self) -> None:
-        """As `Backend.forget`: graphs hold memory."""
+    def clear_caches(self) -> None:
+        """As `Backend.clear_caches`: graphs hold memory."""
         if self.graphs is not None:
             self.graphs.forget()
 
@@ -127,12 +127,12 @@ class GpuBackend(FusedBackend):
 
     # --- the detector ---
 
-    def there_and_back(
-        self, model: Model, chunk: Chunk, waves: Tensor, task: Task, lit: BackgroundSums | None = None
+    def apply_at_detector(
+        self, model: Model, chunk: Chunk, waves: Tensor, task: Task, background_sums: BackgroundSums | None = None
     ) -> tuple[Tensor, Tensor]:
-        """As `Backend.there_and_back`; to a far detector what makes transforms orthonormal is done on the way."""
-        if lit is not None or not self.supports(model, chunk, "there_and_back"):
-            return super().there_and_back(model, chunk, waves, task, lit)
+        """As `Backend.apply_at_detector`; to a far detector what makes transforms orthonormal is done on the way."""
+        if background_sums is not None or not self.supports(model, chunk, "apply_at_detector"):
+            return super().apply_at_detector(model, chunk, waves, task, background_sums)
         detected = fft(waves, "backward")
         found = self.at_detector(model, chunk, detected, task, scaled=True)
         return (detected if task == "evaluate" else ifft(detected, "forward")), found
@@ -143,14 +143,14 @@ class GpuBackend(FusedBackend):
         chunk: Chunk,
         detected: Tensor,
         task: Task,
-        lit: BackgroundSums | None = None,
+        background_sums: BackgroundSums | None = None,
         scaled: bool = False,
     ) -> Tensor:
         """As `Backend.at_detector`, in one pass over the detector, or three where the step has a length. scaled: Psi is
         sqrt(h w) times what it should be, and becomes 1 / sqrt(h w) times that. What views ask of a background is left
         to torch."""
-        if lit is not None:
-            return super().at_detector(model, chunk, detected, task, lit)
+        if background_sums is not None:
+            return super().at_detector(model, chunk, detected, task, background_sums)
         kind, (B, M, h, w) = KINDS[model.fidelity], detected.shape
         stepped = task == "exit_wave_update" and kind != KINDS["amplitude"]
         counts = chunk.patterns.contiguous()
@@ -206,21 +206,26 @@ class GpuBackend(FusedBackend):
         self._on_blocks(blocks.narrow, slices, rows, columns, *given, sizes=(half,), PARTS=parts)
         self._tops = found[1], rows, tops
 
-    def largest(self, leaf: Leaf) -> Tensor:
+    def largest(self, leaf: FieldView) -> Tensor:
         """As `Backend.largest`; of a batch's weight it is known by block."""
         weight, rows, tops = self._tops
-        if leaf.whole is not weight or leaf.rows is not rows or not tops.numel():
+        if leaf.array is not weight or leaf.rows is not rows or not tops.numel():
             return super().largest(leaf)
         return tops.amax(1).clamp_(min=0)[:, None, None, None]
 
     def write(
-        self, target: Tensor, expression: Expression | Quotient, rows: Tensor, columns: Tensor, add: bool = False
+        self,
+        target: Tensor,
+        expression: Expression | RegularisedQuotient,
+        rows: Tensor,
+        columns: Tensor,
+        add: bool = False,
     ) -> None:
         """As `Backend.write`; in one go what most engines write."""
         found = _written(expression, target)
         if found is None or any(leaf.rows is not rows for leaf in found.leaves):
             return super().write(target, expression, rows, columns, add)
-        field, weight = found.leaves[0].whole, found.leaves[-1].whole
+        field, weight = found.leaves[0].array, found.leaves[-1].array
         numbers = found.number.reshape(-1)
         flags: dict[str, Any] = {"TIMES": found.times, "BLEND": found.blend, "KIND": found.kind, "ADD": add}
         flags["EACH"] = numbers.numel() > 1
@@ -239,9 +244,10 @@ class GpuBackend(FusedBackend):
         """What a chunk's views have of their own is copied to one of as many views, or more, of which these have no
         light."""
         count, size = chunk.views.shape[0], into.views.shape[0]
-        placed = chunk.places is not None and into.places is not None
+        placed = chunk.pattern_index is not None and into.pattern_index is not None
         given = [
-            (one.anchors, one.fractions, one.weights, one.places if placed else one.anchors) for one in (chunk, into)
+            (one.anchors, one.fractions, one.weights, one.pattern_index if placed else one.anchors)
+            for one in (chunk, into)
         ]
         _launch(blocks.bring, -(-size // TILE), *given[0], *given[1], count, size, PLACES=placed)
         if not placed:
@@ -349,18 +355,22 @@ class Written:
     """What `triton_blocks.write` makes of fields (the weight last), and of numbers."""
 
     kind: int
-    leaves: tuple[Leaf, ...]
+    leaves: tuple[FieldView, ...]
     number: Tensor
     times: float = 1.0
     blend: float = 0.0
 
 
-def _written(expression: Expression | Quotient, target: Tensor) -> Written | None:
+def _written(expression: Expression | RegularisedQuotient, target: Tensor) -> Written | None:
     """How the kernel writes this; None where it does not."""
-    found = _quotient(expression) if isinstance(expression, Quotient) else _root(expression) or _scaled(expression)
+    found = (
+        _quotient(expression)
+        if isinstance(expression, RegularisedQuotient)
+        else _root(expression) or _scaled(expression)
+    )
     if found is None or not target.is_contiguous() or target.is_conj():
         return None
-    first, last, number = found.leaves[0].whole, found.leaves[-1].whole, found.number
+    first, last, number = found.leaves[0].array, found.leaves[-1].array, found.number
     real = target.dtype.to_real()
     if first is None or last is None or first.dtype != target.dtype or not first.is_contiguous():
         return None
@@ -370,17 +380,21 @@ def _written(expression: Expression | Quotient, target: Tensor) -> Written | Non
     return found if sound else None
 
 
-def _quotient(quotient: Quotient) -> Written | None:
+def _quotient(quotient: RegularisedQuotient) -> Written | None:
     """times field / ((1 - blend) weight + blend top)."""
     change, weight, top = quotient.change, quotient.weight, quotient.top
-    if not (isinstance(change, Leaf) and isinstance(weight, Leaf) and isinstance(top, Tensor)):
+    if not (isinstance(change, FieldView) and isinstance(weight, FieldView) and isinstance(top, Tensor)):
         return None
     return Written(QUOTIENT, (change, weight), top, float(quotient.times), float(quotient.blend))
 
 
 def _root(expression: Expression) -> Written | None:
     """field / sqrt(weight weight + number)."""
-    if not isinstance(expression, Operation) or expression.name != "divide" or not isinstance(expression.first, Leaf):
+    if (
+        not isinstance(expression, Operation)
+        or expression.name != "divide"
+        or not isinstance(expression.first, FieldView)
+    ):
         return None
     root = expression.second
     total = root.first if isinstance(root, Operation) and root.name == "sqrt" else None
@@ -388,14 +402,18 @@ def _root(expression: Expression) -> Written | None:
     if not isinstance(square, Operation) or square.name != "multiply" or square.first is not square.second:
         return None
     assert isinstance(total, Operation)
-    if not isinstance(square.first, Leaf) or not isinstance(total.second, Tensor):
+    if not isinstance(square.first, FieldView) or not isinstance(total.second, Tensor):
         return None
     return Written(ROOT, (expression.first, square.first), total.second)
 
 
 def _scaled(expression: Expression) -> Written | None:
     """number field."""
-    if not isinstance(expression, Operation) or expression.name != "multiply" or not isinstance(expression.first, Leaf):
+    if (
+        not isinstance(expression, Operation)
+        or expression.name != "multiply"
+        or not isinstance(expression.first, FieldView)
+    ):
         return None
     number = expression.second
     return Written(SCALED, (expression.first,), number) if isinstance(number, Tensor) else None

@@ -150,7 +150,7 @@ def _attempt(
 
 @contextmanager
 def _signals_blocked() -> Iterator[None]:
-    """Block signals for processes that are started within this context, until they can handle them (`child.settle`)."""
+    """Block signals for processes that are started within this context, until they can handle them (`child.prepare_process`)."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -164,7 +164,7 @@ def _signals_blocked() -> Iterator[None]:
 def _environment(
     rank: int, ranks: int, port: int, threads: int | None, logs: Path, cpus: list[int], terminal: bool
 ) -> dict[str, str]:
-    """Return the environment variables of a rank: those of torchrun, and those that `child.settle` reads."""
+    """Return the environment variables of a rank: those of torchrun, and those that `child.prepare_process` reads."""
     environment = {
         "RANK": rank,
         "LOCAL_RANK": rank,
@@ -193,7 +193,7 @@ def _cpus() -> list[int]:
 
 
 class _Inherit(LogsSpecs):
-    """Log settings with which ranks inherit our streams; `child.settle` redirects those of all but rank 0."""
+    """Log settings with which ranks inherit our streams; `child.prepare_process` redirects those of all but rank 0."""
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         """Return destinations that redirect no stream."""

@@ -7,7 +7,7 @@ import sys
 import time
 from typing import Any
 
-from ptymesh.distributed.child import settle
+from ptymesh.distributed.child import prepare_process
 
 #: Bytes of the timed all-reduces, and repetitions of each.
 SIZES = (1 << 10, 1 << 15, 1 << 20, 1 << 24)
@@ -16,7 +16,7 @@ REPEATS = 30
 
 def main(device: str, backend: str) -> None:
     """Check the sum over ranks once, then time all-reduces of each size."""
-    settle()
+    prepare_process()
     import os
 
     import torch
@@ -33,7 +33,7 @@ def main(device: str, backend: str) -> None:
     rows = [timed(world, size) for size in SIZES]
     world.close()
     if world.rank == 0:
-        print(json.dumps({"through": world.through, "allreduce": rows}), flush=True)
+        print(json.dumps({"through": world.transport, "allreduce": rows}), flush=True)
 
 
 def timed(world: Any, size: int) -> dict[str, float]:

@@ -6,12 +6,12 @@ import os
 import runpy
 import sys
 
-from ptymesh.distributed.child import settle
+from ptymesh.distributed.child import prepare_process
 
 
 def main() -> None:
     """Run the program as `python SCRIPT ARGUMENTS` would."""
-    settle()
+    prepare_process()
     del sys.argv[0]
     sys.path.insert(0, os.path.dirname(os.path.abspath(sys.argv[0])))
     runpy.run_path(sys.argv[0], run_name="__main__")

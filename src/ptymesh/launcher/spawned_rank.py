@@ -9,7 +9,7 @@ from importlib import import_module
 from multiprocessing.connection import Client
 from typing import Any
 
-from ptymesh.distributed.child import settle
+from ptymesh.distributed.child import prepare_process
 from ptymesh.errors import PtymeshError
 
 #: Variables set by `spawn`: the address at which it listens, and the key that authenticates its ranks.
@@ -37,7 +37,7 @@ def import_cloudpickle() -> Any:
 
 def main() -> int:
     """Run the function that `spawn` sends, send back its result, and return the exit status 0."""
-    settle()
+    prepare_process()
     cloudpickle = import_cloudpickle()
 
     host, port = os.environ.pop(ADDRESS).rsplit(":", 1)

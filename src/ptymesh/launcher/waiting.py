@@ -15,7 +15,7 @@ from torch.distributed import TCPStore
 from torch.distributed.elastic.multiprocessing import PContext
 
 from ptymesh import stopping
-from ptymesh.distributed.watchdog import AGREED, accuse, read_heartbeat
+from ptymesh.distributed.watchdog import AGREED, post_verdict, read_heartbeat
 from ptymesh.errors import Diverged, Interrupted
 
 #: Seconds that ranks have to write a checkpoint after a signal, and to end by themselves after one of them failed.
@@ -154,7 +154,7 @@ class Watch:
     def _report_rank(self, rank: int, what: str) -> None:
         """Post a verdict on a rank; print it if the store cannot be reached."""
         said = f"Rank {rank} (process {self.pids[rank]}) {what}."
-        if ask_store(lambda: accuse(self.store, rank, said), None) is None:
+        if ask_store(lambda: post_verdict(self.store, rank, said), None) is None:
             print(f"ptymesh: {said}", file=sys.stderr, flush=True)
 
     def _send(self, number: int) -> None:

@@ -45,7 +45,7 @@ class Aberrations(Parametrisation):
 
     @field_validator("terms")
     @classmethod
-    def _known(cls, terms: list[str]) -> list[str]:
+    def _refuse_unknown(cls, terms: list[str]) -> list[str]:
         if len(set(terms)) < len(terms):
             raise ValueError(f"terms names an aberration twice: {', '.join(terms)}; name each once")
         try:

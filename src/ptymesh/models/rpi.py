@@ -97,7 +97,7 @@ class RPI(WaveOperator):
         """
         sides = _sides_of(values["sample"])
         light = (psi.real.square() + psi.imag.square()).sum(1)
-        return {"sample": (finer_adjoint(times(psi.conj(), back).sum(1), sides), lit(light, sides))}
+        return {"sample": (finer_adjoint(times(psi.conj(), back).sum(1), sides), illumination_of_pixels(light, sides))}
 
     def _sides(self, window: tuple[int, int]) -> tuple[int, int]:
         """Return n, m for a window (h, w)."""
@@ -126,7 +126,7 @@ def finer_adjoint(x: Tensor, sides: tuple[int, int]) -> Tensor:
     return _centred(ifft, inner) * _gain(sides, window)
 
 
-def lit(light: Tensor, sides: tuple[int, int]) -> Tensor:
+def illumination_of_pixels(light: Tensor, sides: tuple[int, int]) -> Tensor:
     """Return sum_p |U_pk|^2 light_p of each pixel k of the object: (B, h, w) -> (B, n, m).
 
     Along each axis |U_pk|^2 = n^-2 sum_|r|<n (n - |r|) exp(2 pi i r (p / h - k / n)): a triangle of frequencies, of

@@ -42,7 +42,7 @@ class ScanGeometry(Parametrisation):
 
     @field_validator("terms")
     @classmethod
-    def _once(cls, terms: list[Term]) -> list[Term]:
+    def _refuse_doubles(cls, terms: list[Term]) -> list[Term]:
         if len(set(terms)) < len(terms):
             raise ValueError(f"terms names one twice: {', '.join(terms)}; name each once")
         return terms

@@ -7,15 +7,15 @@ from matplotlib.figure import Figure
 
 from ptymesh.notebook.fragment import HEIGHT, fragment, table
 from ptymesh.plot.style import BLUE, ORANGE, legend, new_figure, plain_axes
-from ptymesh.tune.display import said
+from ptymesh.tune.display import settings_line
 from ptymesh.tune.records import Record
-from ptymesh.tune.session import Outcome
+from ptymesh.tune.session import StudyOutcome
 
 #: Number of best trials that are listed.
 SHOWN = 5
 
 
-def html(outcome: Outcome) -> str:
+def html(outcome: StudyOutcome) -> str:
     """Return the HTML of the study."""
     done = ranked(outcome)
     states = dict.fromkeys(one.state for one in outcome.trials)
@@ -23,15 +23,15 @@ def html(outcome: Outcome) -> str:
         "folder": str(outcome.folder),
         "trials": ", ".join(f"{sum(one.state == state for one in outcome.trials)} {state}" for state in states),
         "best": f"trial {outcome.best.number}, {outcome.best.value:.6g}",
-        "with": said(outcome.best.settings),
+        "with": settings_line(outcome.best.settings),
         "result": "" if outcome.path is None else str(outcome.path),
         "notes": " ".join(outcome.notes),
     }
-    rows = [(str(one.number), f"{one.value:.6g}", said(one.settings)) for one in done[:SHOWN]]
+    rows = [(str(one.number), f"{one.value:.6g}", settings_line(one.settings)) for one in done[:SHOWN]]
     return fragment("Study", facts, figure(outcome), table(("trial", "value", "settings"), rows))
 
 
-def ranked(outcome: Outcome) -> list[Record]:
+def ranked(outcome: StudyOutcome) -> list[Record]:
     """Return the completed trials, the best first.
 
     The best trial shows whether small or large values are good.
@@ -42,12 +42,12 @@ def ranked(outcome: Outcome) -> list[Record]:
     return sorted(done, key=lambda one: sign * (one.value or 0.0))
 
 
-def finished(outcome: Outcome) -> list[Record]:
+def finished(outcome: StudyOutcome) -> list[Record]:
     """Return the trials that were completed and have a value."""
     return [one for one in outcome.trials if one.state == "done" and one.value is not None]
 
 
-def figure(outcome: Outcome) -> Figure:
+def figure(outcome: StudyOutcome) -> Figure:
     """Return a figure of the value of each completed trial, with the best one marked."""
     done = finished(outcome)
     drawn = new_figure(1.9 * HEIGHT, HEIGHT)

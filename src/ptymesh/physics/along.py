@@ -55,7 +55,7 @@ class Jet:
                 _add(second, _pair(i, k), times(x_i, y_k) * _twice(i, k))
         return Jet(times(self.value, other.value), first, second)
 
-    def through(self, operator: Callable[[Tensor], Tensor]) -> Jet:
+    def apply(self, operator: Callable[[Tensor], Tensor]) -> Jet:
         """Apply a linear operator to the value and all derivatives."""
         first = {i: operator(x_i) for i, x_i in self.first.items()}
         return Jet(operator(self.value), first, {ik: operator(x_ik) for ik, x_ik in self.second.items()})
@@ -74,7 +74,7 @@ class Jet:
         for i, dp in displacements.items():
             cycles = dp[:, 0, None, None] * ky + dp[:, 1, None, None] * kx
             rates[i] = (-2j * math.pi * cycles).to(self.value.dtype)[:, None]
-        x = self.through(fft)
+        x = self.apply(fft)
         first, second = dict(x.first), dict(x.second)
         for i, rate in rates.items():
             _add(first, i, times(rate, x.value))
@@ -83,7 +83,7 @@ class Jet:
             for k, other in rates.items():
                 if i <= k:
                     _add(second, (i, k), times(times(rate, other), x.value))
-        return Jet(x.value, first, second).through(ifft)
+        return Jet(x.value, first, second).apply(ifft)
 
 
 def _add(terms: dict[Key, Tensor], key: Key, term: Tensor) -> None:
@@ -147,8 +147,8 @@ def exit_jet(
     )
     for index in range(len(intermediates.incoming)):
         if index:
-            wave = wave.through(model.to_next)
-        wave = wave * windows.through(lambda window, index=index: window[:, index, None])  # type: ignore[misc]
+            wave = wave.apply(model.to_next)
+        wave = wave * windows.apply(lambda window, index=index: window[:, index, None])  # type: ignore[misc]
     if model.subpixel == "fourier" and model.kernel is not None:
         wave = wave.moved({i: -dp for i, dp in moves.items()})
     return wave

@@ -41,7 +41,7 @@ Task = Literal["evaluate", "exit_wave_update", "loss_gradient"]
 Wanted = Literal[
     "forward",
     "at_detector",
-    "there_and_back",
+    "apply_at_detector",
     "detector",
     "adjoint",
     "sweep",
@@ -62,12 +62,12 @@ class Chunk:
         anchors: (B, 2) int64, corners of the windows in object pixels.
         fractions: (B, 2) sub-pixel parts of the positions, in pixels.
         weights: (B, 1 + K) weights of the probe and of the OPR modes.
-        counts: (B, h, w) patterns in the detector's dtype, or (n, h, w) with `places`.
+        counts: (B, h, w) patterns in the detector's dtype, or (n, h, w) with `pattern_index`.
         mask: (h, w) bool, False where the detector's pixels are not used.
         background: (h, w) intensity added on the detector, counts.
-        whole: True if all views of the scan lie on whole pixels, so that nothing needs to be shifted.
-        sweep: results of passes that hold while a batch is processed, by name (`once`).
-        places: (B,) indices of the views in `counts`, if that array has more patterns than this chunk.
+        integer_positions: True if all views of the scan lie on whole pixels, so that nothing needs to be shifted.
+        sweep: results of passes that hold while a batch is processed, by name (`cached_for_probe`).
+        pattern_index: (B,) indices of the views in `counts`, if that array has more patterns than this chunk.
         border: True if other ranks wait for the sums of this chunk.
         values: unknowns of the model's operators, by name (operators.py).
         object: (L, H, W) object in which the anchors count, if that is not the estimate's.
@@ -81,9 +81,9 @@ class Chunk:
     counts: Tensor
     mask: Tensor
     background: Tensor
-    whole: bool = False
+    integer_positions: bool = False
     sweep: dict[str, tuple[Any, ...]] = field(default_factory=dict)
-    places: Tensor | None = None
+    pattern_index: Tensor | None = None
     border: bool = False
     values: Values = field(default_factory=dict)
     object: Tensor | None = None
@@ -91,7 +91,7 @@ class Chunk:
     @property
     def patterns(self) -> Tensor:
         """Counts of these views alone, (B, h, w), in the detector's dtype."""
-        return self.counts if self.places is None else self.counts.index_select(0, self.places)
+        return self.counts if self.pattern_index is None else self.counts.index_select(0, self.pattern_index)
 
     @cached_property
     def data(self) -> Data:
@@ -102,7 +102,7 @@ class Chunk:
 class Backend(BlockOperations):
     """The interface of a backend, and the reference implementation for any model and device.
 
-    Ten operations take a chunk of views through a model: `forward`, `at_detector`, `there_and_back`, `detector`,
+    Ten operations take a chunk of views through a model: `forward`, `at_detector`, `apply_at_detector`, `detector`,
     `adjoint`, `sweep`, `position_step`, `weight_step`, `systems` and `gap_products`. A subclass implements some of them
     anew, for the models and chunks that `supports` names, and leaves all others to its base class.
     """
@@ -135,7 +135,9 @@ class Backend(BlockOperations):
         windows = model.windows(obj, chunk.anchors, chunk.fractions, window)
         return model.forward(windows, model.probes(probe, chunk.fractions, chunk.weights, opr), chunk.values)
 
-    def kept(self, intermediates: Intermediates, halves: bool = False) -> Callable[[], Intermediates] | None:
+    def keep_intermediates(
+        self, intermediates: Intermediates, halves: bool = False
+    ) -> Callable[[], Intermediates] | None:
         """Return a function that gives the intermediates back, holding only what later passes need.
 
         Args:
@@ -148,7 +150,7 @@ class Backend(BlockOperations):
         return None
 
     def at_detector(
-        self, model: Model, chunk: Chunk, detected: Tensor, task: Task, lit: BackgroundSums | None = None
+        self, model: Model, chunk: Chunk, detected: Tensor, task: Task, background_sums: BackgroundSums | None = None
     ) -> Tensor:
         """Apply a task to the waves on the detector, in place.
 
@@ -158,7 +160,7 @@ class Backend(BlockOperations):
             detected: (B, M, h, w) complex Psi, overwritten: with Psi' - Psi for "exit_wave_update", with -dL/dI Psi for
                 "loss_gradient"; unchanged for "evaluate".
             task: one of these three.
-            lit: background sums to which "loss_gradient" adds the terms of these views.
+            background_sums: background sums to which "loss_gradient" adds the terms of these views.
 
         Returns:
             (B, 6) float64: loss, sum (sqrt I - sqrt y)^2, sum y, sum |sqrt I - sqrt y|, sum sqrt y, sum y^2 of each
@@ -168,13 +170,13 @@ class Backend(BlockOperations):
         if task == "exit_wave_update":
             detected *= (fidelity.revision(model.fidelity, S, chunk.data) - 1)[:, None]
         elif task == "loss_gradient":
-            if lit is not None:
-                lit.add(S, chunk.data)
+            if background_sums is not None:
+                background_sums.add(S, chunk.data)
             detected *= -fidelity.slope(model.fidelity, S, chunk.data)[:, None]
-        return terms(model, chunk, S)
+        return fidelity_columns(model, chunk, S)
 
-    def there_and_back(
-        self, model: Model, chunk: Chunk, waves: Tensor, task: Task, lit: BackgroundSums | None = None
+    def apply_at_detector(
+        self, model: Model, chunk: Chunk, waves: Tensor, task: Task, background_sums: BackgroundSums | None = None
     ) -> tuple[Tensor, Tensor]:
         """Propagate exit waves to the detector, apply the task there, and propagate the result back by D^H.
 
@@ -183,13 +185,13 @@ class Backend(BlockOperations):
             chunk: the views.
             waves: (B, M, h, w) complex, at the exit of the last slice.
             task: see `at_detector`.
-            lit: background sums for "loss_gradient".
+            background_sums: background sums for "loss_gradient".
 
         Returns:
             Waves (B, M, h, w), undefined for "evaluate"; and the columns of `at_detector`, (B, 6) float64.
         """
         detected = model.detect(waves, chunk.fractions)
-        found = self.at_detector(model, chunk, detected, task, lit)
+        found = self.at_detector(model, chunk, detected, task, background_sums)
         return (detected if task == "evaluate" else model.detect_adjoint(detected, chunk.fractions)), found
 
     def detector(
@@ -198,21 +200,21 @@ class Backend(BlockOperations):
         chunk: Chunk,
         intermediates: Intermediates,
         task: Task,
-        lit: BackgroundSums | None = None,
+        background_sums: BackgroundSums | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Apply `there_and_back` to the exit waves of the intermediates.
+        """Apply `apply_at_detector` to the exit waves of the intermediates.
 
         Args:
             model: the forward model.
             chunk: the views.
             intermediates: from `forward`.
             task: see `at_detector`.
-            lit: background sums for "loss_gradient".
+            background_sums: background sums for "loss_gradient".
 
         Returns:
             Waves (B, M, h, w), undefined for "evaluate"; and the columns of `at_detector`, (B, 6) float64.
         """
-        return self.there_and_back(model, chunk, intermediates.exit, task, lit)
+        return self.apply_at_detector(model, chunk, intermediates.exit, task, background_sums)
 
     def adjoint(self, model: Model, chunk: Chunk, intermediates: Intermediates, waves: Tensor, into: Adjoints) -> None:
         """Add the adjoints S_j^H conj(phi) waves and T_{-f} conj(S O) waves, with their weights, to the sums of the
@@ -249,17 +251,17 @@ class Backend(BlockOperations):
         """
         weights = chunk.weights
 
-        def terms(waves: Tensor, weight: Tensor) -> Tensor:
+        def probe_terms(waves: Tensor, weight: Tensor) -> Tensor:
             """Return the terms of the probe's sum for waves (B, m, h, w) and one weight for each view, (B,)."""
             if into.shifted:
                 return model.unshifted_terms(waves, chunk.fractions, weight)
             return waves * weight[:, None, None, None]
 
         assert into.probe is not None
-        into.probe += into.rounded(PROBE, terms(to_probes, weights[:, 0])).sum(0)
+        into.probe += into.rounded(PROBE, probe_terms(to_probes, weights[:, 0])).sum(0)
         into.probe_weight += into.rounded(PROBE_WEIGHT, (lit * weights[:, :1, None] ** 2)[:, None]).sum(0)
         if len(into.opr):
-            modes = torch.cat([terms(to_probes[:, :1], weight) for weight in weights[:, 1:].unbind(1)], dim=1)
+            modes = torch.cat([probe_terms(to_probes[:, :1], weight) for weight in weights[:, 1:].unbind(1)], dim=1)
             into.opr += into.rounded(OPR, modes).sum(0)
             into.opr_weight += into.rounded(OPR_WEIGHT, lit[:, None] * weights[:, 1:, None, None] ** 2).sum(0)
 
@@ -291,7 +293,7 @@ class Backend(BlockOperations):
         self.adjoint(model, chunk, intermediates, waves, into)
         return waves, found
 
-    def made_again(self, model: Model, chunk: Chunk, intermediates: Intermediates, task: Task) -> Tensor:
+    def recompute_waves(self, model: Model, chunk: Chunk, intermediates: Intermediates, task: Task) -> Tensor:
         """Recompute the waves of a `sweep` with `keep`, (B, M, h, w).
 
         They are equal to the last bit, also if the views are chunked otherwise: how much memory there is for the waves
@@ -335,7 +337,7 @@ class Backend(BlockOperations):
         """
         return work(*given, *brought)
 
-    def forget(self) -> None:
+    def clear_caches(self) -> None:
         """Free what is cached for speed: memory is short, or the cache is out of date."""
 
     def illuminate(self, model: Model, chunk: Chunk, light: Tensor, shifts: Tensor, out: Tensor) -> None:
@@ -381,9 +383,9 @@ class Backend(BlockOperations):
         if model.subpixel == "fourier" and model.kernel is None and not model.operators:
             to_probes = model.forward_adjoint(intermediates, chi)[1]
             moved = [-views.derivative(intermediates.incoming[0], axis) for axis in (0, 1)]
-            norms = self.powers_of_moves(chunk, intermediates, probe, opr)
+            norms = self.position_derivative_norms(chunk, intermediates, probe, opr)
             if model.slice_kernel is not None:
-                norms = norms * self.let_through(intermediates, power_of_exit)[:, None]
+                norms = norms * self.transmitted_fraction(intermediates, power_of_exit)[:, None]
             pairs = [(inner(d, to_probes), norm) for d, norm in zip(moved, norms.unbind(1), strict=True)]
         else:
             derivatives = [
@@ -392,7 +394,9 @@ class Backend(BlockOperations):
             pairs = [(inner(moved, chi), inner(moved, moved)) for moved in derivatives]
         return torch.stack([step_along(along, norm, power_of_exit, chi) for along, norm in pairs], dim=1)
 
-    def powers_of_moves(self, chunk: Chunk, intermediates: Intermediates, probe: Tensor, opr: Tensor) -> Tensor:
+    def position_derivative_norms(
+        self, chunk: Chunk, intermediates: Intermediates, probe: Tensor, opr: Tensor
+    ) -> Tensor:
         """Return ||O_1 d_y P_j||^2 and ||O_1 d_x P_j||^2 of the views' beams before they are shifted, (B, 2) float64.
 
         Args:
@@ -401,12 +405,12 @@ class Backend(BlockOperations):
             probe: (M, h, w) complex.
             opr: (K, h, w) complex.
         """
-        maps, size = once(chunk, "maps of moves", probe, lambda: maps_of_moves(probe, opr)), 1 + len(opr)
+        maps, size = cached_for_probe(chunk, "maps of moves", probe, lambda: derivative_maps(probe, opr)), 1 + len(opr)
         shares = chunk.weights.to(torch.float64)
         shares = torch.stack([shares[:, k] * shares[:, i] for k in range(size) for i in range(k, size)], dim=1)
-        return (self.lit(chunk, intermediates, maps).view(len(shares), 2, -1) * shares[:, None]).sum(2)
+        return (self.illumination(chunk, intermediates, maps).view(len(shares), 2, -1) * shares[:, None]).sum(2)
 
-    def powers_of_parts(self, chunk: Chunk, intermediates: Intermediates, probe: Tensor, opr: Tensor) -> Tensor:
+    def mode_norms(self, chunk: Chunk, intermediates: Intermediates, probe: Tensor, opr: Tensor) -> Tensor:
         """Return ||O_1 P||^2 of the probe and of each OPR mode at weight 1, before they are shifted, (B, 1 + K)
         float64.
 
@@ -416,10 +420,12 @@ class Backend(BlockOperations):
             probe: (M, h, w) complex.
             opr: (K, h, w) complex.
         """
-        maps = once(chunk, "maps of parts", probe, lambda: torch.cat((power(probe[None]), power(opr[:, None]))))
-        return self.lit(chunk, intermediates, maps)
+        maps = cached_for_probe(
+            chunk, "maps of parts", probe, lambda: torch.cat((power(probe[None]), power(opr[:, None])))
+        )
+        return self.illumination(chunk, intermediates, maps)
 
-    def lit(self, chunk: Chunk, intermediates: Intermediates, maps: Tensor) -> Tensor:
+    def illumination(self, chunk: Chunk, intermediates: Intermediates, maps: Tensor) -> Tensor:
         """Return sum |O_1|^2 map over each view's window, (B, n) float64.
 
         Args:
@@ -431,10 +437,10 @@ class Backend(BlockOperations):
         return torch.stack([over_window(light * each) for each in maps], dim=1)
 
     @staticmethod
-    def let_through(intermediates: Intermediates, power_of_exit: Tensor) -> Tensor:
+    def transmitted_fraction(intermediates: Intermediates, power_of_exit: Tensor) -> Tensor:
         """Return the share of the power behind the first slice that is left at the exit, (B,)."""
         behind = times(intermediates.incoming[0], intermediates.windows[:, :1])
-        return let_through(inner(behind, behind), power_of_exit)
+        return transmitted_fraction(inner(behind, behind), power_of_exit)
 
     def weight_step(
         self, model: Model, chunk: Chunk, probe: Tensor, opr: Tensor, intermediates: Intermediates, chi: Tensor
@@ -461,9 +467,11 @@ class Backend(BlockOperations):
             return torch.stack([along / norm.clamp(min=tiny) for along, norm in pairs], dim=1).to(ones.dtype)
         to_probes = model.forward_adjoint(intermediates, chi)[1]
         along = torch.stack([inner(part, to_probes[:, : part.shape[1]]) for part in parts], dim=1)
-        norms = self.powers_of_parts(chunk, intermediates, probe, opr)
+        norms = self.mode_norms(chunk, intermediates, probe, opr)
         if model.slice_kernel is not None:
-            norms = norms * self.let_through(intermediates, inner(intermediates.exit, intermediates.exit))[:, None]
+            norms = (
+                norms * self.transmitted_fraction(intermediates, inner(intermediates.exit, intermediates.exit))[:, None]
+            )
         return (along / norms.clamp(min=tiny)).to(ones.dtype)
 
     def systems(
@@ -505,7 +513,7 @@ class Backend(BlockOperations):
         return torch.stack([torch.stack((inner(d, chi), inner(d, d)), dim=1) for d in changes], dim=1)
 
 
-def terms(model: Model, chunk: Chunk, S: Tensor) -> Tensor:
+def fidelity_columns(model: Model, chunk: Chunk, S: Tensor) -> Tensor:
     """Return loss, the four sums of the residual, and sum y^2 of each view, (B, 6) float64.
 
     Args:
@@ -519,7 +527,7 @@ def terms(model: Model, chunk: Chunk, S: Tensor) -> Tensor:
     return torch.cat((loss[:, None], residual, squares[:, None]), dim=1)
 
 
-def maps_of_moves(probe: Tensor, opr: Tensor) -> Tensor:
+def derivative_maps(probe: Tensor, opr: Tensor) -> Tensor:
     """Return maps whose sum, weighted by products of a view's weights, is |d_y|^2, then |d_x|^2 of its beam.
 
     Args:
@@ -542,7 +550,7 @@ def maps_of_moves(probe: Tensor, opr: Tensor) -> Tensor:
     return torch.stack(maps, dim=1).flatten(0, 1)
 
 
-def once(chunk: Chunk, name: str, probe: Tensor, made: Callable[[], Tensor]) -> Tensor:
+def cached_for_probe(chunk: Chunk, name: str, probe: Tensor, made: Callable[[], Tensor]) -> Tensor:
     """Return what `made` computes from a probe, computed once while a batch is processed.
 
     Args:
@@ -558,7 +566,7 @@ def once(chunk: Chunk, name: str, probe: Tensor, made: Callable[[], Tensor]) -> 
     return found
 
 
-def let_through(behind: Tensor, exit_norm: Tensor) -> Tensor:
+def transmitted_fraction(behind: Tensor, exit_norm: Tensor) -> Tensor:
     """Return the share exit_norm / behind of the power behind the first slice that is left at the exit, (B,)."""
     return exit_norm / behind.clamp(min=torch.finfo(behind.dtype).tiny)
 

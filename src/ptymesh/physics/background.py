@@ -34,7 +34,7 @@ FAINT, FAINTEST = 1e-3, 1e-6
 #: Powers of two by which a model may be brighter than the brightest count.
 BEYOND = 30
 #: Number of quantities (slope and darkness), and of parts of each sum.
-TOLD, PARTS = 2, 2
+QUANTITIES, PARTS = 2, 2
 
 
 @dataclass
@@ -56,7 +56,7 @@ class BackgroundSums:
     kept: tuple[Any, ...] = field(default_factory=tuple)
 
     @classmethod
-    def begun(cls, background: Tensor, kind: Fidelity, brightest: float, views: int) -> BackgroundSums:
+    def zeros(cls, background: Tensor, kind: Fidelity, brightest: float, views: int) -> BackgroundSums:
         """Return empty sums for a batch.
 
         Args:
@@ -68,24 +68,24 @@ class BackgroundSums:
         spread = background.numel() / FAINT
         slope = {"amplitude": 1 + spread**0.5, "poisson": 1 + spread, "intensity": 2.0 ** (1 + BEYOND) * brightest}
         bounds = torch.tensor([slope[kind], DARK**-0.5], dtype=torch.float64)
-        sums = background.new_zeros((PARTS * TOLD, *background.shape), dtype=torch.float64)
+        sums = background.new_zeros((PARTS * QUANTITIES, *background.shape), dtype=torch.float64)
         return cls(kind, sums, *shifts_for(bounds, views))
 
     def add(self, S: Tensor, data: Data) -> None:
         """Add the terms of views with signals S (B, h, w)."""
-        S = told(S, data)
+        S = raised_signals(S, data)
         for place, terms in enumerate((fidelity.slope(self.kind, S, data), darkness(S, data))):
             limit = float(self.limits[place])
             parts = rounded(terms.clamp(-limit, limit)[:, None], self.shifts[place], PARTS)
-            self.sums[place::TOLD] += parts.sum(0)
+            self.sums[place::QUANTITIES] += parts.sum(0)
 
     @staticmethod
     def total(sums: Tensor) -> Tensor:
         """Return slope and darkness (TOLD, h, w) float64, from the sums (PARTS TOLD, h, w) of all ranks."""
-        return sums[:TOLD] + sums[TOLD:]
+        return sums[:QUANTITIES] + sums[QUANTITIES:]
 
 
-def told(S: Tensor, data: Data) -> Tensor:
+def raised_signals(S: Tensor, data: Data) -> Tensor:
     """Return the signals S (B, h, w), raised where the model has no light, from which the background's terms are
     computed.
     """

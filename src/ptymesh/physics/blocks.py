@@ -60,7 +60,7 @@ def put_blocks(field: Tensor, rows: Tensor, columns: Tensor, values: Tensor, add
         whole[:, y, x] = new
 
 
-class Leaf:
+class FieldView:
     """Values of a field on n blocks: gathered, (L, n, b, b), or not yet, in an array (L, H, W).
 
     Attributes:
@@ -69,36 +69,36 @@ class Leaf:
         largest: function that finds the largest value.
     """
 
-    def __init__(self, rows: Tensor, columns: Tensor, *, whole: Tensor | None = None, values: Tensor | None = None):
-        assert (whole is None) != (values is None)
-        self.rows, self.columns, self._whole, self._values = rows, columns, whole, values
+    def __init__(self, rows: Tensor, columns: Tensor, *, array: Tensor | None = None, values: Tensor | None = None):
+        assert (array is None) != (values is None)
+        self.rows, self.columns, self._array, self._values = rows, columns, array, values
         #: Finds the largest value.
-        self.largest: Callable[[Leaf], Tensor] = lambda leaf: top_of(leaf.values)
+        self.largest: Callable[[FieldView], Tensor] = lambda leaf: top_of(leaf.values)
 
     @property
-    def whole(self) -> Tensor | None:
+    def array(self) -> Tensor | None:
         """Array (L, H, W) that holds the values; None if they are gathered."""
-        return self._whole
+        return self._array
 
     @property
     def values(self) -> Tensor:
         """Values (L, n, b, b), gathered at the first use."""
         if self._values is None:
-            assert self.whole is not None
-            self._values = cut_blocks(self.whole, self.rows, self.columns)
+            assert self.array is not None
+            self._values = cut_blocks(self.array, self.rows, self.columns)
         return self._values
 
     @property
     def is_complex(self) -> bool:
         """True if the values are complex."""
-        kept = self._whole if self._values is None else self._values
+        kept = self._array if self._values is None else self._values
         assert kept is not None
         return kept.is_complex()
 
-    def leave(self) -> None:
+    def copy_out(self) -> None:
         """Copy the values: the array is about to be overwritten."""
         assert self.values is not None
-        self._whole = None
+        self._array = None
 
 
 def top_of(values: Tensor) -> Tensor:
@@ -126,18 +126,18 @@ class Operation:
     def is_complex(self) -> bool:
         """True if the values are complex."""
         second = self.second
-        by_second = isinstance(second, Leaf | Operation) and second.is_complex
+        by_second = isinstance(second, FieldView | Operation) and second.is_complex
         return self.first.is_complex or by_second or (isinstance(second, Tensor) and second.is_complex())
 
 
-Expression = Leaf | Operation
+Expression = FieldView | Operation
 
 #: Added to weights before a division, for pixels without illumination.
 TINY = torch.finfo(torch.float32).tiny
 
 
 @dataclass(frozen=True)
-class Quotient:
+class RegularisedQuotient:
     """The regularised quotient times change / ((1 - blend) weight + blend top), which most engines write.
 
     Attributes:
@@ -168,18 +168,18 @@ class Quotient:
         return Operation("divide", Operation("multiply", self.change, self.times), divisor)
 
 
-def evaluate(expression: Expression | Quotient) -> Tensor:
+def evaluate(expression: Expression | RegularisedQuotient) -> Tensor:
     """Return the values of an expression, (L, n, b, b)."""
-    if isinstance(expression, Quotient):
+    if isinstance(expression, RegularisedQuotient):
         expression = expression.spelled_out()
-    if isinstance(expression, Leaf):
+    if isinstance(expression, FieldView):
         return expression.values
     first = evaluate(expression.first)
     if expression.name == "sqrt":
         return first.sqrt()
     second = expression.second
     assert second is not None
-    other = evaluate(second) if isinstance(second, Leaf | Operation) else second
+    other = evaluate(second) if isinstance(second, FieldView | Operation) else second
     if expression.name == "add":
         return first + other
     return first * other if expression.name == "multiply" else first / other

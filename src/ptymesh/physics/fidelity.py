@@ -65,7 +65,7 @@ class Data:
         """Return I = S + b."""
         return S if self.background is None else S + self.background
 
-    def lit(self, S: Tensor) -> Data:
+    def illuminated(self, S: Tensor) -> Data:
         """Return the data of illuminated pixels alone, where S (B, h, w) is at least UNLIT of the view's mean count."""
         least = (UNLIT / self.y[0].numel()) * _of_view(self.y) if len(self.y) else S[:, :1, :1]
         good = self.good & (least <= S)
@@ -99,7 +99,7 @@ def slope(kind: Fidelity, S: Tensor, data: Data) -> Tensor:
         S: (B, h, w) real, coherent signal.
         data: counts and background.
     """
-    data = data.lit(S)
+    data = data.illuminated(S)
     I = data.intensity(S)
     if kind == "amplitude":
         slopes = 1 - torch.sqrt(data.y / I.clamp(min=DARK))
@@ -118,7 +118,7 @@ def curvature(kind: Fidelity, S: Tensor, data: Data) -> Tensor:
         S: (B, h, w) real, coherent signal.
         data: counts and background.
     """
-    data = data.lit(S)
+    data = data.illuminated(S)
     I = data.intensity(S).clamp(min=DARK)
     if kind == "amplitude":
         curvatures = 0.5 * data.y.sqrt() / (I * I.sqrt())
@@ -137,7 +137,7 @@ def revision(kind: Fidelity, S: Tensor, data: Data) -> Tensor:
         S: (B, h, w) real, coherent signal.
         data: counts and background.
     """
-    data = data.lit(S)
+    data = data.illuminated(S)
     if kind == "amplitude":
         factor = _modulus_projection(S, data)
     elif kind == "poisson":

@@ -30,7 +30,15 @@ from ptymesh.geometry import Geometry
 from ptymesh.physics import views
 from ptymesh.physics.elementwise import over_few, over_window, overlap, times
 from ptymesh.physics.fidelity import Fidelity
-from ptymesh.physics.operators import NOTHING, Placed, Values, WaveOperator, back_through, slopes, through
+from ptymesh.physics.operators import (
+    NOTHING,
+    Placed,
+    Values,
+    WaveOperator,
+    apply_operator_adjoints,
+    apply_operators,
+    slopes,
+)
 from ptymesh.physics.propagate import (
     Pair,
     angular_spectrum_kernel,
@@ -229,13 +237,15 @@ class Model:
             probes: (B, M, h, w) complex.
             values: unknowns of the operators, by name.
         """
-        incoming = [through(self.operators, "probe", probes, values)]
+        incoming = [apply_operators(self.operators, "probe", probes, values)]
         for window in windows.unbind(1)[:-1]:
             incoming.append(self.to_next(times(incoming[-1], window[:, None])))
         behind = times(incoming[-1], windows[:, -1, None])
         if not self.operators:
             return Intermediates(windows, tuple(incoming), behind)
-        return Intermediates(windows, tuple(incoming), through(self.operators, "exit", behind, values), probes, values)
+        return Intermediates(
+            windows, tuple(incoming), apply_operators(self.operators, "exit", behind, values), probes, values
+        )
 
     def detect(self, exit_waves: Tensor, fractions: Tensor) -> Tensor:
         """Propagate exit waves (B, M, h, w) to the detector: Psi = D psi; fractions are (B, 2)."""
@@ -289,14 +299,14 @@ class Model:
         """
         to_windows: list[Tensor] = []
         if self.operators:
-            chi = back_through(self.operators, "exit", chi, intermediates.values)
+            chi = apply_operator_adjoints(self.operators, "exit", chi, intermediates.values)
         for index in range(len(intermediates.incoming) - 1, -1, -1):
             to_windows.append(times(intermediates.incoming[index].conj(), chi).sum(1))
             chi = times(intermediates.windows[:, index, None].conj(), chi)
             if index:
                 chi = self.to_next_adjoint(chi)
         if self.operators:
-            chi = back_through(self.operators, "probe", chi, intermediates.values)
+            chi = apply_operator_adjoints(self.operators, "probe", chi, intermediates.values)
         return torch.stack(to_windows[::-1], dim=1), chi
 
     def operator_slopes(self, intermediates: Intermediates, chi: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
@@ -307,7 +317,7 @@ class Model:
         values = intermediates.values
         behind = times(intermediates.incoming[-1], intermediates.windows[:, -1, None])
         found = dict(slopes(self.operators, "exit", behind, values, chi))
-        chi = back_through(self.operators, "exit", chi, values)
+        chi = apply_operator_adjoints(self.operators, "exit", chi, values)
         for index in range(len(intermediates.incoming) - 1, -1, -1):
             chi = times(intermediates.windows[:, index, None].conj(), chi)
             if index:
@@ -403,7 +413,7 @@ class Model:
         """
         d_incoming = torch.zeros_like(intermediates.incoming[0]) if probes is None else probes
         if self.operators and probes is not None:
-            d_incoming = through(self.operators, "probe", probes, intermediates.values)
+            d_incoming = apply_operators(self.operators, "probe", probes, intermediates.values)
         last = len(intermediates.incoming) - 1
         for index, incoming in enumerate(intermediates.incoming):
             d_exit = times(d_incoming, intermediates.windows[:, index, None])
@@ -441,7 +451,7 @@ class Model:
 
     def _through_exit_operators(self, change: Tensor, intermediates: Intermediates) -> Tensor:
         """Carry a change of the wave behind the last slice through the operators at the exit."""
-        return through(self.operators, "exit", change, intermediates.values) if self.operators else change
+        return apply_operators(self.operators, "exit", change, intermediates.values) if self.operators else change
 
     def to_next(self, waves: Tensor) -> Tensor:
         """Propagate waves (..., h, w) from behind a slice to the next one."""

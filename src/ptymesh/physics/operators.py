@@ -155,7 +155,7 @@ class Placed:
         return cls(operator, tables, {u.name: 1.0 for u in operator.unknowns} | operator.sizes(geometry))
 
 
-def through(placed: tuple[Placed, ...], at: Place, psi: Tensor, values: Values) -> Tensor:
+def apply_operators(placed: tuple[Placed, ...], at: Place, psi: Tensor, values: Values) -> Tensor:
     """Apply all operators at a place, in their order.
 
     Args:
@@ -170,8 +170,8 @@ def through(placed: tuple[Placed, ...], at: Place, psi: Tensor, values: Values) 
     return psi
 
 
-def back_through(placed: tuple[Placed, ...], at: Place, psi: Tensor, values: Values) -> Tensor:
-    """Apply the adjoint of `through`.
+def apply_operator_adjoints(placed: tuple[Placed, ...], at: Place, psi: Tensor, values: Values) -> Tensor:
+    """Apply the adjoint of `apply_operators`.
 
     Args:
         placed: the model's operators.

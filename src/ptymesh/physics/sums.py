@@ -19,8 +19,8 @@ from ptymesh.physics.background import BackgroundSums
 from ptymesh.physics.blocks import (
     TINY,
     Expression,
-    Leaf,
-    Quotient,
+    FieldView,
+    RegularisedQuotient,
     blocked,
     cut_blocks,
     evaluate,
@@ -67,16 +67,16 @@ class Adjoints:
 
     def rounded(self, kind: int, terms: Tensor) -> Tensor:
         """Return terms (B, C, ...) rounded, in parts (B, parts C, ...), and record their largest magnitude."""
-        self.note(kind, largest(terms))
+        self.record_largest(kind, largest(terms))
         return rounded(terms, self.shifts[kind], self.parts)
 
-    def note(self, kind: int, reached: Tensor) -> None:
+    def record_largest(self, kind: int, reached: Tensor) -> None:
         """Record the largest magnitude (0-d) of terms of a kind."""
         torch.maximum(self.reached[kind], reached, out=self.reached[kind])
 
 
 @dataclass(frozen=True)
-class SharedSums:
+class RankSums:
     """The object's sums of several ranks, and their weights, in memory that all of them map.
 
     Attributes:
@@ -128,7 +128,7 @@ class BlockOperations:
             put_blocks(target, rows, columns, values)
 
     def combine(
-        self, sums: SharedSums, reached: Tensor, rows: Tensor, columns: Tensor, found: tuple[Tensor, Tensor]
+        self, sums: RankSums, reached: Tensor, rows: Tensor, columns: Tensor, found: tuple[Tensor, Tensor]
     ) -> None:
         """Add the object's sums and weights of several ranks, and write them to fields, on some blocks.
 
@@ -149,12 +149,17 @@ class BlockOperations:
                 total[:, here] += cut_blocks(values, rows[here] + y, columns[here] + x)
             put_blocks(target, rows, columns, narrowed(total, target.dtype, len(target)))
 
-    def largest(self, leaf: Leaf) -> Tensor:
+    def largest(self, leaf: FieldView) -> Tensor:
         """Return the largest value of a real field on its blocks in each slice, (L, 1, 1, 1); 0 without blocks."""
         return top_of(leaf.values)
 
     def write(
-        self, target: Tensor, expression: Expression | Quotient, rows: Tensor, columns: Tensor, add: bool = False
+        self,
+        target: Tensor,
+        expression: Expression | RegularisedQuotient,
+        rows: Tensor,
+        columns: Tensor,
+        add: bool = False,
     ) -> None:
         """Evaluate an expression, and write it to blocks of a field or add it.
 
@@ -172,8 +177,9 @@ class BlockOperations:
             blocked(target)[:, rows, columns] = values
 
     def add_quotient(self, target: Tensor, change: Tensor, weight: Tensor, blend: float, times: float) -> None:
-        """Add times change / ((1 - blend) weight + blend max weight) to a probe, as `write` does with a `Quotient` for
-        an object.
+        """Add times change / ((1 - blend) weight + blend max weight) to a probe.
+
+        For an object, `write` does so with a `RegularisedQuotient`.
 
         Args:
             target: (M, h, w) complex, changed in place.

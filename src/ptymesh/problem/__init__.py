@@ -2,7 +2,7 @@
 
 from ptymesh.physics.backend import Chunk
 from ptymesh.problem.accumulator import Accumulator
-from ptymesh.problem.batch import Asked, Batch, CachedChunk, Gradients
+from ptymesh.problem.batch import Batch, CachedChunk, Gradients, ViewUpdates
 from ptymesh.problem.evaluator import Evaluator
 from ptymesh.problem.fields import Fields
 from ptymesh.problem.kept_waves import KeptWaves
@@ -12,7 +12,6 @@ from ptymesh.problem.problem import Problem
 __all__ = [
     "CHUNK_BYTES",
     "Accumulator",
-    "Asked",
     "Batch",
     "CachedChunk",
     "Chunk",
@@ -22,4 +21,5 @@ __all__ = [
     "KeptWaves",
     "Problem",
     "ViewLoader",
+    "ViewUpdates",
 ]

@@ -19,7 +19,7 @@ from ptymesh.errors import PtymeshError
 from ptymesh.estimate import Estimate
 from ptymesh.physics.backend import Adjoints, Chunk, Task
 from ptymesh.physics.background import BackgroundSums
-from ptymesh.physics.blocks import Leaf
+from ptymesh.physics.blocks import FieldView
 from ptymesh.physics.fidelity import Fidelity
 from ptymesh.physics.model import Intermediates, Model
 from ptymesh.physics.rounding import narrowed, shifts_for, wide
@@ -29,7 +29,7 @@ from ptymesh.problem.loader import WaveUse
 
 #: Powers of two by which terms may exceed the expected ones, try after try; and those of sums that cannot be repeated,
 #: as their waves come from elsewhere.
-ROOM, ANY = (6, 22, 38), 30
+HEADROOM_BITS, EVALUATION_HEADROOM_BITS = (6, 22, 38), 30
 
 
 class Accumulator:
@@ -38,7 +38,7 @@ class Accumulator:
     Args:
         evaluator: takes chunks through the model.
         estimate: the unknowns.
-        batch: the views; steps of their positions and weights go to `batch.asked`.
+        batch: the views; steps of their positions and weights go to `batch.view_updates`.
         only: "object" to leave the probe's sums at zero, "probe" to leave the object's without blocks; None for both.
         task: what `exit_wave_update` or `loss_gradient` does with all chunks; None if waves come from elsewhere, by
             `add`.
@@ -63,15 +63,15 @@ class Accumulator:
         self.with_probe = only != "object" and "probe" not in batch.frozen
         blocks = self.loader.local_views.blocks(estimate, batch.views)
         self.blocks = blocks if self.with_object else blocks.none()
-        batch.asked.clear()
-        self.fields.reclaim()
+        batch.view_updates.clear()
+        self.fields.copy_out_of_buffers()
         self.parts = 1 if task and self.setup.real == torch.float32 else 2
         #: Memory for sums that all ranks share; None without any.
-        self.common = self.setup.layout.common(estimate.object, self.parts) if self.with_object else None
+        self.shared_sums = self.setup.layout.shared_sums(estimate.object, self.parts) if self.with_object else None
         #: Fields for the object's sums and their weight.
-        self.found = (
-            self.common.found
-            if self.common and self.common.found
+        self.output_fields = (
+            self.shared_sums.result
+            if self.shared_sums and self.shared_sums.result
             else (
                 self.fields.buffer("object sum", estimate.object, self.setup.dtype),
                 self.fields.buffer("object weight", estimate.object, self.setup.real),
@@ -87,8 +87,8 @@ class Accumulator:
         others = self._buffer("light", estimate.probe[:1].real), self._buffer("opr", estimate.opr)
         adjoints = (*others, self._buffer("opr light", estimate.opr.real))
         shifts, self._limits, reached = self._reset_steps([*adjoints] if by_probe is None else [by_probe, *adjoints])
-        if self.common:
-            obj, weight = self.common.own
+        if self.shared_sums:
+            obj, weight = self.shared_sums.own
         else:
             like = estimate.object
             shape = self.setup.layout.shape(like)
@@ -107,17 +107,17 @@ class Accumulator:
             background=self._background_sums() if self.with_background else None,
         )
         if self.with_object:
-            self.setup.backend.clear(obj, weight, *(self.blocks.added if self.common else self.blocks.covered))
+            self.setup.backend.clear(obj, weight, *(self.blocks.added if self.shared_sums else self.blocks.covered))
         #: Number of views that have been added.
         self._added = 0
         self._finish: Callable[..., list[Any]] | None = None
-        self.batch.asked.clear()
-        self.loader.border_swept = self.begin
+        self.batch.view_updates.clear()
+        self.loader.border_swept = self.start_if_border_added
 
     def _background_sums(self) -> BackgroundSums:
         """Return empty sums for the background."""
         kind, (_, pixel) = self.setup.model.fidelity, self.loader.brightest
-        return BackgroundSums.begun(self.estimate.background, kind, pixel, len(self.batch.views))
+        return BackgroundSums.zeros(self.estimate.background, kind, pixel, len(self.batch.views))
 
     def _buffer(self, name: str, like: Tensor) -> Tensor:
         """Return a buffer for sums of arrays like this (C, h, w), in parts."""
@@ -126,20 +126,20 @@ class Accumulator:
     @property
     def _shifted(self) -> bool:
         """True if the probe's sums are made in Fourier space."""
-        whole = self.loader.whole(self.estimate, self.batch.views) and not len(self.estimate.opr)
+        whole = self.loader.integer_positions(self.estimate, self.batch.views) and not len(self.estimate.opr)
         return self.setup.model.subpixel == "fourier" and not whole
 
     def _reset_steps(self, sums: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """Return shifts by kind of sum and part, limits of terms by kind, and zeros for their largest magnitudes; zero
         the sums.
         """
-        room = ROOM[self._tries] if self.task else ANY
+        room = HEADROOM_BITS[self._tries] if self.task else EVALUATION_HEADROOM_BITS
         # With interpolation, four terms of a view may fall on one pixel.
         how = self.loader.brightest, self.setup.model.fidelity, self.task, room, 4 * len(self.batch.views)
         if self.setup.device.type == "cpu":
-            return begun(*how, None, self.estimate.probe, *sums)
+            return reset_sums(*how, None, self.estimate.probe, *sums)
         name = "the start of a batch", *how, self.parts, len(sums)
-        return self.setup.backend.repeat(name, partial(begun, *how, self.setup.steps), self.estimate.probe, *sums)
+        return self.setup.backend.repeat(name, partial(reset_sums, *how, self.setup.steps), self.estimate.probe, *sums)
 
     def chunks(self) -> Iterator[Chunk]:
         """Return the batch's views for one sweep, whose waves `exit_wave_update` or `loss_gradient` adds."""
@@ -174,11 +174,11 @@ class Accumulator:
     def _append_steps(self, chunk: Chunk, intermediates: Intermediates, waves: Tensor) -> None:
         """Append the views' steps of positions and weights to those of the batch, if they are wanted."""
         if self.batch.refine:
-            self.batch.asked.positions.append(
+            self.batch.view_updates.positions.append(
                 (chunk.views, self.evaluator.position_step(self.estimate, chunk, intermediates, waves))
             )
         if self.batch.vary:
-            self.batch.asked.weights.append(
+            self.batch.view_updates.weights.append(
                 (chunk.views, self.evaluator.weight_step(self.estimate, chunk, intermediates, waves))
             )
 
@@ -190,24 +190,24 @@ class Accumulator:
         """
         assert self.task == "exit_wave_update"
         chi, found = self._sweep(chunk, intermediates, self.keep)
-        self.evaluator.see(chunk, found)
+        self.evaluator.record_columns(chunk, found)
         return chi
 
-    def loss_gradient(self, chunk: Chunk, intermediates: Intermediates, note: bool = True) -> tuple[Tensor, Tensor]:
+    def loss_gradient(self, chunk: Chunk, intermediates: Intermediates, record: bool = True) -> tuple[Tensor, Tensor]:
         """Add the adjoints of -D^H (dL/dI Psi) of a chunk.
 
         Args:
             chunk: the views.
             intermediates: windows and waves of the chunk.
-            note: True to record loss and residual of the views.
+            record: True to record loss and residual of the views.
 
         Returns:
             The waves (B, M, h, w), undefined without `keep`; and loss, sum y, sum y^2 of each view, (B, 3) float64.
         """
         assert self.task == "loss_gradient"
         waves, found = self._sweep(chunk, intermediates, self.keep)
-        if note:
-            self.evaluator.see(chunk, found)
+        if record:
+            self.evaluator.record_columns(chunk, found)
         return waves, loss_and_counts(found)
 
     def _sweep(self, chunk: Chunk, intermediates: Intermediates, keep: bool) -> tuple[Tensor, Tensor]:
@@ -230,18 +230,20 @@ class Accumulator:
             raise PtymeshError("These views' sums have been sent already; add all views of a batch in one sweep.")
         self._added += chunk.views.shape[0]
 
-    def begin(self) -> None:
+    def start_if_border_added(self) -> None:
         """Start sending the object's sums, if all views whose sums other ranks wait for have been added."""
         if self._finish is None and self._added >= self._border:
-            self._begin()
+            self._start_object_sums()
 
-    def _begin(self) -> None:
+    def _start_object_sums(self) -> None:
         """Start adding up the object's sums over ranks."""
         fields = [f for f in (self.sums.object, self.sums.object_weight) if f is not None]
-        if self.common:
-            self._finish = self.setup.layout.add_up(self.common, self.blocks, self.found, self.setup.backend.combine)
+        if self.shared_sums:
+            self._finish = self.setup.layout.add_up(
+                self.shared_sums, self.blocks, self.output_fields, self.setup.backend.combine
+            )
         else:
-            self._finish = self.setup.layout.begin(fields, self.blocks)
+            self._finish = self.setup.layout.start_reduce(fields, self.blocks)
 
     def total(self, *others: Reduction | Tensor) -> Gradients:
         """Return the sums over all ranks. Collective.
@@ -255,18 +257,18 @@ class Accumulator:
         parts.append(self.setup.answers[int(self.batch.stop)])
         fields, adjoints, rest = self._reduced(parts)
         while self._needs_retry(rest[-1]):
-            self._retry()
+            self._repeat_sweep()
             fields, adjoints, rest = self._reduced(parts)
         values = [other.read(t) if isinstance(other, Reduction) else t for other, t in zip(others, rest, strict=False)]
-        *_, self.batch.asked.stop, beyond = rest
+        *_, self.batch.view_updates.stop, beyond = rest
         obj, weight = self._to_fields(fields)
         lit = BackgroundSums.total(adjoints.pop()).to(self.setup.real) if self.sums.background else None
         if fields and not self.with_probe:  # else the probe is NaN if terms were beyond all limits
             obj = obj if beyond.device.type == "cpu" and not float(beyond) else obj.of(_unless(beyond, obj.values))
-        self.fields.lend(obj, weight)
+        self.fields.track_buffers(obj, weight)
         in_real = tuple(value.to(self.setup.real) for value in values)
         probe, light, opr, opr_light = self._narrowed(adjoints, beyond)
-        found = self.batch.asked.gradients = Gradients(obj, weight, probe, light, opr, opr_light, in_real, lit)
+        found = self.batch.view_updates.gradients = Gradients(obj, weight, probe, light, opr, opr_light, in_real, lit)
         return found
 
     def _reduced(self, parts: list[Tensor]) -> tuple[list[Any], list[Tensor], list[Tensor]]:
@@ -278,7 +280,7 @@ class Accumulator:
         """
         sums = self.sums
         if self._finish is None:
-            self._begin()
+            self._start_object_sums()
         self.setup.backend.finish(sums)
         beyond = self.setup.backend.repeat(("a comparison of terms",), _exceeded, sums.reached, self._limits)
         by_probe = [] if sums.probe is None else [sums.probe]
@@ -294,11 +296,11 @@ class Accumulator:
         """Return True if the batch is to be repeated with larger steps; on a GPU never, as that would wait for the
         device.
         """
-        if not self.task or self._tries + 1 == len(ROOM) or beyond.device.type != "cpu":
+        if not self.task or self._tries + 1 == len(HEADROOM_BITS) or beyond.device.type != "cpu":
             return False
         return float(beyond) > 0
 
-    def _retry(self) -> None:
+    def _repeat_sweep(self) -> None:
         """Sweep the batch again, with larger steps; the views' recorded values will be the same."""
         self._tries += 1
         self._reset_sums()
@@ -308,19 +310,19 @@ class Accumulator:
 
     def _to_fields(self, fields: list[Any]) -> tuple[BlockSparseField, BlockSparseField]:
         """Return the object's sums and their weight in the precision of the object."""
-        rows, columns, found = self.blocks.rows, self.blocks.columns, self.found
-        if not fields or self.common:
-            leaves = [Leaf(rows, columns, whole=field) for field in fields or found]
+        rows, columns, found = self.blocks.rows, self.blocks.columns, self.output_fields
+        if not fields or self.shared_sums:
+            leaves = [FieldView(rows, columns, array=field) for field in fields or found]
             obj, weight = (BlockSparseField(leaf, rows, columns, self.setup.layout.max) for leaf in leaves)
             return obj, weight
-        gathered = [isinstance(f.expression, Leaf) and f.expression.whole is None for f in fields]
+        gathered = [isinstance(f.expression, FieldView) and f.expression.array is None for f in fields]
         if all(gathered):
             pairs = zip(fields, found, strict=True)
             obj, weight = (f.of(narrowed(f.values, field.dtype, len(field))) for f, field in pairs)
             return obj, weight
         assert self.sums.object is not None and self.sums.object_weight is not None
         self.setup.backend.narrow((self.sums.object, self.sums.object_weight), rows, columns, found)
-        leaves = [Leaf(rows, columns, whole=field) for field in found]
+        leaves = [FieldView(rows, columns, array=field) for field in found]
         return fields[0].of(leaves[0]), fields[1].of(leaves[1])
 
     def _narrowed(self, adjoints: list[Tensor], beyond: Tensor) -> list[Tensor]:
@@ -331,12 +333,12 @@ class Accumulator:
         estimate = self.estimate
         how = self.setup.model if self.sums.shifted else None, len(estimate.probe), len(estimate.opr), self.setup.dtype
         name = "the end of a batch", self.sums.shifted, self.parts, len(adjoints)
-        found = self.setup.backend.repeat(name, partial(ended, *how), beyond, *adjoints)
+        found = self.setup.backend.repeat(name, partial(narrow_adjoints, *how), beyond, *adjoints)
         # Buffers of a GPU are used again by the next batch, and callers may hold the result longer.
         return found if self.setup.device.type == "cpu" else [x.clone() if x.numel() else x for x in found]
 
 
-def ended(
+def narrow_adjoints(
     model: Model | None, modes: int, opr_modes: int, dtype: torch.dtype, beyond: Tensor, *adjoints: Tensor
 ) -> list[Tensor]:
     """Return probe, its weight, OPR modes and their weights, as `Gradients` holds them.
@@ -370,11 +372,11 @@ def _unless(beyond: Tensor, values: Tensor) -> Tensor:
     return torch.where(beyond > 0, math.nan, values)
 
 
-def begun(
+def reset_sums(
     brightest: tuple[float, float],
     fidelity: Fidelity,
     task: Task | None,
-    room: int,
+    headroom_bits: int,
     terms: int,
     steps: tuple[Tensor, Tensor, Tensor] | None,
     probe: Tensor,
@@ -386,7 +388,7 @@ def begun(
         brightest: root of the largest sum of a view's counts, and the largest count of a pixel.
         fidelity: of the model.
         task: "loss_gradient", or another.
-        room: powers of two by which terms may exceed the expected ones.
+        headroom_bits: powers of two by which terms may exceed the expected ones.
         terms: largest number of terms of each sum.
         steps: tensors for the result; None to make new ones.
         probe: (M, h, w) complex.
@@ -397,7 +399,7 @@ def begun(
     """
     for array in sums:
         array.zero_()
-    shifts, limits = shifts_for(expected(probe, brightest, fidelity, task) * 2.0**room, terms)
+    shifts, limits = shifts_for(expected_magnitudes(probe, brightest, fidelity, task) * 2.0**headroom_bits, terms)
     if steps is None:
         return shifts, limits, torch.zeros_like(limits)
     for into, found in zip(steps, (shifts, limits, torch.zeros_like(limits)), strict=True):
@@ -405,7 +407,7 @@ def begun(
     return steps
 
 
-def expected(probe: Tensor, brightest: tuple[float, float], fidelity: Fidelity, task: Task | None) -> Tensor:
+def expected_magnitudes(probe: Tensor, brightest: tuple[float, float], fidelity: Fidelity, task: Task | None) -> Tensor:
     """Return the expected magnitude of the terms of each kind of sum, (6,) float64; it does not depend on threads.
 
     Exit waves have norms of about A, the root of the largest sum of a view's counts, and the object is about A / |P|.

@@ -29,7 +29,7 @@ class AnchorCache:
         self._positions, self._anchors = estimate.positions, estimate.anchors
         self._versions = self._positions._version, self._anchors._version
         #: Read once, so that no batch of the epoch waits for the device.
-        self._whole = _whole(estimate)
+        self._on_whole_pixels = _are_whole_pixels(estimate)
         self._every = self._places(estimate, estimate.positions, estimate.anchors)
 
     def known(self, estimate: Estimate) -> bool:
@@ -41,14 +41,14 @@ class AnchorCache:
         unmoved = self._versions == (self._positions._version, self._anchors._version)
         return unmoved and self._corner == estimate.corner and self.known(estimate)
 
-    def whole(self, estimate: Estimate) -> bool:
+    def integer_positions(self, estimate: Estimate) -> bool:
         """Return True if all positions are whole pixels.
 
         After positions have moved they are only compared again on a CPU; on other devices the result is False then.
         """
         if self.holds(estimate):
-            return self._whole
-        return estimate.positions.device.type == "cpu" and _whole(estimate)
+            return self._on_whole_pixels
+        return estimate.positions.device.type == "cpu" and _are_whole_pixels(estimate)
 
     def places(self, estimate: Estimate, views: Tensor) -> tuple[Tensor, Tensor]:
         """Return anchors, counted in the array that windows are cut from, and fractions of these views, (B, 2) each."""
@@ -59,9 +59,9 @@ class AnchorCache:
         return self._places(estimate, positions, anchors)
 
     def _places(self, estimate: Estimate, positions: Tensor, anchors: Tensor) -> tuple[Tensor, Tensor]:
-        return self._layout.here(estimate, anchors), (positions - anchors).to(self.real)
+        return self._layout.anchors_in_part(estimate, anchors), (positions - anchors).to(self.real)
 
 
-def _whole(estimate: Estimate) -> bool:
+def _are_whole_pixels(estimate: Estimate) -> bool:
     """Return True if all positions of an estimate are whole pixels."""
     return bool((estimate.positions == estimate.anchors).all())

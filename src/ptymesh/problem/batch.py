@@ -24,7 +24,7 @@ Rows = list[tuple[Tensor, Tensor]]
 
 
 @dataclass
-class Asked:
+class ViewUpdates:
     """Steps of unknowns that move after the engine's step, whichever engine it is; for this rank's views alone.
 
     Attributes:
@@ -60,7 +60,7 @@ class Batch:
         vary: True if steps of their beam weights are wanted.
         frozen: names of unknowns that no engine may move.
         stop: True if this rank was asked to stop; the other ranks learn it with the sums.
-        asked: steps for the unknowns that the loop moves.
+        view_updates: steps for the unknowns that the loop moves.
     """
 
     views: np.ndarray
@@ -69,7 +69,7 @@ class Batch:
     vary: bool = False
     frozen: frozenset[str] = frozenset()
     stop: bool = False
-    asked: Asked = field(default_factory=lambda: Asked())
+    view_updates: ViewUpdates = field(default_factory=lambda: ViewUpdates())
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from torch import Tensor
 from ptymesh.distributed.exact import Reduction
 from ptymesh.errors import PtymeshError, ran_out_of_memory
 from ptymesh.estimate import Estimate
-from ptymesh.physics.backend import COUNTS, LOSS, MISFIT, ROOTS, SQUARES, Chunk, terms
+from ptymesh.physics.backend import COUNTS, LOSS, MISFIT, ROOTS, SQUARES, Chunk, fidelity_columns
 from ptymesh.physics.background import BackgroundSums
 from ptymesh.physics.halves import Halves
 from ptymesh.physics.kinds import SUMS
@@ -68,43 +68,49 @@ class Evaluator:
     def exit_wave_update(self, chunk: Chunk, intermediates: Intermediates) -> Tensor:
         """Return chi = D^H (Psi' - Psi), (B, M, h, w), of the chunk's exit waves; record their loss and residual."""
         waves, found = self.setup.backend.detector(self.setup.model, chunk, intermediates, "exit_wave_update")
-        self.see(chunk, found)
+        self.record_columns(chunk, found)
         return waves
 
     def fit(self, chunk: Chunk, waves: Tensor) -> Tensor:
         """Return D^H (Psi' - Psi) of any waves (B, M, h, w) of the chunk's views; record nothing."""
-        return self.setup.backend.there_and_back(self.setup.model, chunk, waves, "exit_wave_update")[0]
+        return self.setup.backend.apply_at_detector(self.setup.model, chunk, waves, "exit_wave_update")[0]
 
     def loss_gradient(
-        self, chunk: Chunk, intermediates: Intermediates, note: bool = True, lit: BackgroundSums | None = None
+        self,
+        chunk: Chunk,
+        intermediates: Intermediates,
+        record: bool = True,
+        background_sums: BackgroundSums | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return -D^H (dL/dI Psi) of the chunk's exit waves.
 
         Args:
             chunk: the views.
             intermediates: windows and waves of the chunk.
-            note: True to record loss and residual for the running values of the epoch.
-            lit: background sums to which the terms of these views are added.
+            record: True to record loss and residual for the running values of the epoch.
+            background_sums: background sums to which the terms of these views are added.
 
         Returns:
             The waves (B, M, h, w); and the loss of the model's fidelity, sum y, sum y^2 of each view, (B, 3) float64.
         """
-        waves, seen = self.setup.backend.detector(self.setup.model, chunk, intermediates, "loss_gradient", lit)
-        if note:
-            self.see(chunk, seen)
+        waves, seen = self.setup.backend.detector(
+            self.setup.model, chunk, intermediates, "loss_gradient", background_sums
+        )
+        if record:
+            self.record_columns(chunk, seen)
         return waves, loss_and_counts(seen)
 
     def evaluate(self, chunk: Chunk, waves: Tensor) -> None:
         """Record loss and residual of these waves (B, M, h, w) of the chunk's views."""
-        self.see(chunk, self.setup.backend.there_and_back(self.setup.model, chunk, waves, "evaluate")[1])
+        self.record_columns(chunk, self.setup.backend.apply_at_detector(self.setup.model, chunk, waves, "evaluate")[1])
 
-    def note(self, chunk: Chunk, S: Tensor) -> None:
+    def record_signal(self, chunk: Chunk, S: Tensor) -> None:
         """Record loss and residual of the chunk's views for the running values of the epoch; S is (B, h, w)."""
-        self.see(chunk, terms(self.setup.model, chunk, S))
+        self.record_columns(chunk, fidelity_columns(self.setup.model, chunk, S))
 
-    def see(self, chunk: Chunk, found: Tensor) -> None:
+    def record_columns(self, chunk: Chunk, found: Tensor) -> None:
         """Record the columns (B, 6) that a pass over the detector returned for the chunk's views."""
-        self.view_metrics.note(chunk.rows, found)
+        self.view_metrics.record(chunk.rows, found)
 
     def position_step(self, estimate: Estimate, chunk: Chunk, intermediates: Intermediates, chi: Tensor) -> Tensor:
         """Return <d psi/d p_a, chi> / ||d psi/d p_a||^2 of each view and axis, (B, 2) float64, in pixels.
@@ -156,15 +162,17 @@ class Evaluator:
         """
         self.kept_views += chunk.views.shape[0]
         if self.keeps:
-            return self._kept(replace(chunk, counts=chunk.counts[:0], places=None), intermediates, chi)
+            return self._with_waves(replace(chunk, counts=chunk.counts[:0], pattern_index=None), intermediates, chi)
         # Fetched patterns lie in a buffer that will be used again.
-        counts = chunk.counts.clone() if chunk.places is None else chunk.counts
+        counts = chunk.counts.clone() if chunk.pattern_index is None else chunk.counts
         return CachedChunk(replace(chunk, counts=counts), None, None)
 
-    def _kept(self, chunk: Chunk, intermediates: Intermediates, chi: Tensor) -> CachedChunk:
+    def _with_waves(self, chunk: Chunk, intermediates: Intermediates, chi: Tensor) -> CachedChunk:
         """Return a chunk with its intermediates and chi, in half precision if the setup says so."""
         halves = self.setup.halves
-        return CachedChunk(chunk, self.setup.backend.kept(intermediates, halves), Halves.of(chi) if halves else chi)
+        return CachedChunk(
+            chunk, self.setup.backend.keep_intermediates(intermediates, halves), Halves.of(chi) if halves else chi
+        )
 
     def systems(
         self, estimate: Estimate, swept: CachedChunk, d_object: Tensor, d_probe: Tensor, modes: int | None = None
@@ -181,7 +189,7 @@ class Evaluator:
         model, backend = self.setup.model, self.setup.backend
         if swept.chi is None:  # nothing has moved, so the waves are the same as in the first sweep
             again = self.forward(estimate, swept.chunk)
-            swept = self._kept(swept.chunk, again, self._recompute_waves(swept.chunk, again))
+            swept = self._with_waves(swept.chunk, again, self._recompute_waves(swept.chunk, again))
         assert swept.chi is not None
         intermediates = self.forward(estimate, swept.chunk) if swept.intermediates is None else swept.intermediates()
         chi = swept.chi.waves if isinstance(swept.chi, Halves) else swept.chi
@@ -191,7 +199,7 @@ class Evaluator:
         """Recompute chi (B, M, h, w) of a chunk by the same pass as the first time."""
         backend, given = self.setup.backend, (self.setup.model, chunk, intermediates)
         if chunk.sweep.get("by sweep"):
-            return backend.made_again(*given, "exit_wave_update")
+            return backend.recompute_waves(*given, "exit_wave_update")
         return backend.detector(*given, "exit_wave_update")[0]
 
     def new_waves(self, memory: dict[str, Tensor], name: str, like: Tensor) -> KeptWaves:
@@ -202,7 +210,7 @@ class Evaluator:
             name: their name there.
             like: (M, h, w) complex, with their modes, window and dtype.
         """
-        return KeptWaves.made(memory, name, like, len(self.setup.layout.own), halves=self.setup.halves)
+        return KeptWaves.allocate(memory, name, like, len(self.setup.layout.own), halves=self.setup.halves)
 
     # --- all views ---
 
@@ -222,7 +230,10 @@ class Evaluator:
         Raises:
             PtymeshError: there is not enough memory for a single view.
         """
-        views, seen = np.arange(self.loader.views) if views is None else views, self.setup.layout.seen(estimate.object)
+        views, seen = (
+            np.arange(self.loader.views) if views is None else views,
+            self.setup.layout.fill_halo(estimate.object),
+        )
         return _residuals(*self.fields.totals(self.in_memory(lambda: self._misfit(estimate, views, seen, each))))
 
     def in_memory(self, sweep: Callable[[], T]) -> T:

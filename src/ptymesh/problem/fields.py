@@ -15,7 +15,7 @@ from torch import Tensor
 from ptymesh.distributed.exact import Reduction
 from ptymesh.distributed.layout import BlockSparseField
 from ptymesh.estimate import Estimate
-from ptymesh.physics.blocks import Expression, Leaf, Quotient
+from ptymesh.physics.blocks import Expression, FieldView, RegularisedQuotient
 from ptymesh.problem.setup import Setup
 
 
@@ -29,7 +29,7 @@ class Fields:
     def __init__(self, setup: Setup) -> None:
         self.setup, self.layout = setup, setup.layout
         self._buffers: dict[str, Tensor] = {}
-        self._lent: list[weakref.ref[Leaf]] = []
+        self._lent: list[weakref.ref[FieldView]] = []
 
     def add(self, target: Tensor, change: BlockSparseField | Tensor) -> None:
         """Add a change in place: to the touched blocks of an object (L, H, W), or to a whole tensor."""
@@ -61,7 +61,7 @@ class Fields:
         """
         if isinstance(change, BlockSparseField) and isinstance(weight, BlockSparseField):
             top = weight.max()  # first, as it evaluates the weight if that is an expression
-            quotient = Quotient(change.expression, weight.expression, top, blend, times)
+            quotient = RegularisedQuotient(change.expression, weight.expression, top, blend, times)
             self._write(target, quotient, change, add=True)
         else:
             assert isinstance(change, Tensor) and isinstance(weight, Tensor), "of one kind"
@@ -71,19 +71,21 @@ class Fields:
         """Copy the touched blocks of `field` to an array (L, H, W), in place."""
         self._write(target, field.expression, field)
 
-    def _write(self, target: Tensor, values: Expression | Quotient, like: BlockSparseField, add: bool = False) -> None:
+    def _write(
+        self, target: Tensor, values: Expression | RegularisedQuotient, like: BlockSparseField, add: bool = False
+    ) -> None:
         """Write an expression to the blocks of `like`, and tell the layout that they have changed."""
         version = target._version
         self.setup.backend.write(target, values, like.rows, like.columns, add=add)
-        self.layout.wrote(target, version, like.rows, like.columns)
+        self.layout.mark_written(target, version, like.rows, like.columns)
 
     def touched(self, whole: Tensor, like: BlockSparseField) -> BlockSparseField:
         """Return the blocks of `like` out of an array (L, H, W), gathered when they are used; also out of one from
-        `spread`.
+        `fill_field_halo`.
         """
-        return like.of(Leaf(like.rows, like.columns, whole=self.layout.part(whole)))
+        return like.of(FieldView(like.rows, like.columns, array=self.layout.local_part(whole)))
 
-    def spread(self, field: BlockSparseField, estimate: Estimate, name: str = "spread") -> Tensor:
+    def window_array(self, field: BlockSparseField, estimate: Estimate, name: str = "spread") -> Tensor:
         """Return the touched field as an array (L, H, W) from which the batch's windows can be cut. Collective.
 
         Other blocks are stale. The array is valid until the next one of the same name.
@@ -95,7 +97,7 @@ class Fields:
         """
         whole = self.buffer(name, estimate.object, self.setup.dtype if field.expression.is_complex else self.setup.real)
         self.put(whole, field)
-        return self.layout.spread(whole, name)
+        return self.layout.fill_field_halo(whole, name)
 
     def dot(self, a: Tensor | BlockSparseField, b: Tensor | BlockSparseField, estimate: Estimate) -> Tensor:
         """Return Re sum conj(a) b, each pixel counted once, 0-d float64. Collective.
@@ -157,17 +159,17 @@ class Fields:
             kept = self._buffers[name] = like.new_zeros(shape, dtype=dtype)
         return kept
 
-    def lend(self, *fields: BlockSparseField) -> None:
+    def track_buffers(self, *fields: BlockSparseField) -> None:
         """Remember that these fields may still lie in buffers, and let the backend find their largest values."""
-        leaves = [f.expression for f in fields if isinstance(f.expression, Leaf)]
+        leaves = [f.expression for f in fields if isinstance(f.expression, FieldView)]
         for leaf in leaves:
             leaf.largest = self.setup.backend.largest
         self._lent = [weakref.ref(leaf) for leaf in leaves]
 
-    def reclaim(self) -> None:
+    def copy_out_of_buffers(self) -> None:
         """Copy fields that are still referenced out of the buffers, which are about to be used again."""
         for reference in self._lent:
             leaf = reference()
             if leaf is not None:
-                leaf.leave()
+                leaf.copy_out()
         self._lent = []

@@ -33,7 +33,7 @@ class KeptWaves:
         self._rows, self._scale = memory[name], memory.get(name + SCALE)
 
     @classmethod
-    def made(
+    def allocate(
         cls, memory: MutableMapping[str, Tensor], name: str, like: Tensor, views: int, *, halves: bool
     ) -> KeptWaves:
         """Allocate waves of value 0.

@@ -98,7 +98,7 @@ class ViewLoader:
 
     def hand_over(self, move: Migration) -> None:
         """Send patterns to the ranks that now own their views. Collective."""
-        self.local_views.deal(())
+        self.local_views.announce_batches(())
         move.carry_patterns(self.patterns, self.setup.device)
 
     # --- patterns alone ---
@@ -109,7 +109,7 @@ class ViewLoader:
         The magnitudes that are expected of sums are estimated from them, which saves reading all.
         """
         views = np.unique(np.linspace(0, self.views - 1, min(SAMPLE, self.views)).round().astype(np.int64))
-        return self.counted(self.setup.layout.local(self.setup.layout.mine(views)))
+        return self.counted(self.setup.layout.local(self.setup.layout.local_views(views)))
 
     def counted(self, rows: np.ndarray) -> Iterator[Tensor]:
         """Yield this rank's patterns of these rows, a few at a time."""
@@ -140,13 +140,13 @@ class ViewLoader:
             waves: "used" if waves of a chunk are used outside of the pass that adds them up; "kept" if that pass keeps
                 them for a second sweep; "dropped" if not.
             steps: True if the pass also finds steps of the views' positions and weights.
-            seen: what `Layout.seen` returned for the estimate's object; None to call it.
+            seen: what `Layout.fill_halo` returned for the estimate's object; None to call it.
         """
         self.setup.follow_slices(estimate)
-        seen = self.setup.layout.seen(estimate.object) if seen is None else seen
+        seen = self.setup.layout.fill_halo(estimate.object) if seen is None else seen
         other = None if seen is estimate.object else seen
         own = self.local_views.of(estimate, views)
-        whole = self.whole(estimate, views)
+        whole = self.integer_positions(estimate, views)
         size = self._size(estimate, waves, steps, whole)
         border, sizes = own.border, self._sizes(len(own.views), own.border, size)
         self.largest = max(sizes, default=1)
@@ -177,12 +177,12 @@ class ViewLoader:
             for one in self.setup.model.unknowns
         }
 
-    def whole(self, estimate: Estimate, views: np.ndarray) -> bool:
+    def integer_positions(self, estimate: Estimate, views: np.ndarray) -> bool:
         """Return True if all views of the scan lie on whole pixels, so that nothing needs to be shifted.
 
         False while positions move: a rank whose own views have not moved yet must round as the others do.
         """
-        return not estimate.moving and self.local_views.of(estimate, views).whole
+        return not estimate.moving and self.local_views.of(estimate, views).integer_positions
 
     def _view_bytes(self, estimate: Estimate, waves: WaveUse, steps: bool, whole: bool) -> int:
         """Return the bytes of a view that count against CHUNK_BYTES."""
@@ -213,7 +213,7 @@ class ViewLoader:
 
     def _fetched(self, mine: np.ndarray, sizes: list[int], size: int) -> Iterator[tuple[Tensor, Tensor | None]]:
         """Yield the patterns of these views of this rank, a chunk at a time, while those of the next batch are read."""
-        local, coming = self.setup.layout.local, self.local_views.mine(self.coming)
+        local, coming = self.setup.layout.local, self.local_views.in_sweep_order(self.coming)
         later = self._sizes(len(coming), self.local_views.bordering(coming), size)
         return self.patterns.pieces(local(mine), sizes, local(coming), later)
 

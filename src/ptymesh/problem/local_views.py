@@ -32,13 +32,13 @@ class LocalViews:
     Attributes:
         views: (n,) global indices, in the order in which they are swept.
         border: number of views that are swept first, as other ranks wait for their sums.
-        whole: True if all positions, of any view, are whole pixels; see `AnchorCache`.
+        integer_positions: True if all positions, of any view, are whole pixels; see `AnchorCache`.
         values: indices, rows, anchors, fractions and weights, (n, ...) tensors.
     """
 
     views: np.ndarray
     border: int
-    whole: bool
+    integer_positions: bool
     values: tuple[Tensor, ...]
 
 
@@ -72,11 +72,11 @@ class LocalViewIndex:
         self._anchors = AnchorCache(estimate, self.real, self.layout)
         self._weights = estimate.weights, estimate.weights._version
         check_room(estimate)
-        self._boxes = self.layout.boxes(estimate, estimate.anchors.cpu(), reach)
+        self._boxes = self.layout.window_boxes(estimate, estimate.anchors.cpu(), reach)
         self._border = self.layout.border(self._boxes)
-        self.deal(())
+        self.announce_batches(())
 
-    def deal(self, batches: Sequence[np.ndarray]) -> None:
+    def announce_batches(self, batches: Sequence[np.ndarray]) -> None:
         """Announce the next batches, in their order, so that several of them are prepared together."""
         self._batches, self._ahead = batches, {}
         self._place = {id(views): place for place, views in enumerate(batches)}
@@ -84,21 +84,21 @@ class LocalViewIndex:
     def of(self, estimate: Estimate, views: np.ndarray) -> LocalViews:
         """Return those of these views that this rank owns."""
         known = self._known(estimate, views)
-        return known[0] if known else self._found(estimate, [views])[0]
+        return known[0] if known else self._prepare(estimate, [views])[0]
 
     def border(self, estimate: Estimate, views: np.ndarray) -> int:
         """Return how many of these views this rank must sweep before sums can be sent."""
         known = self._known(estimate, views)
-        return known[0].border if known else self.bordering(self.mine(views))
+        return known[0].border if known else self.bordering(self.in_sweep_order(views))
 
     def blocks(self, estimate: Estimate, views: np.ndarray) -> Blocks:
         """Return the blocks of this rank's part of the object that the windows of these views reach into."""
         known = self._known(estimate, views)
-        return known[1] if known else self.layout.blocks(self._boxes, views)
+        return known[1] if known else self.layout.touched_blocks(self._boxes, views)
 
-    def mine(self, views: np.ndarray) -> np.ndarray:
+    def in_sweep_order(self, views: np.ndarray) -> np.ndarray:
         """Return those of these views that this rank owns, in the order in which they are swept."""
-        return self.layout.mine(views) if self._border is None else views[self.places(views)]
+        return self.layout.local_views(views) if self._border is None else views[self.places(views)]
 
     def places(self, views: np.ndarray) -> np.ndarray:
         """Return the indices of this rank's own among these views, in the order in which they are swept: border views
@@ -126,8 +126,8 @@ class LocalViewIndex:
             coming = self._batches[place : place + TOGETHER]
             ends = accumulate(map(len, coming))
             some = coming[: max(1, sum(1 for _ in takewhile(lambda end: end <= TOGETHER, ends)))]
-            blocks = self.layout.blocks_of(self._boxes, some)
-            self._ahead = dict(enumerate(zip(self._found(estimate, some), blocks, strict=True), place))
+            blocks = self.layout.touched_blocks_of(self._boxes, some)
+            self._ahead = dict(enumerate(zip(self._prepare(estimate, some), blocks, strict=True), place))
         return self._ahead[place]
 
     def _holds(self, estimate: Estimate) -> bool:
@@ -136,14 +136,14 @@ class LocalViewIndex:
             return False
         return self._weights[0] is estimate.weights and self._weights[1] == estimate.weights._version
 
-    def _found(self, estimate: Estimate, batches: Sequence[np.ndarray]) -> list[LocalViews]:
+    def _prepare(self, estimate: Estimate, batches: Sequence[np.ndarray]) -> list[LocalViews]:
         """Return this rank's views of several batches, computed together."""
-        mine = [self.mine(views) for views in batches]
+        mine = [self.in_sweep_order(views) for views in batches]
         together = mine[0] if len(mine) == 1 else np.concatenate(mine)
         every = sent(together, self.layout.world.device)
         rows = sent(self.layout.local(together), self.layout.world.device)
         cached = self._cache(estimate)
-        places, whole = cached.places(estimate, every), cached.whole(estimate)
+        places, whole = cached.places(estimate, every), cached.integer_positions(estimate)
         values = (every, rows, *places, estimate.weights.index_select(0, every))
         shared = [values] if len(mine) == 1 else zip(*(v.split([len(m) for m in mine]) for v in values), strict=True)
         return [LocalViews(m, self.bordering(m), whole, of) for m, of in zip(mine, shared, strict=True)]

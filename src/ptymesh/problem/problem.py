@@ -167,7 +167,7 @@ class Problem:
 
     def hand_over(self, move: Migration) -> None:
         """Send patterns and metrics of views to the ranks that now own them. Collective."""
-        self.backend.forget()
+        self.backend.clear_caches()
         noted = self.evaluator.view_metrics
         noted.values = move.carry_rows(noted.values)
         self.loader.hand_over(move)

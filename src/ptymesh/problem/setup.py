@@ -59,6 +59,6 @@ class Setup:
 
     def give_back(self) -> None:
         """Free memory that caches hold: there is too little."""
-        self.backend.forget()
+        self.backend.clear_caches()
         if self.device.type in KINDS:
             torch.get_device_module(self.device).empty_cache()

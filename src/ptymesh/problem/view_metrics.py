@@ -28,7 +28,7 @@ class ViewMetrics:
         self._values = torch.zeros(views, COLUMNS, dtype=torch.float64, device=device)
         self._waiting: list[tuple[Tensor, Tensor]] = []
 
-    def note(self, rows: Tensor, found: Tensor) -> None:
+    def record(self, rows: Tensor, found: Tensor) -> None:
         """Record the values of the views in these rows (B,).
 
         Args:

@@ -217,7 +217,7 @@ def _agreed(world: World, scan: Measurement, look: Callable[[], Findings]) -> Fi
     found = _everywhere(world, lambda: look() if world.rank == 0 else Findings())
     if world.size == 1:
         return found
-    text = world.words(_as_text(found, scan.window) if world.rank == 0 else "")[0]
+    text = world.gather_strings(_as_text(found, scan.window) if world.rank == 0 else "")[0]
     return _from_text(text, scan.window)
 
 
@@ -228,7 +228,7 @@ def _everywhere(world: World, make: Callable[[], Made]) -> Made:
         made = make()
     except Exception as error:
         failure = error
-    world.all_well(failure, "reading the data")
+    world.raise_if_any_failed(failure, "reading the data")
     return made  # type: ignore[return-value]
 
 

@@ -90,7 +90,7 @@ class Loop:
             self._share_views(engine)
             self._choose_resolution(engine)
             self.problem.model = replace(self.problem.model, fidelity=engine.fidelity)
-            self.problem.backend.forget()
+            self.problem.backend.clear_caches()
             while state.epoch < engine.epochs:
                 report = self._epoch(engine)
                 yield report
@@ -153,7 +153,7 @@ class Loop:
         self._batches(engine, began)
         moved = self._constrain(engine)
         state.estimate.moving = False
-        problem.layout.seen(state.estimate.object)  # by whoever looks at it between epochs
+        problem.layout.fill_halo(state.estimate.object)  # by whoever looks at it between epochs
         loss, residual, _ = problem.evaluator.running()
         state.epoch, state.batch, state.epoch_seconds = state.epoch + 1, 0, 0.0
         seconds = time.perf_counter() - began
@@ -197,7 +197,7 @@ class Loop:
         drawn = batches.deal_batches(self._curve(), engine.batch, self.seed, state.done_epochs, engine.order)
         views = sum(len(batch) for batch in drawn[: state.batch])
         heartbeat, stops = problem.world.heartbeat, Later(problem.device)
-        problem.loader.local_views.deal(() if moving or vary else drawn[state.batch :])
+        problem.loader.local_views.announce_batches(() if moving or vary else drawn[state.batch :])
         for batch, coming in pairwise((*drawn[state.batch :], drawn[0][:0])):
             heartbeat.where = f"stage {state.stage + 1}, epoch {epoch}, batch {state.batch + 1}"
             problem.loader.coming, before = coming, _count_traffic(problem.world)
@@ -232,7 +232,7 @@ class Loop:
         problem = self.problem
         if problem.world.size == 1 and problem.device.type == "cpu":
             return batch.stop  # nobody else to ask, and no sum to read
-        return batch.asked.stop is not None and stops.read(batch.asked.stop) > 0
+        return batch.view_updates.stop is not None and stops.read(batch.view_updates.stop) > 0
 
     def _curve(self) -> np.ndarray:
         """Return the training views in the order from which batches are dealt.

@@ -350,7 +350,7 @@ def _cost(
     for rank in looked_at:
         world.rank = rank
         if isinstance(layout, Tiled):
-            layout.settled(layout.tiles, layout.parts)
+            layout.set_parts(layout.tiles, layout.parts)
         part = layout.parts[rank] if isinstance(layout, Tiled) else Rect(0, 0, *scan.extent)
         here = [_blocks(layout, scan, part, drawn[i]) for i in some]
         sizes = [len(drawn[i]) for i in some]
@@ -402,7 +402,7 @@ def _blocks(layout: Replicated | Tiled, scan: Scan, part: Rect, batch: np.ndarra
     estimate = Estimate(
         pixel, probe, nothing, nothing, nothing, nothing, nothing, opr=probe[:0], corner=part.corner, extent=scan.extent
     )
-    return layout.blocks(layout.boxes(estimate, torch.as_tensor(scan.anchors), scan.reach), batch)
+    return layout.touched_blocks(layout.window_boxes(estimate, torch.as_tensor(scan.anchors), scan.reach), batch)
 
 
 def _traffic(
@@ -422,12 +422,16 @@ def _traffic(
         handed = traits.objects * block * len(blocks.rows)
         seen = 2 * scan.real_bytes * scan.slices * BLOCK * BLOCK * len(blocks.rows)
         return 0.0, 0.0, handed + seen + others + traits.maxima * scan.slices * scan.real_bytes
-    sent = traits.objects * block * sum(len(places) for way in (blocks.mine, blocks.given) for places in way.values())
+    sent = (
+        traits.objects
+        * block
+        * sum(len(places) for way in (blocks.sums_sent, blocks.totals_sent) for places in way.values())
+    )
     dots = 8 * (1 + (2 if scan.real_bytes == 8 else 1)) * traits.dots  # how large terms are, and their sums
     over_tiles = traits.maxima * scan.slices * scan.real_bytes + dots
     if layout.in_memory:
         return 0.0, 0.0, traits.objects * block * (blocks.counted or 0) + others + over_tiles
-    return float(sent), float(traits.objects * (len(blocks.mine) + len(blocks.given))), others + over_tiles
+    return float(sent), float(traits.objects * (len(blocks.sums_sent) + len(blocks.totals_sent))), others + over_tiles
 
 
 def _sum_bytes(scan: Scan, traits: _Traits) -> int:

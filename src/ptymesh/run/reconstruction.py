@@ -227,7 +227,7 @@ class Reconstruction(Displayed):
             if saved is not None:
                 self.problem = read(scan, owners)
                 self.state = RunState.load(saved, self.problem)
-                owners.seen(self.state.estimate.object)
+                owners.fill_halo(self.state.estimate.object)
                 return
             source, gathered = watched(scan) if checking else (scan, None)
             self.problem = read(source, owners)
@@ -260,7 +260,7 @@ class Reconstruction(Displayed):
                     )
                 )
         self.state = RunState(estimate)
-        owners.seen(estimate.object)
+        owners.fill_halo(estimate.object)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Refuse copies, pickles included: a copy's problem and state would not move with each other."""
@@ -375,7 +375,7 @@ class Reconstruction(Displayed):
             made = make()
         except Exception as error:
             failure = error
-        self.world.all_well(failure, "reading the data")
+        self.world.raise_if_any_failed(failure, "reading the data")
         return made
 
     def loop(self, **watch: Any) -> Loop:
@@ -436,7 +436,7 @@ class Reconstruction(Displayed):
     @property
     def object(self) -> np.ndarray:
         """Object as the last epoch left it, (L, H, W) complex; with tiles, the part that this rank holds."""
-        return self._to_host(self.problem.layout.shown(self.state.estimate.object))
+        return self._to_host(self.problem.layout.last_filled(self.state.estimate.object))
 
     @property
     def probe(self) -> np.ndarray:
@@ -455,7 +455,7 @@ class Reconstruction(Displayed):
         refuse_surroundings()
         self._compare_call("result")
         estimate = self.state.estimate
-        whole = self.problem.layout.whole(estimate.object, estimate)
+        whole = self.problem.layout.gather_whole(estimate.object, estimate)
         return self._result(self._to_host(whole), recipe)
 
     def save(self, path: str | Path, recipe: str = "", attrs: dict[str, Any] | None = None) -> Result:
@@ -488,7 +488,7 @@ class Reconstruction(Displayed):
             failure = error
         for _ in stream:  # other ranks send their tiles while the first one writes
             pass
-        self.world.all_well(failure, "saving the result")
+        self.world.raise_if_any_failed(failure, "saving the result")
         return found
 
     def _final_residuals(self) -> tuple[float, float, np.ndarray]:
@@ -525,8 +525,8 @@ class Reconstruction(Displayed):
                         found = [*signs_of_scan(self.scan, positions), *found]
             except Exception as error:
                 failure = error
-        self.world.all_well(failure, "looking for signs of a wrong model")
-        said = self.world.words(json.dumps([sign.as_dict() for sign in found]))
+        self.world.raise_if_any_failed(failure, "looking for signs of a wrong model")
+        said = self.world.gather_strings(json.dumps([sign.as_dict() for sign in found]))
         return [Sign(**one) for one in json.loads(said[0])]
 
     def _result(self, obj: np.ndarray, recipe: str) -> Result:

@@ -75,7 +75,7 @@ def coarsen_estimate(estimate: Estimate, engine: Engine, fine: Problem, coarse: 
     """
     c = engine.coarsen
     pads = [-n % (c * BLOCK) for n in estimate.extent]
-    whole = fine.layout.whole(estimate.object, estimate)
+    whole = fine.layout.gather_whole(estimate.object, estimate)
     padded = torch.nn.functional.pad(whole, (0, pads[1], 0, pads[0]), value=1.0)
     probe = coarser(estimate.probe, c)
     engine.state["beyond_probe"] = estimate.probe - finer(probe, c)
@@ -109,7 +109,7 @@ def refine_estimate(estimate: Estimate, engine: Engine, coarse: Problem, fine: P
     groups = tuple(name.split(".")[0] + "." for name in coarse_ones if "." in name)
     for name in [name for name in engine.state if name in coarse_ones or name.startswith(groups)]:
         del engine.state[name]
-    whole = coarse.layout.whole(estimate.object, estimate)
+    whole = coarse.layout.gather_whole(estimate.object, estimate)
     background = engine.state.pop("fine_background")
     rows, columns = (inner(c, n, background.device) for n in background.shape)
     background[rows[:, None], columns] = estimate.background
@@ -139,8 +139,8 @@ def restore_coarse_estimate(estimate: Estimate, engine: Engine, fine: Problem, c
     shape = estimate.object.shape
     for name, tensor in engine.state.items():
         if tensor.shape == shape:
-            engine.state[name] = _cut_part(coarse, estimate, fine.layout.whole(tensor, estimate))[0]
-    obj, corner = _cut_part(coarse, estimate, fine.layout.whole(estimate.object, estimate))
+            engine.state[name] = _cut_part(coarse, estimate, fine.layout.gather_whole(tensor, estimate))[0]
+    obj, corner = _cut_part(coarse, estimate, fine.layout.gather_whole(estimate.object, estimate))
     return replace(estimate, object=obj, corner=corner)
 
 

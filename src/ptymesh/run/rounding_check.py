@@ -36,7 +36,7 @@ def ranks_that_round_differently(world: World, bits: str) -> str:
         world: the ranks.
         bits: this rank's signature.
     """
-    said = [word.split(" ", 1) for word in world.words(f"{bits} {describe_platform(world.device)}")]
+    said = [word.split(" ", 1) for word in world.gather_strings(f"{bits} {describe_platform(world.device)}")]
     others = [rank for rank, (bits, _) in enumerate(said) if bits != said[0][0]]
     if not others:
         return ""

@@ -122,7 +122,7 @@ def _take_output_folder(world: World, folder: Path, held: ExitStack) -> list[Cal
             held.callback(lease.close)
     except Exception as error:
         failure = error
-    world.all_well(failure, "taking the output folder")
+    world.raise_if_any_failed(failure, "taking the output folder")
     return checks
 
 
@@ -135,7 +135,7 @@ def _run(
         target_of(out / "result.h5")
     except BadInput as error:
         failure = error
-    world.all_well(failure, "looking at the output folder")
+    world.raise_if_any_failed(failure, "looking at the output folder")
     _refuse_disagreement(world, resume, out)
     with world.heartbeat.doing("read"):
         if resume:
@@ -159,7 +159,7 @@ def _refuse_disagreement(world: World, resume: bool, out: Path) -> None:
 
     Each has looked by itself, and on a shared disk may see what was.
     """
-    found = world.words(str(resume))
+    found = world.gather_strings(str(resume))
     if len(set(found)) > 1:
         blind = ", ".join(str(rank) for rank, said in enumerate(found) if said == str(False))
         raise PtymeshError(
@@ -247,7 +247,7 @@ def _start_callbacks(world: World, callbacks: Sequence[Callback], info: RunInfo)
             callback.start(info)
     except Exception as error:
         failure = error
-    world.all_well(failure, "starting the run")
+    world.raise_if_any_failed(failure, "starting the run")
 
 
 def _tell_checkpoint(recon: Reconstruction, out: Path) -> None:
@@ -271,7 +271,7 @@ def _load_checkpoint(folder: Path, world: World) -> checkpoint.Checkpoint:
             checkpoint.make_current(folder, saved.generation)
     except Exception as error:
         failure = error
-    world.all_well(failure, "reading the checkpoint")
+    world.raise_if_any_failed(failure, "reading the checkpoint")
     assert saved is not None
     return saved
 
@@ -304,7 +304,7 @@ def reconstruction(
         refuse_featureless(without_marks(scan))
     except Exception as error:
         failure = error
-    world.all_well(failure, "reading the data")
+    world.raise_if_any_failed(failure, "reading the data")
     assert scan is not None
     recon = Reconstruction(
         scan,

@@ -43,7 +43,7 @@ class Fetched(Slotted):
         super().__init__(shape, dtype)
         self.device, self._most = device, capacity
         self._pieces: OrderedDict[bytes, Future[_Piece]] = OrderedDict()
-        self._held, self._memory = 0, Memory()
+        self._held, self._memory = 0, BufferPool()
         self._pool = ThreadPoolExecutor(1, "ptymesh-patterns")
         self._module = torch.get_device_module(device) if device.type in KINDS else None
         self._stream = self._module.Stream(device) if self._module else None
@@ -71,7 +71,7 @@ class Fetched(Slotted):
     def close(self) -> None:
         """Stop the thread that reads ahead."""
         self._pool.shutdown(cancel_futures=True)
-        self._forget()
+        self._drop_copies()
 
     def _start(self, rows: Tensor) -> Future[_Piece]:
         """Return the future of a piece, and drop the oldest pieces beyond the capacity."""
@@ -97,7 +97,7 @@ class Fetched(Slotted):
             event.record(self._stream)
         return _Piece(there, event)
 
-    def _forget(self) -> None:
+    def _drop_copies(self) -> None:
         """Drop all pieces."""
         for piece in self._pieces.values():
             piece.cancel()
@@ -108,13 +108,13 @@ class Fetched(Slotted):
         """Return a host buffer (rows, h, w) that numpy can address, page-locked if a device copies from it."""
         count = rows * self.frame_bytes
         if self._stream is None:
-            flat = self._memory.room(count)
+            flat = self._memory.take_buffer(count)
         else:
             flat = torch.empty(count, dtype=torch.uint8, pin_memory=True)
         return flat.view(self.dtype).view(rows, *self.shape[1:])
 
 
-class Memory:
+class BufferPool:
     """Pool of buffers for pieces, used again for later ones when nobody references them any more.
 
     Buffers are mapped, not taken from the heap: there, pieces of many sizes between other arrays would fragment the
@@ -125,7 +125,7 @@ class Memory:
         self._free: list[np.ndarray] = []
         self._taking = Lock()
 
-    def room(self, count: int) -> Tensor:
+    def take_buffer(self, count: int) -> Tensor:
         """Return a buffer of so many bytes, (count,) uint8, with any content."""
         with self._taking:  # buffers that are freed meanwhile are appended
             fitting = [k for k, memory in enumerate(self._free) if count <= len(memory) <= 2 * count]

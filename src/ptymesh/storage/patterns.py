@@ -184,7 +184,7 @@ class Slotted(Patterns):
             self.reserve(grown)
         slots[~kept] = torch.from_numpy(free[:wanted])
         self._slots, self.shape = slots, (len(source), *self.shape[1:])
-        self._forget()
+        self._drop_copies()
         self._store(slots[~kept], arrived)
 
     @abstractmethod
@@ -211,7 +211,7 @@ class Slotted(Patterns):
             done += len(slab)
         assert done == len(slots), f"{done} patterns came for {len(slots)} places"
 
-    def _forget(self) -> None:
+    def _drop_copies(self) -> None:
         """Drop copies of rows, which are stale."""
 
 

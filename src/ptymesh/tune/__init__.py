@@ -14,10 +14,10 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ptymesh.tune.session import Outcome
+    from ptymesh.tune.session import StudyOutcome
 
 
-def tune(what: Any, space: dict[str, Any] | None = None, **options: Any) -> Outcome:
+def tune(what: Any, space: dict[str, Any] | None = None, **options: Any) -> StudyOutcome:
     """Searches for the recipe that suits best; see `ptymesh.tune.python.tune`, which this is."""
     from ptymesh.tune.offered import need_optuna
 
@@ -30,7 +30,7 @@ def tune(what: Any, space: dict[str, Any] | None = None, **options: Any) -> Outc
 class _Callable(ModuleType):
     """Importing a module of this package puts the package where `ptymesh.tune` was the function: it may be called."""
 
-    def __call__(self, what: Any, space: dict[str, Any] | None = None, **options: Any) -> Outcome:
+    def __call__(self, what: Any, space: dict[str, Any] | None = None, **options: Any) -> StudyOutcome:
         return tune(what, space, **options)
 
 

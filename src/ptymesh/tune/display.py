@@ -22,10 +22,14 @@ BEST, LAST = 5, 8
 ENDED = ("done", "pruned", "failed", "released")
 
 
-class Display:
-    """Shows records as they change.
+class StudyDisplay:
+    """Display of a study's records as they change.
 
-    total: trials that there are to be. minimize: whether small values are good. stream: standard output unless given.
+    Args:
+        total: number of trials that there are to be.
+        objective: its name.
+        minimize: True if small values are good.
+        stream: where to write; None for standard output.
     """
 
     def __init__(self, total: int, objective: str, *, minimize: bool, stream: TextIO | None = None) -> None:
@@ -37,7 +41,7 @@ class Display:
         self._live: Live | None = None
 
     def start(self, found: list[Record]) -> None:
-        """Trials of an earlier run are not told again."""
+        """Show the study at its start; trials of an earlier run get no line of their own."""
         self._told = {one.number for one in found if one.state in ENDED}
         done = sum(one.state != "released" for one in found if one.state in ENDED)
         before = f", {done} of them done before" if done else ""
@@ -47,7 +51,7 @@ class Display:
             self._live.start()
 
     def show(self, found: list[Record]) -> None:
-        """Shows the study as it stands."""
+        """Show the study as it stands."""
         new = [one for one in found if one.state in ENDED and one.number not in self._told]
         self._told |= {one.number for one in new}
         if self._live:
@@ -58,20 +62,22 @@ class Display:
         self._console.file.flush()
 
     def close(self) -> None:
-        """Leaves the terminal as it was."""
+        """Leave the terminal as it was."""
         if self._live:
             self._live.stop()
             self._live = None
 
     def line(self, one: Record) -> str:
-        """One line about a finished trial."""
+        """Return one line about a finished trial."""
         seconds = "" if one.seconds is None else f"  {one.seconds:.1f} s"
         why = f"  ({one.why})" if one.why else ""
         where = f"  {one.device}" if one.device else ""
-        return f"trial {one.number}  {one.state}  {_number(one.value)}{seconds}{where}  {said(one.settings)}{why}"
+        return (
+            f"trial {one.number}  {one.state}  {_number(one.value)}{seconds}{where}  {settings_line(one.settings)}{why}"
+        )
 
     def table(self, found: list[Record]) -> Table:
-        """The best and the latest trials."""
+        """Return a table of the best and the latest trials."""
         ended = [one for one in found if one.state in ENDED and one.state != "released"]
         seconds = [one.seconds for one in ended if one.seconds is not None]
         running = [one for one in found if one.state == "running"]
@@ -90,8 +96,8 @@ class Display:
         return made
 
 
-def said(settings: Mapping[str, Any]) -> str:
-    """Settings on one line, keys by their last part where that is enough."""
+def settings_line(settings: Mapping[str, Any]) -> str:
+    """Return settings on one line, keys by their last part where that is enough."""
     short = {key: key.rpartition(".")[2] for key in settings}
     names = {
         key: last if list(short.values()).count(last) == 1 and not last.isdigit() else key
@@ -113,4 +119,4 @@ def _row(one: Record) -> tuple[str, ...]:
     if one.state == "running" and one.values_by_epoch:
         value = one.values_by_epoch[max(one.values_by_epoch)]
     seconds = "" if one.seconds is None else f"{one.seconds:.1f}"
-    return str(one.number), one.state, _number(value), seconds, one.device, said(one.settings)
+    return str(one.number), one.state, _number(value), seconds, one.device, settings_line(one.settings)

@@ -1,4 +1,4 @@
-"""What a trial is worth: a number after every few epochs, for the pruner, and the last one for the study.
+"""Objectives of trials: a number after every few epochs, for the pruner, and the last one for the study.
 
 Everything here is done by all ranks of a trial alike, and every rank gets the same numbers.
 
@@ -36,17 +36,25 @@ Stop = Callable[[], bool]
 
 
 def direction(goal: Goal) -> Literal["minimize", "maximize"]:
-    """Whether the number is to be made small (minimize) or large (maximize)."""
+    """Return whether the number is to be made small (minimize) or large (maximize)."""
     if isinstance(goal, Function):
         return goal.direction
     return "minimize" if isinstance(goal, HeldOut) else "maximize"
 
 
 def values(goal: Goal, recipe: Recipe, world: World, stop: Stop) -> Values:
-    """Reconstructs what the recipe says and yields the objective; collective.
+    """Return an iterator that reconstructs what the recipe says and yields the objective. Collective.
 
-    Raises Interrupted between two batches when `stop` says so, Diverged, and BadInput for a recipe that does not fit
-    its data.
+    Args:
+        goal: the objective.
+        recipe: recipe of the trial.
+        world: ranks that run it together.
+        stop: asked between two batches; True ends the trial.
+
+    Raises:
+        Interrupted: `stop` returned True.
+        Diverged: the reconstruction diverged.
+        BadInput: the recipe does not fit its data.
     """
     if isinstance(goal, FourierRings):
         return _halves(goal, recipe, world, stop)
@@ -62,7 +70,7 @@ def _one(goal: Goal, recipe: Recipe, world: World, stop: Stop) -> Values:
         if isinstance(goal, HeldOut):
             assert held_out is not None, "a tune file's recipes hold views out"
             return judge(recon.problem, recon.state.estimate, loop.held_out, own).residual if own else held_out
-        return contrast(Seen.of(recon)) if call is None else function(call, recon.result(recipe.to_yaml()))
+        return contrast(CurrentResult.of(recon)) if call is None else function(call, recon.result(recipe.to_yaml()))
 
     report = None
     for report in loop.epochs():
@@ -73,13 +81,16 @@ def _one(goal: Goal, recipe: Recipe, world: World, stop: Stop) -> Values:
 
 
 def _due(every: int | None, report: EpochReport, recipe: Recipe) -> bool:
-    """Whether a value is wanted after this epoch; not while the object has coarser pixels, and not after the last."""
+    """Return True if a value is wanted after this epoch, which is neither the last nor of coarser object pixels."""
     last, fine = report.done_epochs == report.total_epochs, recipe.stages[report.stage].coarsen == 1
     return fine and not last and every is not None and report.done_epochs % every == 0
 
 
 def _halves(goal: FourierRings, recipe: Recipe, world: World, stop: Stop) -> Values:
-    """Two reconstructions, an epoch each in turn, of one view of each pair of neighbours and of the other."""
+    """Yield the Fourier ring correlation of two reconstructions, an epoch each in turn.
+
+    One has one view of each pair of neighbours, the other one the others.
+    """
     recons = [reconstruction(recipe, world) for _ in range(2)]
     first = hold_out(recons[0].problem.unturned, 0.5, recipe.seed)
     second = np.setdiff1d(np.arange(recons[0].scan.views), first)
@@ -88,20 +99,20 @@ def _halves(goal: FourierRings, recipe: Recipe, world: World, stop: Stop) -> Val
     for report, _ in zip_longest(*(loop.epochs() for loop in loops)):
         done = report.done_epochs
         if _due(goal.every, report, recipe):
-            yield done, ring_mean(*map(Seen.of, recons))
-    yield done, ring_mean(*map(Seen.of, recons))
+            yield done, ring_mean(*map(CurrentResult.of, recons))
+    yield done, ring_mean(*map(CurrentResult.of, recons))
 
 
 def _of(recon: Reconstruction, views: np.ndarray, stop: Stop) -> Loop:
-    """A loop over these views alone."""
+    """Return a loop over these views alone."""
     loop = recon.loop(stop=stop)
     loop.training = views
     return loop
 
 
 @dataclass
-class Seen:
-    """A reconstruction as it is now, without the pass over all views that a Result takes; fields as there."""
+class CurrentResult:
+    """Reconstruction as it is now, without the pass over all views that a Result takes; fields as there."""
 
     object: np.ndarray
     probe: np.ndarray
@@ -110,23 +121,23 @@ class Seen:
     weights: np.ndarray | None
 
     @classmethod
-    def of(cls, recon: Reconstruction) -> Seen:
-        """Positions and weights of this reconstruction as they are now."""
+    def of(cls, recon: Reconstruction) -> CurrentResult:
+        """Return a reconstruction as it is now."""
         estimate = recon.state.estimate
         positions, weights = (tensor.detach().cpu().numpy() for tensor in (estimate.positions, estimate.weights))
         return cls(recon.object, recon.probe, positions, recon.scan.geometry.object_pixel_m, weights)
 
 
-def ring_mean(a: Seen, b: Seen) -> float:
-    """Mean of the Fourier ring correlation of two reconstructions over all rings up to the pixels; 1 if they are equal.
+def ring_mean(a: CurrentResult, b: CurrentResult) -> float:
+    """Return the mean Fourier ring correlation of two reconstructions over all rings; 1 if they are equal.
 
     They are aligned before (`ptymesh.compare`). Each ring counts alike, as in the area under the usual curve.
     """
     return float(np.mean(compare_results(a, b).rings.correlation))
 
 
-def contrast(result: Seen | Result) -> float:
-    """sqrt(1 - |<O>|^2 / <|O|^2>) over the illuminated pixels, after the phase ramp was removed; from 0 to 1.
+def contrast(result: CurrentResult | Result) -> float:
+    """Return sqrt(1 - |<O>|^2 / <|O|^2>) over the illuminated pixels without their phase ramp; from 0 to 1.
 
     0 for an object of ones; what shows neither in amplitude nor in phase adds nothing. Does not depend on what
     ptychography leaves open: scale, phase and ramp.
@@ -144,7 +155,7 @@ def contrast(result: Seen | Result) -> float:
 
 
 def function(call: Callable[[Result], Any], result: Result) -> float:
-    """What a user's function says of a result: a finite or infinite number. Raises PtymeshError for anything else."""
+    """Return the number that a user's function gives a result. Raises PtymeshError if it returns anything else."""
     found = call(result)
     try:
         return float(found)
@@ -153,7 +164,7 @@ def function(call: Callable[[Result], Any], result: Result) -> float:
 
 
 def entry(call: str) -> Callable[[Result], Any]:
-    """The function that `module:name` or `file.py:name` names. Raises BadInput where there is none."""
+    """Return the function that `module:name` or `file.py:name` names. Raises BadInput where there is none."""
     where, _, name = call.rpartition(":")
     try:
         if where.endswith(".py"):

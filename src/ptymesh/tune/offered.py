@@ -35,7 +35,7 @@ INNER = ("base_sampler", "wrapped_pruner", "independent_sampler")
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Optuna warns that parts of it may change; that is for those who write against it."""
+    """Silence warnings that parts of Optuna may change, which are for those who write against it."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="optuna")
         warnings.filterwarnings("ignore", message=".*experimental.*")
@@ -43,7 +43,7 @@ def quiet() -> Iterator[None]:
 
 
 def need_optuna() -> Any:
-    """The optuna module, not chatty. Raises BadInput where it is not installed."""
+    """Return the optuna module, which logs errors alone. Raises BadInput where it is not installed."""
     try:
         optuna = import_module("optuna")
     except ImportError as error:
@@ -53,21 +53,26 @@ def need_optuna() -> Any:
 
 
 class Offer:
-    """All classes of an Optuna module with this ending, by name."""
+    """Classes of an Optuna module, by name.
+
+    Args:
+        module: name of the module.
+        ending: of the classes' names.
+    """
 
     def __init__(self, module: str, ending: str) -> None:
         self._module, self._ending = module, ending
 
     @cache  # noqa: B019 - there are two of these, which live as long as the program
     def classes(self) -> dict[str, type]:
-        """Optuna's classes that are offered, by name."""
+        """Return the classes that are offered, by name."""
         need_optuna()
         module = import_module(self._module)
         found = [name for name in module.__all__ if name.endswith(self._ending) and not name.startswith("Base")]
         return {_snake(name.removesuffix(self._ending)): getattr(module, name) for name in found}
 
     def find(self, what: str, name: str) -> type:
-        """The class with this name. Raises BadInput with the nearest one."""
+        """Return the class with this name. Raises BadInput, with the nearest name, where there is none."""
         wanted = _plain(name).removesuffix(self._ending.lower())
         for known, found in self.classes().items():
             if _plain(known) == wanted:
@@ -75,7 +80,16 @@ class Offer:
         raise BadInput(unknown_word(f"{what}.name", name, sorted(self.classes())))
 
     def check(self, what: str, name: str, options: Mapping[str, Any]) -> None:
-        """Raises BadInput for a name or an option that Optuna does not know, or for want of a package."""
+        """Check a sampler or pruner and its options.
+
+        Args:
+            what: sampler or pruner, for messages.
+            name: of the class.
+            options: of the class.
+
+        Raises:
+            BadInput: Optuna does not know the name or an option, or a package is not installed.
+        """
         found = self.find(what, name)
         package = NEEDS.get(found.__name__)
         if package and find_spec(package) is None:
@@ -92,7 +106,17 @@ class Offer:
                 self.check(f"{what}.{key}", str(inner.get("name")), rest)
 
     def make(self, what: str, name: str, options: Mapping[str, Any], **ours: Any) -> Any:
-        """An instance; of `ours` it gets what it knows. Raises BadInput where Optuna refuses a value."""
+        """Return an instance of a sampler or pruner.
+
+        Args:
+            what: sampler or pruner, for messages.
+            name: of the class.
+            options: of the class, from the tune file.
+            ours: further options, of which it gets those that it has.
+
+        Raises:
+            BadInput: Optuna refuses a value.
+        """
         found = self.find(what, name)
         known = inspect.signature(found).parameters
         given = dict(options)
@@ -113,13 +137,13 @@ PRUNERS = Offer("optuna.pruners", "Pruner")
 
 
 def sampler(name: str, options: Mapping[str, Any], **ours: Any) -> BaseSampler:
-    """A sampler of Optuna's; `ours`: seed, and the search space of a grid."""
+    """Return a sampler of Optuna's; `ours`: seed, and the search space of a grid."""
     made: BaseSampler = SAMPLERS.make("sampler", name, options, **ours)
     return made
 
 
 def pruner(name: str, options: Mapping[str, Any]) -> BasePruner:
-    """A pruner of Optuna's."""
+    """Return a pruner of Optuna's."""
     made: BasePruner = PRUNERS.make("pruner", name, options)
     return made
 

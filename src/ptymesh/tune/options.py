@@ -37,7 +37,7 @@ SCALARS = (bool, int, float, str, type(None))
 
 
 class Parameter(FrozenOptions):
-    """What one key of the recipe may be: a range (`low`, `high`), or a list of `choices`, which may stand alone.
+    """Values of one key of the recipe: a range (`low`, `high`), or a list of `choices`, which may stand alone.
 
     Fields:
         low, high: both included. type: int or float; if not said, int where all numbers are written without a point.
@@ -57,7 +57,7 @@ class Parameter(FrozenOptions):
     @model_validator(mode="before")
     @classmethod
     def _short(cls, value: Any) -> Any:
-        """A list is short for choices; whole numbers mean an int."""
+        """Return a list as choices, and a range of whole numbers as one of ints."""
         if isinstance(value, list | tuple):
             return {"choices": value}
         if isinstance(value, dict) and value.get("type") is None and "choices" not in value:
@@ -93,7 +93,7 @@ class Parameter(FrozenOptions):
 
 
 def label(choice: Any) -> str:
-    """A choice as YAML, on one line."""
+    """Return a choice as YAML, on one line."""
     return yaml.safe_dump(choice, default_flow_style=True, width=10**6).removesuffix("...\n").strip()
 
 
@@ -140,7 +140,7 @@ KINDS: dict[str, type[Goal]] = {"held_out": HeldOut, "frc": FourierRings, "contr
 
 
 def _goal(value: Any) -> Any:
-    """`objective: frc` is short for `{kind: frc}`."""
+    """Return `objective: frc` as `{kind: frc}`, for which it is short."""
     if isinstance(value, str):
         value = {"kind": value}
     if isinstance(value, dict) and value.get("kind") not in KINDS:
@@ -156,7 +156,7 @@ class Named(FrozenOptions):
 
 
 def _named(value: Any) -> Any:
-    """`sampler: tpe` is short for `{name: tpe}`; other keys beside `name` are its options."""
+    """Return `sampler: tpe` as `{name: tpe}`; other keys beside `name` are its options."""
     if isinstance(value, str):
         return {"name": value}
     if isinstance(value, dict) and "options" not in value:
@@ -165,7 +165,7 @@ def _named(value: Any) -> Any:
 
 
 class StudyOutput(FrozenOptions):
-    """Where a study is kept."""
+    """Output folder of a study."""
 
     dir: FilePath = Path("tune")
 
@@ -196,7 +196,7 @@ class Tuning(FrozenOptions):
 
     @field_validator("space")
     @classmethod
-    def _some(cls, space: dict[str, Parameter]) -> dict[str, Parameter]:
+    def _refuse_empty(cls, space: dict[str, Parameter]) -> dict[str, Parameter]:
         if not space:
             raise ValueError("it is empty; name at least one key of the recipe, such as probe.modes")
         return space
@@ -209,7 +209,7 @@ class Tuning(FrozenOptions):
 
     @property
     def definition(self) -> dict[str, Any]:
-        """What may not change between the trials of one study, as plain JSON."""
+        """Keys that may not change between the trials of one study, as plain JSON."""
         return {
             "recipe": self.recipe,
             "space": {key: parameter.model_dump(mode="json") for key, parameter in self.space.items()},
@@ -218,15 +218,21 @@ class Tuning(FrozenOptions):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Everything, as plain JSON, for the workers."""
+        """All keys, as plain JSON, for the workers."""
         return self.model_dump(mode="json")
 
 
 def load_tuning(path: Path, *, out: Path | None = None, overrides: Sequence[str] = (), **changes: Any) -> Tuning:
-    """Reads a tune file. Raises BadInput with one sentence naming key, value and remedy.
+    """Read a tune file.
 
-    out: study folder instead of the file's. overrides: `key=VALUE` settings of the recipe. changes: other keys of the
-    file, by name; None leaves them.
+    Args:
+        path: of the file.
+        out: study folder instead of the file's.
+        overrides: `key=VALUE` settings of the recipe.
+        changes: other keys of the file, by name; None leaves them.
+
+    Raises:
+        BadInput: one sentence that names key, value and remedy.
     """
     try:
         raw = read_mapping(path, "tune file", Tuning)
@@ -239,7 +245,16 @@ def load_tuning(path: Path, *, out: Path | None = None, overrides: Sequence[str]
 
 
 def tuning(raw: dict[str, Any], folder: Path, overrides: Sequence[str] = ()) -> Tuning:
-    """A Tuning from what a tune file in `folder` says; its `recipe` is a path or a mapping."""
+    """Return the checked options of a tune file.
+
+    Args:
+        raw: keys of the file; its `recipe` is a path or a mapping.
+        folder: of the file, to which its paths are relative.
+        overrides: `key=VALUE` settings of the recipe.
+
+    Raises:
+        BadInput: one sentence that names key, value and remedy.
+    """
     raw = dict(raw)
     recipe = raw.get("recipe")
     if isinstance(recipe, str | Path):
@@ -255,7 +270,16 @@ def tuning(raw: dict[str, Any], folder: Path, overrides: Sequence[str] = ()) -> 
 
 
 def inline_recipe(recipe: dict[str, Any], folder: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """Plain dicts of a recipe that is no file of its own, with absolute paths."""
+    """Return a recipe that is no file of its own, as plain dicts with absolute paths.
+
+    Args:
+        recipe: keys of the recipe.
+        folder: to which its paths are relative.
+        overrides: `key=VALUE` settings of the recipe.
+
+    Raises:
+        BadInput: it holds what no recipe can say.
+    """
     try:
         text = yaml.safe_dump(plain(recipe))
     except (yaml.YAMLError, RecursionError) as error:
@@ -271,6 +295,6 @@ def inline_recipe(recipe: dict[str, Any], folder: Path, overrides: Sequence[str]
 
 
 def _absolute_call(call: str, folder: Path) -> str:
-    """`file.py:name` with the file's absolute path; `module:name` as it is."""
+    """Return `file.py:name` with the file's absolute path; `module:name` as it is."""
     where, _, name = call.rpartition(":")
     return f"{(folder / where).absolute()}:{name}" if where.endswith(".py") else call

@@ -1,4 +1,4 @@
-"""How a detector lies to its scan: a ready-made study on a cheap crop of the data.
+"""Orientation of a detector to its scan, found by a ready-made study on a cheap crop of the data.
 
 Every orientation is reconstructed for a few epochs from the views in the middle of the scan and the brightest part of
 the detector; held-out residuals decide. Object turns and mirror images are no different results, so these are all:
@@ -57,7 +57,14 @@ DISTINCT_DEG = 44.0
 
 @dataclass(frozen=True)
 class Crop:
-    """How much of the data is used. crop: detector pixels (None: all of them); None of the others leaves it to us."""
+    """Part of the data that is used, and for how long.
+
+    Attributes:
+        views: number of views, those in the middle of the scan.
+        crop: side in detector pixels; None for the bright part of the detector.
+        epochs: of each reconstruction.
+        batch: views of a batch.
+    """
 
     views: int = 300
     crop: int | None = None
@@ -67,7 +74,7 @@ class Crop:
 
 @dataclass(frozen=True)
 class Oriented:
-    """What was found.
+    """Orientation that was found, and how sure it is.
 
     Fields:
         best, twin: orientations; the twin goes with the opposite defocus.
@@ -97,7 +104,7 @@ class Oriented:
     window: tuple[int, int]
 
     def lines(self, which: Orientation | None = None) -> dict[str, Any]:
-        """What belongs into the recipe, for the best or for its twin, as nested dicts."""
+        """Return the recipe keys that set the best orientation, or its twin, as nested dicts."""
         chosen = which or self.best
         raw: dict[str, Any] = {}
         for key, value in chosen.settings().items():
@@ -121,7 +128,7 @@ def orient(
     out: Path | None = None,
     quiet: bool = True,
 ) -> Oriented:
-    """Finds the orientation of a recipe's data, whatever orientation the recipe itself says.
+    """Find the orientation of a recipe's data, whatever orientation the recipe itself says.
 
     Args:
         recipe: plain dicts with absolute paths (`raw_recipe`); its engines are not used.
@@ -132,7 +139,8 @@ def orient(
         phase: whether features of the object advance the phase (bright) or retard it (dark).
         workers, device, quiet: as in `run_study`. out: keeps the studies there.
 
-    Raises BadInput where the recipe does not fit.
+    Raises:
+        BadInput: the recipe does not fit.
     """
     raw, parsed, scan = _cheap(recipe, crop)
     key, current = defocus_key(parsed, scan)
@@ -157,7 +165,7 @@ def _cover(step_deg: float) -> None:
 
 
 def _cheap(recipe: Mapping[str, Any], crop: Crop) -> tuple[dict[str, Any], Recipe, Measurement]:
-    """The recipe on the middle views and the bright part of the detector, as stored; and its data."""
+    """Return the recipe on the middle views and the bright part of the detector, raw and parsed, and its data."""
     raw: dict[str, Any] = copy.deepcopy(dict(recipe))
     for key, value in Orientation().settings().items():
         put(raw, key, value, "orient")
@@ -178,7 +186,7 @@ def _cheap(recipe: Mapping[str, Any], crop: Crop) -> tuple[dict[str, Any], Recip
 
 
 def bright_side(scan: Measurement) -> int:
-    """Side (window pixels) of the square around DC that holds the bright part of the mean pattern, far field."""
+    """Return the side (window pixels) of the square around DC that holds the bright part of the mean pattern."""
     views = np.unique(np.linspace(0, scan.views - 1, min(64, scan.views)).astype(int))
     counts = np.maximum(scan.patterns.read(views), 0).mean(axis=0, dtype=np.float64)
     mean = np.fft.fftshift(np.where(scan.mask, counts, 0))
@@ -193,7 +201,7 @@ def bright_side(scan: Measurement) -> int:
 
 
 def defocus_key(recipe: Recipe, scan: Measurement) -> tuple[str, float | None]:
-    """The recipe key of the probe's defocus, and C10 (m) as it stands; no key for probes that are given as arrays."""
+    """Return the recipe key of the probe's defocus, and its C10 (m); no key for probes that are given as arrays."""
     start: Any = recipe.probe.start
     if start.kind == "electron":
         c10 = start.aberrations_m.get("C10", 0.0)
@@ -207,7 +215,7 @@ def defocus_key(recipe: Recipe, scan: Measurement) -> tuple[str, float | None]:
 
 
 def _defocus(c10: C10 | Sequence[float], key: str, current: float | None) -> list[float]:
-    """Values of C10 to try; empty: the recipe's probe as it stands."""
+    """Return the values of C10 to try; none for the recipe's probe as it stands."""
     if isinstance(c10, str):
         if c10 not in ("recipe", "negative", "positive", "unknown"):
             raise BadInput(f"c10 is {c10!r}; give recipe, negative, positive, unknown, or values in metres.")
@@ -229,7 +237,7 @@ def _defocus(c10: C10 | Sequence[float], key: str, current: float | None) -> lis
 
 @dataclass(frozen=True)
 class _Tried:
-    """One orientation with its probe: G, held-out residual, recipe."""
+    """Orientation that was tried, with its probe's C10, its matrix G, held-out residual and recipe."""
 
     orientation: Orientation
     c10_m: float | None
@@ -248,13 +256,19 @@ class _Search:
     quiet: bool
 
     def discrete(self, folder: Path, c10: list[float]) -> list[_Tried]:
-        """Tries all eight flips and transpositions."""
+        """Try all eight flips and transpositions."""
         choices: list[dict[str, Any]] = [one.settings() for one in discrete()]
         space: dict[str, Any] = {key: list(dict.fromkeys(one[key] for one in choices)) for key in KEYS[:3]}
         return self._study(folder, space, c10)
 
     def rotations(self, folder: Path, step_deg: float, c10: list[float]) -> list[_Tried]:
-        """Around the circle in steps, then around the best in thirds of a step."""
+        """Try rotations around the circle in steps, then around the best in thirds of a step.
+
+        Args:
+            folder: into which the two studies write.
+            step_deg: step in degrees.
+            c10: values in metres to try with each; none for the recipe's probe.
+        """
         circle = [wrapped(k * step_deg) for k in range(round(360 / step_deg))]
         space: dict[str, Any] = {KEYS[2]: [False, True], KEYS[3]: sorted(circle)}
         found = self._study(folder / "coarse", space, c10)
@@ -358,7 +372,7 @@ def _decided(
 
 
 def _confidence(errors: float) -> str:
-    """The word for so many standard errors between the best and the next."""
+    """Return the word for so many standard errors between the best and the next."""
     if math.isnan(errors):
         return "none"
     return "sure" if errors > SURE else "likely" if errors > LIKELY else "unsure"
@@ -366,7 +380,7 @@ def _confidence(errors: float) -> str:
 
 @dataclass(frozen=True)
 class _Rerun:
-    """A reconstruction, the probe (h, w) that it started from, and the views that it held out."""
+    """Reconstruction, the probe (h, w) that it started from, and the views that it held out."""
 
     recon: Reconstruction
     start: np.ndarray
@@ -374,7 +388,7 @@ class _Rerun:
 
 
 def _rerun(one: _Tried, world: Solo) -> _Rerun:
-    """The reconstruction of this orientation once more, for what a study does not keep."""
+    """Repeat the reconstruction of an orientation, for what a study does not keep."""
     recipe = Recipe.parse(one.recipe)
     recon = reconstruction(recipe, world)
     start, loop = recon.probe[0].copy(), recon.loop(hold_out=recipe.hold_out)
@@ -383,7 +397,7 @@ def _rerun(one: _Tried, world: Solo) -> _Rerun:
 
 
 def _standard_errors(a: _Rerun, b: _Rerun) -> float:
-    """Mean difference of the held-out views' residuals, b - a, in its standard errors; nan where that has none."""
+    """Return the mean difference of the held-out views' residuals, b - a, in standard errors; nan where it has none."""
     if len(a.held_out) < FEWEST_HELD_OUT:
         return math.nan
     each = [
@@ -396,7 +410,7 @@ def _standard_errors(a: _Rerun, b: _Rerun) -> float:
 
 
 def _settled_by_probe(rerun: _Rerun, c10: C10 | Sequence[float], values: list[float]) -> str:
-    """What is known of the probe that tells a scan from its twin; empty where nothing is."""
+    """Return the clause on the probe by which a scan is told from its twin; empty where nothing is known of it."""
     if c10 == "unknown" or (values and min(values) < 0 < max(values)):
         return ""
     if likeness(rerun.start, twin(rerun.start)) > SYMMETRIC:
@@ -407,13 +421,13 @@ def _settled_by_probe(rerun: _Rerun, c10: C10 | Sequence[float], values: list[fl
 
 
 def likeness(a: np.ndarray, b: np.ndarray) -> float:
-    """Largest correlation of two probes (h, w) under a shift, 0 to 1."""
+    """Return the largest correlation of two probes (h, w) under a shift, 0 to 1."""
     cross = fft.ifft2(fft.fft2(a) * fft.fft2(b).conj())
     return float(np.abs(cross).max() / (np.linalg.norm(a) * np.linalg.norm(b)))
 
 
 def phase_sign(recon: Reconstruction) -> int:
-    """1 where features stand out with positive phase, -1 with negative, 0 where that cannot be told (skewness)."""
+    """Return 1 if features have a positive phase (by its skewness), -1 a negative one, 0 if that cannot be told."""
     estimate = recon.state.estimate
     obj = np.prod(recon.object, axis=0).astype(np.complex128)
     light = illumination((obj.shape[0], obj.shape[1]), recon.probe, estimate.positions.cpu().numpy())

@@ -11,7 +11,7 @@ from ptymesh.errors import BadInput
 from ptymesh.io.results import Result
 from ptymesh.run.recipe import Recipe
 from ptymesh.tune.options import Goal, Tuning, load_tuning, tuning
-from ptymesh.tune.session import Outcome, run_study
+from ptymesh.tune.session import StudyOutcome, run_study
 
 Objective = str | dict[str, Any] | Goal | Callable[[Result], float]
 
@@ -28,8 +28,8 @@ def tune(
     quiet: bool = True,
     reconstruct: bool = True,
     **keys: Any,
-) -> Outcome:
-    """Searches for the recipe that suits best, or goes on with a search that is in the folder already.
+) -> StudyOutcome:
+    """Search for the recipe that suits best, or go on with a search that is in the folder already.
 
     Args:
         what: a tune file; or, with a `space`, a recipe: its path, a dict, or a Recipe.
@@ -41,7 +41,10 @@ def tune(
         workers, device, force, quiet, reconstruct: as in `run_study`. With several workers, a script must guard its
             call by `if __name__ == "__main__"` where its objective is in the same file.
 
-    Raises BadInput, Interrupted (the same call goes on), PtymeshError where every trial failed.
+    Raises:
+        BadInput: an argument is wrong, or the folder holds another study.
+        Interrupted: the user stopped it; the same call goes on.
+        PtymeshError: every trial failed.
     """
     if objective is not None:
         keys["objective"] = _entry(objective) if callable(objective) else objective
@@ -64,7 +67,7 @@ def tune(
 
 
 def _entry(function: Callable[[Result], float]) -> dict[str, str]:
-    """How another process finds a function. Raises BadInput for one that it could not."""
+    """Return the keys by which another process finds a function. Raises BadInput for one that it could not find."""
     name, module = getattr(function, "__qualname__", ""), inspect.getmodule(function)
     if not name or "<" in name or module is None:
         raise BadInput(f"The objective {function!r} cannot be imported; define it with def, in a module or a script.")

@@ -1,4 +1,4 @@
-"""What a study leaves: trials.jsonl, best.yaml and best/result.h5; and how a trial looks in them."""
+"""Records of a study's trials, and the files that it leaves: trials.jsonl, best.yaml and best/result.h5."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Record:
     worker: str
 
     def line(self) -> str:
-        """As JSON; numbers that are not finite are null."""
+        """Return the record as JSON; numbers that are not finite are null."""
         return json.dumps(_finite(vars(self)), default=str)
 
 
@@ -62,7 +62,13 @@ _STATES = {
 
 
 def record(trial: FrozenTrial, tuning: Tuning, space: Space) -> Record:
-    """What is known of a trial."""
+    """Return the record of a trial.
+
+    Args:
+        trial: Optuna's.
+        tuning: the tune file.
+        space: its search space.
+    """
     notes = trial.user_attrs
     recipe = composed(tuning, space, trial.params)
     worker = notes.get("worker") or {}
@@ -83,30 +89,43 @@ def record(trial: FrozenTrial, tuning: Tuning, space: Space) -> Record:
 
 
 def records(study: Study, total: int, tuning: Tuning, space: Space) -> list[Record]:
-    """Return all trials that have begun, those that were given up too, by number."""
+    """Return all trials that have begun, those that were given up too, by number.
+
+    Args:
+        study: Optuna's.
+        total: number of trials that there are to be.
+        tuning: the tune file.
+        space: its search space.
+    """
     counted = trials_that_count(study.get_trials(deepcopy=False), total)
     return [record(trial, tuning, space) for trial in counted if trial.state != TrialState.WAITING]
 
 
 def write_trials(folder: Path, found: list[Record]) -> None:
-    """OUT/trials.jsonl, whole at every moment."""
+    """Write OUT/trials.jsonl, which is whole at every moment."""
     _write(folder / TRIALS, "".join(f"{one.line()}\n" for one in found))
 
 
 def best_of(study: Study, found: list[Record]) -> Record | None:
-    """The best trial that was done to its end; the first of equals."""
+    """Return the best trial that was done to its end, the first of equals; None where there is none."""
     done = [one for one in found if one.state == "done" and one.value is not None]
     sign = 1 if study.direction == StudyDirection.MINIMIZE else -1
     return min(done, key=lambda one: sign * (one.value or 0.0), default=None)
 
 
 def best_recipe(one: Record, folder: Path) -> Recipe:
-    """The recipe of a trial, writing to the study's folder `best`."""
+    """Return the recipe of a trial, with the study's folder `best` as its output."""
     return Recipe.parse(one.recipe).with_output(folder / "best")
 
 
 def write_best(folder: Path, one: Record, objective: str) -> Recipe:
-    """OUT/best.yaml: a recipe like any other, every key said."""
+    """Write OUT/best.yaml, a recipe with all keys, and return it.
+
+    Args:
+        folder: of the study.
+        one: the best trial.
+        objective: its name, for a comment.
+    """
     recipe = best_recipe(one, folder)
     changed = yaml.safe_dump(one.settings, sort_keys=False, allow_unicode=True).rstrip().splitlines()
     head = [f"Trial {one.number}, {objective} {one.value:.6g}, with", *changed]

@@ -18,7 +18,7 @@ from ptymesh.files import target_of, writing
 from ptymesh.plot import save_figure
 from ptymesh.plot.fonts import own_font
 from ptymesh.tune import storage
-from ptymesh.tune.display import said
+from ptymesh.tune.display import settings_line
 from ptymesh.tune.offered import quiet
 from ptymesh.tune.places import finished_trials
 from ptymesh.tune.records import best_of, records, write_best, write_trials
@@ -28,21 +28,27 @@ from ptymesh.tune.worker import total
 
 
 @dataclass(frozen=True)
-class Report:
-    """lines: what is to be said of the study. paths: of the figures. importance: share of each parameter."""
+class StudyReport:
+    """Report on a study.
+
+    Attributes:
+        lines: text for a terminal.
+        paths: of the figures.
+        importance: share of each parameter.
+    """
 
     lines: list[str]
     paths: list[Path]
     importance: dict[str, float]
 
 
-def write_report(folder: Path) -> Report:
-    """Draws the study in a folder, finished or not, into folder/report; writes trials.jsonl and best.yaml anew.
+def write_report(folder: Path) -> StudyReport:
+    """Draw the study in a folder, finished or not, into folder/report; write trials.jsonl and best.yaml anew.
 
     Importance is PED-ANOVA's (Watanabe et al., IJCAI 2023): how much each parameter has to do with being among the
     best tenth of the trials. Raises BadInput where there is no study, or no trial is done.
     """
-    study = storage.reopened(folder)
+    study = storage.reopen_study(folder)
     tuning = storage.tuning_of(study, folder)
     space = Space(tuning.space)
     wanted = total(tuning, space)
@@ -57,7 +63,7 @@ def write_report(folder: Path) -> Report:
     counts = {state: sum(one.state == state for one in found) for state in dict.fromkeys(one.state for one in found)}
     lines = [
         f"{wanted} trials by {named(tuning)}: {', '.join(f'{n} {state}' for state, n in counts.items())}",
-        f"Best: trial {best.number}, {best.value:.6g}: {said(best.settings)}",
+        f"Best: trial {best.number}, {best.value:.6g}: {settings_line(best.settings)}",
     ]
     if importance:
         lines.append("Importance: " + ", ".join(f"{key} {share:.2f}" for key, share in importance.items()))
@@ -69,7 +75,7 @@ def write_report(folder: Path) -> Report:
     paths = [
         path for name, draw in _plots(bool(importance)) for path in _drawn(clean, name, draw, target, named(tuning))
     ]
-    return Report(lines, paths, importance)
+    return StudyReport(lines, paths, importance)
 
 
 def _finished(study: Study, total: int) -> Study:
@@ -93,7 +99,7 @@ def _importance(study: Study) -> dict[str, float]:
 
 
 def _plots(important: bool) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """Name of each figure, and how one of Optuna's modules draws it."""
+    """Yield the name of each figure, and a function by which one of Optuna's modules draws it."""
     yield "history", lambda module, study, name: module.plot_optimization_history(study, target_name=name)
     yield "parallel_coordinate", lambda module, study, name: module.plot_parallel_coordinate(study, target_name=name)
     if important:
@@ -104,7 +110,7 @@ def _plots(important: bool) -> Iterator[tuple[str, Callable[..., Any]]]:
 
 
 def _drawn(study: Study, name: str, draw: Callable[..., Any], target: Path, objective: str) -> list[Path]:
-    """The figure as HTML and as PNG."""
+    """Write a figure as HTML and as PNG; return their paths."""
     import matplotlib
 
     matplotlib.use("agg")

@@ -1,4 +1,4 @@
-"""What stands between Optuna's samplers and a study: seeds by trial, conditions, and no set of values twice."""
+"""Draws of Optuna's samplers for a study: seeds by trial, conditions, and no set of values twice."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ STOPPERS = ("GridSampler", "BruteForceSampler")
 
 
 def seed_of(*parts: int) -> int:
-    """A seed of 32 bits for this purpose."""
+    """Return a seed of 32 bits that follows from these numbers."""
     digest = hashlib.blake2b(" ".join(map(str, parts)).encode(), digest_size=4).digest()
     return int.from_bytes(digest, "little")
 
 
-class Drawing(BaseSampler):
+class TrialSampler(BaseSampler):
     """Optuna's `chosen` sampler with a seed of its own for each trial, by the trial's number.
 
     Optuna asks for a relative sample once, before all else, and gets all values that exist together. Sets of values
@@ -57,11 +57,17 @@ class Drawing(BaseSampler):
         return offered.sampler(self.chosen.name, self.chosen.options, **ours)
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, Any]:
-        """All parameters: they are drawn together."""
+        """Return all parameters, as they are drawn together."""
         return dict(self.space.distributions)
 
     def sample_relative(self, study: Study, trial: FrozenTrial, search_space: dict[str, Any]) -> dict[str, Any]:
-        """Values of all parameters that no earlier trial has had."""
+        """Return values of all parameters that no earlier trial has had.
+
+        Args:
+            study: the study.
+            trial: the trial that they are for.
+            search_space: not used; the study's own is.
+        """
         space, number = self.space, trial.number
         used = used_values(study.get_trials(deepcopy=False), number)
         self.repeats = False
@@ -74,23 +80,37 @@ class Drawing(BaseSampler):
         return random.Random(seed_of(self.seed, number)).choice(free) if free else values
 
     def sample_independent(self, study: Study, trial: FrozenTrial, name: str, distribution: BaseDistribution) -> Any:
-        """Never called, as all parameters are drawn together."""
+        """Raise AssertionError: never called, as all parameters are drawn together.
+
+        Args:
+            study: the study.
+            trial: the trial.
+            name: of the parameter.
+            distribution: of the parameter.
+        """
         raise AssertionError(f"{name} was not drawn with the others")
 
     def before_trial(self, study: Study, trial: FrozenTrial) -> None:
-        """What Optuna's sampler does before a trial."""
+        """Make the trial's own sampler and let it prepare."""
         with quiet():
             self.inner = self._make(trial.number, 0)
             self.inner.before_trial(study, trial)
 
     def after_trial(self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None) -> None:
-        """What Optuna's sampler does after a trial."""
+        """Let Optuna's sampler learn of a trial that has ended.
+
+        Args:
+            study: the study.
+            trial: the trial.
+            state: how it ended.
+            values: of the objective, None where it has none.
+        """
         if type(self.inner).__name__ not in STOPPERS:
             self.inner.after_trial(study, trial, state, values)
 
 
 def _draw(space: Space, inner: BaseSampler, study: Study, number: int) -> dict[str, Any]:
-    """One set of values; the trial's record is a copy, so that nothing is stored yet."""
+    """Return one set of values; the trial's record is a copy, so that nothing is stored yet."""
     (frozen,) = (trial for trial in study.get_trials(deepcopy=True) if trial.number == number)
     values: dict[str, Any] = {}
     with quiet():
@@ -131,12 +151,12 @@ def is_drawn_twice(trials: list[FrozenTrial], number: int) -> bool:
 
 
 def signature(values: Mapping[str, Any]) -> str:
-    """Equal for equal sets of values."""
+    """Return a text that is equal for equal sets of values."""
     return repr(sorted((key, repr(value)) for key, value in values.items()))
 
 
 def suggest(trial: Trial, space: Space) -> dict[str, Any]:
-    """Values of a running trial, drawn now or, of a retry, taken over; stored with the trial."""
+    """Return the values of a running trial, drawn now or, of a retry, taken over; they are stored with the trial."""
     values: dict[str, Any] = {}
     for name, distribution in space.distributions.items():
         if not space.active(name, values):

@@ -24,12 +24,12 @@ from ptymesh.run.recipe import Recipe
 from ptymesh.run.session import run_recipe
 from ptymesh.run.signals import StopSignal
 from ptymesh.tune import objectives, storage
-from ptymesh.tune.display import Display, said
+from ptymesh.tune.display import StudyDisplay, settings_line
 from ptymesh.tune.offered import pruner
 from ptymesh.tune.options import Function, Tuning
 from ptymesh.tune.places import finished_trials
 from ptymesh.tune.records import Record, best_of, records, write_best, write_trials
-from ptymesh.tune.sampling import Drawing
+from ptymesh.tune.sampling import TrialSampler
 from ptymesh.tune.space import Space, recipe_of
 from ptymesh.tune.worker import Worker, total
 from ptymesh.tune.workers import Share, WorkerProcesses, shares
@@ -40,8 +40,8 @@ POLL_S = 0.25
 
 
 @dataclass(frozen=True)
-class Outcome(Displayed):
-    """What came of a study.
+class StudyOutcome(Displayed):
+    """Result of a study.
 
     Fields:
         folder: where everything was written.
@@ -62,11 +62,11 @@ class Outcome(Displayed):
     def __repr__(self) -> str:
         return (
             f"<Outcome of {self.folder}: {len(self.trials)} trials, the best is {self.best.number} "
-            f"with {self.best.value:.6g}: {said(self.best.settings)}>"
+            f"with {self.best.value:.6g}: {settings_line(self.best.settings)}>"
         )
 
     def plot(self) -> Any:
-        """Figure of the value of every trial, which a notebook shows."""
+        """Return a figure of the value of every trial, which a notebook shows."""
         return self._figure()
 
 
@@ -79,18 +79,23 @@ def run_study(
     force: bool = False,
     quiet: bool = False,
     reconstruct: bool = True,
-) -> Outcome | None:
-    """Runs a study, or goes on with it, until it has as many trials as the tune file says.
+) -> StudyOutcome | None:
+    """Run a study, or go on with it, until it has as many trials as the tune file says.
 
     Args:
+        tuning: the tune file.
         workers: processes on this machine; default one per GPU (or group of `ranks_per_trial`), 1 on CPUs. A single
             one works in this process.
         device: auto, cpu, cuda or cuda:N.
         join: help with a study that another command has started, and write no results; returns None.
-        force: forget a study that is in the folder. quiet: show nothing. reconstruct: run the best recipe at the end.
+        force: forget a study that is in the folder.
+        quiet: show nothing.
+        reconstruct: run the best recipe at the end.
 
-    Raises BadInput before anything is written, Interrupted (the same call goes on), PtymeshError where every trial
-    failed.
+    Raises:
+        BadInput: the tune file is wrong; nothing has been written then.
+        Interrupted: the user stopped it; the same call goes on.
+        PtymeshError: every trial failed.
     """
     if world().size > 1:
         raise BadInput("ptymesh tune starts its own processes; run it without torchrun, and see ranks_per_trial.")
@@ -99,8 +104,8 @@ def run_study(
     refuse_featureless_data(tuning, space)
     given = shares(device, workers, tuning.ranks_per_trial)
     if force and not join:
-        storage.forget(tuning)
-    study = storage.begin(tuning, objectives.direction(tuning.objective), join=join)
+        storage.remove_study(tuning)
+    study = storage.open_study(tuning, objectives.direction(tuning.objective), join=join)
     tuning = storage.tuning_of(study, tuning.output.dir)
     wanted = total(tuning, space)
     if wanted < tuning.trials:
@@ -118,10 +123,12 @@ def run_study(
 
 
 def checked(tuning: Tuning, space: Space) -> list[str]:
-    """Look at recipes from all over the space. Raise BadInput where none is sound; return notes about those that are
-    not.
+    """Check recipes from all over the space, and return notes about those that are not sound.
+
+    Raises:
+        BadInput: none is sound.
     """
-    Drawing(space, tuning.sampler, tuning.seed)
+    TrialSampler(space, tuning.sampler, tuning.seed)
     pruner(tuning.pruner.name, tuning.pruner.options)
     if isinstance(tuning.objective, Function):
         objectives.entry(tuning.objective.call)
@@ -164,17 +171,17 @@ def _random_point(space: Space, rng: random.Random) -> dict[str, Any]:
 
 
 class _Watch:
-    """Looks at the study while workers work: display and trials.jsonl."""
+    """Display and trials.jsonl of a study, brought up to date while workers work."""
 
     def __init__(self, tuning: Tuning, space: Space, study: Study, total: int, *, quiet: bool) -> None:
         self.tuning, self.space, self.study, self.total = tuning, space, study, total
         minimize = objectives.direction(tuning.objective) == "minimize"
-        self._display = None if quiet else Display(total, named(tuning), minimize=minimize)
+        self._display = None if quiet else StudyDisplay(total, named(tuning), minimize=minimize)
         self.found: list[Record] = []
         self._written: list[Record] | None = None
 
     def start(self) -> None:
-        """Reads the study's records before the first trial."""
+        """Read the study's records before the first trial."""
         self.found = records(self.study, self.total, self.tuning, self.space)
         if self._display:
             self._display.start(self.found)
@@ -183,8 +190,8 @@ class _Watch:
         """Return how many trials have come to an end of their own."""
         return len(finished_trials(self.study.get_trials(deepcopy=False), self.total))
 
-    def look(self) -> None:
-        """Reads the study's records again, every now and then."""
+    def update(self) -> None:
+        """Read the study's records again, and show and write them."""
         self.found = records(self.study, self.total, self.tuning, self.space)
         if self._display:
             self._display.show(self.found)
@@ -194,23 +201,23 @@ class _Watch:
             self._written = ended
 
     def close(self) -> None:
-        """At the end, however it came."""
-        self.look()
+        """Show the study's end and leave the terminal as it was."""
+        self.update()
         if self._display:
             self._display.close()
 
 
 def named(tuning: Tuning) -> str:
-    """The objective, as it is shown."""
+    """Return the objective's name, as it is shown."""
     goal = tuning.objective
     return goal.call.rpartition(":")[2] if isinstance(goal, Function) else goal.kind.replace("_", " ")
 
 
 def _work(folder: Path, given: list[Share], device: str, watch: _Watch, stop: Callable[[], bool]) -> None:
-    """Workers until the study is finished. Raises Interrupted, PtymeshError."""
+    """Run workers until the study is finished. Raises Interrupted if stopped, PtymeshError if workers failed."""
     if len(given) == 1:
         worker = Worker(folder, device, given[0].name, stop)
-        worker.between = watch.look
+        worker.between = watch.update
         try:
             worker.run()
         except Interrupted as error:
@@ -219,7 +226,7 @@ def _work(folder: Path, given: list[Share], device: str, watch: _Watch, stop: Ca
     workers = WorkerProcesses(folder, given)
     try:
         while not stop() and workers.any_running():
-            watch.look()
+            watch.update()
             time.sleep(POLL_S)
     finally:
         workers.close()
@@ -238,7 +245,7 @@ def _interrupted(watch: _Watch) -> Interrupted:
 
 def _conclude(
     tuning: Tuning, study: Study, found: list[Record], device: str, notes: tuple[str, ...], reconstruct: bool
-) -> Outcome:
+) -> StudyOutcome:
     folder = tuning.output.dir
     best = best_of(study, found)
     if best is None:
@@ -246,7 +253,7 @@ def _conclude(
         raise PtymeshError(f"None of the {len(found)} trials came to a value; the first says: {why}")
     recipe = write_best(folder, best, named(tuning))
     path = _reconstructed(recipe, tuning.ranks_per_trial, device) if reconstruct else None
-    return Outcome(folder, best, found, recipe, path, notes)
+    return StudyOutcome(folder, best, found, recipe, path, notes)
 
 
 def without_checks(text: str) -> dict[str, Any]:
@@ -257,7 +264,7 @@ def without_checks(text: str) -> dict[str, Any]:
 
 
 def _reconstructed(recipe: Recipe, ranks: int, device: str) -> Path:
-    """Runs the best recipe, unless its result is there already."""
+    """Run the best recipe, unless its result is there already; return the result's path."""
     out = recipe.output.dir
     path = out / "result.h5"
     if path.exists() and without_checks(Result.load(path).recipe) == without_checks(recipe.to_yaml()):

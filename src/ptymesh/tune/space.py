@@ -29,7 +29,7 @@ class Space:
         self.distributions = {key: _distribution(parameter) for key, parameter in self.parameters.items()}
 
     def active(self, key: str, values: Mapping[str, Any]) -> bool:
-        """Whether the parameter exists, given the values of those before it."""
+        """Return True if the parameter exists, given the values of those before it."""
         for other, wanted in self.parameters[key].when.items():
             if other not in values:
                 return False
@@ -43,25 +43,29 @@ class Space:
         return all(key in values for key in self.distributions if self.active(key, values))
 
     def meaning(self, key: str, value: Any) -> Any:
-        """What a value of Optuna's says in the recipe."""
+        """Return the recipe's value for a value of Optuna's."""
         choices = self.parameters[key].choices
         if choices is None or all(isinstance(choice, SCALARS) for choice in choices):
             return value
         return copy.deepcopy(next(choice for choice in choices if label(choice) == value))
 
     def count(self) -> int | None:
-        """How many different sets of values there are; None for (almost) endlessly many."""
+        """Return the number of different sets of values; None for (almost) endlessly many."""
         if not self._finite():
             return None
         number = sum(1 for _ in itertools.islice(self.points(), ENUMERATED + 1))
         return number if number <= ENUMERATED else None
 
     def points(self) -> Iterator[dict[str, Any]]:
-        """Every set of values of a finite space."""
+        """Yield every set of values of a finite space."""
         yield from self._points(list(self.parameters), {})
 
     def grid(self) -> dict[str, list[Any]]:
-        """Values of each parameter, for a grid. Raises BadInput where one has endlessly many, or depends on another."""
+        """Return the values of each parameter, for a grid.
+
+        Raises:
+            BadInput: a parameter has endlessly many values, or depends on another.
+        """
         for key, parameter in self.parameters.items():
             if parameter.when:
                 raise BadInput(f"space.{key} has a condition, which a grid cannot heed; use the sampler brute_force.")
@@ -85,7 +89,16 @@ class Space:
 
 
 def composed(tuning: Tuning, space: Space, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The recipe that values make, as plain dicts. Raises BadInput where a key goes through what is no group."""
+    """Return the recipe that values make, as plain dicts.
+
+    Args:
+        tuning: the tune file.
+        space: its search space.
+        values: Optuna's, by recipe key.
+
+    Raises:
+        BadInput: a key goes through what is no group.
+    """
     raw = copy.deepcopy(tuning.recipe)
     for key in sorted(values, key=lambda key: key.count(".")):  # groups before what stands in them
         put(raw, key, space.meaning(key, values[key]), "space")
@@ -95,12 +108,25 @@ def composed(tuning: Tuning, space: Space, values: Mapping[str, Any]) -> dict[st
 
 
 def recipe_of(tuning: Tuning, space: Space, values: Mapping[str, Any]) -> Recipe:
-    """The recipe that values make, checked."""
+    """Return the recipe that values make, checked.
+
+    Args:
+        tuning: the tune file.
+        space: its search space.
+        values: Optuna's, by recipe key.
+
+    Raises:
+        BadInput: they make no sound recipe.
+    """
     return Recipe.parse(composed(tuning, space, values))
 
 
 def _ordered(parameters: Mapping[str, Parameter]) -> list[str]:
-    """Keys, those that conditions name first. Raises BadInput for conditions on what is no parameter, or circular."""
+    """Return the keys, those that conditions name first.
+
+    Raises:
+        BadInput: a condition names what is no parameter, or conditions are circular.
+    """
     for key, parameter in parameters.items():
         if not all(key.split(".")):
             raise BadInput(f"space.{key} is no key of a recipe; write for example stages.0.epochs.")
@@ -119,7 +145,7 @@ def _ordered(parameters: Mapping[str, Parameter]) -> list[str]:
 
 
 def _possible(key: str, other: str, parameter: Parameter, wanted: Any) -> None:
-    """Raises BadInput for a condition that never holds."""
+    """Raise BadInput for a condition that never holds."""
     for value in wanted if isinstance(wanted, list) else [wanted]:
         if parameter.choices is not None:
             labels = [label(choice) for choice in parameter.choices]
@@ -144,7 +170,7 @@ def _distribution(parameter: Parameter) -> BaseDistribution:
 
 
 def _values(distribution: Any) -> list[Any] | None:
-    """All values of a distribution; None where there are endlessly many."""
+    """Return all values of a distribution; None where there are endlessly many."""
     if distribution.single():
         return [distribution.choices[0] if hasattr(distribution, "choices") else distribution.low]
     if hasattr(distribution, "choices"):

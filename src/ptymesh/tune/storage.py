@@ -1,4 +1,4 @@
-"""Where a study is kept: a journal file in its folder, or any database that Optuna's RDB storage speaks to."""
+"""Storage of a study: a journal file in its folder, or any database that Optuna's RDB storage speaks to."""
 
 from __future__ import annotations
 
@@ -56,10 +56,16 @@ def open_storage(url: str | None, folder: Path, heartbeat_s: float = 10.0) -> Ba
         raise BadInput(f"The storage {_without_password(url)} cannot be opened ({said}); check its URL.") from error
 
 
-def begin(tuning: Tuning, direction: Literal["minimize", "maximize"], *, join: bool) -> Study:
-    """The study of a tune file, made if it is not there; its workers follow this file's settings from now on.
+def open_study(tuning: Tuning, direction: Literal["minimize", "maximize"], *, join: bool) -> Study:
+    """Return the study of a tune file, made if it is not there; its workers follow this file's settings from now on.
 
-    join: it must be there, and its settings stay. Raises BadInput where the folder or database holds another study.
+    Args:
+        tuning: the tune file.
+        direction: of the objective.
+        join: True if the study must be there and its settings stay.
+
+    Raises:
+        BadInput: the folder or database holds another study, or none to join.
     """
     folder, name = tuning.output.dir, study_name(tuning)
     if join and tuning.storage is None and not (folder / JOURNAL).exists():
@@ -89,8 +95,8 @@ def begin(tuning: Tuning, direction: Literal["minimize", "maximize"], *, join: b
     return study
 
 
-def reopened(folder: Path) -> Study:
-    """The study in a folder. Raises BadInput where there is none."""
+def reopen_study(folder: Path) -> Study:
+    """Return the study in a folder. Raises BadInput where there is none."""
     try:
         pointer = json.loads((folder / POINTER).read_text(encoding="utf-8"))
         url, name, heartbeat_s = pointer["storage"], pointer["name"], float(pointer.get("heartbeat_s", 10.0))
@@ -104,7 +110,7 @@ def reopened(folder: Path) -> Study:
 
 
 def tuning_of(study: Study, folder: Path) -> Tuning:
-    """What the study's newest command asked for, with `folder` as its output."""
+    """Return the tune file of the study's newest command, with `folder` as its output."""
     settings = study.user_attrs.get(SETTINGS)
     if settings is None:
         raise PtymeshError("The study has no settings yet; start it with ptymesh tune before workers join.")
@@ -112,12 +118,12 @@ def tuning_of(study: Study, folder: Path) -> Tuning:
 
 
 def study_name(tuning: Tuning) -> str:
-    """In a database, studies are told apart by the name of their folder."""
+    """Return the name of a study: that of its folder in a database, which may hold several."""
     return "tune" if tuning.storage is None else tuning.output.dir.absolute().name
 
 
-def forget(tuning: Tuning) -> None:
-    """Removes the study and what was made of it, for a new one."""
+def remove_study(tuning: Tuning) -> None:
+    """Remove the study and the files that it has left, for a new one."""
     folder = tuning.output.dir
     if tuning.storage is not None:
         storage: Any = open_storage(tuning.storage, folder)

@@ -16,7 +16,7 @@ from typing import Any
 from optuna import Trial
 from optuna.trial import FrozenTrial
 
-from ptymesh.distributed.child import settle
+from ptymesh.distributed.child import prepare_process
 from ptymesh.distributed.joining import join
 from ptymesh.distributed.program import account_for
 from ptymesh.distributed.world import World
@@ -34,11 +34,13 @@ OUTCOME = "outcome.json"
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """How a trial ended.
+class TrialOutcome:
+    """End of a trial.
 
-    value: of the objective, None where it was pruned or failed. pruned: why it was ended early (hopeless, diverged).
-    error: why it has no value.
+    Attributes:
+        value: of the objective, None where it was pruned or failed.
+        pruned: why it was ended early (hopeless, diverged).
+        error: why it has no value.
     """
 
     value: float | None = None
@@ -48,30 +50,48 @@ class Outcome:
 
 def run(
     goal: Goal, recipe: Recipe, world: World, stop: Callable[[], bool], report: Callable[[int, float], bool]
-) -> Outcome:
-    """Runs a trial on this world's ranks.
+) -> TrialOutcome:
+    """Run a trial on this world's ranks. Collective.
 
-    report: called on rank 0 with epoch and value, says whether to prune. Raises Interrupted.
+    Args:
+        goal: the objective.
+        recipe: recipe of the trial.
+        world: the ranks.
+        stop: asked between two batches; True interrupts the trial.
+        report: called on rank 0 with epoch and value; returns True if the trial is to be pruned.
+
+    Raises:
+        Interrupted: `stop` returned True.
     """
     value, epochs = math.nan, sum(stage.epochs for stage in recipe.stages)
     try:
         for epoch, value in objectives.values(goal, recipe, world, stop):
             hopeless = world.rank == 0 and report(epoch, value)
             if world.agree(hopeless and epoch < epochs):
-                return Outcome(pruned=f"hopeless after {epoch} epochs")
+                return TrialOutcome(pruned=f"hopeless after {epoch} epochs")
     except Diverged as error:
-        return Outcome(pruned=f"diverged: {error}")
+        return TrialOutcome(pruned=f"diverged: {error}")
     except Interrupted:
         raise
     except PtymeshError as error:
-        return Outcome(error=str(error))
+        return TrialOutcome(error=str(error))
     if math.isnan(value):
-        return Outcome(error="The objective is not a number.")
-    return Outcome(value)
+        return TrialOutcome(error="The objective is not a number.")
+    return TrialOutcome(value)
 
 
-def on_ranks(tuning: Tuning, trial: FrozenTrial, recipe: Recipe, device: str) -> Outcome:
-    """Runs a trial on `ranks_per_trial` ranks of this machine. Raises Interrupted."""
+def on_ranks(tuning: Tuning, trial: FrozenTrial, recipe: Recipe, device: str) -> TrialOutcome:
+    """Run a trial on `ranks_per_trial` ranks of this machine.
+
+    Args:
+        tuning: the tune file.
+        trial: Optuna's.
+        recipe: recipe of the trial.
+        device: auto, cpu, cuda or cuda:N.
+
+    Raises:
+        Interrupted: the ranks were told to stop.
+    """
     folder = trial_folder(tuning.output.dir, trial.number)
     with writing(folder / "recipe.yaml"):
         folder.mkdir(parents=True, exist_ok=True)
@@ -88,14 +108,14 @@ def on_ranks(tuning: Tuning, trial: FrozenTrial, recipe: Recipe, device: str) ->
         raise Interrupted("Stopped between two batches.")
     outcome = None
     if (folder / OUTCOME).exists():
-        outcome = Outcome(**json.loads((folder / OUTCOME).read_text(encoding="utf-8")))
+        outcome = TrialOutcome(**json.loads((folder / OUTCOME).read_text(encoding="utf-8")))
     if outcome is None or (status and not outcome.error):
-        return Outcome(error=f"Its ranks ended with status {status}; what they said is in {folder / 'ranks'}.")
+        return TrialOutcome(error=f"Its ranks ended with status {status}; what they said is in {folder / 'ranks'}.")
     return outcome
 
 
 def reporter(trial: Trial) -> Callable[[int, float], bool]:
-    """Tells values to the study; the answer is whether its pruner sees no hope."""
+    """Return a function that reports a value to the study and returns True if its pruner sees no hope."""
 
     def report(epoch: int, value: float) -> bool:
         trial.report(value, epoch)
@@ -105,18 +125,18 @@ def reporter(trial: Trial) -> Callable[[int, float], bool]:
 
 
 def trial_folder(folder: Path, number: int) -> Path:
-    """Where a trial may write."""
+    """Return the folder into which a trial may write."""
     return folder / "trials" / f"{number:05d}"
 
 
 def main(arguments: list[str]) -> int:
-    """A rank of a trial."""
+    """Run one rank of a trial; return its exit status."""
     folder, trial_id, number, device = Path(arguments[0]), int(arguments[1]), int(arguments[2]), arguments[3]
     place = trial_folder(folder, number)
     try:
         with join(device) as world, StopSignal() as stop:
             recipe = Recipe.from_yaml((place / "recipe.yaml").read_text(encoding="utf-8"))
-            study = storage.reopened(folder)
+            study = storage.reopen_study(folder)
             tuning = storage.tuning_of(study, folder)
             report: Any = None
             if world.rank == 0:
@@ -136,5 +156,5 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    settle()
+    prepare_process()
     sys.exit(main(sys.argv[1:]))

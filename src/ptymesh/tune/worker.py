@@ -19,7 +19,7 @@ from optuna import Trial, TrialPruned
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.storages import JournalStorage
 
-from ptymesh.distributed.child import settle
+from ptymesh.distributed.child import prepare_process
 from ptymesh.distributed.joining import join
 from ptymesh.distributed.world import Solo, World
 from ptymesh.errors import Interrupted, PtymeshError
@@ -31,9 +31,9 @@ from ptymesh.tune.dead_workers import DeadWorkers, WorkerLease
 from ptymesh.tune.offered import pruner, quiet
 from ptymesh.tune.options import Tuning
 from ptymesh.tune.places import ERROR, RELEASED, RETRY_OF, UNUSED, WORKER
-from ptymesh.tune.sampling import Drawing, is_drawn_twice, suggest
+from ptymesh.tune.sampling import TrialSampler, is_drawn_twice, suggest
 from ptymesh.tune.space import Space, recipe_of
-from ptymesh.tune.trial import Outcome, on_ranks, reporter, run
+from ptymesh.tune.trial import TrialOutcome, on_ranks, reporter, run
 
 #: Between two looks at the study, for a worker that waits for others.
 POLL_S = 0.2
@@ -54,7 +54,7 @@ class Worker:
 
     def __init__(self, folder: Path, device: str, name: str, stop: Callable[[], bool]) -> None:
         self.folder, self.device, self.name, self.stop = folder, device, name, stop
-        self.study = storage.reopened(folder)
+        self.study = storage.reopen_study(folder)
         #: Called when a trial has ended.
         self.between: Callable[[], None] = lambda: None
         self._settings: Any = None
@@ -64,7 +64,7 @@ class Worker:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """This worker, as its trials name it."""
+        """Attributes by which this worker's trials name it."""
         return {"machine": machine(), "pid": os.getpid(), **(self._lease.notes if self._lease else {})}
 
     def run(self) -> None:
@@ -110,7 +110,7 @@ class Worker:
         if self._lease:
             self._lease.hold()
         self.study.pruner = pruner(tuning.pruner.name, tuning.pruner.options)
-        self._sampler = self.study.sampler = Drawing(self.space, tuning.sampler, tuning.seed)
+        self._sampler = self.study.sampler = TrialSampler(self.space, tuning.sampler, tuning.seed)
         with suppress(UpdateFinishedTrialError):  # it stood still for so long that another worker was given its trial
             self.study.optimize(self._evaluate, n_trials=1, catch=(NoValue,))
 
@@ -127,10 +127,10 @@ class Worker:
         except (NoValue, UpdateFinishedTrialError):
             raise
         except PtymeshError as error:
-            outcome = Outcome(error=str(error))
+            outcome = TrialOutcome(error=str(error))
         except Exception as error:
             traceback.print_exc()
-            outcome = Outcome(error=f"unexpected {type(error).__name__}: {' '.join(str(error).split())[:300]}")
+            outcome = TrialOutcome(error=f"unexpected {type(error).__name__}: {' '.join(str(error).split())[:300]}")
         trial.set_user_attr("seconds", time.perf_counter() - began)
         if outcome.error:
             trial.set_user_attr(ERROR, outcome.error)
@@ -162,7 +162,7 @@ class Worker:
         trial.set_user_attr(UNUSED, why)
         raise NoValue(why)
 
-    def _outcome(self, trial: Trial, recipe: Recipe) -> Outcome:
+    def _outcome(self, trial: Trial, recipe: Recipe) -> TrialOutcome:
         if self.tuning.ranks_per_trial > 1:
             return on_ranks(self.tuning, self.study._storage.get_trial(trial._trial_id), recipe, self.device)
         world: World = Solo(join(self.device).device)
@@ -170,13 +170,13 @@ class Worker:
 
 
 def total(tuning: Tuning, space: Space) -> int:
-    """How many trials there are to be: as asked for, or as many as a finite space has."""
+    """Return the number of trials that there are to be: as asked for, or as many as a finite space has."""
     count = space.count()
     return tuning.trials if count is None else min(count, tuning.trials)
 
 
 def main(arguments: list[str]) -> int:
-    """One worker process."""
+    """Run one worker process; return its exit status."""
     folder, device, name = Path(arguments[0]), arguments[1], arguments[2]
     try:
         with StopSignal() as stop:
@@ -188,5 +188,5 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    settle()
+    prepare_process()
     sys.exit(main(sys.argv[1:]))

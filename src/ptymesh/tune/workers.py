@@ -24,9 +24,12 @@ STOP_S = 60.0
 
 @dataclass(frozen=True)
 class Share:
-    """What one worker gets.
+    """Share of this machine that one worker gets.
 
-    device: cpu or cuda. name: for the records. environment: makes it so for the process.
+    Attributes:
+        device: cpu or cuda.
+        name: for the records.
+        environment: variables that restrict its process to the share.
     """
 
     device: str
@@ -35,10 +38,17 @@ class Share:
 
 
 def shares(device: str, workers: int | None, ranks_per_trial: int) -> list[Share]:
-    """Devices of each worker: by default one worker per GPU (or group of GPUs), or per `ranks_per_trial` cores.
+    """Return the share of each worker; more workers than GPUs take turns at being given one.
 
-    More workers than GPUs take turns at being given one. Each worker gets its share of the cores as threads, unless
-    OMP_NUM_THREADS is set. Raises BadInput for a device that is not there, or too few GPUs for one trial.
+    Each worker gets its share of the cores as threads, unless OMP_NUM_THREADS is set.
+
+    Args:
+        device: auto, cpu, cuda or cuda:N.
+        workers: their number; None: one per GPU (or group of GPUs), 1 on CPUs.
+        ranks_per_trial: devices, or processes on CPUs, that work on one trial together.
+
+    Raises:
+        BadInput: a device is not there, or there are too few GPUs for one trial.
     """
     if workers is not None and not 1 <= workers <= MOST_RANKS:
         raise BadInput(f"--workers is {workers}; give 1 to {MOST_RANKS}.")

@@ -35,7 +35,7 @@ STRETCH = 15
 
 @dataclass(frozen=True)
 class Convergence:
-    """How the iteration stands at the end of a history.
+    """Convergence of the iteration at the end of a history.
 
     Attributes:
         kind: one of the words above.
@@ -89,7 +89,14 @@ class Curve:
         self.columns: dict[str, list[float]] = {"stage": [], "residual": [], "held_out": [], "rate": []}
 
     def add(self, stage: int, residual: float, held_out: float | None, rate: float) -> None:
-        """Add one epoch."""
+        """Add one epoch.
+
+        Args:
+            stage: number of its stage.
+            residual: of the fitted views.
+            held_out: residual of the held-out views, None where none are.
+            rate: learning rate.
+        """
         for column, value in zip(self.columns.values(), (stage, residual, held_out, rate), strict=True):
             column.append(math.nan if value is None else value)
 
@@ -99,7 +106,7 @@ class Curve:
 
 
 def _last_stage(history: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of the last stage: residual, held-out residual, learning rate; the last two may be missing."""
+    """Return residual, held-out residual and learning rate of the last stage; the last two may be empty."""
     residual = np.asarray(history.get("residual", ()), dtype=float)
     stage = np.asarray(history.get("stage", np.zeros(len(residual))))
     last = stage == stage[-1] if len(stage) == len(residual) and len(stage) else np.ones(len(residual), dtype=bool)
@@ -109,7 +116,7 @@ def _last_stage(history: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarr
 
 
 def _worse(curve: np.ndarray, residual: np.ndarray, name: str) -> Convergence | None:
-    """Diverging or over-fitting: the end lies above the minimum, all the way and by more than the curve jumps."""
+    """Return "diverging" or "over-fitting" where the end lies above the minimum by more than the curve jumps."""
     best = int(curve.argmin())
     after = curve[best + 1 :]
     if len(after) < RISING or after[-RISING:].min() < (1 + RISE) * curve[best]:
@@ -146,18 +153,18 @@ def _at_rest(curve: np.ndarray, rate: np.ndarray) -> Convergence | None:
 
 
 def _stretch(n: int) -> int:
-    """Epochs over which a slope is taken, of n."""
+    """Return the number of epochs, of n, over which a slope is taken."""
     return int(np.clip(n // 3, 3, STRETCH))
 
 
 def _now(curve: np.ndarray) -> tuple[float, float, float]:
-    """Slope of log r at the end, the fraction by which r falls an epoch, and the slope's error."""
+    """Return the slope of log r at the end, the fraction by which r falls an epoch, and the slope's error."""
     slope, error = _slope(np.log(curve[-_stretch(len(curve)) :]))
     return slope, 1 - math.exp(slope), error
 
 
 def _better(curve: np.ndarray, name: str) -> Convergence:
-    """Converged or still falling."""
+    """Return "converged" or "falling"."""
     n, logs, stretch = len(curve), np.log(curve), _stretch(len(curve))
     slope, per_epoch, error = _now(curve)
     now = max(0.0, -slope)
@@ -176,7 +183,7 @@ def _better(curve: np.ndarray, name: str) -> Convergence:
 
 
 def _until_slow(slope: float, power: float, n: int) -> int:
-    """Epochs until the fall is slow, at most as many again as there were; in round numbers."""
+    """Return the epochs until the fall is slow, at most as many again as there were; in round numbers."""
     most = max(20, n)
     if slope <= SLOW:
         wanted = float(most)
@@ -187,13 +194,13 @@ def _until_slow(slope: float, power: float, n: int) -> int:
 
 
 def _gain(slope: float, power: float, n: int, more: int) -> float:
-    """Fall of log r in so many more epochs."""
+    """Return the fall of log r in so many more epochs."""
     grown = 1 + more / n
     return slope * n * (math.log(grown) if abs(power - 1) < 1e-6 else (grown ** (1 - power) - 1) / (1 - power))
 
 
 def _slope(values: np.ndarray) -> tuple[float, float]:
-    """Of a straight line, and its standard error."""
+    """Return the slope of a straight line through the values, and its standard error."""
     x = np.arange(len(values)) - (len(values) - 1) / 2
     spread = float((x**2).sum())
     slope = float((x * values).sum()) / spread

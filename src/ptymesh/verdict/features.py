@@ -1,4 +1,4 @@
-"""How features of the patterns move with the position, to a fraction of a degree (see io/shadows.py for the idea).
+"""Map from positions to moves of the patterns' features, to a fraction of a degree (see io/shadows.py for the idea).
 
 s       move of a pattern's features from one view to the next, s = A (p_j - p_i), detector pixels
 p       position of a view, object pixels

@@ -32,7 +32,7 @@ ALWAYS_WHOLE = {2: 2.0**9, 4: 2.0**22, 8: 2.0**51}
 
 @dataclass(frozen=True)
 class NoiseFloor:
-    """What counting leaves of the residual.
+    """Residual that counting leaves.
 
     Attributes:
         truth: F, residual of the true intensities.

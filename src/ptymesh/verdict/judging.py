@@ -1,4 +1,4 @@
-"""Whether the picture can be believed: the verdict on a final estimate.
+"""Verdict on a final estimate: whether the picture can be believed.
 
 m, f     per pixel, misfit (sqrt y - sqrt I)^2 and its mean by counting for the modelled intensity I
 t        sum m / sum f over the views that were looked at: times of what counting leaves
@@ -64,7 +64,7 @@ TOO_SMOOTH = 0.3
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is said of a result.
+    """Verdict on a result, with its reason.
 
     Attributes:
         state: good, poor, failed or unknown.

@@ -1,4 +1,4 @@
-"""What the final estimate leaves unexplained, by view and by detector pixel, of views from all over the scan.
+"""Misfit that the final estimate leaves, by view and by detector pixel, of views from all over the scan.
 
 B        views that are looked at
 h, w     window pixels
@@ -75,7 +75,7 @@ def collect_misfits(problem: Problem, estimate: Estimate, by_all: np.ndarray) ->
         by_all: (N, 2) float64, misfit and sum y of every view.
     """
     views = np.unique(np.linspace(0, problem.views - 1, min(SAMPLE, problem.views)).round().astype(np.int64))
-    seen = problem.layout.seen(estimate.object)
+    seen = problem.layout.fill_halo(estimate.object)
     total, rows = problem.evaluator.in_memory(lambda: _sums(problem, estimate, views, seen))
     (by_pixel,), (by_view,) = problem.fields.totals(total), problem.world.sum(rows)
     sums = by_view.cpu().numpy()[views]

@@ -1,4 +1,4 @@
-"""Whether patterns and positions belong together: positions that lag, rows that run the other way.
+"""Order of patterns and positions: signs of positions that lag, or of rows that run the other way.
 
 Patterns of neighbouring views are alike. Where positions are assigned to the wrong patterns, those of views that are
 said to be neighbours are not, and another order makes them so. This does not depend on how well a model fits.
@@ -63,7 +63,7 @@ class OrderedViews:
 
     @cached_property
     def likeness(self) -> np.ndarray:
-        """How alike the patterns of these pairs are for each tried move of features, (len(TRIED), P)."""
+        """Correlation of the patterns of these pairs for each tried move of features, (len(TRIED), P)."""
         return self.likeness_of(self.neighbours, self.positions, self.neighbours)
 
     def likeness_of(self, patterns: np.ndarray, positions: np.ndarray, places: np.ndarray) -> np.ndarray:

@@ -20,7 +20,7 @@ CHUNK = 64
 
 @dataclass(frozen=True)
 class ScanPass:
-    """What a pass over a scan gathers, DC in the middle of far-field patterns.
+    """Results of a pass over a scan, DC in the middle of far-field patterns.
 
     Attributes:
         totals: (N,) counts of each view on good pixels.

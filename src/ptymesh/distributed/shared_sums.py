@@ -26,49 +26,49 @@ from torch import Tensor
 from ptymesh.distributed import shared_memory
 from ptymesh.distributed.tiles import Rect
 from ptymesh.estimate import BLOCK
-from ptymesh.physics.sums import SharedSums
+from ptymesh.physics.sums import RankSums
 
 #: The object's sums (complex) and their weight (real).
 Pair = tuple[Tensor, Tensor]
 #: Function that adds the sums of several ranks on some blocks (Backend.combine).
-Combine = Callable[[SharedSums, Tensor, Tensor, Tensor, Pair], None]
+Combine = Callable[[RankSums, Tensor, Tensor, Tensor, Pair], None]
 #: The ranks whose views reach a block are the bits of an int64, so there can be no more than these.
 MOST_RANKS = 63
 
 
 @dataclass(frozen=True)
-class Means:
+class WorldFunctions:
     """Functions of the world that sums in shared memory need.
 
     Attributes:
         recorded: runs a function and records its result, or returns the recorded result when a step is replayed.
         summed: returns the sums over ranks of some tensors; it is a barrier too. Collective.
-        meet: barrier of the ranks, which also counts the given number of bytes as traffic. Collective.
+        barrier: barrier of the ranks, which also counts the given number of bytes as traffic. Collective.
     """
 
     recorded: Callable[[Callable[[], list[Tensor]]], list[Tensor]]
     summed: Callable[[tuple[Tensor, ...]], list[Tensor]]
-    meet: Callable[[int], None]
+    barrier: Callable[[int], None]
 
 
 @dataclass(frozen=True)
-class Areas:
+class SumAreas:
     """Rectangles of the object that the ranks' accumulators cover, in whole blocks.
 
     Attributes:
         slices: L, slices of the object.
         sums: the rectangle of each rank's accumulator, in order of rank.
-        found: the rectangle on which this rank needs the sums; None where each rank adds a share of the whole object,
+        result: the rectangle on which this rank needs the sums; None where each rank adds a share of the whole object,
             in an array that all ranks read.
     """
 
     slices: int
     sums: tuple[Rect, ...]
-    found: Rect | None = None
+    result: Rect | None = None
 
 
 @dataclass(frozen=True)
-class Common:
+class SharedSums:
     """Accumulators in shared memory for the object's sums and their weight.
 
     Attributes:
@@ -76,15 +76,15 @@ class Common:
         rank: this rank.
         sums: the accumulators of all ranks.
         own: this rank's accumulators, (parts L, H, W) complex128 and float64, to which it adds.
-        found: (L, H, W) result for the whole object in the estimate's precision, which all ranks read; None where each
+        result: (L, H, W) for the whole object in the estimate's precision, which all ranks read; None where each
             rank keeps the result of its own part.
     """
 
-    means: Means
+    means: WorldFunctions
     rank: int
-    sums: SharedSums
+    sums: RankSums
     own: Pair
-    found: Pair | None
+    result: Pair | None
 
     def sum(
         self,
@@ -121,7 +121,7 @@ class Common:
             combine(self.sums, reached, rows, columns, found)
             # barrier: no rank may add to its accumulator again before all have read it
             pixels = len(found[0]) * self.sums.parts * BLOCK**2
-            self.means.meet(count * pixels * sum(field.element_size() for field in self.own))
+            self.means.barrier(count * pixels * sum(field.element_size() for field in self.own))
             return [*found, *summed]
 
         return self.means.recorded(act)
@@ -149,7 +149,7 @@ def rectangles(rows: np.ndarray, columns: np.ndarray) -> list[tuple[int, int, in
     return [(BLOCK * top, BLOCK * bottom, BLOCK * left, BLOCK * right) for top, bottom, left, right in found]
 
 
-class Speakers(Protocol):
+class MessagingWorld(Protocol):
     """Part of `world.Ranks` that shared memory needs: messages between ranks and their counters."""
 
     rank: int
@@ -158,20 +158,22 @@ class Speakers(Protocol):
     collectives: int
     bytes_reduced: int
 
-    def words(self, text: str) -> list[str]:
+    def gather_strings(self, text: str) -> list[str]:
         """Return the text of each rank, in order of rank. Collective."""
 
     def agree(self, flag: bool) -> bool:
         """Return True if any rank passes True. Collective."""
 
 
-class Commons:
+class SharedSumsCache:
     """Cache of the shared accumulators of one object, which are made when first needed."""
 
     def __init__(self) -> None:
-        self.kept: dict[tuple[Any, ...], Common | None] = {}
+        self.kept: dict[tuple[Any, ...], SharedSums | None] = {}
 
-    def of(self, world: Speakers, means: Means, areas: Areas, parts: int, dtype: torch.dtype) -> Common | None:
+    def of(
+        self, world: MessagingWorld, means: WorldFunctions, areas: SumAreas, parts: int, dtype: torch.dtype
+    ) -> SharedSums | None:
         """Return the cached accumulators of these areas, or make them. Collective.
 
         Args:
@@ -187,13 +189,13 @@ class Commons:
         key = (areas, parts, dtype)
         if key not in self.kept:
             self.kept = {known: kept for known, kept in self.kept.items() if known[0] == areas}
-            with unnoted(world):
-                self.kept[key] = make(world, means, areas, parts, dtype)
+            with without_counting(world):
+                self.kept[key] = make_shared_sums(world, means, areas, parts, dtype)
         return self.kept[key]
 
 
 @contextmanager
-def unnoted(world: Speakers) -> Iterator[None]:
+def without_counting(world: MessagingWorld) -> Iterator[None]:
     """Leave messages sent within this context out of the run's counters and of the step's replay log."""
     noted, world.record = (world.record, world.collectives, world.bytes_reduced), None
     try:
@@ -202,7 +204,9 @@ def unnoted(world: Speakers) -> Iterator[None]:
         world.record, world.collectives, world.bytes_reduced = noted
 
 
-def make(world: Speakers, means: Means, areas: Areas, parts: int, dtype: torch.dtype) -> Common | None:
+def make_shared_sums(
+    world: MessagingWorld, means: WorldFunctions, areas: SumAreas, parts: int, dtype: torch.dtype
+) -> SharedSums | None:
     """Return new accumulators in shared memory. Collective.
 
     Args:
@@ -217,26 +221,26 @@ def make(world: Speakers, means: Means, areas: Areas, parts: int, dtype: torch.d
     """
     slices, pixels = areas.slices, [math.prod(area.shape) for area in areas.sums]
     numbers = [parts * slices * count for count in pixels]  # elements of the weight; sums have twice as many reals
-    memory = _of_all(world, [3 * torch.float64.itemsize * count for count in numbers])
+    memory = _allocate(world, [3 * torch.float64.itemsize * count for count in numbers])
     if memory is None:
         return None
     whole, places = memory
-    into = areas.sums[0] if areas.found is None else areas.found
+    into = areas.sums[0] if areas.result is None else areas.result
     ranks = [
         (at // 8, at // 8 + 2 * count, *area.shape, (into.top - area.top) // BLOCK, (into.left - area.left) // BLOCK)
         for at, count, area in zip(places, numbers, areas.sums, strict=True)
     ]
-    sums = SharedSums(whole.view(torch.float64), np.array(ranks, dtype=np.int64), parts)
+    sums = RankSums(whole.view(torch.float64), np.array(ranks, dtype=np.int64), parts)
     found = None
-    if areas.found is None:
-        both = [one_for_all(world, (slices, *into.shape), kind) for kind in (dtype, dtype.to_real())]
+    if areas.result is None:
+        both = [allocate_shared_array(world, (slices, *into.shape), kind) for kind in (dtype, dtype.to_real())]
         if both[0] is None or both[1] is None:
             return None
         found = both[0], both[1]
-    return Common(means, world.rank, sums, sums.of(world.rank, slices), found)
+    return SharedSums(means, world.rank, sums, sums.of(world.rank, slices), found)
 
 
-def one_for_all(world: Speakers, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
+def allocate_shared_array(world: MessagingWorld, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
     """Return one array in shared memory that all ranks read and write. Collective.
 
     Args:
@@ -248,12 +252,12 @@ def one_for_all(world: Speakers, shape: tuple[int, ...], dtype: torch.dtype) -> 
         The array (L, H, W); None on all ranks where there is no memory for it.
     """
     bytes_ = math.prod(shape) * dtype.itemsize
-    with unnoted(world):
-        found = _of_all(world, [bytes_, *[0] * (world.size - 1)])
+    with without_counting(world):
+        found = _allocate(world, [bytes_, *[0] * (world.size - 1)])
     return None if found is None else found[0][:bytes_].view(dtype).view(shape)
 
 
-def _of_all(world: Speakers, sizes: Sequence[int]) -> tuple[Tensor, list[int]] | None:
+def _allocate(world: MessagingWorld, sizes: Sequence[int]) -> tuple[Tensor, list[int]] | None:
     """Return memory (bytes,) uint8 that all ranks share, and the offset of each rank's part. Collective.
 
     Each rank allocates its own part, so that the pages lie on its own NUMA node. None on all ranks where one fails.
@@ -265,7 +269,7 @@ def _of_all(world: Speakers, sizes: Sequence[int]) -> tuple[Tensor, list[int]] |
             handle = os.memfd_create("ptymesh")
             os.ftruncate(handle, places[-1])
             where = f"{shared_memory.pid_space()} /proc/{os.getpid()}/fd/{handle}"
-    where = world.words(where)[0]
+    where = world.gather_strings(where)[0]
     with suppress(OSError):
         if where:
             handle = shared_memory.find(where) if world.rank else handle

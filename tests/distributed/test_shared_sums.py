@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from ptymesh.distributed import common, shared_memory
-from ptymesh.distributed.common import Areas, rectangles
+from ptymesh.distributed import shared_memory, shared_sums
+from ptymesh.distributed.shared_sums import SumAreas, rectangles
 from ptymesh.distributed.tiles import Rect
 from ptymesh.distributed.world import Ranks, World
 from ptymesh.engines import DM, RPIE, Adam, Engine
@@ -37,7 +37,7 @@ def finished(world: World, precision: torch.dtype, layout: str) -> dict[str, np.
     problem = toy.problem(world, layout)
     state = RunState(share(toy.start(), problem))
     Loop(problem, state, [type(e)(**e.model_dump()) for e in ENGINES], seed=2).run()
-    whole = problem.layout.whole(state.estimate.object, state.estimate)
+    whole = problem.layout.gather_whole(state.estimate.object, state.estimate)
     return {"object": whole.numpy(), "probe": state.estimate.probe.numpy()}
 
 
@@ -50,9 +50,9 @@ def both(world: World, precision: torch.dtype, layout: str) -> tuple[dict[str, A
 
     before = handed()
     ours = finished(world, precision, layout)
-    shared, made = handed() - before, len([c for c in world._commons.kept.values() if c is not None])
+    shared, made = handed() - before, len([c for c in world._shared_sums_cache.kept.values() if c is not None])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Ranks, "common", World.common)
+        patch.setattr(Ranks, "shared_sums", World.shared_sums)
         theirs = finished(world, precision, layout)
     return ours, theirs, made, shared, handed() - before - shared
 
@@ -73,8 +73,8 @@ def test_the_same_bits_as_by_messages(ranks, size: int, precision: torch.dtype, 
             assert np.array_equal(ours[name], array) and np.array_equal(found[0][0][name], array), name
 
 
-def square(side: int, world: World) -> Areas:
-    return Areas(1, (Rect(0, 0, side, side),) * world.size)
+def square(side: int, world: World) -> SumAreas:
+    return SumAreas(1, (Rect(0, 0, side, side),) * world.size)
 
 
 def without_room(world: World) -> tuple[bool, int, float]:
@@ -83,8 +83,8 @@ def without_room(world: World) -> tuple[bool, int, float]:
     before = len(os.listdir("/proc/self/fd"))
     with pytest.MonkeyPatch.context() as patch:
         if world.rank == 1:
-            patch.setattr(common.os, "posix_fallocate", lambda *_: (_ for _ in ()).throw(OSError("full")))
-        none = world.common(square(64, world), 1, torch.complex64) is None
+            patch.setattr(shared_sums.os, "posix_fallocate", lambda *_: (_ for _ in ()).throw(OSError("full")))
+        none = world.shared_sums(square(64, world), 1, torch.complex64) is None
     total = float(world.sum(torch.ones(1))[0])
     return none, len(os.listdir("/proc/self/fd")) - before, total
 
@@ -97,9 +97,9 @@ def kept_open(world: World) -> tuple[int, int]:
     """Files that are open beyond those before, with memory of two shapes after each other; memories that are kept."""
     before = len(os.listdir("/proc/self/fd"))
     for side in (64, 96):
-        assert world.common(square(side, world), 1, torch.complex64) is not None
+        assert world.shared_sums(square(side, world), 1, torch.complex64) is not None
     assert isinstance(world, Ranks)
-    return len(os.listdir("/proc/self/fd")) - before, len(world._commons.kept)
+    return len(os.listdir("/proc/self/fd")) - before, len(world._shared_sums_cache.kept)
 
 
 def test_no_file_stays_open_and_of_another_object_nothing_is_kept(ranks) -> None:  # type: ignore[no-untyped-def]
