@@ -36,7 +36,7 @@ e = recon.state.estimate
 recon.state.save(Path(sys.argv[2]), recon.problem, {})
 saved = checkpoint.load(Path(sys.argv[2]))
 names, order = [*saved.tiles, *saved.shared], [*{"positions", "weights"}]
-arrays = {name: e[name] for name in e} | {"object": recon.problem.layout.whole(e.object, e)}
+arrays = {name: e[name] for name in e} | {"object": recon.problem.layout.gather_whole(e.object, e)}
 np.savez(sys.argv[1], names=names, order=order, **{name: array.numpy() for name, array in arrays.items()})
 """
 

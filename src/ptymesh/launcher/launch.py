@@ -150,7 +150,7 @@ def _attempt(
 
 @contextmanager
 def _signals_blocked() -> Iterator[None]:
-    """Block signals for processes that are started within this context, until they can handle them (`child.prepare_process`)."""
+    """Block signals for processes that are started here, until they can handle them (`child.prepare_process`)."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
