@@ -6,6 +6,7 @@ import errno
 import multiprocessing
 import os
 import random
+import struct
 import sys
 import time
 from collections.abc import Callable
@@ -467,16 +468,50 @@ def test_chunks_at_which_bitshuffle_would_die(metres: Path, patterns: np.ndarray
 
 
 @pytest.mark.parametrize(
-    "filters", [{"fletcher32": True}, {"compression": "gzip", "fletcher32": True}, {"shuffle": True}]
+    "filters",
+    [
+        {"fletcher32": True},
+        {"compression": "gzip", "fletcher32": True},
+        {"shuffle": True},
+        {"compression": 32008, "compression_opts": (0, 0)},
+        {"compression": 32008, "compression_opts": (0, 2), "fletcher32": True},
+    ],
 )
 def test_chunks_shorter_than_what_they_hold(metres: Path, filters: dict[str, Any]) -> None:
     """HDF5 would read beyond their ends."""
+    import hdf5plugin  # noqa: F401  (the filter bitshuffle)
+
+    dark = np.arange(320, dtype="f4").reshape(16, 20)
+
+    def sound(file: h5py.File) -> None:
+        file.create_dataset(f"{DETECTOR}/dark", data=dark, chunks=(16, 20), **filters)
+
+    def short(file: h5py.File) -> None:
+        file[f"{DETECTOR}/dark"].id.write_direct_chunk((0, 0), b"\1")
+
+    with open_hdf5(changed(metres, sound)) as file:
+        np.testing.assert_array_equal(read_dataset(file, f"{DETECTOR}/dark"), dark)
+    refused(changed(metres, short), "shorter than what it should hold")
+
+
+@pytest.mark.parametrize("name", ["lz4", "none"])
+def test_bitshuffle_with_elements_of_no_size(metres: Path, patterns: np.ndarray, name: Any) -> None:
+    """The plugin would divide by zero, and the process die."""
+    import hdf5plugin
 
     def change(file: h5py.File) -> None:
-        made = file.create_dataset(f"{DETECTOR}/dark", (16, 20), "f4", chunks=(16, 20), **filters)
-        made.id.write_direct_chunk((0, 0), b"\1")
+        del file[f"{DETECTOR}/data"]
+        filters = hdf5plugin.Bitshuffle(cname=name)
+        file.create_dataset(f"{DETECTOR}/data", data=patterns, chunks=(1, 16, 20), **filters)
 
-    refused(changed(metres, change), "shorter than what it should hold")
+    changed(metres, change)
+    with h5py.File(metres) as file:
+        options = file[f"{DETECTOR}/data"].id.get_create_plist().get_filter(0)[2]
+    content = metres.read_bytes()
+    stored = struct.pack(f"<{len(options)}I", *options)
+    assert content.count(stored) == 1
+    metres.write_bytes(content.replace(stored, stored[:8] + bytes(4) + stored[12:]))
+    refused(metres, "elements of no size")
 
 
 def test_chunks_are_gone_through_once(tmp_path: Path) -> None:

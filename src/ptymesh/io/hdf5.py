@@ -238,7 +238,7 @@ def read_dataset(file: Hdf5File, name: str, most: int | None = None, kinds: str 
 
 
 def _look_at_chunks(data: h5py.Dataset) -> None:
-    ChunkCheck(data).look(data, tuple(slice(0, side) for side in data.shape))
+    ChunkCheck(data).check_part(data, tuple(slice(0, side) for side in data.shape))
 
 
 def check_kind(dtype: np.dtype, kinds: str | None, what: str) -> None:

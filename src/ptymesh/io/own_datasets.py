@@ -71,7 +71,7 @@ def check(found: h5py.Dataset, kinds: str) -> None:
     if found.nbytes > FREELY:
         check_room(found.nbytes, what, "free some, or take a larger machine")
     try:
-        ChunkCheck(found).look(found, tuple(slice(0, side) for side in found.shape))
+        ChunkCheck(found).check_part(found, tuple(slice(0, side) for side in found.shape))
     except DAMAGE as error:
         raise BadInput(f"{what} is damaged ({first_line(error)}).") from error
 

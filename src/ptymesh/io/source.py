@@ -247,7 +247,7 @@ class Hdf5Source:
             }
             part = tuple(where[a] for a in self._axes)
             try:
-                self._check.look(data, part)
+                self._check.check_part(data, part)
                 block = data[part]
             except DAMAGE as error:
                 raise unreadable(f"{self.name} in {self._path} (views {start} to {stop - 1})", error) from error
