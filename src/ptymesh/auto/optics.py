@@ -69,7 +69,7 @@ def find_optics(
 
 
 def bright_radius(scan: Measurement) -> float:
-    """Radius in detector pixels of the disc whose area is that of the mean pattern above half of its bright level."""
+    """Return the radius in detector pixels of a disc as large as the mean pattern above half of its bright level."""
     views = np.unique(np.linspace(0, scan.views - 1, min(VIEWS, scan.views)).astype(int))
     counts = np.maximum(scan.patterns.read(views), 0).mean(axis=0, dtype=np.float64)
     mean = np.where(scan.mask, counts, 0)

@@ -30,7 +30,7 @@ ANY = "biufcU"
 
 
 def of_file(path: Path) -> str:
-    """Digest of a file's bytes."""
+    """Return the digest of a file's bytes."""
     digest, block = xxhash.xxh3_128(), bytearray(1 << 20)
     with path.open("rb", buffering=0) as file:
         while count := file.readinto(block):
@@ -39,18 +39,18 @@ def of_file(path: Path) -> str:
 
 
 def of_array(array: np.ndarray) -> str:
-    """Digest of an array's values in C order, little-endian; type and shape are not in it."""
+    """Return the digest of an array's values in C order, little-endian, without its type and shape."""
     return xxhash.xxh3_128(_canonical(array)).hexdigest()
 
 
 def of_json(document: dict[str, Any]) -> str:
-    """Digest of what a JSON document says, but for its own digest."""
+    """Return the digest of a JSON document, without the digest that it holds."""
     rest = {key: value for key, value in document.items() if key != NAME}
     return xxhash.xxh3_128(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def sign(file: h5py.File) -> None:
-    """Writes the digests of all that the file holds; they are of what is read back."""
+    """Write digests of all that a file holds into it; they are made of what is read back."""
     for node in _nodes(file).values():
         if isinstance(node, h5py.Dataset):
             node.attrs[NAME] = _of_dataset(node)
@@ -63,8 +63,8 @@ def sign_attributes(file: h5py.File) -> None:
 
 
 def check(file: h5py.File) -> None:
-    """Raises BadInput where a digest of the file does not hold. What has none is not checked."""
-    check_heaps(Path(file.filename))  # attributes of text lie there, and HDF5 would hang
+    """Raise BadInput if a digest in the file is wrong; datasets without one are not checked."""
+    check_heaps(Path(file.filename))  # text attributes lie in heaps, and HDF5 would hang on damaged ones
     signed = file.attrs.get(NAME)
     for name, node in _nodes(file).items():
         if isinstance(node, h5py.Dataset) and (signed is not None or NAME in node.attrs):
@@ -83,7 +83,7 @@ def _damaged(file: h5py.File, what: str, whose: str) -> BadInput:
 
 
 def _nodes(file: h5py.File) -> dict[str, Any]:
-    """Groups and datasets by name, in alphabetical order."""
+    """Return groups and datasets by name, in alphabetical order."""
     found: dict[str, Any] = {}
     file.visititems(lambda name, item: found.__setitem__(name, item))
     return dict(sorted(found.items()))
@@ -97,7 +97,7 @@ def _of_dataset(data: h5py.Dataset) -> str:
 
 
 def _slabs(shape: tuple[int, ...], itemsize: int) -> Iterator[tuple[Any, ...]]:
-    """Parts of an array, one after the other in C order, none larger than SLAB_BYTES unless a single element is."""
+    """Yield indices of successive parts of an array in C order, none larger than SLAB_BYTES if elements are not."""
     if not shape or int(np.prod(shape)) * itemsize <= SLAB_BYTES:
         yield () if not shape else (Ellipsis,)
         return
@@ -113,7 +113,7 @@ def _slabs(shape: tuple[int, ...], itemsize: int) -> Iterator[tuple[Any, ...]]:
 
 
 def _of_all(file: h5py.File) -> str:
-    """Digest of names, types, shapes, attributes and the datasets' digests, in alphabetical order."""
+    """Return the digest of names, types, shapes, attributes and the datasets' digests, in alphabetical order."""
     digest = xxhash.xxh3_128()
 
     def add(*parts: bytes) -> None:
@@ -131,7 +131,7 @@ def _of_all(file: h5py.File) -> str:
 
 
 def _of_value(value: Any) -> tuple[bytes, bytes]:
-    """Type and content of an attribute."""
+    """Return type and content of an attribute."""
     if isinstance(value, str):
         return b"text", value.encode()
     array = np.asarray(value)
@@ -143,7 +143,7 @@ def _type(dtype: np.dtype) -> bytes:
 
 
 def _canonical(array: np.ndarray) -> bytes | memoryview:
-    """An array's values as bytes, little-endian and in C order; of text, each with its length."""
+    """Return an array's values as bytes, little-endian and in C order; texts each with their length."""
     if array.dtype.kind in "OSU":
         said = [item if isinstance(item, bytes) else str(item).encode() for item in array.reshape(-1).tolist()]
         return b"".join(len(item).to_bytes(8, "little") + item for item in said)

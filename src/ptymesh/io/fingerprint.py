@@ -9,7 +9,7 @@ import numpy as np
 
 
 def fingerprint(path: Path) -> str:
-    """Digest of a file's content: all of it up to 64 MiB, else its size and 64 blocks spread over it."""
+    """Return a digest of a file's content: all of it up to 64 MiB, else its size and 64 blocks spread over it."""
     size = path.stat().st_size
     digest = hashlib.sha256(str(size).encode())
     block = 1 << 20

@@ -104,7 +104,7 @@ class InspectionReport:
     odd: dict[str, np.ndarray] = field(default_factory=dict, repr=False)
 
     def as_json(self) -> dict[str, Any]:
-        """The numbers and sentences, without the arrays; NaN and infinity become None."""
+        """Return the numbers and sentences, without the arrays; NaN and infinity become None."""
         plain = {key: value for key, value in asdict(self).items() if key not in ARRAYS}
         return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in plain.items()}
 
@@ -188,7 +188,7 @@ def _sampling(m: Measurement, scan: ScanStatistics, diameter: float, origin: str
 
 
 def _scanned_area(scan: ScanStatistics, diameter: float) -> float:
-    """Object pixels within a probe's radius of the scan's convex hull."""
+    """Return the number of object pixels within a probe's radius of the scan's convex hull."""
     return scan.hull_area + scan.hull_length * diameter / 2 + math.pi * diameter**2 / 4
 
 
@@ -296,7 +296,7 @@ def _about_detector(s: InspectionReport) -> Iterator[str]:
 
 
 def _about_beam(s: InspectionReport, views: np.ndarray) -> Iterator[str]:
-    """Sentences about the light, and how it falls on these views, those that would be left out apart."""
+    """Yield sentences about the light, and how it falls on `views`, which a run would not leave out."""
     if s.propagation == "far_field" and s.beam_offset_px is not None:
         h, w = s.window
         mean = np.nan_to_num(s.mean_pattern)

@@ -25,14 +25,15 @@ _COLUMNS = {"epoch": "epoch_of_stage"}
 
 
 def dataset(result: Result) -> xarray.Dataset:
-    """The result with coordinates in metres, or in pixels where the pixel size is not known.
+    """Return the result with coordinates in metres, or in pixels if the pixel size is not known.
 
     Variables: object (z, y, x); probe (mode, probe_y, probe_x); opr (opr_mode, probe_y, probe_x); weights (view,
     share); background (detector_y, detector_x); position (view, axis), the corner of each window, in the coordinates
     of y and x; nominal_position likewise; and the columns of the history over epoch. y and x have their zero where the
     scan's own coordinates have it, probe_y and probe_x on the optical axis.
 
-    Raises BadInput where xarray is not installed.
+    Raises:
+        BadInput: xarray is not installed.
     """
     try:
         import xarray
@@ -75,12 +76,13 @@ def dataset(result: Result) -> xarray.Dataset:
 
 
 def signal(result: Result, of: str = "object") -> ComplexSignal2D:
-    """Object (L, H, W) or probe (M, h, w) as a hyperspy signal: y and x, in metres (or px), of an image.
+    """Return the object (L, H, W) or the probe (M, h, w) as a hyperspy signal of images with axes y and x.
 
-    Slices and modes are what one navigates through; an object of one slice is a single image. y and x have their zero
-    where those of `dataset` have it.
+    Axes are in metres, or in pixels if the pixel size is not known, with the zero of those of `dataset`. Slices and
+    modes are the navigation axis; an object of one slice is a single image.
 
-    Raises BadInput where `of` is neither "object" nor "probe", or where hyperspy is not installed.
+    Raises:
+        BadInput: `of` is neither "object" nor "probe", or hyperspy is not installed.
     """
     if of not in ("object", "probe"):
         raise BadInput(f"A hyperspy signal is made of 'object' or 'probe', not of {of!r}.")
@@ -106,7 +108,7 @@ def signal(result: Result, of: str = "object") -> ComplexSignal2D:
 
 
 def _frame(result: Result) -> tuple[np.ndarray, np.ndarray, str]:
-    """Pixel size, the object pixel at the zero of the coordinates, and their unit."""
+    """Return the pixel size, the object pixel at the zero of the coordinates, and their unit."""
     if result.pixel_size_m is None:
         return np.ones(2), np.zeros(2), "px"
     pixel = np.array(result.pixel_size_m)
@@ -120,7 +122,7 @@ def _axis(name: str, index: np.ndarray, pixel: float, unit: str) -> tuple[str, n
 
 
 def _attributes(result: Result) -> dict[str, Any]:
-    """Numbers and strings, as netCDF and Zarr can hold them."""
+    """Return the result's attributes as numbers and strings, which netCDF and Zarr can hold."""
     found = {key: value for key, value in result.attrs.items() if value is not None}
     found |= {f"{group}.{term}": n for group, terms in result.parameters.items() for term, n in terms.items()}
     found |= {"slice_spacing_m": result.slice_spacing_m, "tilt_rad": list(result.tilt_rad), "recipe": result.recipe}

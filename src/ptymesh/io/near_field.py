@@ -160,7 +160,7 @@ def _moves(patterns: np.ndarray, positions: np.ndarray) -> Shadows | None:
 
 
 def near_field_doubt(measurement: Measurement) -> str:
-    """A sentence where patterns that are taken for a far field can only be of a near field; else empty."""
+    """Return a sentence if patterns that are taken for a far field can only be of a near field; else empty."""
     signs = near_field_signs(measurement, CHECKED_VIEWS)
     if signs is None or not signs.is_certain or signs.magnification < 1 - PARALLEL:
         return ""

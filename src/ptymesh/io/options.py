@@ -24,12 +24,12 @@ MOST_WITHOUT, MOST_REGIONS = 20_000, 2_000
 
 
 def _both(value: Any) -> Any:
-    """One number for y and x; YAML reads 1e-8 as text, which becomes a number where it is checked."""
+    """Return a pair for one number; text is one, too, because YAML reads 1e-8 as text, which pydantic converts."""
     return (value, value) if isinstance(value, int | float | str) and not isinstance(value, bool) else value
 
 
 def _several(value: Any) -> Any:
-    """One path, or a list of them."""
+    """Return one path as a tuple, or a list of paths as it is."""
     return (value,) if isinstance(value, str | Path) else value
 
 
@@ -166,7 +166,7 @@ class CheckedData(FrozenOptions):
 
 
 def _checks(value: Any) -> Any:
-    """One word for all checks."""
+    """Return one word as the value of all checks."""
     return dict.fromkeys(CheckOptions.model_fields, value) if isinstance(value, str | bool) else value
 
 
@@ -246,7 +246,7 @@ class DataOptions(FrozenOptions):
     @model_validator(mode="before")
     @classmethod
     def _none_as_word(cls, value: Any) -> Any:
-        """`centre: none` in a recipe is a string; and data is more than a path."""
+        """Replace the word in `centre: none` by None, and refuse a path in place of the options."""
         if isinstance(value, str):
             raise ValueError(f"the file belongs under path; write data: {{path: {value}}}")
         if isinstance(value, dict) and value.get("centre") == "none":

@@ -324,7 +324,7 @@ def _good(raw: RawScan, data: DataOptions, shape: tuple[int, int]) -> tuple[np.n
 
 
 def _centre(raw: RawScan, data: DataOptions, good: np.ndarray, far: bool) -> tuple[int, int] | None:
-    """Detector pixel of the direct beam, DC being in the middle; None: as stored."""
+    """Return the detector pixel (y, x) of the direct beam, counted with DC in the middle; None: as stored."""
     if data.centre is None:
         return None
     if data.centre != "find":
@@ -343,10 +343,13 @@ def _centre(raw: RawScan, data: DataOptions, good: np.ndarray, far: bool) -> tup
 
 
 def centroid(mean: np.ndarray, good: np.ndarray) -> tuple[int, int]:
-    """The pixel nearest to the centre of gravity of a mean pattern (H, W).
+    """Return the pixel (y, x) nearest to the centre of mass of a mean pattern (H, W).
 
     Values count from a tenth of the bright level (the twentieth largest value) up to that level, so that neither a
-    diffuse background nor hot pixels draw the centre away. BadInput on a dark pattern.
+    diffuse background nor hot pixels shift the centre.
+
+    Raises:
+        BadInput: the pattern is dark.
     """
     values = np.sort(mean[good])
     bright = float(values[-min(20, len(values))]) or float(values[-1])
@@ -359,7 +362,7 @@ def centroid(mean: np.ndarray, good: np.ndarray) -> tuple[int, int]:
 
 
 def _of_file(array: np.ndarray | None, what: str, data: DataOptions, good: np.ndarray) -> np.ndarray | None:
-    """(H, W) that came with the file, zero on bad pixels; BadInput where it is none, or no number on a good one."""
+    """Return an array (H, W) of the file, zero on bad pixels; raise BadInput if it is not finite on good ones."""
     if array is None:
         return None
     if array.shape != good.shape or array.dtype.kind not in "buif":
@@ -389,7 +392,7 @@ def _dark(raw: RawScan, data: DataOptions, window: Window, good: np.ndarray) -> 
 
 
 def _scale(data: DataOptions, flat: np.ndarray | None, window: Window, shape: tuple[int, int]) -> np.ndarray | None:
-    """Counts per detector unit, (h b, w b)."""
+    """Return the counts per detector unit (h b, w b) float32; None if they are 1."""
     if flat is None and data.gain is None:
         return None
     scale = np.ones(shape)
@@ -415,7 +418,7 @@ def _background(background: np.ndarray, window: Window, good: np.ndarray) -> np.
 
 
 def _intensity(raw: RawScan, data: DataOptions, count: int, selected: np.ndarray) -> np.ndarray | None:
-    """(N,) of the selected views, mean 1."""
+    """Return the incident intensities (N,) of the selected views, with mean 1; None if they are not known."""
     values = raw.intensity
     if data.intensity is not None:
         values = load_array(data.intensity, "data.intensity", most=2 * count, follow=data.follow)
@@ -442,7 +445,7 @@ def _intensity(raw: RawScan, data: DataOptions, count: int, selected: np.ndarray
 def _probe(
     raw: RawScan, window: Window, far: bool, shape: tuple[int, int]
 ) -> tuple[np.ndarray | None, tuple[str, ...]]:
-    """The file's probe in the window, or why it is left out."""
+    """Return the file's probe in the window, or None and a note that says why it is left out."""
     if raw.probe is None:
         return None, ()
     if raw.probe.shape[1:] != shape:

@@ -318,7 +318,7 @@ class Result(Displayed):
         return found
 
     def _check(self, path: Path) -> None:
-        """Raises BadInput where what was read from `path` does not fit together, or is not finite."""
+        """Raise BadInput if what was read from `path` does not fit together, or is not finite."""
         views, modes = len(self.positions_px), 0 if self.opr is None else len(np.atleast_1d(self.opr))
         window = self.probe.shape[-2:]
         shapes = {"weights": (views, 1 + modes), "opr": (modes, *window), "background": window, "residuals": (views,)}
@@ -364,7 +364,7 @@ def add_attributes(path: Path, attrs: dict[str, Any]) -> None:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[h5py.File]:
-    """The file, open for reading; whatever HDF5 has to say against it becomes one sentence."""
+    """Open a file for reading; what HDF5 raises becomes one sentence."""
     try:
         if path.is_dir():
             raise BadInput(f"{path} is a folder; give the result file in it, such as {path / 'result.h5'}.")
@@ -389,7 +389,7 @@ def _is_number(column: str) -> bool:
 
 
 def _array(group: h5py.Group, key: str, kinds: str = "") -> np.ndarray:
-    """A dataset as numpy array, text as numpy strings."""
+    """Return a dataset as numpy array, text as numpy strings."""
     dataset = own_datasets.dataset(group, key, kinds or _KINDS.get(key, REAL))
     if dataset is None:
         raise BadInput(f"{group.file.filename} has no /{key}; it is not a ptymesh result: give the result.h5 of a run.")
@@ -400,7 +400,7 @@ def _array(group: h5py.Group, key: str, kinds: str = "") -> np.ndarray:
 
 
 def _parameters(file: h5py.File, path: Path) -> dict[str, dict[str, float]]:
-    """Numbers by parametrisation and name. Raises BadInput where there is something else."""
+    """Return numbers by parametrisation and name; raise BadInput if there is something else."""
     found: dict[str, dict[str, float]] = {}
     groups = own_datasets.member(file, "parameters")
     if groups is None:

@@ -146,7 +146,7 @@ def _write_instrument(file: h5py.File, geometry: Geometry, mask: np.ndarray | No
 
 
 def _write_positions(file: h5py.File, positions_m: np.ndarray | None) -> None:
-    """CXI holds the sample's translation (x, y, z); with the default basis vectors x, y = column, row."""
+    """Write positions as the sample's translation (x, y, z): with CXI's default basis vectors, x, y = column, row."""
     file.create_group("/entry_1/data_1")
     if positions_m is None:
         return

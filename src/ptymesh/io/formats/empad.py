@@ -152,7 +152,7 @@ class Description:
 
     @classmethod
     def of(cls, path: Path) -> Description:
-        """Parse a file. BadInput where it is no such description."""
+        """Parse a file; raise BadInput if it is no such description."""
         if path.stat().st_size > XML_BYTES:
             raise BadInput(f"{path} is larger than any description of an EMPAD scan; give that file.")
         content = path.read_bytes()

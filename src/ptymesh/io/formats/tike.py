@@ -26,12 +26,12 @@ FEW = 1 << 20
 
 
 def recognises(path: Path, _: DataOptions) -> bool:
-    """An npz with `data` and `scan`."""
+    """Return True for an npz with `data` and `scan`."""
     return is_npz(path) and {"data", "scan"} <= set(npz_members(path))
 
 
 def read(path: Path, options: DataOptions) -> RawScan:
-    """The scan of a tike npz; BadInput where its arrays have other shapes."""
+    """Return the scan of a tike npz; raise BadInput if its arrays have other shapes."""
     members = npz_members(path)
     patterns = npz_source(path, "data", None)
     notes = ["tike files hold positions in object pixels."]
@@ -61,7 +61,7 @@ def _scan(path: Path, shape: tuple[int, ...], dtype: np.dtype, shown: Path, coun
 def _probe(
     path: Path, shape: tuple[int, ...], dtype: np.dtype, shown: Path, window: tuple[int, ...], notes: list[str]
 ) -> np.ndarray | None:
-    """(M, H, W) of the first probe; None, with a note, where it is not of the patterns' size."""
+    """Return the first probe (M, H, W); None, with a note, if it is not of the patterns' size."""
     if len(shape) < 2 or dtype.kind != "c" or 0 in shape:
         raise BadInput(f"probe in {shown} is {shape} {str(dtype)[:80]}; it must be complex (modes, y, x).")
     if shape[-2:] != window:
