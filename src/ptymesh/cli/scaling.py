@@ -36,11 +36,10 @@ def command(
     Status 1 where the final results do not have the same bits.
     """
     from ptymesh.cli.running import check_folder, refuse_to_overwrite
-    from ptymesh.distributed.devices import device_for
     from ptymesh.errors import BadInput
     from ptymesh.io import load_measurement
     from ptymesh.run.recipe import load_recipe
-    from ptymesh.run.scaling import THREADS, WEAK, expectation, save, scale, table
+    from ptymesh.run.scaling import THREADS, WEAK, save, scale, table
 
     try:
         counts = [int(part) for part in ranks.split(",")]
@@ -55,7 +54,6 @@ def command(
     check_folder(out / "run")
     refuse_to_overwrite(out / "run", force=False)
     measurement = load_measurement(loaded.data, loaded.positions)
-    on_cpus = device == "cpu" or (device == "auto" and device_for("auto", 0).type == "cpu")
     found = scale(
         recipe,
         counts,
@@ -69,7 +67,6 @@ def command(
         also=beside,
         views=measurement.views,
         batches=[stage.batch for stage in loaded.stages],
-        expect=expectation(loaded, measurement) if on_cpus else None,
     )
     for line in table(found):
         typer.echo(line)
