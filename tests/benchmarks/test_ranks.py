@@ -1,4 +1,4 @@
-"""Ranks against threads: what `ptymesh scaling` has written becomes ratios of trials that ran side by side."""
+"""Ranks against threads: what `ptymesh bench --ranks` has written becomes ratios of trials that ran side by side."""
 
 from __future__ import annotations
 
