@@ -303,7 +303,7 @@ def test_speeds_are_refused(option: str, monkeypatch: pytest.MonkeyPatch, capfd:
         main()
     said = capfd.readouterr().err
     assert left.value.code == 2 and said.count("\n") == 1
-    assert f"{option} 10 was for times, which a plan no longer predicts; leave it out, and measure" in said
+    assert f"{option} '10' was for times, which a plan no longer predicts; leave it out, and measure" in said
 
 
 def test_an_object_of_which_no_pixel_is_kept() -> None:

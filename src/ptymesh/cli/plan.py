@@ -94,8 +94,8 @@ def refuse_speeds(given: dict[str, str | None]) -> None:
     for option, value in given.items():
         if value is not None:
             raise BadInput(
-                f"{option} {value} was for times, which a plan no longer predicts; leave it out, and measure them with "
-                "`ptymesh bench RECIPE.yaml --ranks 1,2`."
+                f"{option} {value!r} was for times, which a plan no longer predicts; leave it out, and measure them "
+                "with `ptymesh bench RECIPE.yaml --ranks 1,2`."
             )
 
 
