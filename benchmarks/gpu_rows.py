@@ -84,7 +84,7 @@ def transform_pairs(row: Row) -> float:
     for each gap between slices, there and back. LSQML shifts its direction of the probe for each view, which is half a
     pair, and carries both directions through the gaps.
     """
-    from ptymesh.run.floor import pairs  # with torch, which gpu.py does without: its seconds count from the start
+    from floor import pairs  # with torch, which gpu.py does without: its seconds count from the start
 
     gaps = row.slices - 1
     found: float = pairs("far_field", row.subpixel) + 2 * gaps

@@ -1,6 +1,8 @@
-"""Measured times of epochs beside a batch of rPIE, one mode, far detector, and what ptymesh/run/cost_model.py declares.
+"""What epochs take beside a batch of rPIE, one mode, far detector: measured, beside what is declared.
 
     python benchmarks/prices.py --out benchmarks/results/DATE-prices.json
+
+Engines declare what they cost (`Engine.cost`), ptymesh/run/cost_model.py what models add.
 
 CPU times on one thread, of simulated scans. All ways to reconstruct a scan take turns, epoch by epoch, and so does the
 measure (ptymesh/run/device_pace.py): a machine that others slow down slows all of them. The least of several turns
@@ -23,6 +25,7 @@ import torch
 from record import about, write
 
 from ptymesh.auto.judging import judge
+from ptymesh.engines import ENGINES
 from ptymesh.estimate import BLOCK
 from ptymesh.measurement import Measurement
 from ptymesh.run.batches import draw, hold_out
@@ -184,7 +187,7 @@ def main() -> None:
 def seconds(row: dict[str, Any]) -> float:
     """Of an epoch, as declared."""
     model = row["near"], row["slices"], row["waves"], row["opr"], frozenset(row["own"]), row["lit"]
-    price = EpochCost(row["engine"], *model)
+    price = EpochCost(ENGINES[row["engine"]].cost, *model)
     stepped = row["object"] if price.engine_cost.whole else row["stepped"]
     size = EpochSize(row["views"], math.prod(row["window"]), row["batches"], stepped, row["object"])
     return DevicePace(row["rate"], row["batch_s"]).epoch_seconds(price, size)

@@ -1,4 +1,4 @@
-"""Ranks of one thread against one rank with the threads of all: `ptymesh scaling` of several recipes, in one file.
+"""Ranks of one thread against one rank with the threads of all: `ptymesh bench --ranks` of several recipes.
 
     python benchmarks/ranks.py path/to/siemens-star-small.npz.bz2 [--engines rpie,adam,lsqml] [--batches 64,256,32]
         [--layouts replicated,tiled] [--modes 1,4] [--ranks 1,2] [--epochs 10] [--trials 3] [--out ranks.json]
@@ -32,22 +32,18 @@ def measured(given: argparse.Namespace, engine: str, batch: int, layout: str, mo
         stage = {"engine": engine, "epochs": given.epochs, "batch": batch}
         raw = {"data": {"path": str(given.star)}, "layout": layout, "probe": {"modes": modes}, "stages": [stage]}
         recipe.write_text(json.dumps(raw), encoding="utf-8")  # which is YAML
-        words = ["-n", given.ranks, "--trials", str(given.trials), "--threads", "1", "--also", "threads"]
-        subprocess.run([sys.executable, "-m", "ptymesh", "scaling", recipe, *words, "--out", out], check=True)
+        words = ["--ranks", given.ranks, "--trials", str(given.trials), "--threads", "1", "--also", "threads"]
+        subprocess.run([sys.executable, "-m", "ptymesh", "bench", recipe, *words, "--out", out], check=True)
         return summary(json.loads((out / "scaling.json").read_text(encoding="utf-8")))
 
 
 def summary(found: dict[str, Any]) -> dict[str, Any]:
-    """Of what `ptymesh scaling` has written."""
+    """Of what `ptymesh bench --ranks` has written."""
     seconds: dict[str, list[float]] = {}
-    expected: dict[str, list[float]] = {}
     for trial in found["trials"]:
         name = f"{trial['threads']} threads" if trial["kind"] == "threads" else f"{trial['ranks']} ranks"
         seconds.setdefault(name, []).append(round(statistics.median(trial["epoch_s"][1:]), PLACES))
-        if trial["expected_s"] is not None:
-            expected.setdefault(name, []).append(trial["expected_s"] / seconds[name][-1])
-    told = {name: round(statistics.median(ratio), 3) for name, ratio in expected.items()}
-    return {"seconds": seconds, "same_bits": found["same_bits"], "expected": told} | {
+    return {"seconds": seconds, "same_bits": found["same_bits"]} | {
         name: ratios(own, seconds) for name, own in seconds.items() if name.endswith("ranks") and name != "1 ranks"
     }
 

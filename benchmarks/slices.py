@@ -24,12 +24,12 @@ import statistics
 from typing import Any
 
 import torch
+from floor import Floor
+from floor import pairs as pairs_of
 
 from ptymesh.distributed.world import Solo
 from ptymesh.engines import ENGINES
 from ptymesh.kernels import VARIABLE
-from ptymesh.run.floor import Floor
-from ptymesh.run.floor import pairs as pairs_of
 from ptymesh.run.reconstruction import Reconstruction
 from ptymesh.simulate import Simulated, simulate
 

@@ -120,17 +120,16 @@ def simulated(path: Path, views: int, side: int) -> str:
 def memory(arguments: argparse.Namespace, tiny: str, folder: str) -> dict:
     """Peak memory of each of 4 ranks above its imports, against the plan; bytes per batch."""
     from ptymesh.io import load_measurement
-    from ptymesh.run.plan import Machine, costs, scan_of
+    from ptymesh.run.plan import plan_layouts, scan_of
     from ptymesh.run.recipe import Recipe
     from ptymesh.run.reconstruction import MARGIN_PX
 
     stage = {"engine": "rpie", "epochs": arguments.epochs, "batch": 64}
     raw = {"data": {"path": str(arguments.data.absolute())}, "layout": "tiled", "stages": [stage]}
     recipe = Recipe.parse(raw)
-    scan = scan_of(
-        load_measurement(recipe.data, recipe.positions), recipe.object, recipe.probe, recipe.precision, MARGIN_PX
-    )
-    plans = {n: costs(scan, recipe.stages[0], 0, n, Machine(1e9, 1e-5, 1e4))["tiled"] for n in (1, 4)}
+    data = load_measurement(recipe.data, recipe.positions)
+    scan = scan_of(data, recipe.object, recipe.probe, recipe.positions.subpixel, recipe.precision, MARGIN_PX)
+    plans = {n: plan_layouts(scan, recipe.stages[0], 0, n)["tiled"] for n in (1, 4)}
     found = run(raw, 4, 1, tiny)
     dense = scan.extent[0] * scan.extent[1] * 2 * scan.real_bytes
     print(f"object {scan.extent}, {len(scan.positions)} views")

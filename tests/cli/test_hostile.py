@@ -99,14 +99,15 @@ def test_a_pipe_is_not_waited_for(run: Run, command: str) -> None:
         )),
         *(f"plan r.yaml --{name} {value}" for name, value in (
             ("ranks", 0), ("ranks", "''"), ("ranks", 10**9), ("ranks", "1,,2"), ("stage", 0), ("stage", -1),
-            ("stage", 10**30), ("rate", 0), ("rate", "nan"), ("rate", -1), ("link", "0GB/s"), ("link", "nanGB/s"),
-            ("link", "1e400GB/s"), ("latency", "-1us"), ("latency", "''"), ("device-memory", "infGB"),
+            ("stage", 10**30), ("rate", "nan"), ("link", "0GB/s"), ("latency", "''"), ("device-memory", "0GB"),
+            ("device-memory", "nanGB"), ("device-memory", "1e400GB"), ("device-memory", "''"),
+            ("device-memory", "infGB"), ("device", "tpu"),
         )),
         *(f"orient r.yaml --{name} {value}" for name, value in (
             ("views", 0), ("views", -1), ("epochs", 0), ("epochs", 10**30), ("crop", 0), ("crop", -1),
             ("workers", 0), ("workers", 10**9), ("rotation-step", "nan"), ("c10", "''"), ("c10", "nan"), ("phase", "x"),
         )),
-        *(f"{command} --ranks {value}" for command in ("run r.yaml", "doctor", "demo", "scaling r.yaml")
+        *(f"{command} --ranks {value}" for command in ("run r.yaml", "doctor", "demo", "scaling r.yaml", "bench r.yaml")
           for value in (0, -1, 10**9, 10**30)),
         *(f"launch --ranks {value} r.yaml" for value in (0, -1, 10**9)),
         *(f"run r.yaml --{name} {value}" for name, value in (
@@ -122,6 +123,7 @@ def test_a_pipe_is_not_waited_for(run: Run, command: str) -> None:
             ("nodes", 0), ("gpus-per-node", -1), ("ranks-per-node", 0), ("cpus-per-task", 0), ("time", "''"),
         )),
         "doctor --timeout nan", "doctor --timeout 0", "scaling r.yaml --trials 0", "scaling r.yaml --threads 0",
+        "bench r.yaml --ranks 1 --trials 0", "bench r.yaml --ranks ''",
     ],
 )  # fmt: skip
 def test_numbers_that_cannot_be(run: Run, line: str) -> None:

@@ -1,4 +1,4 @@
-"""The benchmark measures what it says: real epochs, a floor beside them, and not on a busy machine."""
+"""The benchmark measures what it says: real epochs, and not on a busy machine."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ import torch
 
 from ptymesh.errors import BadInput
 from ptymesh.run import bench as module
-from ptymesh.run import floor, machine
+from ptymesh.run import machine
 from ptymesh.run.bench import Plan, Speed, bench, spread
-from ptymesh.run.floor import Floor, pairs
 from ptymesh.simulate import simulate
 
 CPU = torch.device("cpu")
@@ -27,8 +26,6 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short samples: what is tested is which numbers there are, not how exact they are."""
-    monkeypatch.setattr(floor, "TRY_S", 0.002)
-    monkeypatch.setattr(floor, "SAMPLE_S", 0.002)
     monkeypatch.setattr(machine, "WATCH_S", 0.01)
 
 
@@ -57,31 +54,7 @@ def test_a_speed_is_that_of_the_median_epoch() -> None:
     assert len(found.seconds) == 4 and found.first_epoch_s > 0 and found.views == 20
     assert found.views_per_s == pytest.approx(20 / np.median(found.seconds))
     assert found.view_modes_per_s == pytest.approx(3 * found.views_per_s)
-    assert found.fraction == pytest.approx(found.view_modes_per_s / found.floor_view_modes_per_s)
     assert 0 < found.residual < 1 and found.peak_bytes > 1e7
-
-
-def test_the_floor_counts_pairs_of_transforms() -> None:
-    assert pairs("far_field", "none") == pairs("far_field", "bilinear") == 1
-    assert pairs("far_field", "fourier") == 2 and pairs("fresnel", "fourier") == 3
-
-
-def test_fourier_subpixel_halves_the_floor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Floor, "sample", lambda self: 1000.0)
-    none, fourier = speeds(subpixel=("none", "fourier"))
-    assert (none.floor_view_modes_per_s, fourier.floor_view_modes_per_s) == (1000.0, 500.0)
-
-
-def test_the_best_chunk_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    rates = {1: 10.0, 2: 30.0, 4: 20.0}
-    monkeypatch.setattr(Floor, "_transforms", lambda self, chunk, seconds: rates[chunk])
-    made = Floor((8, 8), CPU, chunks=(1, 2, 4))
-    assert made.tried == rates and made.chunk == 2 and made.sample() == 30.0
-
-
-def test_larger_windows_have_lower_floors() -> None:
-    small, large = (max(Floor((n, n), CPU, chunks=(4,)).sample() for _ in range(20)) for n in (16, 256))
-    assert small > 20 * large, "256 times the pixels"
 
 
 def test_threads_are_set_and_given_back() -> None:
@@ -93,15 +66,12 @@ def test_threads_are_set_and_given_back() -> None:
     assert seen == [before + 1] * 3 and torch.get_num_threads() == before
 
 
-def test_precision_and_a_scan_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    timed: list[torch.dtype] = []
-    monkeypatch.setattr(Floor, "sample", lambda self: timed.append(self.dtype) or 1000.0)
+def test_precision_and_a_scan_of_ones_own() -> None:
     scan = simulate(views=20, window=32).measurement
     plan = Plan(("rpie",), (1,), subpixel=("none",), epochs=1)
     found = [list(bench(replace(plan, precision=p), scan, busy_ok=True))[1] for p in ("single", "double")]
     single, double = (s for s in found if isinstance(s, Speed))
     assert single.views == 20 and single.residual != double.residual, "rounding shows"
-    assert timed == [torch.complex64] * 2 + [torch.complex128] * 2
 
 
 def test_the_scan_is_spread_over_larger_objects() -> None:
@@ -182,24 +152,6 @@ for count in (50_000_000, 100):
     said = subprocess.run([sys.executable, "-c", body], capture_output=True, text=True, check=True).stdout
     large, small = (int(line) for line in said.split())
     assert large - small > 300_000_000
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux can forget the peak of a process")
-def test_the_floor_s_memory_is_not_the_engine_s(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Floor, "sample", lambda self: 1000.0)
-    (lean,) = speeds(subpixel=("none",))
-    monkeypatch.setattr(Floor, "sample", lambda self: float(np.ones(50_000_000)[0]))
-    (beside,) = speeds(subpixel=("none",))
-    assert beside.peak_bytes < lean.peak_bytes + 200_000_000, "half of what the floor takes"
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
-def test_the_floor_of_a_gpu() -> None:
-    made = Floor((128, 128), torch.device("cuda"))
-    assert 1e10 < made.bandwidth() < 1e14, "bytes per second"
-    (found,) = speeds(device="cuda", subpixel=("none",))
-    assert found.floor_view_modes_per_s > 0 and found.peak_bytes > 0
 
 
 def test_files_that_cannot_be_written(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ptymesh.auto.judging import judging
-from ptymesh.engines import ENGINES
+from ptymesh.engines import ENGINES, MPIE, RPIE, Adam
 from ptymesh.engines.optimisers import SGD
 from ptymesh.run.cost_model import EpochCost, EpochSize, batch_for, cost_of_stage, epoch_size, sweep_work
 from ptymesh.run.device_pace import DevicePace, measure_pace
@@ -25,7 +25,7 @@ def test_prices_are_those_that_were_measured() -> None:
     off = []
     for row in json.loads(MEASURED.read_text())["rows"]:
         model = row["near"], row["slices"], row["waves"], row["opr"], frozenset(row["own"]), row["lit"]
-        price = EpochCost(row["engine"], *model)
+        price = EpochCost(ENGINES[row["engine"]].cost, *model)
         stepped = row["object"] if price.engine_cost.whole else row["stepped"]
         size = EpochSize(row["views"], math.prod(row["window"]), row["batches"], stepped, row["object"])
         off.append(abs(math.log(DevicePace(row["rate"], row["batch_s"]).epoch_seconds(price, size) / row["epoch_s"])))
@@ -40,7 +40,7 @@ def test_judging_costs_what_was_measured() -> None:
     fits, passes = [], []
     for row in json.loads(MEASURED.read_text())["rows"]:
         model = row["near"], row["slices"], row["waves"], row["opr"]
-        price, own = EpochCost(row["engine"], *model), frozenset(row["own"])
+        price, own = EpochCost(ENGINES[row["engine"]].cost, *model), frozenset(row["own"])
         declared = judging(price, own, row["held"] * row["views"] * math.prod(row["window"]))
         measured = row["judgement_s"] * row["rate"] * math.prod(row["window"])
         (fits if own else passes).append(abs(math.log(declared / measured)))
@@ -55,7 +55,7 @@ def test_judging_costs_what_was_measured() -> None:
 @pytest.mark.parametrize("engine", ["rpie", "adam", "lsqml"])
 def test_nothing_is_free(engine: str, near: bool, slices: int) -> None:
     def priced(*own: str, waves: int = 1, lit: bool = False) -> EpochCost:
-        return EpochCost(engine, near, slices, waves, 2 * ("opr" in own), frozenset(own), lit)
+        return EpochCost(ENGINES[engine].cost, near, slices, waves, 2 * ("opr" in own), frozenset(own), lit)
 
     def pixels(*own: str, waves: int = 1, lit: bool = False) -> float:
         return priced(*own, waves=waves, lit=lit).epoch_work(SIZE)
@@ -66,22 +66,22 @@ def test_nothing_is_free(engine: str, near: bool, slices: int) -> None:
         assert judging(priced(own), frozenset({own}), 1e5) > judging(priced(own), frozenset(), 1e5) > 0
         assert judging(priced(own, waves=2), frozenset({own}), 1e5) > judging(priced(own), frozenset({own}), 1e5)
     assert pixels(lit=True) > plain and pixels(waves=2) > plain
-    assert EpochCost(engine, near, slices, 1, 4, frozenset({"opr"})).epoch_work(SIZE) > pixels("opr")
-    assert plain >= EpochCost(engine).epoch_work(SIZE) >= EpochCost().epoch_work(SIZE)
+    assert EpochCost(ENGINES[engine].cost, near, slices, 1, 4, frozenset({"opr"})).epoch_work(SIZE) > pixels("opr")
+    assert plain >= EpochCost(ENGINES[engine].cost).epoch_work(SIZE) >= EpochCost().epoch_work(SIZE)
     larger = EpochSize(SIZE.views, SIZE.window, 2 * SIZE.batches, SIZE.stepped, SIZE.object)
-    assert EpochCost(engine, near, slices).epoch_work(larger) > plain
+    assert EpochCost(ENGINES[engine].cost, near, slices).epoch_work(larger) > plain
 
 
 def test_stages_have_the_price_of_what_they_do() -> None:
     rpie = ENGINES["rpie"](positions=True, probe={"intensity": True})
     assert cost_of_stage(rpie, True, 2, 3, 2) == EpochCost(
-        "rpie", True, 2, 3, 2, frozenset({"positions", "intensity", "opr"})
+        RPIE.cost, True, 2, 3, 2, frozenset({"positions", "intensity", "opr"})
     )
     assert cost_of_stage(ENGINES["rpie"](), False, 1, 1, 0) == EpochCost()
     lit = ENGINES["adam"](unknowns={"background": True})
-    assert cost_of_stage(lit, False, 1, 1, 0) == EpochCost("adam", has_background=True)
-    assert cost_of_stage(SGD(), False, 1, 1, 0) == EpochCost("adam"), "as all torch optimisers"
-    assert EpochCost("mpie").engine_cost == EpochCost("rpie").engine_cost
+    assert cost_of_stage(lit, False, 1, 1, 0) == EpochCost(Adam.cost, has_background=True)
+    assert cost_of_stage(SGD(), False, 1, 1, 0) == EpochCost(Adam.cost), "as all torch optimisers"
+    assert EpochCost(MPIE.cost) == EpochCost(RPIE.cost) == EpochCost()
 
 
 def test_small_windows_take_longer_than_their_pixels() -> None:

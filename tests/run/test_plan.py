@@ -1,6 +1,7 @@
-"""What a plan says of messages is what runs count; what it says of memory and time follows the scan."""
+"""What a plan says of messages is what runs count; its memory, and the choice of a layout, follow the scan."""
 
 import math
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -8,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from ptymesh.cli.plan import counts, kind_of, quantity
+from ptymesh.cli.main import main
+from ptymesh.cli.plan import counts, fitting, kind_of, memory_size
 from ptymesh.distributed.owners import owners
 from ptymesh.distributed.tiles import bisect
 from ptymesh.distributed.world import World
@@ -16,17 +18,19 @@ from ptymesh.engines import ENGINES, Engine
 from ptymesh.errors import BadInput
 from ptymesh.kernels.fused import KeptProbes
 from ptymesh.physics.halves import Halves
-from ptymesh.run import plan
+from ptymesh.run import layout_choice
 from ptymesh.run.batches import balance, draw
-from ptymesh.run.cost_model import ENGINE_COSTS, EPOCH
+from ptymesh.run.cost_model import EPOCH
 from ptymesh.run.device_pace import DevicePace
+from ptymesh.run.layout_choice import RankSpeed, choose, choose_layout, epoch_seconds, measured_link
 from ptymesh.run.loop import Loop
-from ptymesh.run.plan import LayoutName, Machine, Scan, choose, costs, measured_link, scan_of, shared_by
+from ptymesh.run.plan import FULL, LayoutName, LayoutPlan, Scan, plan_layouts, scan_of
 from ptymesh.run.starts import ObjectOptions, ProbeOptions
 from ptymesh.run.state import RunState
 from toy import make, share
 
-MACHINE = Machine(link=1e9, latency=1e-5, rate=1e4)
+SPEED = RankSpeed(link=1e9, latency=1e-5, pace=DevicePace(1e4, 0.0))
+RPIE_COST = ENGINES["rpie"].cost
 CASES = {
     "rpie": {"batch": 7},
     "mpie": {"batch": 7},
@@ -58,7 +62,7 @@ def planned(name: str, ranks: int):  # type: ignore[no-untyped-def]
     toy = make(views=45, modes=2, uneven=True)
     e, h, w = toy.truth, *toy.truth.window
     scan = Scan(toy.measurement.positions, (h, w), e.extent, (0.0, 0.0), 2, 1, 0, 8 * h * w, 8, 0)
-    return costs(scan, engine(name), 3, ranks, MACHINE)
+    return plan_layouts(scan, engine(name), 3, ranks)
 
 
 @pytest.mark.parametrize("layout", ["replicated", "sent"])
@@ -82,15 +86,16 @@ def test_messages_of_ranks_that_share_memory(ranks, name: str, layout: str) -> N
     found = np.array(ranks(2, counted, name, layout)).max(0)
     toy = make(views=45, modes=2, uneven=True)
     scan = Scan(toy.measurement.positions, toy.truth.window, toy.truth.extent, (0.0, 0.0), 2, 1, 0, 8 * 672, 8, 0)
-    cost = costs(scan, engine(name), 3, 2, replace(MACHINE, shared=True))[
-        "tiled" if layout == "tiled" else "replicated"
-    ]
+    plans = plan_layouts(scan, engine(name), 3, 2, shares_memory=True)
+    cost = plans["tiled" if layout == "tiled" else "replicated"]
     assert cost.reductions == found[3] and cost.messages == found[1] == 0 == found[0]
     assert cost.bytes_reduced == pytest.approx(found[2], rel=0 if layout == "tiled" else 0.25)
 
 
 def test_ranks_that_share_memory_keep_panels() -> None:
-    one, two = (costs(big(2048), engine("adam"), 0, 2, replace(MACHINE, shared=s))["replicated"] for s in (False, True))
+    one, two = (
+        plan_layouts(big(2048), engine("adam"), 0, 2, shares_memory=shared)["replicated"] for shared in (False, True)
+    )
     assert two.object < 0.7 * one.object and two.bytes_reduced < 0.8 * one.bytes_reduced
     assert two.balance == one.balance, "views are dealt alike"
 
@@ -101,24 +106,34 @@ def big(extent: int, views: int = 3000) -> Scan:
 
 
 def test_memory_falls_with_ranks() -> None:
-    few, many = costs(big(4096), engine("rpie"), 0, 1, MACHINE), costs(big(4096), engine("rpie"), 0, 16, MACHINE)
+    few, many = (plan_layouts(big(4096), engine("rpie"), 0, ranks) for ranks in (1, 16))
     assert many["tiled"].object < few["tiled"].object / 8 and many["replicated"].object == few["replicated"].object
     assert many["tiled"].patterns <= few["tiled"].patterns / 15
     assert few["tiled"].bytes_per_batch == 0 == few["replicated"].messages
     assert many["tiled"].bytes_per_batch < many["replicated"].bytes_per_batch / 5
-    assert few["tiled"].efficiency == pytest.approx(1, abs=0.01) and many["tiled"].efficiency < 1
+
+
+def taken(ranks: int, link: float, latency: float, rate: float, memory: float = 1e15) -> tuple[LayoutName, str]:
+    """The layout that ranks of such a speed and memory take."""
+    scan, stage, speed = big(2048), engine("rpie"), RankSpeed(link, latency, DevicePace(rate, 0.0))
+    plans = plan_layouts(scan, stage, 0, ranks)
+    return choose(plans, {name: epoch_seconds(plan, scan, stage, speed) for name, plan in plans.items()}, memory)
 
 
 def test_choice() -> None:
-    found = costs(big(2048), engine("rpie"), 0, 8, MACHINE)
-    slow = Machine(1e8, 1e-5, 1e4)
-    assert choose(costs(big(2048), engine("rpie"), 0, 8, slow), slow)[0] == "tiled"
-    fast = Machine(1e15, 0.0, 1.0)
-    assert choose(costs(big(2048), engine("rpie"), 0, 2, fast), fast)[0] == "replicated"
-    small = Machine(1e15, 0.0, 1.0, memory=found["replicated"].memory)
-    name, why = choose(costs(big(2048), engine("rpie"), 0, 8, small), small)
-    assert name == "tiled" and "per rank" in why
-    assert choose(costs(big(2048), engine("rpie"), 0, 1, MACHINE), MACHINE)[0] == "replicated"
+    assert taken(8, 1e8, 1e-5, 1e4)[0] == "tiled", "a slow link"
+    name, why = taken(2, 1e15, 0.0, 1.0)
+    assert name == "replicated" and "the whole object fits on every rank" in why
+    name, why = taken(8, 1e15, 0.0, 1.0, memory=plan_layouts(big(2048), engine("rpie"), 0, 8)["replicated"].memory)
+    assert name == "tiled" and "per rank" in why, "a run fills no more than a share of the memory"
+    assert choose_layout(World(), big(2048), engine("rpie"), 0)[0] == "replicated", "one rank"
+
+
+def test_what_fits_in_words() -> None:
+    one, eight = (plan_layouts(big(2048), engine("rpie"), 0, ranks) for ranks in (1, 8))
+    least = eight["replicated"].memory / FULL
+    assert fitting(eight, 0.99 * least).startswith("tiled; the whole object would make")
+    assert fitting(eight, 1.01 * least).startswith("either layout fits") and fitting(one, 1.0).startswith("replicated")
 
 
 def test_waves_that_engines_keep_and_chunks_of_gpus_count() -> None:
@@ -126,8 +141,7 @@ def test_waves_that_engines_keep_and_chunks_of_gpus_count() -> None:
     scan, wave = big(1024), 8 * 128 * 128
 
     def memory(name: str, device: str = "cpu", **options: int) -> int:
-        machine = replace(MACHINE, device=device)
-        return costs(scan, ENGINES[name](epochs=1, **options), 0, 4, machine)["replicated"].memory
+        return plan_layouts(scan, ENGINES[name](epochs=1, **options), 0, 4, device)["replicated"].memory
 
     assert memory("rpie", "cuda", batch=3000) - memory("rpie", batch=3000) == 10 * (750 * wave - (4 << 20))
     assert memory("rpie", "cuda", batch=40) == memory("rpie", batch=40), "ten views of each rank fit into any chunk"
@@ -140,7 +154,7 @@ def test_kept_waves_take_half_in_mixed_precision() -> None:
     """In the plan, and but for a number per view in what engines and batches really hold."""
     for name, kept in (("dm", 1), ("raar", 2), ("ap", 1), ("lsqml", 2)):
         single, mixed = (
-            costs(replace(big(1024), kept_bytes=bytes_), ENGINES[name](epochs=1), 0, 1, MACHINE)["replicated"].memory
+            plan_layouts(replace(big(1024), kept_bytes=bytes_), ENGINES[name](epochs=1), 0, 1)["replicated"].memory
             for bytes_ in (4, 2)
         )
         views = 64 if name == "lsqml" else 3000  # of a batch
@@ -173,29 +187,32 @@ def test_a_gpu_is_planned_with_its_own_rate(monkeypatch: pytest.MonkeyPatch) -> 
     """What is measured, and the chunk, are those of the world's device."""
     found: list[object] = []
     monkeypatch.setattr(
-        plan, "measure_pace", lambda window, device, dtype, threads: found.append(device) or DevicePace(1e4, 0.0)
+        layout_choice,
+        "measure_pace",
+        lambda window, device, dtype, threads: found.append(device) or DevicePace(1e4, 0.0),
     )
-    monkeypatch.setattr(plan, "measured_link", lambda world: (1e9, 1e-5))
-    monkeypatch.setattr(plan, "memory_of", lambda device: 80e9)
-    monkeypatch.setattr(plan, "choose", lambda costs, machine: found.append(machine.device))
+    monkeypatch.setattr(layout_choice, "measured_link", lambda world: (1e9, 1e-5))
+    monkeypatch.setattr(layout_choice, "memory_of", lambda device: 80e9)
+    planned = layout_choice.plan_layouts
+    monkeypatch.setattr(layout_choice, "plan_layouts", lambda *given, **more: found.append(given[4]) or planned(*given))
     world = World("meta")
     world.size, world.max = 2, lambda tensor: [torch.tensor([-1e4, 0.0, -80e9])]  # type: ignore[method-assign]
-    plan.decide(world, big(512), engine("rpie"), 0)
+    choose_layout(world, big(512), engine("rpie"), 0)
     assert found == [torch.device("meta"), "meta"]
 
 
 def test_kinds_of_devices_to_plan_for() -> None:
-    assert kind_of("cuda", 1e6) == ("cuda", "cpu") and kind_of("cpu", None) == ("cpu", "cpu")
+    assert [kind_of(kind) for kind in ("cuda", "cpu", "xpu")] == ["cuda", "cpu", "xpu"]
     with pytest.raises(BadInput, match="--device is 'tpu'; give auto, cpu, cuda or xpu"):
-        kind_of("tpu", None)
-    with pytest.raises(BadInput, match="none is here to measure on; give its --rate as well"):
-        kind_of("xpu", None)
+        kind_of("tpu")
 
 
 def test_slower_links_and_larger_latencies_cost_time() -> None:
+    scan, stage = big(1024), engine("rpie")
+    plan = plan_layouts(scan, stage, 0, 4)["replicated"]
     quick, slow, late = (
-        costs(big(1024), engine("rpie"), 0, 4, machine)["replicated"].epoch_s
-        for machine in (MACHINE, Machine(1e7, 1e-5, 1e4), Machine(1e9, 1e-2, 1e4))
+        epoch_seconds(plan, scan, stage, speed)
+        for speed in (SPEED, replace(SPEED, link=1e7), replace(SPEED, latency=1e-2))
     )
     assert slow > 2 * quick and late > quick
 
@@ -212,33 +229,44 @@ def test_links_are_tried(ranks) -> None:  # type: ignore[no-untyped-def]
 def test_balance_is_that_of_a_whole_epoch() -> None:
     scan = big(1024)
     drawn = draw(scan.positions, 64, 5, 0)
-    found = costs(scan, ENGINES["rpie"](batch=64), 5, 2, MACHINE)
+    found = plan_layouts(scan, ENGINES["rpie"](batch=64), 5, 2)
     halves, _ = bisect(scan.positions + 64, 2)
     assert found["replicated"].balance == balance(owners(scan.positions, 2), drawn, 2) > 0.97
     assert found["tiled"].balance == balance(halves, drawn, 2)
-    compact = costs(scan, ENGINES["rpie"](batch=64, order="compact"), 5, 2, MACHINE)
+    compact = plan_layouts(scan, ENGINES["rpie"](batch=64, order="compact"), 5, 2)
     assert compact["replicated"].balance > 0.97 and compact["tiled"].balance < 0.7
-    shares = ENGINE_COSTS["rpie"].per_pixel * 3000 / 2 / 1e4 / found["replicated"].balance
-    assert shares < found["replicated"].compute_s < 1.1 * shares
+    shares = RPIE_COST.per_pixel * 3000 / 2 / 1e4 / found["replicated"].balance
+    assert shares < compute_seconds(found["replicated"], scan, ENGINES["rpie"](batch=64)) < 1.1 * shares
+
+
+def compute_seconds(plan: LayoutPlan, scan: Scan, stage: Engine, speed: RankSpeed = SPEED) -> float:
+    """What an epoch takes where messages take no time."""
+    return epoch_seconds(plan, scan, stage, replace(speed, link=math.inf, latency=0.0))
 
 
 def test_engine_model_and_layout_make_the_time() -> None:
     """Each as its price says; what all ranks do again does not fall with their number, and threads share the rest."""
-    machine, rpie = replace(MACHINE, batch_s=2e-3), engine("rpie")
-    scan = replace(big(1024), window=(64, 64))
+    rpie, scan = engine("rpie"), replace(big(1024), window=(64, 64))
 
-    def seconds(with_: Engine = rpie, ranks: int = 1, layout: LayoutName = "replicated", **of: Any) -> float:
-        given = {name: value for name, value in of.items() if name in ("threads", "batch_s", "shared")}
-        known = replace(scan, **{name: value for name, value in of.items() if name not in given})
-        return costs(known, with_, 0, ranks, replace(machine, **given))[layout].compute_s
+    def seconds(
+        stage: Engine = rpie,
+        ranks: int = 1,
+        layout: LayoutName = "replicated",
+        shared: bool = False,
+        threads: int = 1,
+        batch_s: float = 2e-3,
+        **of: Any,
+    ) -> float:
+        known = replace(scan, **of)
+        plan = plan_layouts(known, stage, 0, ranks, shares_memory=shared)[layout]
+        return compute_seconds(plan, known, stage, replace(SPEED, pace=DevicePace(1e4, batch_s), threads=threads))
 
-    plain, views = seconds(), 3000 / machine.rate
+    plain, views = seconds(), 3000 / 1e4
     batches = math.ceil(3000 / 7)
-    rpie_cost, whatever = ENGINE_COSTS["rpie"], 2e-3 * (ENGINE_COSTS["rpie"].per_batch * batches + EPOCH)
-    between = rpie_cost.per_epoch * 1024**2 / 64**2 / machine.rate
-    assert plain == pytest.approx(rpie_cost.per_pixel * views + whatever + between), (
-        "batches take something besides views"
-    )
+    whatever = 2e-3 * (RPIE_COST.per_batch * batches + EPOCH)
+    between = RPIE_COST.per_epoch * 1024**2 / 64**2 / 1e4
+    expected = RPIE_COST.per_pixel * views + whatever + between
+    assert plain == pytest.approx(expected), "batches take something besides views"
     assert seconds(batch_s=0.0) == pytest.approx(plain - whatever)
     dearer = [seconds(engine(name)) for name in ("adam", "lsqml")]
     dearer += [seconds(modes=4), seconds(slices=3), seconds(near=True), seconds(opr_modes=2)]
@@ -247,39 +275,41 @@ def test_engine_model_and_layout_make_the_time() -> None:
         seconds(ENGINES["rpie"](batch=7, probe={"intensity": True})),
     ]
     assert min(dearer) > 1.05 * plain
-    assert seconds(modes=4) == pytest.approx(plain + 3 * rpie_cost.per_further_wave * rpie_cost.per_pixel * views)
+    assert seconds(modes=4) == pytest.approx(plain + 3 * RPIE_COST.per_further_wave * RPIE_COST.per_pixel * views)
     halves = [
         seconds(ranks=2, layout=layout, shared=shared) for layout in ("replicated", "tiled") for shared in (False, True)
     ]
     assert plain / 2 < min(halves) and max(halves) < plain
     again, panels, *_ = halves
     assert panels < again, "of panels each rank steps its own"
-    assert seconds(threads=2) == pytest.approx(plain - rpie_cost.per_pixel * views / 2, rel=0.01)
-    wide = replace(scan, extent=(8192, 8192))
-    steps = [costs(wide, engine(name), 0, 1, machine)["replicated"].compute_s for name in ("rpie", "adam")]
+    assert seconds(threads=2) == pytest.approx(plain - RPIE_COST.per_pixel * views / 2, rel=0.01)
+    steps = [seconds(engine(name), extent=(8192, 8192)) for name in ("rpie", "adam")]
     assert steps[1] > 5 * steps[0], "Adam steps on every pixel, rPIE on those that a batch touches"
 
 
-def test_ranks_of_a_machine_share_its_threads() -> None:
-    machine = replace(MACHINE, threads=8)
-    assert [shared_by(machine, ranks, 8).threads for ranks in (1, 2, 3, 8, 9)] == [8, 4, 2, 1, 8]
-    assert [shared_by(machine, ranks, 8).shared for ranks in (1, 8, 9)] == [True, True, False]
-
-
-def test_quantities() -> None:
-    assert quantity("--device-memory", "80GB") == 80e9 and quantity("--latency", "10us") == pytest.approx(1e-5)
-    assert counts("1,8,64") == [1, 8, 64]
-    for bad in ("80", "-3GB", "GB", "3 parsec"):
-        with pytest.raises(BadInput, match="--link"):
-            quantity("--link", bad)
+def test_sizes_and_counts() -> None:
+    assert memory_size("80GB") == 80e9 and counts("1,8,64") == [1, 8, 64]
+    for bad in ("80", "-3GB", "GB", "3 parsec", "3 s"):
+        with pytest.raises(BadInput, match=r"--device-memory is .*; give a size with a unit, such as 80GB"):
+            memory_size(bad)
     with pytest.raises(BadInput, match="--ranks"):
         counts("0,1")
+
+
+@pytest.mark.parametrize("option", ["--link", "--latency", "--rate"])
+def test_speeds_are_refused(option: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["ptymesh", "plan", "recipe.yaml", option, "10"])
+    with pytest.raises(SystemExit) as left:
+        main()
+    said = capfd.readouterr().err
+    assert left.value.code == 2 and said.count("\n") == 1
+    assert f"{option} '10' was for times, which a plan no longer predicts; leave it out, and measure" in said
 
 
 def test_an_object_of_which_no_pixel_is_kept() -> None:
     """10^10 pixels would take 80 GB."""
     scan = Scan(np.array([[0.0, 0.0], [99_000, 99_000]]), (32, 32), (99_072, 99_072), (8.0, 8.0), 1, 1, 0, 2048, 4, 0)
-    assert costs(scan, ENGINES["rpie"](batch=2), 0, 2, MACHINE)["replicated"].object > 1 << 36
+    assert plan_layouts(scan, ENGINES["rpie"](batch=2), 0, 2)["replicated"].object > 1 << 36
 
 
 def test_an_object_whose_blocks_fill_the_memory() -> None:

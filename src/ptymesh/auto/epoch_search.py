@@ -125,7 +125,7 @@ class EpochSearch:
 
     def _adam(self, candidate: Candidate, times: float) -> Candidate:
         """Return the candidate with Adam in so many times the usual steps; a background keeps moving."""
-        engine = candidate.engine if candidate.engine["engine"] == "adam" else sized(ADAM, self.opening)
+        engine = candidate.engine if candidate.engine["engine"] == ADAM["engine"] else sized(ADAM, self.opening)
         stepping = adam(float(f"{times * ADAM['lr']:.2g}"))
         return candidate.using({**engine, **stepping, "unknowns": {**engine["unknowns"], **stepping["unknowns"]}})
 

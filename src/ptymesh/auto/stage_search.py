@@ -256,7 +256,7 @@ class StageSearch(Search):
     @staticmethod
     def _first(runner: CandidateRunner) -> dict[str, Any]:
         """Return the engine of the first epochs, with batches that suit the number of views."""
-        return {"engine": "rpie", "batch": batch_for(runner.views)}
+        return {"engine": DEFAULT_STAGES[0]["engine"], "batch": batch_for(runner.views)}
 
     def _opening(self, runner: CandidateRunner) -> Candidate:
         """Return where the first epochs lead; with smaller steps of the probe if the residual stays above a half."""
@@ -529,11 +529,8 @@ class StageSearch(Search):
         """Return the candidate with the engine that goes on best, and one that comes close, by name, the best first."""
         name = str(candidate.engine["engine"])
         ways = [(candidate, name)]
-        if name != "adam":
-            ways += [
-                (candidate.using(sized(ADAM, self.opening)), "adam"),
-                (candidate.using(sized(LSQML, self.opening)), "lsqml"),
-            ]
+        if name != ADAM["engine"]:
+            ways += [(candidate.using(sized(one, self.opening)), str(one["engine"])) for one in (ADAM, LSQML)]
         ways += [(candidate.sharing({"fidelity": "poisson"}), f"{name} with Poisson's likelihood")]
         while len(ways) > 1 and not self.budget.holds(sum(runner.cost(way, TRIAL_EPOCHS) for way, _ in ways), ENGINE):
             self.note_skipped(f"Whether {ways.pop()[1]} goes on better")

@@ -37,10 +37,10 @@ COMMANDS = {
     "compare": "How far do two results agree?",
     "simulate": "Make a data set with known truth.",
     "convert": "Write any data set as CXI.",
-    "plan": "Memory, messages and time on many ranks, without running.",
+    "plan": "Memory and messages on many ranks, without running.",
     "tune": "Search for the recipe that suits best.",
     "orient": "How does the detector lie to the scan?",
-    "bench": "How fast is it here, against the floor?",
+    "bench": "How fast are engines and ranks here?",
     "plugins": "What can be plugged in, and what is?",
     "completion": "Let the shell complete commands and options.",
 }

@@ -1,4 +1,4 @@
-"""ptymesh plan: memory, messages and time on given numbers of ranks, without running."""
+"""ptymesh plan: memory and messages on given numbers of ranks, without running."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from ptymesh.run.plan import Cost, Machine
+    from ptymesh.run.plan import LayoutName, LayoutPlan
 
-#: Units of quantities in options, and their values in bytes or seconds.
-UNITS = {"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+#: Units of sizes, and their values in bytes.
+UNITS = {"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
 #: Largest number of ranks that is accepted.
 MOST_RANKS = 10**6
+Removed = Annotated[str | None, typer.Option(hidden=True)]
 
 
 def command(
@@ -26,87 +27,90 @@ def command(
     device_memory: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Memory of a rank, e.g. 80GB: marks what does not fit.")
     ] = None,
-    link: Annotated[str, typer.Option(metavar="SPEED", help="Bandwidth of a rank's link, e.g. 50GB/s.")] = "10GB/s",
-    latency: Annotated[str, typer.Option(metavar="TIME", help="Of a message between ranks, e.g. 10us.")] = "20us",
-    rate: Annotated[
-        float | None,
-        typer.Option(metavar="N", help="Views a second of one rank with rPIE and one mode; else measured here."),
-    ] = None,
     device: Annotated[
         str, typer.Option(metavar="KIND", help="What a rank computes on: auto (as here), cpu, cuda, xpu.")
     ] = "auto",
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key of the recipe.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    link: Removed = None,
+    latency: Removed = None,
+    rate: Removed = None,
 ) -> None:
-    """Memory, messages and time on so many ranks, for both layouts of the object, without running."""
+    """Memory and messages on so many ranks, for both layouts of the object, without running."""
     from ptymesh.errors import BadInput
     from ptymesh.io import load_measurement
     from ptymesh.launcher.launch import cores
-    from ptymesh.run.floor import pairs
-    from ptymesh.run.outlook import lines, outlook
-    from ptymesh.run.plan import Machine, choose, costs, machine_of, scan_of, shared_by
+    from ptymesh.run.plan import plan_layouts, scan_of
     from ptymesh.run.recipe import load_recipe
     from ptymesh.run.reconstruction import MARGIN_PX
 
+    refuse_speeds({"--link": link, "--latency": latency, "--rate": rate})
     loaded = load_recipe(recipe, set_ or ())
     if not 1 <= stage <= len(loaded.stages):
         raise BadInput(f"--stage is {stage}, the recipe has {len(loaded.stages)}; give 1 to {len(loaded.stages)}.")
-    if rate is not None and not rate > 0:
-        raise BadInput(f"--rate is {rate}; give views a second, above 0.")
-    kind, measure_on = kind_of(device, rate)
+    kind, memory = kind_of(device), None if device_memory is None else memory_size(device_memory)
     measurement = load_measurement(loaded.data, loaded.positions)
     scan = scan_of(measurement, loaded.object, loaded.probe, loaded.positions.subpixel, loaded.precision, MARGIN_PX)
-    links = quantity("--link", link.removesuffix("/s")), quantity("--latency", latency)
-    memory = None if device_memory is None else quantity("--device-memory", device_memory)
-    here = cores() if kind == "cpu" else 0
-    if rate is None:
-        machine = machine_of(scan, measure_on, here, *links, memory)
-    else:
-        machine = Machine(*links, rate, memory, kind)
     engine = loaded.stages[stage - 1]
-    found = [costs(scan, engine, loaded.seed, count, shared_by(machine, count, here)) for count in counts(ranks)]
-    rows = [cost for both in found for cost in both.values()]
-    ahead = outlook(scan, engine, pairs(measurement.geometry.propagation, loaded.positions.subpixel))
+    here = cores() if kind == "cpu" else 0
+    found = [
+        plan_layouts(scan, engine, loaded.seed, count, kind, shares_memory=count <= here) for count in counts(ranks)
+    ]
+    rows = [plan for both in found for plan in both.values()]
     if as_json:
-        told = {"machine": asdict(machine), "costs": [asdict(cost) for cost in rows]}
-        told["outlook"] = [{**asdict(one), "efficiency": one.efficiency, "fault": one.fault} for one in ahead]
-        typer.echo(json.dumps(told, indent=1))
+        typer.echo(json.dumps({"device": kind, "memory": memory, "plans": [asdict(plan) for plan in rows]}, indent=1))
         return
     height, width = scan.extent
-    batch = engine.batch or "all views"
     typer.echo(
         f"{len(scan.positions)} views of {scan.window[0]} x {scan.window[1]}, "
         f"object {scan.slices} x {height} x {width}, "
-        f"{engine.name}, batch {batch}"
+        f"{engine.name}, batch {engine.batch or 'all views'}"
     )
-    a = "thread" if rate is None and kind == "cpu" else "rank"
-    typer.echo(f"{machine.rate:,.0f} views/s per {a} with rPIE and one mode, link {link}, latency {latency}")
-    _print(rows, machine)
-    for both in found:
-        name, why = choose(both, machine)
-        typer.echo(f"{both['tiled'].ranks} ranks: {name}; {why}.")
-    for line in lines(ahead):
-        typer.echo(line)
+    _print(rows, memory)
+    if memory is not None:
+        for both in found:
+            typer.echo(f"{both['tiled'].ranks} ranks: {fitting(both, memory)}.")
 
 
-def kind_of(device: str, rate: float | None) -> tuple[str, str]:
-    """Return the kind of device to plan for, and the device here on which to measure a rate.
+def fitting(plans: dict[LayoutName, LayoutPlan], memory: float) -> str:
+    """Return in words which layouts fit into this memory of a rank (bytes), and which a run takes."""
+    from ptymesh.run.plan import why_tiles
+
+    if plans["tiled"].ranks == 1:
+        return "replicated; one rank holds all of the object"
+    if why := why_tiles(plans, memory):
+        return f"tiled; {why}"
+    return "either layout fits; a run takes the faster one over the links that it measures"
+
+
+def refuse_speeds(given: dict[str, str | None]) -> None:
+    """Refuse options by which earlier versions predicted times.
 
     Raises:
-        BadInput: the kind is unknown, or there is no such device here and no rate is given.
+        BadInput: one of them is given.
+    """
+    from ptymesh.errors import BadInput
+
+    for option, value in given.items():
+        if value is not None:
+            raise BadInput(
+                f"{option} {value!r} was for times, which a plan no longer predicts; leave it out, and measure them "
+                "with `ptymesh bench RECIPE.yaml --ranks 1,2`."
+            )
+
+
+def kind_of(device: str) -> str:
+    """Return the kind of device to plan for.
+
+    Raises:
+        BadInput: the kind is unknown.
     """
     from ptymesh.distributed.devices import device_for
     from ptymesh.errors import BadInput
 
     if device not in ("auto", "cpu", "cuda", "xpu"):
         raise BadInput(f"--device is {device!r}; give auto, cpu, cuda or xpu.")
-    if device != "auto" and rate is not None:
-        return device, "cpu"
-    try:
-        here = device_for(device, 0)
-    except BadInput as error:
-        raise BadInput(f"--device is {device}, and none is here to measure on; give its --rate as well.") from error
-    return here.type, str(here)
+    return device_for("auto", 0).type if device == "auto" else device
 
 
 def counts(ranks: str) -> list[int]:
@@ -128,11 +132,11 @@ def counts(ranks: str) -> list[int]:
     return found
 
 
-def quantity(option: str, text: str) -> float:
-    """Parse a positive number with a unit of UNITS; return it in bytes or seconds.
+def memory_size(text: str) -> float:
+    """Parse a size with a unit of UNITS; return it in bytes.
 
     Raises:
-        BadInput: it is no such number.
+        BadInput: it is no such size.
     """
     from ptymesh.errors import BadInput
 
@@ -142,37 +146,37 @@ def quantity(option: str, text: str) -> float:
     except (ValueError, KeyError):
         value = 0.0
     if not 0 < value < math.inf:
-        raise BadInput(f"{option} is {text!r}; give a number with a unit, such as 80GB, 50GB/s or 10us.")
+        raise BadInput(f"--device-memory is {text!r}; give a size with a unit, such as 80GB.")
     return value
 
 
-def _print(rows: list[Cost], machine: Machine) -> None:
+def _print(rows: list[LayoutPlan], memory: float | None) -> None:
     from rich.box import SIMPLE
     from rich.table import Table
 
     from ptymesh.files import size
     from ptymesh.run.terminal import Terminal
 
-    names = ("ranks", "object", "memory", "patterns", "a batch", "messages", "balance", "s/epoch", "used")
+    names = ("ranks", "object", "memory", "patterns", "chunk", "a batch", "messages", "balance")
     table = Table(*names, box=SIMPLE, padding=0)
     for column in table.columns[2:]:
         column.justify = "right"
         column.no_wrap = True
-    for cost in rows:
-        over = " !" if machine.memory is not None and cost.memory > machine.memory else ""
+    for plan in rows:
+        over = " !" if memory is not None and plan.memory > memory else ""
         table.add_row(
-            str(cost.ranks),
-            cost.layout,
-            size(cost.memory) + over,
-            size(cost.patterns),
-            size(cost.bytes_per_batch),
-            f"{cost.messages + cost.reductions:.1f}",
-            f"{cost.balance:.2f}",
-            f"{cost.epoch_s:.3g}",
-            f"{100 * cost.efficiency:.0f} %",
+            str(plan.ranks),
+            plan.layout,
+            size(plan.memory) + over,
+            size(plan.patterns),
+            size(plan.chunk),
+            size(plan.bytes_per_batch),
+            f"{plan.messages + plan.reductions:.1f}",
+            f"{plan.balance:.2f}",
         )
     Terminal().print(table)
-    typer.echo("memory: of the fullest rank, patterns included; a batch: bytes and messages that a rank hands over;")
+    typer.echo("memory: of the fullest rank, patterns included; chunk: waves of the views that it sweeps at a time;")
+    typer.echo("a batch: bytes and messages that a rank hands over;")
     typer.echo("balance: how much of the speed of equal shares of a batch its owners leave, at most 1.")
-    if machine.memory is not None and any(cost.memory > machine.memory for cost in rows):
+    if memory is not None and any(plan.memory > memory for plan in rows):
         typer.echo("! is more than the memory of a device; give --memory-budget to the run, or take more ranks.")

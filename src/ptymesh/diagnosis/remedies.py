@@ -16,7 +16,7 @@ import yaml
 from ptymesh.diagnosis.cause import Remedy
 from ptymesh.diagnosis.view import ResultView
 from ptymesh.errors import PtymeshError
-from ptymesh.run.recipe import Recipe, put
+from ptymesh.run.recipe import DEFAULT_STAGES, Recipe, put
 
 #: Stands for the last stage at the start of a remedy's key, and for one more stage.
 LAST_STAGE, ADDED_STAGE = "stage.", "stages.+"
@@ -68,7 +68,7 @@ def usable_remedies(view: ResultView, remedies: tuple[Remedy, ...], cause: str) 
 def assumed_recipe(view: ResultView) -> Recipe:
     """Return the recipe that would have made a result of Python, as far as the result tells."""
     result = view.result
-    *_, engine = str(result.attrs.get("engine") or "rpie").split("+")
+    *_, engine = str(result.attrs.get("engine") or DEFAULT_STAGES[0]["engine"]).split("+")
     stage = {"engine": engine, "positions": result.nominal_px is not None}
     raw = {"data": {"path": "scan"}, "probe": {"modes": len(result.probe)}, "stages": [stage]}
     if len(result.object) > 1:

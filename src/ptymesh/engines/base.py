@@ -26,6 +26,7 @@ from ptymesh.engines.constraints import (
     Smooth,
     Support,
 )
+from ptymesh.engines.cost import EngineCost, StepNeeds
 from ptymesh.errors import BadInput
 from ptymesh.estimate import Estimate
 from ptymesh.models import MODELS, Parametrisation, named
@@ -135,6 +136,10 @@ class Engine(Options):
     with_optics: ClassVar[bool] = True
     #: True if it moves the unknowns that these operators declare.
     moves_optics: ClassVar[bool] = False
+    #: Work of its epochs; unless an engine says otherwise, that of rPIE.
+    cost: ClassVar[EngineCost] = EngineCost(1.05, per_batch=0.85, per_object_pixel=0.0, per_epoch=0.7)
+    #: What its steps send and keep; unless an engine says otherwise, as rPIE.
+    step_needs: ClassVar[StepNeeds] = StepNeeds()
 
     epochs: Count = 50
     batch: Count | None = 64

@@ -27,6 +27,7 @@ from pydantic import Field
 from torch import Tensor
 
 from ptymesh.distributed.devices import sent
+from ptymesh.engines.cost import EngineCost, StepNeeds
 from ptymesh.engines.descent import Descent, Move, apply
 from ptymesh.estimate import Estimate
 from ptymesh.physics import fidelity
@@ -54,6 +55,10 @@ class BH(Descent):
     """
 
     name: ClassVar[str] = "bh"
+    cost: ClassVar[EngineCost] = EngineCost(17.0, per_object_pixel=1.0, whole=True)
+    step_needs: ClassVar[StepNeeds] = replace(
+        Descent.step_needs, later_numbers=6, inner_products=0, inner_product_rounds=0
+    )
     with_optics: ClassVar[bool] = False
     models_of: ClassVar[tuple[str, ...]] = ()
 

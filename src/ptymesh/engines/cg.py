@@ -17,6 +17,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
+from ptymesh.engines.cost import EngineCost
 from ptymesh.engines.descent import Descent, apply, dot
 from ptymesh.estimate import Estimate
 from ptymesh.problem import Batch, Problem
@@ -29,6 +30,7 @@ class CG(Descent):
     """
 
     name: ClassVar[str] = "cg"
+    cost: ClassVar[EngineCost] = EngineCost(19.0, per_object_pixel=2.0, whole=True)
     with_optics: ClassVar[bool] = False
 
     def step(self, problem: Problem, estimate: Estimate, batch: Batch) -> None:

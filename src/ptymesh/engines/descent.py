@@ -14,7 +14,7 @@ is computed once; the loss is then known at any t without another Fourier transf
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import torch
 from pydantic import Field, PositiveInt
@@ -22,6 +22,7 @@ from torch import Tensor
 
 from ptymesh.distributed.layout import BlockSparseField, product
 from ptymesh.engines.base import Engine
+from ptymesh.engines.cost import StepNeeds
 from ptymesh.estimate import Estimate
 from ptymesh.physics import fidelity
 from ptymesh.physics.along import evaluated, exit_polynomial, power_polynomial
@@ -72,6 +73,15 @@ class Descent(Engine):
         delta: regularises the preconditioner's weights, as a fraction of the largest.
         scale_probe: length of the probe's part of a direction against the object's.
     """
+
+    step_needs: ClassVar[StepNeeds] = StepNeeds(
+        parts=2,
+        numbers=3,
+        later_numbers=len(LADDER) + 1,
+        inner_products=3,
+        inner_product_rounds=3,
+        object_arrays=3,
+    )
 
     batch: PositiveInt | None = None
     delta: float = Field(0.1, gt=0, le=1)

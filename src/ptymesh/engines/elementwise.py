@@ -28,6 +28,7 @@ from torch import Tensor
 from ptymesh.distributed.devices import sent
 from ptymesh.engines.autodiff import Autodiff
 from ptymesh.engines.base import OnOff, Options, Schedule
+from ptymesh.engines.cost import EngineCost, StepNeeds
 from ptymesh.engines.schedulers import Pace, Scheduler
 from ptymesh.engines.sweep import Part, packed, unpacked
 from ptymesh.errors import BadInput
@@ -112,6 +113,9 @@ class Elementwise(Autodiff):
     alike: ClassVar[bool] = True
     #: Factors of lr for unknowns whose rate the recipe does not give.
     larger: ClassVar[dict[str, float]] = {}
+    #: As Adam, whichever optimiser it is.
+    cost: ClassVar[EngineCost] = EngineCost(0.95, 0.8, per_batch=2.2, per_object_pixel=0.26, per_epoch=1.0, whole=True)
+    step_needs: ClassVar[StepNeeds] = StepNeeds(numbers=3, object_arrays=7)
 
     lr: float = Field(0.03, gt=0)
     unknowns: Unknowns = Unknowns()

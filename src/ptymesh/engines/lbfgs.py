@@ -28,6 +28,7 @@ from pydantic import Field, PositiveInt
 from torch import Tensor
 
 from ptymesh.engines.autodiff import Autodiff, Gradient
+from ptymesh.engines.cost import EngineCost, StepNeeds
 from ptymesh.engines.sweep import Part, packed, unpacked
 from ptymesh.estimate import Estimate
 from ptymesh.physics.rounding import total_of
@@ -53,6 +54,17 @@ class LBFGS(Autodiff):
     """
 
     name: ClassVar[str] = "lbfgs"
+    cost: ClassVar[EngineCost] = EngineCost(2.8, per_object_pixel=18.0, whole=True)
+    step_needs: ClassVar[StepNeeds] = StepNeeds(
+        sums=2,
+        object_sums=2,
+        probe_sums=2,
+        maxima=2,
+        numbers=6,
+        inner_products=65,
+        inner_product_rounds=2,
+        object_arrays=24,
+    )
 
     batch: PositiveInt | None = None
     memory: PositiveInt = 10

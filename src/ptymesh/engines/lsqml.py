@@ -29,6 +29,7 @@ from torch import Tensor
 
 from ptymesh.distributed.layout import BlockSparseField, product
 from ptymesh.engines.base import Engine, OnOff, Schedule
+from ptymesh.engines.cost import EngineCost, StepNeeds
 from ptymesh.estimate import Estimate
 from ptymesh.physics.elementwise import means
 from ptymesh.physics.rounding import total_of
@@ -70,6 +71,8 @@ class LSQML(Engine):
     name: ClassVar[str] = "lsqml"
     remembers: ClassVar[tuple[Unknown, ...]] = (replace(DECLARED["object"], name="epoch_start"),)
     models_of: ClassVar[tuple[str, ...]] = ("probe", "positions")
+    cost: ClassVar[EngineCost] = EngineCost(1.4, 0.95, per_batch=1.9, per_object_pixel=0.8, per_epoch=2.0)
+    step_needs: ClassVar[StepNeeds] = StepNeeds(maxima=0, doubles_per_view=5, object_arrays=1.5, waves_per_batch_view=2)
 
     delta: float = Field(0.1, gt=0, le=1)
     damping: float = Field(0.1, ge=0, le=1)

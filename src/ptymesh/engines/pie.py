@@ -25,6 +25,7 @@ import torch
 from pydantic import Field, PositiveInt
 
 from ptymesh.engines.base import Engine
+from ptymesh.engines.cost import StepNeeds
 from ptymesh.estimate import Estimate
 from ptymesh.problem import Batch, Problem
 from ptymesh.unknowns import DECLARED, Unknown
@@ -101,6 +102,7 @@ class MPIE(RPIE):
 
     name: ClassVar[str] = "mpie"
     remembers: ClassVar[tuple[Unknown, ...]] = (replace(DECLARED["object"], name="object_start"),)
+    step_needs: ClassVar[StepNeeds] = StepNeeds(object_arrays=2)
 
     momentum_every: PositiveInt = 10
     eta_object: float = Field(0.7, ge=0, lt=1)

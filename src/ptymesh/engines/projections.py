@@ -32,6 +32,7 @@ from pydantic import Field, PositiveInt, field_validator
 from torch import Tensor
 
 from ptymesh.engines.base import Engine
+from ptymesh.engines.cost import EngineCost, StepNeeds
 from ptymesh.errors import BadInput
 from ptymesh.estimate import Estimate
 from ptymesh.physics.model import Intermediates
@@ -53,6 +54,7 @@ class Projections(Engine):
     """
 
     remembers: ClassVar[tuple[Unknown, ...]] = WAVES
+    step_needs: ClassVar[StepNeeds] = StepNeeds(sums=2, parts=2, waves_per_view=1)
 
     batch: None = None
     order: Literal["random"] = "random"
@@ -155,6 +157,7 @@ class DM(Projections):
     """
 
     name: ClassVar[str] = "dm"
+    cost: ClassVar[EngineCost] = EngineCost(3.6)
 
     beta: float = Field(0.6, gt=0, le=1)
 
@@ -183,6 +186,8 @@ class RAAR(Projections):
     """
 
     name: ClassVar[str] = "raar"
+    cost: ClassVar[EngineCost] = EngineCost(4.1)
+    step_needs: ClassVar[StepNeeds] = replace(Projections.step_needs, waves_per_view=2)
 
     beta: float = Field(0.75, ge=0.5, le=1)
 
@@ -220,6 +225,7 @@ class AP(Projections):
     """Alternating projections; its waves follow from the estimate, and none are kept between steps."""
 
     name: ClassVar[str] = "ap"
+    cost: ClassVar[EngineCost] = EngineCost(3.0)
 
     def step(self, problem: Problem, estimate: Estimate, batch: Batch) -> None:
         """Set psi <- Pi_A(P O); (O, P) <- Pi_O psi. Collective.

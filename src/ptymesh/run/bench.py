@@ -1,11 +1,7 @@
-"""How fast engines run, against the floor that is measured beside them.
+"""Views per second of engines, batches, modes and sub-pixel methods.
 
-M, B       probe modes, views of a batch
-h, w       window pixels
-
-Every case is a reconstruction as users run it. Its first epoch, which compiles and fills caches, is told apart; between
-the epochs after it the floor is measured again, so that both see the same machine; so do all cases, if they take turns.
-Speeds are those of the median epoch, floors medians too.
+Every case is a reconstruction as users run it. Its first epoch, which compiles and fills caches, is timed apart; speeds
+are those of the median of the others.
 """
 
 from __future__ import annotations
@@ -31,7 +27,6 @@ from ptymesh.files import replacing
 from ptymesh.measurement import NO_CHECKS, Measurement
 from ptymesh.physics.model import Subpixel
 from ptymesh.run import machine
-from ptymesh.run.floor import Floor, pairs
 from ptymesh.run.reconstruction import MARGIN_PX, Reconstruction
 from ptymesh.run.reports import EpochReport
 from ptymesh.simulate import simulate
@@ -56,9 +51,8 @@ class Case:
 class Speed:
     """What a case gave.
 
-    seconds: of each epoch after the first; views_per_s, view_modes_per_s: of the median one; floor_view_modes_per_s:
-    the most that this case's transforms (or bytes) allow; fraction: of the floor that was reached; peak_bytes: memory;
-    residual: running one of the last epoch; object: pixels (y, x).
+    seconds: of each epoch after the first; views_per_s, view_modes_per_s: of the median one; peak_bytes:
+    memory; residual: running one of the last epoch; object: pixels (y, x).
     """
 
     engine: str
@@ -72,8 +66,6 @@ class Speed:
     seconds: list[float]
     views_per_s: float
     view_modes_per_s: float
-    floor_view_modes_per_s: float
-    fraction: float
     peak_bytes: int
     residual: float
 
@@ -149,11 +141,10 @@ def bench(plan: Plan, scan: Measurement | None = None, *, busy_ok: bool = False)
             "turns": plan.turns,
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
         }
-        scans, floors = _scans(plan, scan), _floors(plan, device)
+        scans = scans_of(plan, scan)
         cases = plan.cases(scan is not None)
         for group in [cases] if plan.turns else [[case] for case in cases]:
-            found = [scans(case) for case in group]
-            beside = [Measured(case, plan, s, floors(s.window), device) for case, s in zip(group, found, strict=True)]
+            beside = [Measured(case, plan, scans(case), device) for case in group]
             for _, measured in itertools.product(range(plan.epochs + 1), beside):
                 measured.step()
             yield from (measured.speed() for measured in beside)
@@ -162,15 +153,17 @@ def bench(plan: Plan, scan: Measurement | None = None, *, busy_ok: bool = False)
 
 
 class Measured:
-    """One case: an epoch to warm up, then epochs and floors in turn.
+    """One case: an epoch to warm up, then those that are timed.
 
     Args:
-        case, plan: what is measured, and how.
-        scan: of the case.  floor: of the scan's window.  device: where.
+        case: what is measured.
+        plan: how.
+        scan: of the case.
+        device: that computes.
     """
 
-    def __init__(self, case: Case, plan: Plan, scan: Measurement, floor: Floor, device: torch.device) -> None:
-        self.case, self.scan, self.floor, self.device = case, scan, floor, device
+    def __init__(self, case: Case, plan: Plan, scan: Measurement, device: torch.device) -> None:
+        self.case, self.scan, self.device = case, scan, device
         self.recon = Reconstruction(
             replace(scan, checks=NO_CHECKS),  # spread over a large object, its views need not overlap
             probe_modes=case.modes,
@@ -180,22 +173,19 @@ class Measured:
         )
         self.epochs = self.recon.run(ENGINES[case.engine](epochs=plan.epochs + 1, batch=case.batch))
         self.reports: list[EpochReport] = []
-        self.beside: list[float] = []
         self.peaks: list[int] = []
 
     def step(self) -> None:
-        """An epoch, and the floor beside it."""
-        machine.forget_peak(self.device)  # the floor's own arrays do not count
+        """Run one epoch."""
+        machine.forget_peak(self.device)  # what was allocated between the epochs does not count
         self.reports.append(next(self.epochs))
         self.peaks.append(machine.peak_bytes(self.device))
-        self.beside.append(self.floor.sample())
 
     def speed(self) -> Speed:
         """What all epochs but the first gave."""
         case, scan = self.case, self.scan
         seconds = [report.seconds for report in self.reports[1:]]
         views_per_s = scan.views / statistics.median(seconds)
-        limit = statistics.median(self.beside) / pairs(scan.geometry.propagation, case.subpixel)
         shape = self.recon.state.estimate.object.shape
         return Speed(
             engine=case.engine,
@@ -209,8 +199,6 @@ class Measured:
             seconds=seconds,
             views_per_s=views_per_s,
             view_modes_per_s=views_per_s * case.modes,
-            floor_view_modes_per_s=limit,
-            fraction=views_per_s * case.modes / limit,
             peak_bytes=max(self.peaks),
             residual=self.reports[-1].residual,
         )
@@ -240,8 +228,8 @@ def spread(scan: Measurement, side: int) -> Measurement:
     return replace(scan, positions=(scan.positions - middle) * (free / np.maximum(extent, 1e-12)))
 
 
-def _scans(plan: Plan, own: Measurement | None) -> Callable[[Case], Measurement]:
-    """The scan of a case; each window is simulated once."""
+def scans_of(plan: Plan, own: Measurement | None) -> Callable[[Case], Measurement]:
+    """Return a function that returns the scan of a case; each window is simulated once."""
     made: dict[int | None, Measurement] = {} if own is None else {None: own}
 
     def scan(case: Case) -> Measurement:
@@ -251,16 +239,3 @@ def _scans(plan: Plan, own: Measurement | None) -> Callable[[Case], Measurement]
         return found if case.side is None else spread(found, case.side)
 
     return scan
-
-
-def _floors(plan: Plan, device: torch.device) -> Callable[[tuple[int, int]], Floor]:
-    """The floor of a window; the best chunk is looked for once."""
-    made: dict[tuple[int, int], Floor] = {}
-    dtype = torch.complex64 if plan.precision == "single" else torch.complex128
-
-    def floor(window: tuple[int, int]) -> Floor:
-        if window not in made:
-            made[window] = Floor(window, device, dtype)
-        return made[window]
-
-    return floor

@@ -6,9 +6,10 @@ views     take their pixels, so many times each
 batches   take so much whatever their size, and the engine's step on the object, pixel by pixel
 epochs    take what is done between them
 
-The numbers describe CPU times on one thread of an AMD EPYC (26 November 2026), which `benchmarks/prices.py` measures
-beside those of rPIE (device_pace.py). Questions that are asked of a scan (auto) cost what is declared here, and what a
-plan says of time (plan.py) is that at this machine's pace.
+Engines declare theirs (`Engine.cost`), and here is what models add. The numbers describe CPU times on one thread of an
+AMD EPYC (26 November 2026), which `benchmarks/prices.py` measures beside those of rPIE (device_pace.py). Questions that
+are asked of a scan (auto) cost what is declared, and the choice of a layout (layout_choice.py) takes it at this
+machine's pace.
 """
 
 from __future__ import annotations
@@ -17,43 +18,10 @@ import math
 from dataclasses import dataclass, replace
 
 from ptymesh.engines import Engine
+from ptymesh.engines.cost import EngineCost
 from ptymesh.engines.elementwise import Elementwise
 from ptymesh.measurement import Measurement
 
-
-@dataclass(frozen=True)
-class EngineCost:
-    """Work of an engine, in pixels of rPIE unless said otherwise.
-
-    Attributes:
-        per_pixel: of one pixel of a view with one wave (probe mode).
-        per_further_wave: share of `per_pixel` that each further wave adds.
-        per_batch: of a batch whatever its size, in batches of rPIE.
-        per_object_pixel: of one pixel of the object in the step of a batch.
-        per_epoch: of one pixel of the object between epochs.
-        whole: True if steps move all pixels of the object, False if those of the blocks that the batch touches.
-    """
-
-    per_pixel: float
-    per_further_wave: float = 0.75
-    per_batch: float = 1.0
-    per_object_pixel: float = 0.3
-    per_epoch: float = 0.5
-    whole: bool = False
-
-
-#: By name; another torch optimiser is taken for Adam, a user's own engine for rPIE.
-ENGINE_COSTS = {
-    "rpie": EngineCost(1.05, per_batch=0.85, per_object_pixel=0.0, per_epoch=0.7),
-    "lsqml": EngineCost(1.4, 0.95, per_batch=1.9, per_object_pixel=0.8, per_epoch=2.0),
-    "adam": EngineCost(0.95, 0.8, per_batch=2.2, per_object_pixel=0.26, per_epoch=1.0, whole=True),
-    "dm": EngineCost(3.6),
-    "raar": EngineCost(4.1),
-    "ap": EngineCost(3.0),
-    "cg": EngineCost(19.0, per_object_pixel=2.0, whole=True),
-    "bh": EngineCost(17.0, per_object_pixel=1.0, whole=True),
-    "lbfgs": EngineCost(2.8, per_object_pixel=18.0, whole=True),
-}
 #: A batch of rPIE whatever its size, where no clock is asked; and an epoch, in batches.
 BATCH, EPOCH = 120_000, 3.4
 #: Share that a detector in the near field adds, and each further slice.
@@ -125,7 +93,7 @@ class EpochCost:
     """Cost of epochs of an engine with this model.
 
     Attributes:
-        engine: name, as in ENGINE_COSTS.
+        engine: what the engine declares.
         near: True if the detector is in the near field.
         slices: of the object.
         waves: probe modes.
@@ -134,7 +102,7 @@ class EpochCost:
         has_background: True with a background that moves.
     """
 
-    engine: str = "rpie"
+    engine: EngineCost = Engine.cost
     near: bool = False
     slices: int = 1
     waves: int = 1
@@ -145,7 +113,7 @@ class EpochCost:
     @property
     def engine_cost(self) -> EngineCost:
         """Work of the engine with this model."""
-        plain = ENGINE_COSTS.get(self.engine, ENGINE_COSTS["rpie"])
+        plain = self.engine
         of_waves = 1 + plain.per_further_wave * (self.waves - 1)
         pixel = plain.per_pixel * (1 + NEAR * self.near + SLICE * (self.slices - 1)) * of_waves
         if "positions" in self.per_view:
@@ -205,10 +173,8 @@ def cost_of_stage(engine: Engine, near: bool, slices: int, modes: int, opr_modes
     per_view = {"positions"} if engine.positions else set()
     per_view |= {"intensity"} if engine.probe.intensity else set()
     per_view |= {"opr"} if engine.probe.opr and opr_modes else set()
-    like_adam = isinstance(engine, Elementwise)
     has_background = isinstance(engine, Elementwise) and engine.unknowns.background is not None
-    name = "adam" if like_adam else engine.name
-    return EpochCost(name, near, slices, modes, opr_modes, frozenset(per_view), has_background)
+    return EpochCost(engine.cost, near, slices, modes, opr_modes, frozenset(per_view), has_background)
 
 
 def batch_for(views: int) -> int:

@@ -47,10 +47,11 @@ from ptymesh.run import rounding_check
 from ptymesh.run.checkpoint_counters import counters_of
 from ptymesh.run.data_checks import check_after_reading, check_before_reading, to_stderr, watched
 from ptymesh.run.initial import frame, initial_estimate
+from ptymesh.run.layout_choice import ALONE, choose_layout
 from ptymesh.run.loop import Loop
 from ptymesh.run.magnitudes import refuse_spacing
 from ptymesh.run.memory import check_object, retry_out_of_memory
-from ptymesh.run.plan import ALONE, decide, scan_of
+from ptymesh.run.plan import scan_of
 from ptymesh.run.progress import make_watcher
 from ptymesh.run.python_arguments import Stage, memory_of, operators_of, options_of, scan_from, seed_of, stages_of
 from ptymesh.run.rank_facts import REMEDY, file_facts, optics_facts, scan_facts, stage_facts
@@ -206,7 +207,7 @@ class Reconstruction(Displayed):
                 layout, self.layout_why = ALONE
             if layout == "auto":
                 frame = scan_of(scan, object_options, probe_options, subpixel, precision, MARGIN_PX)
-                layout, self.layout_why = decide(self.world, frame, planned or Adam(), seed)
+                layout, self.layout_why = choose_layout(self.world, frame, planned or Adam(), seed)
             return self._layout(layout, saved, planned)
 
         def read(source: Measurement, owners: Replicated | Tiled) -> Problem:

@@ -1,9 +1,7 @@
 """How a recipe scales: the same run, the same global batches, on several numbers of ranks, several times each.
 
 Every run is a launch of its own. Trials go round robin over all of them, so that a machine that slows down slows all.
-Threads per rank are the same everywhere; otherwise one rank would have the cores of many. Before each run on all of the
-views it is noted what a plan expects of it (plan.py), at the pace that the machine has at that time. Beside them are
-measured
+Threads per rank are the same everywhere; otherwise one rank would have the cores of many. Beside them are measured
 
 threads   one rank with the threads of all of them: the same cores, and nothing to be sent or done twice
 weak      as many views for each rank, and in each batch, as on the most ranks: of the middle of the scan, so that the
@@ -22,7 +20,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +30,6 @@ from ptymesh.errors import BadInput, PtymeshError
 from ptymesh.files import replacing, writing
 from ptymesh.io.results import Result
 from ptymesh.launcher.launch import cores, launch
-from ptymesh.measurement import Measurement
-from ptymesh.run.plan import costs, machine_of, scan_of, shared_by
-from ptymesh.run.recipe import Recipe
-from ptymesh.run.reconstruction import MARGIN_PX
 
 #: What of the final results is compared, bit by bit.
 COMPARED = ("object", "probe", "positions_px", "weights", "opr", "background")
@@ -76,7 +70,7 @@ class Trial:
     epoch_s: seconds of each epoch; waited_s: of each rank, in collectives, waiting for slower ranks included;
     peak_bytes: of each rank; loss: of each epoch; difference: of the object from that of the first run with its views,
     relative; same: whether its result has the same bits; balance: how much of the speed of equal shares the owners of a
-    batch leave (batches.balance); expected_s: what a plan expected of an epoch.
+    batch leave (batches.balance).
     """
 
     ranks: int
@@ -90,7 +84,6 @@ class Trial:
     share: float = 1.0
     balance: float = 1.0
     same: bool = True
-    expected_s: float | None = None
 
     @property
     def seconds(self) -> float:
@@ -107,8 +100,7 @@ class Trial:
 class Row:
     """What several trials on `ranks` ranks say; speed-up and efficiency are against the smallest number of ranks, of
     weak rows against the smallest share. lost: fractions of the ranks' time, by the names of LOSSES, which with the
-    efficiency make 1; of rows of the kind `ranks` after the first. expected: time that a plan said over the time that
-    it was, median of the trials."""
+    efficiency make 1; of rows of the kind `ranks` after the first."""
 
     ranks: int
     seconds: float
@@ -122,29 +114,6 @@ class Row:
     threads: int = 1
     share: float = 1.0
     lost: dict[str, float] = field(default_factory=dict)
-    expected: float | None = None
-
-
-#: What a plan expects of a way: seconds of an epoch in either layout.
-Expect = Callable[[Way], Mapping[str, float]]
-
-
-def expectation(recipe: Recipe, measurement: Measurement) -> Expect:
-    """What a plan expects of CPUs with all views of a recipe, epochs of all stages on average; the pace is measured
-    each time."""
-    given = recipe.object, recipe.probe, recipe.positions.subpixel, recipe.precision, MARGIN_PX
-    scan, epochs = scan_of(measurement, *given), sum(stage.epochs for stage in recipe.stages)
-
-    def expect(way: Way) -> dict[str, float]:
-        busy = way.ranks * way.threads
-        machine = shared_by(machine_of(scan, "cpu", busy), way.ranks, max(busy, cores()))
-        found = dict.fromkeys(("replicated", "tiled"), 0.0)
-        for stage in recipe.stages:
-            for name, cost in costs(scan, stage, recipe.seed, way.ranks, machine).items():
-                found[name] += cost.epoch_s * stage.epochs / epochs
-        return found
-
-    return expect
 
 
 def ways(counts: Sequence[int], threads: int, also: Sequence[str]) -> list[Way]:
@@ -171,7 +140,6 @@ def scale(
     also: Sequence[str] = (),
     views: int = 0,
     batches: Sequence[int | None] = (),
-    expect: Expect | None = None,
 ) -> dict[str, Any]:
     """Runs the recipe `trials` times on each number of ranks; what came out, as JSON can hold it.
 
@@ -181,7 +149,6 @@ def scale(
         threads: per rank; default: this machine's cores over the largest count.
         environment: of the ranks, besides; tell: is told what is going on.
         also: `threads`, `weak` or both; views, batches: of the data set, and of each stage, for the weak ones.
-        expect: asked before each run with all views what is expected of it.
 
     Raises BadInput for counts or trials that cannot be, PtymeshError where a run fails.
     """
@@ -198,10 +165,8 @@ def scale(
         for way in ways(counts, threads, also):
             tell(f"trial {trial + 1} of {trials}, {way.name}")
             given = [*settings, *_smaller(way.share, views, batches)]
-            expected = expect(way) if expect and way.share == 1 else {}
             result = _run(recipe, way, folder / "run", given, device, environment)
-            made = _trial(result, way, firsts.setdefault(way.share, result))
-            done.append(replace(made, expected_s=expected.get(result.attrs["layout"])))
+            done.append(_trial(result, way, firsts.setdefault(way.share, result)))
     first = firsts[1.0]
     rows = summarise(done)
     return {
@@ -299,7 +264,6 @@ def _row(own: Sequence[Trial], earlier: Sequence[Row], kind: str = "") -> Row:
     else:
         more = one.ranks * one.threads / (base.ranks * base.threads) if base else 1.0
         efficiency = speed_up / more
-    expected = [trial.expected_s / trial.seconds for trial in own if trial.expected_s is not None]
     return Row(
         one.ranks,
         mean,
@@ -313,7 +277,6 @@ def _row(own: Sequence[Trial], earlier: Sequence[Row], kind: str = "") -> Row:
         one.threads,
         one.share,
         _lost(own, efficiency) if kind == RANKS and base else {},
-        float(np.median(expected)) if expected else None,
     )
 
 
@@ -329,9 +292,7 @@ def _lost(trials: Sequence[Trial], efficiency: float) -> dict[str, float]:
 
 def table(found: Mapping[str, Any]) -> list[str]:
     """The rows, to be read."""
-    lines = [
-        "ranks  threads  s/epoch   +-       speed-up  efficiency  in collectives  peak/rank  object differs  expected"
-    ]
+    lines = ["ranks  threads  s/epoch   +-       speed-up  efficiency  in collectives  peak/rank  object differs"]
     kind = RANKS
     for row in found["rows"]:
         if row["kind"] != kind:
@@ -341,7 +302,6 @@ def table(found: Mapping[str, Any]) -> list[str]:
             f"{row['ranks']:5d}  {row['threads']:7d}  {row['seconds']:8.4f}  {row['deviation']:7.4f}  "
             f"{row['speed_up']:7.2f}  {row['efficiency']:9.0%}  {row['communication']:13.0%}  "
             f"{row['peak_bytes'] / 2**20:6.0f} MiB  {row['difference']:.1e}"
-            + ("" if row["expected"] is None else f"  {row['expected']:13.2f}")
         )
     lines += [*_losses(found["rows"]), *_beside_threads(found["rows"])]
     verdict = "have" if found["same_bits"] else "DO NOT HAVE"

@@ -30,7 +30,7 @@ from ptymesh.errors import BadInput, PtymeshError
 from ptymesh.io import load_measurement
 from ptymesh.io.checks import refuse_featureless, without_marks
 from ptymesh.measurement import Measurement
-from ptymesh.run.recipe import Recipe, put
+from ptymesh.run.recipe import DEFAULT_STAGES, Recipe, put
 from ptymesh.run.reconstruction import Reconstruction
 from ptymesh.run.session import reconstruction
 from ptymesh.tune.options import Tuning
@@ -171,7 +171,7 @@ def _cheap(recipe: Mapping[str, Any], crop: Crop) -> tuple[dict[str, Any], Recip
         put(raw, key, value, "orient")
     put(raw, "data.views.central", crop.views, "orient")
     raw["hold_out"] = HELD_OUT
-    raw["stages"] = [{"engine": "rpie", "epochs": crop.epochs, "batch": crop.batch}]
+    raw["stages"] = [{**DEFAULT_STAGES[0], "epochs": crop.epochs, "batch": crop.batch}]
     parsed = Recipe.parse(raw)
     scan = load_measurement(parsed.data, parsed.positions)
     refuse_featureless(without_marks(scan))
