@@ -109,10 +109,10 @@ sys.modules["numba"] = sys.modules["llvmlite"] = None
 import torch
 import ptymesh
 from ptymesh.cli import doctor, warm
-from ptymesh.kernels import begin, kernel_backend
+from ptymesh.kernels import kernel_backend, start_preparing
 from ptymesh.physics.backend import Backend
 from toy import make
-begin(torch.device("cpu"), torch.complex64)
+start_preparing(torch.device("cpu"), torch.complex64)
 toy = make(views=4, window=(16, 16), blocks=1)
 assert type(toy.problem().backend) is type(kernel_backend(torch.device("cpu"), torch.complex64)) is Backend
 assert doctor.kernels() == {}
@@ -140,7 +140,7 @@ assert not {{'numba', 'llvmlite'}} & set(sys.modules), 'the package itself loads
 import torch; torch.set_num_threads(1)
 from ptymesh.kernels import compiled_blocks, compiling, ready
 kernel = compiled_blocks.clear
-for room in compiling.ROOMS:
+for room in compiling.KERNEL_MODULES:
     if room is not compiled_blocks:
         room.SIGNATURES = {{}}
 compiled_blocks.SIGNATURES = {{kernel: compiled_blocks.SIGNATURES[kernel]}}

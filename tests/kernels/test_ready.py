@@ -36,7 +36,7 @@ def nothing_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         done.append(f"{dtype} {threading.current_thread().name}")
         return []
 
-    monkeypatch.setattr(compiling, "kept", lambda: True)
+    monkeypatch.setattr(compiling, "is_up_to_date", lambda: True)
     monkeypatch.setattr(compiling, "read", read)
     return done
 
@@ -48,8 +48,8 @@ def test_what_is_on_disk_waits_for_nobody(nothing_read: list[str]) -> None:
 
 
 def test_kernels_are_read_on_another_thread_meanwhile(nothing_read: list[str]) -> None:
-    ready.begin(torch.complex64)
-    ready.begin(torch.complex64)
+    ready.start_preparing(torch.complex64)
+    ready.start_preparing(torch.complex64)
     assert ready.make_ready(torch.complex64) is False
     assert nothing_read == ["complex64 ptymesh-kernels", "complex64 MainThread"]
 
@@ -61,18 +61,18 @@ def test_what_failed_on_the_thread_is_told_when_it_is_needed(
         raise RuntimeError("no such kernel")
 
     monkeypatch.setattr(compiling, "read", fails)
-    ready.begin(torch.complex64)
+    ready.start_preparing(torch.complex64)
     with pytest.raises(RuntimeError, match="no such kernel"):
         ready.make_ready(torch.complex64)
 
 
 def test_kernels_of_other_files_are_not_taken_for_these(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiling, "places", lambda: {tmp_path})
-    assert not compiling.kept()
+    assert not compiling.is_up_to_date()
     (tmp_path / compiling.MARK).write_text("another digest")
-    assert not compiling.kept() and len(compiling.missing("complex64")) == len(compiling.kernels())
+    assert not compiling.is_up_to_date() and len(compiling.missing("complex64")) == len(compiling.kernels())
     compiling.mark_as(tmp_path, compiling.digest())
-    assert compiling.kept()
+    assert compiling.is_up_to_date()
 
 
 @pytest.mark.parametrize(("reads_s", "waits_s", "threads"), [(0.3, 10.0, 1), (60.0, 0.1, 2)])
@@ -83,7 +83,7 @@ import atexit, threading, time, torch
 from ptymesh.kernels import ready
 atexit.register(lambda: print(threading.active_count()))  # what is registered first comes last
 ready._read_or_compile, ready.ENDS_S = lambda dtype: time.sleep({reads_s}), {waits_s}
-ready.begin(torch.complex64)
+ready.start_preparing(torch.complex64)
 """
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
     assert int(done.stdout) == threads

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from ptymesh.physics.backend import Backend
 
-#: Environment variable that chooses, and what it may say.
+#: Environment variable that chooses the passes, and its values.
 VARIABLE, CHOICES = "PTYMESH_KERNELS", ("auto", "torch", "launched")
 #: Devices that Triton compiles for (torch calls ROCm's cuda too), where it is installed.
 TRITON = ("cuda", "xpu")
@@ -28,7 +28,8 @@ TRITON = ("cuda", "xpu")
 
 @cache
 def _launches(device: torch.device) -> bool:
-    """Whether Triton's kernels run on this device; where not, standard error says so, once, and torch's are used."""
+    """Return True if Triton's kernels run on this device; otherwise say so on standard error, once, and leave it to
+    torch."""
     import torch
 
     try:
@@ -66,18 +67,19 @@ def can_compile() -> bool:
     return True
 
 
-def begin(device: torch.device, dtype: torch.dtype) -> None:
-    """Starts to read, or to compile, what `kernel_backend` will need, and returns at once."""
+def start_preparing(device: torch.device, dtype: torch.dtype) -> None:
+    """Start to read, or to compile, what `kernel_backend` will need, and return at once."""
     if device.type == "cpu" and os.environ.get(VARIABLE, "auto") == "auto" and can_compile():
         from ptymesh.kernels import ready
 
-        ready.begin(dtype)
+        ready.start_preparing(dtype)
 
 
 def kernel_backend(device: torch.device, dtype: torch.dtype) -> Backend:
-    """The passes for arrays on this device and waves of `dtype` (complex64 or complex128).
+    """Return the passes for arrays on this device and waves of `dtype` (complex64 or complex128).
 
-    Raises BadInput where PTYMESH_KERNELS says something unknown.
+    Raises:
+        BadInput: PTYMESH_KERNELS has an unknown value.
     """
     from ptymesh.physics.backend import Backend
 

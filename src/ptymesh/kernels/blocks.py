@@ -10,7 +10,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,12 +18,13 @@ from torch import Tensor
 from ptymesh.estimate import BLOCK
 from ptymesh.kernels import compiled_blocks as c
 from ptymesh.kernels.arguments import places_of
+from ptymesh.kernels.arrays import IntArray, NumberArray
 from ptymesh.physics.blocks import Expression, FieldView, Operation, RegularisedQuotient
 
 assert c.SIDE == BLOCK, "the compiled loops know the side of a block"
 
 
-#: By name, and whether the operands are complex.
+#: Operations of the kernel, by name and by True for complex operands.
 OPERATIONS = {
     ("add", True, True): c.C_AND_C,
     ("add", False, False): c.R_AND_R,
@@ -37,14 +37,16 @@ OPERATIONS = {
 #: The program of a quotient of two fields, each times a number and plus another.
 QUOTIENT = np.array([(c.LOAD_C, 0, 0), (c.LOAD_R, 0, 0), (c.C_OVER_R, 0, 0)], dtype=np.int64)
 
-#: What a program loads, place by place.
-Leaves = list[FieldView | None]
-#: What the kernel may load, and the target.
+#: Fields that a program loads, by their place among the kernel's fields; None if it does not load that one.
+FieldViews = list[FieldView | None]
+#: Steps, the two numbers that each uses in each slice, and the fields that they load.
+Compiled = tuple[IntArray, list[list[tuple[float, float]]], FieldViews]
+#: Number of fields that the kernel may load, and of the target.
 FIELDS = c.COMPLEX_FIELDS + c.REAL_FIELDS + 1
 
 
 class TooMuchError(Exception):
-    """What the registers do not hold, or no operation does."""
+    """An expression needs more registers than there are, or an operation that there is not."""
 
 
 @dataclass
@@ -58,7 +60,19 @@ class Program:
     real_fields: list[FieldView] = field(default_factory=list)
 
     def add(self, expression: Expression, complex_at: int = 0, real_at: int = 0) -> bool:
-        """Leaves the expression in the first free register of its kind; whether that is a complex one."""
+        """Append steps that leave the expression in the first free register of its kind.
+
+        Args:
+            expression: what to evaluate.
+            complex_at: first free complex register.
+            real_at: first free real register.
+
+        Returns:
+            True if the register is a complex one.
+
+        Raises:
+            TooMuchError: the expression does not fit.
+        """
         if max(complex_at, real_at) >= c.REGISTERS:
             raise TooMuchError
         if isinstance(expression, FieldView):
@@ -114,7 +128,7 @@ class Program:
             self._append(c.C_BY_NUMBER if is_complex else c.R_BY_NUMBER, at, 0, values)
 
     def _values(self, number: float | Tensor) -> list[float]:
-        """In each slice."""
+        """Return the number in each slice."""
         if not isinstance(number, Tensor):
             return [float(number)] * self.slices
         if number.is_complex() or number.numel() not in (1, self.slices):
@@ -123,8 +137,8 @@ class Program:
         return values if len(values) == self.slices else values * self.slices
 
     def _along(self, name: str, values: Sequence[float]) -> None:
-        """The last step, a load, takes numbers along: no pass over the register is made for them."""
-        # of a summand that is 0 an infinite factor, which stands for a division by 0, makes no NaN
+        """Let the last step, a load, apply numbers: no pass over the register is made for them."""
+        # a factor may be infinite, for a division by 0: a summand of 0 stays 0, and does not become NaN
         pairs = zip(self.numbers[-1], values, strict=True)
         self.numbers[-1] = [(f, s + v) if name == "add" else (f * v, s and s * v) for (f, s), v in pairs]
 
@@ -136,13 +150,22 @@ class Program:
 def write(
     target: Tensor, expression: Expression | RegularisedQuotient, rows: Tensor, columns: Tensor, add: bool, bands: int
 ) -> bool:
-    """target (L, H, W) = or += the expression on the blocks (n,); False, and nothing done, where that is beyond it.
+    """Write an expression to blocks of a field, or add it, by the compiled kernel.
 
-    bands: what threads share.
+    Args:
+        target: (L, H, W) complex, changed in place.
+        expression: values of the blocks.
+        rows: (n,) int64, block coordinates along y.
+        columns: (n,) int64, block coordinates along x.
+        add: True to add.
+        bands: number of bands that threads share.
+
+    Returns:
+        False, with nothing written, if the kernel cannot evaluate the expression.
     """
     if not target.is_complex() or not target.is_contiguous() or target.is_conj():
         return False
-    found = _programmed(expression, target.shape[0])
+    found = _compile(expression, target.shape[0])
     if found is None:
         return False
     steps, numbers, leaves = found
@@ -165,12 +188,10 @@ def write(
     return True
 
 
-def _programmed(
-    expression: Expression | RegularisedQuotient, slices: int
-) -> tuple[np.ndarray[Any, Any], Any, Leaves] | None:
-    """Steps, numbers and fields for the kernel; None where they are not to be had."""
+def _compile(expression: Expression | RegularisedQuotient, slices: int) -> Compiled | None:
+    """Return steps, numbers and fields for the kernel; None if there are none."""
     if isinstance(expression, RegularisedQuotient):
-        return _quotient(expression, slices) or _programmed(expression.spelled_out(), slices)
+        return _quotient(expression, slices) or _compile(expression.spelled_out(), slices)
     program = Program(slices)
     try:
         if not program.add(expression):
@@ -181,8 +202,9 @@ def _programmed(
     return np.array(program.steps, dtype=np.int64), program.numbers, leaves
 
 
-def _quotient(quotient: RegularisedQuotient, slices: int) -> tuple[np.ndarray[Any, Any], Any, Leaves] | None:
-    """The program of a quotient of fields, without making it: batch after batch most engines write nothing else."""
+def _quotient(quotient: RegularisedQuotient, slices: int) -> Compiled | None:
+    """Return the program of a quotient of fields, without building it: most engines write nothing else, batch after
+    batch."""
     change, weight = quotient.change, quotient.weight
     if not (isinstance(change, FieldView) and isinstance(weight, FieldView)):
         return None
@@ -193,12 +215,12 @@ def _quotient(quotient: RegularisedQuotient, slices: int) -> tuple[np.ndarray[An
 
 
 @lru_cache
-def _nothing(dtype: torch.dtype) -> np.ndarray[Any, Any]:
+def _nothing(dtype: torch.dtype) -> NumberArray:
     return torch.empty((0, 0, 0), dtype=dtype).numpy()
 
 
 def _field(leaf: FieldView) -> tuple[Tensor, Tensor, Tensor]:
-    """The array (L, H', W') that holds the leaf, and its blocks there."""
+    """Return the array (L, H', W') that holds the leaf, and its blocks there."""
     if leaf.array is not None:
         return leaf.array, leaf.rows, leaf.columns
     values = leaf.values.contiguous()

@@ -21,15 +21,18 @@ from typing import Any
 
 import numpy as np
 
+from ptymesh.kernels.arrays import ComplexArray, IntArray, RealArray
 from ptymesh.kernels.jit import inlined
 from ptymesh.kernels.vectors import (
     LANES,
+    ComplexVector,
+    Vector,
+    broadcast,
     load,
     load_complex,
     load_eight,
     number,
     put_number,
-    spread,
     store,
     store_complex,
     store_eight,
@@ -47,7 +50,8 @@ RADICES = (3, 5, 7, 4, 2)
 
 
 def stages(size: int) -> list[int]:
-    """Radices of a transform of this length; none where it is too short or has other prime factors than 2, 3, 5, 7."""
+    """Return the radices of a transform of this length; none if it is too short or has prime factors other than 2, 3,
+    5, 7."""
     found, rest = [], size
     for radix in RADICES:
         while rest % radix == 0 and rest > 1:
@@ -58,34 +62,41 @@ def stages(size: int) -> list[int]:
     return found if rest == 1 and size >= LANES else []
 
 
-def pixels(h: int, w: int) -> int:
-    """Of all panels of a wave, h w'."""
+def panel_pixels(h: int, w: int) -> int:
+    """Return the number of pixels h w' of all panels of a wave."""
     return h * (w + -w % WIDTH)
 
 
-def room(modes: int, h: int, w: int, slices: int = 1) -> int:
-    """Numbers that a band works in: counts, powers and factors, a row and two spare ones, and planes.
+def work_size(modes: int, h: int, w: int, slices: int = 1) -> int:
+    """Return the number of reals that a band of threads works in.
 
-    For views that go further than to the detector and back (row_panels.py) also a second row, and row panels: of each
-    slice's window and of all modes that enter it, of what is gathered and of its light.
+    They hold counts, powers and factors, a row and two spare ones, and planes. For views that go further than to the
+    detector and back (row_panels.py) they also hold a second row, and row panels: of each slice's window and of all
+    modes that enter it, of the gathered window and of its light.
+
+    Args:
+        modes: number of modes.
+        h: rows of a window.
+        w: columns of a window.
+        slices: number of slices.
     """
-    row_panels = pixels(h + -h % WIDTH, w) * (2 * slices * (modes + 1) + 3)
-    return (3 + 2 * modes) * pixels(h, w) + 4 * (pixels(WIDTH, w) + WIDTH * max(h, w)) + row_panels
+    row_panels = panel_pixels(h + -h % WIDTH, w) * (2 * slices * (modes + 1) + 3)
+    return (3 + 2 * modes) * panel_pixels(h, w) + 4 * (panel_pixels(WIDTH, w) + WIDTH * max(h, w)) + row_panels
 
 
 # --- the transform of panels and rows ---
 
 
 @inlined
-def _stage4(x: Any, at: int, y: Any, to: int, n: int, s: int, twiddles: Any, step: int) -> None:
-    """n / 4 butterflies, each over a run of s pixels; step: of the twiddles."""
+def _stage4(x: RealArray, at: int, y: RealArray, to: int, n: int, s: int, twiddles: RealArray, step: int) -> None:
+    """Compute n / 4 butterflies, each over a run of s pixels; `step` is the step through the twiddles."""
     m, between = n // U(4), PAIR * s
     far = m * between
     for p in range(m):
         t = TWO * p * step
-        c1, d1 = spread(twiddles[t]), spread(twiddles[t + ONE])
-        c2, d2 = spread(twiddles[TWO * t]), spread(twiddles[TWO * t + ONE])
-        c3, d3 = spread(twiddles[THREE * t]), spread(twiddles[THREE * t + ONE])
+        c1, d1 = broadcast(twiddles[t]), broadcast(twiddles[t + ONE])
+        c2, d2 = broadcast(twiddles[TWO * t]), broadcast(twiddles[TWO * t + ONE])
+        c3, d3 = broadcast(twiddles[THREE * t]), broadcast(twiddles[THREE * t + ONE])
         begin, o0 = at + p * between, to + U(4) * p * between
         for i0 in range(begin, begin + between, PAIR):
             i1 = i0 + far
@@ -110,8 +121,8 @@ def _stage4(x: Any, at: int, y: Any, to: int, n: int, s: int, twiddles: Any, ste
 
 
 @inlined
-def _stage2(x: Any, at: int, y: Any, to: int, s: int) -> None:
-    """The last stage of an even length: sums and differences."""
+def _stage2(x: RealArray, at: int, y: RealArray, to: int, s: int) -> None:
+    """Compute the last stage of an even length: sums and differences."""
     for q in range(ZERO, PAIR * s, LANES):
         a, b = load(x, at + q), load(x, at + PAIR * s + q)
         store(y, to + q, a + b)
@@ -119,8 +130,11 @@ def _stage2(x: Any, at: int, y: Any, to: int, s: int) -> None:
 
 
 @inlined
-def _stage8(x: Any, at: int, y: Any, to: int, s: int, root: Any) -> None:
-    """The last stage of a length with an odd power of two above 2: eights of terms, without twiddles; root: of 1/2."""
+def _stage8(x: RealArray, at: int, y: RealArray, to: int, s: int, root: Vector) -> None:
+    """Compute the last stage of a length with an odd power of two above 2: eight terms each, without twiddles.
+
+    `root` is the square root of 1/2.
+    """
     far, top = PAIR * s, U(8) * PAIR * s
     for q in range(ZERO, far, PAIR):
         i, o = at + q, to + q
@@ -164,21 +178,23 @@ def _stage8(x: Any, at: int, y: Any, to: int, s: int, root: Any) -> None:
 
 
 @inlined
-def _turned_on(y: Any, o: int, c: Any, d: Any, real: Any, imaginary: Any) -> None:
-    """Writes a pixel of the result, turned by its twiddle c + i d."""
+def _turned_on(y: RealArray, o: int, c: Vector, d: Vector, real: Vector, imaginary: Vector) -> None:
+    """Write a pixel of the result, turned by its twiddle c + i d."""
     store(y, o, c * real - d * imaginary)
     store(y, o + LANES, c * imaginary + d * real)
 
 
 @inlined
-def _stage3(x: Any, at: int, y: Any, to: int, n: int, s: int, size: int, twiddles: Any, step: int) -> None:
-    """n / 3 butterflies, each over a run of s pixels; size: of the whole transform."""
+def _stage3(
+    x: RealArray, at: int, y: RealArray, to: int, n: int, s: int, size: int, twiddles: RealArray, step: int
+) -> None:
+    """Compute n / 3 butterflies, each over a run of s pixels; `size` is the length of the whole transform."""
     m, between, third = n // THREE, PAIR * s, TWO * (size // THREE)
-    far, cos, sin = m * between, spread(twiddles[third]), spread(-twiddles[third + ONE])
+    far, cos, sin = m * between, broadcast(twiddles[third]), broadcast(-twiddles[third + ONE])
     for p in range(m):
         t = TWO * p * step
-        c1, d1 = spread(twiddles[t]), spread(twiddles[t + ONE])
-        c2, d2 = spread(twiddles[TWO * t]), spread(twiddles[TWO * t + ONE])
+        c1, d1 = broadcast(twiddles[t]), broadcast(twiddles[t + ONE])
+        c2, d2 = broadcast(twiddles[TWO * t]), broadcast(twiddles[TWO * t + ONE])
         begin, o = at + p * between, to + THREE * p * between
         for i in range(begin, begin + between, PAIR):
             x0, u0 = load(x, i), load(x, i + LANES)
@@ -194,18 +210,20 @@ def _stage3(x: Any, at: int, y: Any, to: int, n: int, s: int, size: int, twiddle
 
 
 @inlined
-def _stage5(x: Any, at: int, y: Any, to: int, n: int, s: int, size: int, twiddles: Any, step: int) -> None:
-    """n / 5 butterflies, each over a run of s pixels; size: of the whole transform."""
+def _stage5(
+    x: RealArray, at: int, y: RealArray, to: int, n: int, s: int, size: int, twiddles: RealArray, step: int
+) -> None:
+    """Compute n / 5 butterflies, each over a run of s pixels; `size` is the length of the whole transform."""
     m, between, fifth = n // U(5), PAIR * s, TWO * (size // U(5))
     far = m * between
-    cos1, sin1 = spread(twiddles[fifth]), spread(-twiddles[fifth + ONE])
-    cos2, sin2 = spread(twiddles[TWO * fifth]), spread(-twiddles[TWO * fifth + ONE])
+    cos1, sin1 = broadcast(twiddles[fifth]), broadcast(-twiddles[fifth + ONE])
+    cos2, sin2 = broadcast(twiddles[TWO * fifth]), broadcast(-twiddles[TWO * fifth + ONE])
     for p in range(m):
         t = TWO * p * step
-        c1, d1 = spread(twiddles[t]), spread(twiddles[t + ONE])
-        c2, d2 = spread(twiddles[TWO * t]), spread(twiddles[TWO * t + ONE])
-        c3, d3 = spread(twiddles[THREE * t]), spread(twiddles[THREE * t + ONE])
-        c4, d4 = spread(twiddles[U(4) * t]), spread(twiddles[U(4) * t + ONE])
+        c1, d1 = broadcast(twiddles[t]), broadcast(twiddles[t + ONE])
+        c2, d2 = broadcast(twiddles[TWO * t]), broadcast(twiddles[TWO * t + ONE])
+        c3, d3 = broadcast(twiddles[THREE * t]), broadcast(twiddles[THREE * t + ONE])
+        c4, d4 = broadcast(twiddles[U(4) * t]), broadcast(twiddles[U(4) * t + ONE])
         begin, o = at + p * between, to + U(5) * p * between
         for i in range(begin, begin + between, PAIR):
             i1, i2 = i + far, i + TWO * far
@@ -230,8 +248,10 @@ def _stage5(x: Any, at: int, y: Any, to: int, n: int, s: int, size: int, twiddle
 
 
 @inlined
-def _stage(radix: int, x: Any, at: int, y: Any, to: int, n: int, s: int, size: int, twiddles: Any, step: int) -> None:
-    """n / radix butterflies of any radix, term by term; size: of the whole transform."""
+def _stage(
+    radix: int, x: RealArray, at: int, y: RealArray, to: int, n: int, s: int, size: int, twiddles: RealArray, step: int
+) -> None:
+    """Compute n / radix butterflies of any radix, term by term; `size` is the length of the whole transform."""
     m, between = n // radix, PAIR * s
     for p in range(m):
         for k in range(radix):
@@ -240,11 +260,11 @@ def _stage(radix: int, x: Any, at: int, y: Any, to: int, n: int, s: int, size: i
                 i = at + p * between + q
                 a, b = load(x, i), load(x, i + LANES)
                 # exp(-2 pi i (j / radix + p / n) k): the butterfly's, and the twiddle of what it gives
-                c, d = spread(twiddles[TWO * p * k * step]), spread(twiddles[TWO * p * k * step + ONE])
+                c, d = broadcast(twiddles[TWO * p * k * step]), broadcast(twiddles[TWO * p * k * step + ONE])
                 e, f = c * a - d * b, c * b + d * a
                 for j in range(ONE, radix):
                     place = TWO * ((j * k * (size // radix) + p * k * step) % size)
-                    c, d = spread(twiddles[place]), spread(twiddles[place + ONE])
+                    c, d = broadcast(twiddles[place]), broadcast(twiddles[place + ONE])
                     i += m * between
                     a, b = load(x, i), load(x, i + LANES)
                     e, f = e + (c * a - d * b), f + (c * b + d * a)
@@ -253,8 +273,17 @@ def _stage(radix: int, x: Any, at: int, y: Any, to: int, n: int, s: int, size: i
 
 
 @inlined
-def transform(x: Any, at: int, spare: Any, size: int, plan: Any, twiddles: Any) -> None:
-    """Eight transforms of `size` pixels that start at x[at], in place; spare: room for two of them."""
+def transform(x: RealArray, at: int, spare: RealArray, size: int, plan: IntArray, twiddles: RealArray) -> None:
+    """Compute eight Fourier transforms side by side, in place.
+
+    Args:
+        x: real, holds the eight lines: pixel by pixel eight real parts, then eight imaginary ones.
+        at: index of the first number.
+        spare: (4 size 8,) real, workspace.
+        size: pixels of each line.
+        plan: (k,) int64, radices.
+        twiddles: (2 size,) real.
+    """
     n, s, step, half = size, ONE, ONE, PAIR * size
     last = U(len(plan))
     while plan[last - ONE] == 0:
@@ -269,7 +298,7 @@ def transform(x: Any, at: int, spare: Any, size: int, plan: Any, twiddles: Any) 
         if radix == 4:
             _stage4(source, i, target, o, n, s, twiddles, step)
         elif radix == 8:
-            _stage8(source, i, target, o, s, spread(twiddles[size // U(4)]))
+            _stage8(source, i, target, o, s, broadcast(twiddles[size // U(4)]))
         elif radix == 2:
             _stage2(source, i, target, o, s)
         elif radix == 3:
@@ -286,8 +315,8 @@ def transform(x: Any, at: int, spare: Any, size: int, plan: Any, twiddles: Any) 
 
 
 @inlined
-def _turned(x: Any, i: int, step: int, y: Any, o: int, to: int, w: int) -> None:
-    """Eight rows of w pixels from panels to a row or back: from x[i] on to y[o] on, by `step` and by `to` at a time."""
+def _turned(x: RealArray, i: int, step: int, y: RealArray, o: int, to: int, w: int) -> None:
+    """Transpose eight rows of w pixels between panels and a row: from x[i] on, `step` apart, to y[o] on, `to` apart."""
     for _ in range(ZERO, w, LANES):
         store_eight(y, o, PAIR, transposed(load_eight(x, i, PAIR)))
         store_eight(y, o + LANES, PAIR, transposed(load_eight(x, i + LANES, PAIR)))
@@ -295,20 +324,50 @@ def _turned(x: Any, i: int, step: int, y: Any, o: int, to: int, w: int) -> None:
 
 
 @inlined
-def row_panel_from(plane: Any, first: int, h: int, w: int, row: Any, at: int) -> None:
-    """Eight rows of a plane to row[at] on."""
+def row_panel_from(plane: RealArray, first: int, h: int, w: int, row: RealArray, at: int) -> None:
+    """Copy eight rows of a plane to a row panel.
+
+    Args:
+        plane: (2 h w',) real, a wave panel after panel.
+        first: the first of the eight rows.
+        h: rows of a window.
+        w: columns of a window.
+        row: (2 w' 8,) real or longer, written.
+        at: index in `row` of the first number.
+    """
     _turned(plane, PAIR * first, TWO * h * LANES, row, at, PAIR * LANES, w)
 
 
 @inlined
-def row_panel_back(row: Any, at: int, plane: Any, first: int, h: int, w: int) -> None:
-    """Eight rows from row[at] on to a plane."""
+def row_panel_back(row: RealArray, at: int, plane: RealArray, first: int, h: int, w: int) -> None:
+    """Copy eight rows from a row panel to a plane.
+
+    Args:
+        row: real, read.
+        at: index in `row` of the first number.
+        plane: (2 h w',) real, a wave panel after panel; written.
+        first: the first of the eight rows.
+        h: rows of a window.
+        w: columns of a window.
+    """
     _turned(row, at, PAIR * LANES, plane, PAIR * first, TWO * h * LANES, w)
 
 
 @inlined
-def _put_eight(row: Any, at: int, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any, h: Any) -> None:
-    """Eight pixels of eight rows, from row[at] on: real and imaginary parts of each row's pixels."""
+def _put_eight(
+    row: RealArray,
+    at: int,
+    a: ComplexVector,
+    b: ComplexVector,
+    c: ComplexVector,
+    d: ComplexVector,
+    e: ComplexVector,
+    f: ComplexVector,
+    g: ComplexVector,
+    h: ComplexVector,
+) -> None:
+    """Write eight pixels of eight rows from row[at] on; each argument holds real and imaginary parts of one row's
+    pixels."""
     real = (a[0], b[0], c[0], d[0], e[0], f[0], g[0], h[0])
     imaginary = (a[1], b[1], c[1], d[1], e[1], f[1], g[1], h[1])
     store_eight(row, at, PAIR, transposed(real))
@@ -316,8 +375,10 @@ def _put_eight(row: Any, at: int, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any
 
 
 @inlined
-def _factored(waves: Any, i: int, obj: Any, o: int, f: Any, g: Any, product: bool) -> Any:
-    """Eight pixels of waves, times the object's if so asked, whose parts are multiplied by f and g."""
+def _factored(
+    waves: ComplexArray, i: int, obj: ComplexArray, o: int, f: Vector, g: Vector, product: bool
+) -> ComplexVector:
+    """Return eight pixels of waves, multiplied by the object's if `product`, whose parts are multiplied by f and g."""
     p, q = load_complex(waves, i)
     if product:
         s, t = load_complex(obj, o)
@@ -328,9 +389,9 @@ def _factored(waves: Any, i: int, obj: Any, o: int, f: Any, g: Any, product: boo
 
 @inlined
 def rows_in(
-    waves: Any,
+    waves: ComplexArray,
     wave: int,
-    obj: Any,
+    obj: ComplexArray,
     window: int,
     stride: int,
     real: float,
@@ -338,17 +399,33 @@ def rows_in(
     product: bool,
     h: int,
     w: int,
-    row: Any,
-    spare: Any,
-    plan: Any,
-    twiddles: Any,
-    plane: Any,
+    row: RealArray,
+    spare: RealArray,
+    plan: IntArray,
+    twiddles: RealArray,
+    plane: RealArray,
 ) -> None:
-    """Rows of a wave, transformed, to a plane; with `product` of a wave times the object in its window.
+    """Transform the rows of a wave, and write them to a plane; with `product`, of the wave times the object in its
+    window.
 
-    The wave starts at number `wave`, its window at number `window`; real, imaginary: factors of the object's parts.
+    Args:
+        waves: complex, C-contiguous.
+        wave: index at which the wave starts, in reals.
+        obj: (H, W) complex.
+        window: index at which the window starts in `obj`, in reals.
+        stride: reals from one row of the object to the next.
+        real: factor of the object's real parts.
+        imaginary: factor of the object's imaginary parts.
+        product: True to multiply by the object.
+        h: rows of a window.
+        w: columns of a window.
+        row: (2 w' 8,) real, workspace of eight rows.
+        spare: (4 max(h, w) 8,) real, workspace of `transform`.
+        plan: (2, k) int64, radices by axis.
+        twiddles: (2, 2 max(h, w)) real, by axis.
+        plane: (2 h w',) real, a wave panel after panel.
     """
-    f, g, wide = spread(real), spread(imaginary), TWO * w
+    f, g, wide = broadcast(real), broadcast(imaginary), TWO * w
     for r in range(ZERO, h, LANES):
         first = min(r, h - LANES)
         for c in range(ZERO, w, LANES):
@@ -371,8 +448,17 @@ def rows_in(
 
 
 @inlined
-def row_panel_in(waves: Any, place: int, stride: int, w: int, row: Any, at: int) -> None:
-    """Eight rows of w complex pixels, which are `stride` numbers apart, from a place on to row[at] on."""
+def row_panel_in(waves: ComplexArray, place: int, stride: int, w: int, row: RealArray, at: int) -> None:
+    """Copy eight rows of complex pixels to a row panel.
+
+    Args:
+        waves: complex, C-contiguous.
+        place: index of the first pixel, in reals.
+        stride: reals from one row to the next.
+        w: columns of a window.
+        row: real, written.
+        at: index in `row` of the first number.
+    """
     for c in range(ZERO, w, LANES):
         start = min(c, w - LANES)
         i = place + TWO * start
@@ -391,8 +477,17 @@ def row_panel_in(waves: Any, place: int, stride: int, w: int, row: Any, at: int)
 
 
 @inlined
-def row_panel_out(row: Any, at: int, w: int, sign: Any, out: Any, place: int) -> None:
-    """Eight rows of w pixels from row[at] on to complex ones from a place on; sign: of imaginary parts."""
+def row_panel_out(row: RealArray, at: int, w: int, sign: Vector, out: ComplexArray, place: int) -> None:
+    """Write eight rows of pixels from a row panel to a complex array.
+
+    Args:
+        row: real, read.
+        at: index in `row` of the first number.
+        w: columns of a window.
+        sign: vector that multiplies imaginary parts.
+        out: complex, C-contiguous, written.
+        place: index of the first pixel in `out`, in reals.
+    """
     for c in range(ZERO, w, LANES):
         start = min(c, w - LANES)  # the last eight, though some of them have been written
         a, b, c2, d, e, f, g, h = transposed(load_eight(row, at + PAIR * start, PAIR))
@@ -409,9 +504,31 @@ def row_panel_out(row: Any, at: int, w: int, sign: Any, out: Any, place: int) ->
 
 
 @inlined
-def rows_back(plane: Any, h: int, w: int, row: Any, spare: Any, plan: Any, twiddles: Any, out: Any, place: int) -> None:
-    """To a place of `out` the wave (h, w) whose conjugate stands in a plane, columns transformed and rows not."""
-    minus = spread(-twiddles[0, 0])
+def rows_back(
+    plane: RealArray,
+    h: int,
+    w: int,
+    row: RealArray,
+    spare: RealArray,
+    plan: IntArray,
+    twiddles: RealArray,
+    out: ComplexArray,
+    place: int,
+) -> None:
+    """Transform the rows of a plane whose columns are transformed, and write the conjugate as a wave (h, w).
+
+    Args:
+        plane: (2 h w',) real, a wave panel after panel.
+        h: rows of a window.
+        w: columns of a window.
+        row: (2 w' 8,) real, workspace of eight rows.
+        spare: (4 max(h, w) 8,) real, workspace of `transform`.
+        plan: (2, k) int64, radices by axis.
+        twiddles: (2, 2 max(h, w)) real, by axis.
+        out: complex, C-contiguous, written.
+        place: index at which the wave starts in `out`, in reals.
+    """
+    minus = broadcast(-twiddles[0, 0])
     for r in range(ZERO, h, LANES):
         first = min(r, h - LANES)
         row_panel_from(plane, first, h, w, row, ZERO)
@@ -420,14 +537,33 @@ def rows_back(plane: Any, h: int, w: int, row: Any, spare: Any, plan: Any, twidd
 
 
 @inlined
-def panel_in(waves: Any, place: int, h: int, w: int, start: int, plane: Any) -> None:
-    """Columns from `start` on of a complex wave at a place, to theirs in a plane."""
+def panel_in(waves: ComplexArray, place: int, h: int, w: int, start: int, plane: RealArray) -> None:
+    """Copy eight columns of a complex wave to their panel of a plane.
+
+    Args:
+        waves: complex, C-contiguous.
+        place: index at which the wave starts, in reals.
+        h: rows of a window.
+        w: columns of a window.
+        start: first of the eight columns.
+        plane: (2 h w',) real, a wave panel after panel.
+    """
     columns_of(waves, place, h, w, start, plane, TWO * h * start)
 
 
 @inlined
-def columns_of(waves: Any, place: int, h: int, w: int, start: int, plane: Any, at: int) -> None:
-    """Columns from `start` on of a complex wave at a place, to plane[at] on."""
+def columns_of(waves: ComplexArray, place: int, h: int, w: int, start: int, plane: RealArray, at: int) -> None:
+    """Copy eight columns of a complex wave to plane[at] on; columns beyond w are 0.
+
+    Args:
+        waves: complex, C-contiguous.
+        place: index at which the wave starts, in reals.
+        h: rows of a window.
+        w: columns of a window.
+        start: first of the eight columns.
+        plane: real, written.
+        at: index of the first number.
+    """
     for r in range(h):
         i, o = place + TWO * (w * r + start), at + PAIR * r
         if start + LANES <= w:
@@ -441,8 +577,17 @@ def columns_of(waves: Any, place: int, h: int, w: int, start: int, plane: Any, a
 
 
 @inlined
-def panel_out(plane: Any, h: int, w: int, start: int, out: Any, place: int) -> None:
-    """Columns from a plane to those from `start` on of a complex wave."""
+def panel_out(plane: RealArray, h: int, w: int, start: int, out: ComplexArray, place: int) -> None:
+    """Copy a panel of a plane to eight columns of a complex wave.
+
+    Args:
+        plane: (2 h w',) real, a wave panel after panel.
+        h: rows of a window.
+        w: columns of a window.
+        start: first of the eight columns.
+        out: complex, C-contiguous, written.
+        place: index at which the wave starts, in reals.
+    """
     for r in range(h):
         i, o = TWO * h * start + PAIR * r, place + TWO * (w * r + start)
         if start + LANES <= w:
@@ -457,8 +602,15 @@ def panel_out(plane: Any, h: int, w: int, start: int, out: Any, place: int) -> N
 
 
 @inlined
-def rows_of(work: Any, at: int, h: int, w: int) -> Any:
-    """A row, whose pixels beyond w are zero, and room for transforms; what follows them starts at the third."""
+def rows_of(work: RealArray, at: int, h: int, w: int) -> tuple[RealArray, RealArray, int]:
+    """Return a row, whose pixels beyond w are zero, the workspace of `transform`, and the index in `work` behind them.
+
+    Args:
+        work: (k,) real, workspace of a band.
+        at: index in `work` at which they start.
+        h: rows of a window.
+        w: columns of a window.
+    """
     long, room = PAIR * ((w + LANES - ONE) // LANES * LANES), PAIR * max(h, w)
     row = work[at : at + long]
     row[PAIR * w :] = 0
@@ -466,6 +618,12 @@ def rows_of(work: Any, at: int, h: int, w: int) -> Any:
 
 
 @inlined
-def plane_of(planes: Any, m: int, size: int) -> Any:
-    """That of a mode."""
+def plane_of(planes: RealArray, m: int, size: int) -> RealArray:
+    """Return the plane of mode m.
+
+    Args:
+        planes: real, planes of several waves one after the other.
+        m: which mode.
+        size: pixels h w' of a plane.
+    """
     return planes[TWO * size * m : TWO * size * (m + ONE)]

@@ -10,10 +10,9 @@ The equations are those of physics/fidelity.py.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
+from ptymesh.kernels.arrays import RealArray
 from ptymesh.kernels.column_panels import ZERO, U
 from ptymesh.kernels.jit import inlined
 
@@ -26,23 +25,39 @@ KINDS = {"amplitude": 0, "poisson": 1, "intensity": 2}
 @inlined
 def compare(
     size: int,
-    S: Any,
-    change: Any,
+    S: RealArray,
+    change: RealArray,
     own: int,
-    y: Any,
-    b: Any,
+    y: RealArray,
+    b: RealArray,
     at: int,
-    constants: Any,
+    constants: RealArray,
     least: float,
     has_background: bool,
     kind: int,
     task: int,
     j: int,
-    terms: Any,
+    terms: RealArray,
 ) -> None:
-    """Sums of a panel, and the factor by which its waves are to change (for Newton steps: their direction).
+    """Add a panel's terms to the sums of a view, and write the factor by which its waves are to change.
 
-    The panel starts at pixel `own` of S and `change`, and at pixel `at` of y and b.
+    For Newton steps the factor is the direction of the step.
+
+    Args:
+        size: pixels of the panel.
+        S: real, power of the waves.
+        change: real, written.
+        own: index of the panel in `S` and `change`.
+        y: (h w',) real, counts, -1 where there are no data.
+        b: (h w',) real, background.
+        at: index of the panel in `y` and `b`.
+        constants: (10,) real, see comparison.py.
+        least: power below which a pixel has no light.
+        has_background: True if the background is not 0 everywhere.
+        kind: fidelity, see KINDS.
+        task: 0, 1 or 2, see compiled_detector.py.
+        j: index of the view.
+        terms: (B, 6) float64; see Backend.at_detector.
     """
     zero, one, dark, dark_root = constants[0], constants[1], constants[2], constants[3]
     misfit, total, absolute, roots, squares = zero, zero, zero, zero, zero
@@ -76,7 +91,10 @@ def compare(
 
 
 @inlined
-def _loss(kind: int, size: int, S: Any, own: int, y: Any, b: Any, at: int, dark: float, zero: float) -> float:
+def _loss(
+    kind: int, size: int, S: RealArray, own: int, y: RealArray, b: RealArray, at: int, dark: float, zero: float
+) -> float:
+    """Return the loss of a panel, for the fidelities with a likelihood of their own."""
     total = zero
     if kind == 1:
         for i in range(size):
@@ -93,17 +111,17 @@ def _loss(kind: int, size: int, S: Any, own: int, y: Any, b: Any, at: int, dark:
 def _slope(
     kind: int,
     size: int,
-    S: Any,
-    out: Any,
+    S: RealArray,
+    out: RealArray,
     own: int,
-    y: Any,
-    b: Any,
+    y: RealArray,
+    b: RealArray,
     at: int,
-    constants: Any,
+    constants: RealArray,
     least: float,
     newton: bool,
 ) -> None:
-    """-dL/dI; for a Newton step its direction xi = dL/dI, with y/I capped."""
+    """Write -dL/dI; for a Newton step its direction xi = dL/dI, with y/I capped."""
     zero, one, dark, brightest = constants[0], constants[1], constants[2], constants[4]
     sign = -one if newton else one
     if kind == 1:
@@ -118,8 +136,17 @@ def _slope(
 
 
 @inlined
-def newton_step(kind: int, S: Any, y: Any, xi: Any, b: Any, constants: Any) -> float:
-    """-alpha of Psi' = (1 - alpha xi) Psi, from planes (h w,) of a view; see fidelity._poisson_step."""
+def newton_step(kind: int, S: RealArray, y: RealArray, xi: RealArray, b: RealArray, constants: RealArray) -> float:
+    """Return -alpha of Psi' = (1 - alpha xi) Psi of a view; see fidelity._poisson_step.
+
+    Args:
+        kind: fidelity, see KINDS.
+        S: (h w',) real, power of the waves.
+        y: (h w',) real, counts, -1 where there are no data.
+        xi: (h w',) real, direction of the step.
+        b: (h w',) real, background.
+        constants: (10,) real, see comparison.py.
+    """
     one, dark, steps = constants[1], constants[2], int(constants[5])
     alpha = np.empty(1, S.dtype)  # a cell, so that alpha keeps its precision
     alpha[0] = one / (one + one)
@@ -138,9 +165,17 @@ def newton_step(kind: int, S: Any, y: Any, xi: Any, b: Any, constants: Any) -> f
 
 @inlined
 def _newton_part(
-    kind: int, S: Any, y: Any, xi: Any, b: Any, begin: int, end: int, a: float, constants: Any
+    kind: int,
+    S: RealArray,
+    y: RealArray,
+    xi: RealArray,
+    b: RealArray,
+    begin: int,
+    end: int,
+    a: float,
+    constants: RealArray,
 ) -> tuple[float, float]:
-    """First and second derivative of the loss by alpha, over some pixels."""
+    """Return the first and second derivative of the loss by alpha, over some pixels."""
     zero, one, dark = constants[0], constants[1], constants[2]
     two, first, second = one + one, zero, zero
     if kind == 1:

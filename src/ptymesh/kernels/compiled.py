@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numba import prange
 
+from ptymesh.kernels.arrays import ComplexArray, IntArray, RealArray
 from ptymesh.kernels.compiled_blocks import AHEAD
 from ptymesh.kernels.jit import inlined, parallel, plainly_inlined, plainly_parallel
 from ptymesh.kernels.vectors import (
@@ -24,13 +25,13 @@ from ptymesh.kernels.vectors import (
     add_complex_rounded,
     add_number,
     add_rounded,
+    broadcast,
     fetch,
     highest,
     larger,
     load_complex,
     magnitude,
     second_part,
-    spread,
     store_complex,
     total,
 )
@@ -46,7 +47,8 @@ ZERO, ONE, TWO = U(0), U(1), U(2)
 
 
 @inlined
-def _exit_waves(j: int, obj: Any, n: Any, beams: Any, a: Any, out: Any) -> None:
+def _exit_waves(j: int, obj: ComplexArray, n: IntArray, beams: ComplexArray, a: RealArray, out: ComplexArray) -> None:
+    """Write row j of `exit_waves`."""
     M, h, w = out.shape[1:]
     shared = beams.shape[0] == 1
     y, x, f = n[j, 0], n[j, 1], a[j]
@@ -58,14 +60,25 @@ def _exit_waves(j: int, obj: Any, n: Any, beams: Any, a: Any, out: Any) -> None:
 
 
 @parallel
-def exit_waves(obj: Any, n: Any, beams: Any, a: Any, out: Any) -> None:
-    """out_jm = a_j beams_jm S_j O."""
+def exit_waves(obj: ComplexArray, n: IntArray, beams: ComplexArray, a: RealArray, out: ComplexArray) -> None:
+    """Write out_jm = a_j beams_jm S_j O.
+
+    Args:
+        obj: (H, W) complex, the object's slice.
+        n: (B, 2) int64, object pixel y x under each window's corner.
+        beams: (1 or B, M, h, w) complex, probes.
+        a: (B,) real, amplitude of each view's beam.
+        out: (B, M, h, w) complex, written.
+    """
     for i in prange(len(out)):
         _exit_waves(np.int64(i), obj, n, beams, a, out)
 
 
 @inlined
-def _interpolated(j: int, obj: Any, n: Any, t: Any, constants: Any, out: Any) -> None:
+def _interpolated(
+    j: int, obj: ComplexArray, n: IntArray, t: RealArray, constants: RealArray, out: ComplexArray
+) -> None:
+    """Write window j of `interpolated`."""
     h, w = out.shape[1:]
     y, x, ty, tx = n[j, 0], n[j, 1], t[j, 0], t[j, 1]
     one = constants[1]
@@ -77,8 +90,16 @@ def _interpolated(j: int, obj: Any, n: Any, t: Any, constants: Any, out: Any) ->
 
 
 @parallel
-def interpolated(obj: Any, n: Any, t: Any, constants: Any, out: Any) -> None:
-    """out_j = object at n_j + t_j + r, t (B, 2) in [0, 1)."""
+def interpolated(obj: ComplexArray, n: IntArray, t: RealArray, constants: RealArray, out: ComplexArray) -> None:
+    """Write out_j: the object at n_j + t_j + r, by bilinear interpolation.
+
+    Args:
+        obj: (H, W) complex, the object's slice.
+        n: (B, 2) int64, object pixel y x under each window's corner.
+        t: (B, 2) real in [0, 1), weights of the next pixel down and right.
+        constants: (10,) real, see comparison.py.
+        out: (B, h, w) complex, written.
+    """
     for i in prange(len(out)):
         _interpolated(np.int64(i), obj, n, t, constants, out)
 
@@ -87,8 +108,8 @@ def interpolated(obj: Any, n: Any, t: Any, constants: Any, out: Any) -> None:
 
 
 @inlined
-def _light_of(b: int, r: int, beams: Any, light: Any, reached: Any) -> None:
-    """Row r of light (n, h, w), of beam b: sum_m |P_m|^2."""
+def _light_of(b: int, r: int, beams: ComplexArray, light: RealArray, reached: RealArray) -> None:
+    """Write row r of light (n, h, w) of beam b: sum_m |P_m|^2."""
     k, top = light[b, r], light.dtype.type(0)
     k[:] = 0
     for m in range(beams.shape[1]):
@@ -101,11 +122,13 @@ def _light_of(b: int, r: int, beams: Any, light: Any, reached: Any) -> None:
 
 
 @inlined
-def _meet(j: int, b: int, r: int, chi: Any, f: float, beams: Any, windows: Any, reached: Any) -> None:
-    """Row r of view j, beam b: sum_m conj(f P_m) chi_m, which may take the place of the only chi."""
+def _gather_row(
+    j: int, b: int, r: int, chi: ComplexArray, f: float, beams: ComplexArray, windows: ComplexArray, reached: RealArray
+) -> None:
+    """Write row r of view j, beam b: sum_m conj(f P_m) chi_m, which may take the place of the only chi."""
     M, h, w = U(chi.shape[1]), U(chi.shape[2]), U(chi.shape[3])
     mode, i, e, o = TWO * h * w, TWO * w * (h * M * j + r), TWO * w * (h * M * b + r), TWO * w * (h * j + r)
-    by, full, top = spread(f), w // LANES * LANES, spread(f - f)
+    by, full, top = broadcast(f), w // LANES * LANES, broadcast(f - f)
     for c in range(ZERO, TWO * full, TWO * LANES):
         (p, q), (s, t) = load_complex(beams, e + c), load_complex(chi, i + c)
         real, imaginary = p * s + q * t, p * t - q * s
@@ -126,19 +149,36 @@ def _meet(j: int, b: int, r: int, chi: Any, f: float, beams: Any, windows: Any, 
 
 
 @inlined
-def _to_windows(j: int, chi: Any, beams: Any, a: Any, windows: Any, light: Any, reached: Any) -> None:
+def _to_windows(
+    j: int,
+    chi: ComplexArray,
+    beams: ComplexArray,
+    a: RealArray,
+    windows: ComplexArray,
+    light: RealArray,
+    reached: RealArray,
+) -> None:
+    """Write window j of `to_windows`, and its light."""
     b = ZERO if len(beams) == 1 else j
     for r in range(U(chi.shape[2])):
-        _meet(j, b, r, chi, a[j], beams, windows, reached)
+        _gather_row(j, b, r, chi, a[j], beams, windows, reached)
         if b < U(len(light)) and (j == ZERO or b == j):
             _light_of(b, r, beams, light, reached)
 
 
 @parallel
-def to_windows(chi: Any, beams: Any, a: Any, windows: Any, light: Any, reached: Any) -> None:
-    """windows_j = sum_m conj(a_j beams_jm) chi_jm, and light (1 or B, h, w) = sum_m |beams_jm|^2.
+def to_windows(
+    chi: ComplexArray, beams: ComplexArray, a: RealArray, windows: ComplexArray, light: RealArray, reached: RealArray
+) -> None:
+    """Write windows_j = sum_m conj(a_j beams_jm) chi_jm, and light = sum_m |beams_jm|^2.
 
-    reached (B, n): the largest of either in each view, by kind of sum (physics/rounding.py), if not larger before.
+    Args:
+        chi: (B, M, h, w) complex, changes of the exit waves.
+        beams: (1 or B, M, h, w) complex, probes.
+        a: (B,) real, amplitude of each view's beam.
+        windows: (B, h, w) complex, written; may be the memory of chi if there is one mode.
+        light: (1 or B, h, w) real, written.
+        reached: (B, n) float64, largest terms of each view by kind of sum (physics/rounding.py), updated.
     """
     for i in prange(len(chi)):
         _to_windows(U(i), chi, beams, a, windows, light, reached[i])
@@ -148,23 +188,23 @@ def to_windows(chi: Any, beams: Any, a: Any, windows: Any, light: Any, reached: 
 def _probe_row(
     j: int,
     r: int,
-    chi: Any,
-    obj: Any,
-    n: Any,
+    chi: ComplexArray,
+    obj: ComplexArray,
+    n: IntArray,
     f: float,
-    shifts: Any,
+    shifts: RealArray,
     half: int,
     light_half: int,
-    out: Any,
-    weight: Any,
-    reached: Any,
+    out: ComplexArray,
+    weight: RealArray,
+    reached: RealArray,
 ) -> None:
-    """Row r of view j: adds f conj(S_j O) chi_jm and f^2 |S_j O|^2, rounded."""
+    """Add f conj(S_j O) chi_jm and f^2 |S_j O|^2 of row r of view j, rounded."""
     M, h, w, W = U(chi.shape[1]), U(chi.shape[2]), U(chi.shape[3]), U(obj.shape[1])
-    y, x, full, by, by2 = U(n[j, 0]) + r, U(n[j, 1]), w // LANES * LANES, spread(f), spread(f * f)
-    shift, fine = spread(shifts[PROBE, 0]), spread(shifts[PROBE, 1])
-    light_shift, light_fine = spread(shifts[PROBE_WEIGHT, 0]), spread(shifts[PROBE_WEIGHT, 1])
-    top = light_top = spread(f - f)
+    y, x, full, by, by2 = U(n[j, 0]) + r, U(n[j, 1]), w // LANES * LANES, broadcast(f), broadcast(f * f)
+    shift, fine = broadcast(shifts[PROBE, 0]), broadcast(shifts[PROBE, 1])
+    light_shift, light_fine = broadcast(shifts[PROBE_WEIGHT, 0]), broadcast(shifts[PROBE_WEIGHT, 1])
+    top = light_top = broadcast(f - f)
     fetch(obj, TWO * (W * (y + AHEAD) + x), TWO * w)
     for c in range(ZERO, full, LANES):
         u, v = load_complex(obj, TWO * (W * y + x + c))
@@ -194,19 +234,20 @@ def _probe_row(
 @inlined
 def _to_probe(
     band: int,
-    chi: Any,
-    obj: Any,
-    n: Any,
-    a: Any,
-    beams: Any,
-    shifts: Any,
+    chi: ComplexArray,
+    obj: ComplexArray,
+    n: IntArray,
+    a: RealArray,
+    beams: ComplexArray,
+    shifts: RealArray,
     bands: int,
-    out: Any,
-    weight: Any,
-    windows: Any,
-    light: Any,
-    reached: Any,
+    out: ComplexArray,
+    weight: RealArray,
+    windows: ComplexArray,
+    light: RealArray,
+    reached: RealArray,
 ) -> None:
+    """Add a band of rows of `to_probe`."""
     h = U(chi.shape[2])
     half, light_half = second_part(2 * out.size, len(weight)), second_part(weight.size, len(weight))
     start, stop = h * band // bands, h * (band + U(1)) // bands
@@ -216,29 +257,40 @@ def _to_probe(
         for r in range(start, stop):
             _probe_row(j, r, chi, obj, n, a[j], shifts, half, light_half, out, weight, reached)
             if len(windows) > 0:
-                _meet(j, ZERO, r, chi, a[j], beams, windows, reached)
+                _gather_row(j, ZERO, r, chi, a[j], beams, windows, reached)
 
 
 @parallel
 def to_probe(
-    chi: Any,
-    obj: Any,
-    n: Any,
-    a: Any,
-    beams: Any,
-    shifts: Any,
-    out: Any,
-    weight: Any,
-    windows: Any,
-    light: Any,
-    reached: Any,
+    chi: ComplexArray,
+    obj: ComplexArray,
+    n: IntArray,
+    a: RealArray,
+    beams: ComplexArray,
+    shifts: RealArray,
+    out: ComplexArray,
+    weight: RealArray,
+    windows: ComplexArray,
+    light: RealArray,
+    reached: RealArray,
 ) -> None:
-    """out_m += sum_j a_j conj(S_j O) chi_jm and weight += sum_j a_j^2 |S_j O|^2, rounded.
+    """Add sum_j a_j conj(S_j O) chi_jm to a probe's sums, and sum_j a_j^2 |S_j O|^2 to its weight, rounded.
 
-    out (parts M, h, w), weight (parts, h, w) of double precision; shifts (n, 2), by kind of sum and part. windows (0 or
-    B, h, w): of views, sum_m conj(a_j beams_m) chi_jm, and light (1, h, w), sum_m |beams_m|^2, while chi is in the
-    cache; beams (1, M, h, w). Windows may be the memory of chi, if there is one mode. reached (bands, n): see
-    `to_windows`.
+    Windows of the views and their light are written meanwhile, while chi is in the cache.
+
+    Args:
+        chi: (B, M, h, w) complex, changes of the exit waves.
+        obj: (H, W) complex, the object's slice.
+        n: (B, 2) int64, object pixel y x under each window's corner.
+        a: (B,) real, amplitude of each view's beam.
+        beams: (1, M, h, w) complex, probes.
+        shifts: (n, 2) float64, rounding shifts by kind of sum and part.
+        out: (parts M, h, w) complex128, changed in place.
+        weight: (parts, h, w) float64, changed in place.
+        windows: (0 or B, h, w) complex, sum_m conj(a_j beams_m) chi_jm, written; may be the memory of chi if there is
+            one mode.
+        light: (1, h, w) real, sum_m |beams_m|^2, written.
+        reached: (bands, n) float64, largest terms of each band by kind of sum, updated.
     """
     for i in prange(len(reached)):
         given, found = (chi, obj, n, a, beams, shifts), (out, weight, windows, light, reached[i])
@@ -246,7 +298,10 @@ def to_probe(
 
 
 @inlined
-def _to_probes(band: int, chi: Any, obj: Any, n: Any, a: Any, bands: int, out: Any) -> None:
+def _to_probes(
+    band: int, chi: ComplexArray, obj: ComplexArray, n: IntArray, a: RealArray, bands: int, out: ComplexArray
+) -> None:
+    """Write a band of rows of `to_probes`."""
     B, M, h, w = chi.shape
     for j in range(B):
         y, x, f = n[j, 0], n[j, 1], a[j]
@@ -259,8 +314,17 @@ def _to_probes(band: int, chi: Any, obj: Any, n: Any, a: Any, bands: int, out: A
 
 
 @parallel
-def to_probes(chi: Any, obj: Any, n: Any, a: Any, bands: int, out: Any) -> None:
-    """out_jm = a_j conj(S_j O) chi_jm."""
+def to_probes(chi: ComplexArray, obj: ComplexArray, n: IntArray, a: RealArray, bands: int, out: ComplexArray) -> None:
+    """Write out_jm = a_j conj(S_j O) chi_jm.
+
+    Args:
+        chi: (B, M, h, w) complex, changes of the exit waves.
+        obj: (H, W) complex, the object's slice.
+        n: (B, 2) int64, object pixel y x under each window's corner.
+        a: (B,) real, amplitude of each view's beam.
+        bands: number of bands that threads share.
+        out: (B, M, h, w) complex, written.
+    """
     for i in prange(bands):
         _to_probes(np.int64(i), chi, obj, n, a, bands, out)
 
@@ -270,8 +334,18 @@ def to_probes(chi: Any, obj: Any, n: Any, a: Any, bands: int, out: Any) -> None:
 
 @inlined
 def _along_positions(
-    j: int, chi: Any, obj: Any, n: Any, beams: Any, a: Any, by_y: Any, by_x: Any, constants: Any, out: Any
+    j: int,
+    chi: ComplexArray,
+    obj: ComplexArray,
+    n: IntArray,
+    beams: ComplexArray,
+    a: RealArray,
+    by_y: ComplexArray,
+    by_x: ComplexArray,
+    constants: RealArray,
+    out: RealArray,
 ) -> None:
+    """Write row j of `along_positions`."""
     M, h, w = chi.shape[1:]
     shared = beams.shape[0] == 1
     zero = constants[0]
@@ -297,9 +371,29 @@ def _along_positions(
 
 @parallel
 def along_positions(
-    chi: Any, obj: Any, n: Any, beams: Any, a: Any, by_y: Any, by_x: Any, constants: Any, out: Any
+    chi: ComplexArray,
+    obj: ComplexArray,
+    n: IntArray,
+    beams: ComplexArray,
+    a: RealArray,
+    by_y: ComplexArray,
+    by_x: ComplexArray,
+    constants: RealArray,
+    out: RealArray,
 ) -> None:
-    """out_j: Re <d_y, chi>, Re <d_x, chi>, ||psi||^2 with d_a = -O by_a, psi = a O beams."""
+    """Write out_j: Re <d_y, chi>, Re <d_x, chi>, ||psi||^2 with d_a = -O by_a, psi = a O beams.
+
+    Args:
+        chi: (B, M, h, w) complex, changes of the exit waves.
+        obj: (H, W) complex, the object's slice.
+        n: (B, 2) int64, object pixel y x under each window's corner.
+        beams: (1 or B, M, h, w) complex, probes.
+        a: (B,) real, amplitude of each view's beam.
+        by_y: (B, M, h, w) complex, derivative of the beams along y.
+        by_x: (B, M, h, w) complex, derivative of the beams along x.
+        constants: (10,) real, see comparison.py.
+        out: (B, 3) float64, written.
+    """
     for i in prange(len(out)):
         _along_positions(np.int64(i), chi, obj, n, beams, a, by_y, by_x, constants, out)
 
@@ -308,21 +402,36 @@ def along_positions(
 def step_system(
     j: int,
     d_view: int,
-    chi: Any,
-    obj: Any,
-    change: Any,
-    n: Any,
-    beams: Any,
-    a: Any,
-    d_beams: Any,
-    d_a: Any,
-    constants: Any,
-    out: Any,
+    chi: ComplexArray,
+    obj: ComplexArray,
+    change: ComplexArray,
+    n: IntArray,
+    beams: ComplexArray,
+    a: RealArray,
+    d_beams: ComplexArray,
+    d_a: RealArray,
+    constants: RealArray,
+    out: RealArray,
 ) -> None:
-    """Row j of `step_systems`; d_view: which of d_beams is the view's."""
+    """Write row j of `step_systems`.
+
+    Args:
+        j: index of the view.
+        d_view: index in `d_beams` of the view's beam.
+        chi: (B, M, h, w) complex, changes of the exit waves.
+        obj: (H, W) complex, the object's slice.
+        change: (H, W) complex, direction dO of the object at the same pixels.
+        n: (B, 2) int64, object pixel y x under each window's corner.
+        beams: (1 or B, M, h, w) complex, probes.
+        a: (B,) real, amplitude of each view's beam.
+        d_beams: (n, M, h, w) complex, direction of the beams.
+        d_a: (B,) real, amplitudes of `d_beams`.
+        constants: (10,) real, see comparison.py.
+        out: (B, 5) float64, written.
+    """
     M, h, w, W = U(chi.shape[1]), U(chi.shape[2]), U(chi.shape[3]), U(obj.shape[1])
     y, x, full = U(n[j, 0]), U(n[j, 1]), w // LANES * LANES
-    f, g, nothing = spread(a[j]), spread(d_a[j]), spread(constants[0])
+    f, g, nothing = broadcast(a[j]), broadcast(d_a[j]), broadcast(constants[0])
     beam, d_beam = ZERO if len(beams) == 1 else j * M, d_view * M
     s0, s1, s2, s3, s4 = 0.0, 0.0, 0.0, 0.0, 0.0
     for m in range(M):
@@ -356,37 +465,68 @@ def step_system(
 
 @parallel
 def step_systems(
-    chi: Any, obj: Any, change: Any, n: Any, beams: Any, a: Any, d_beams: Any, d_a: Any, constants: Any, out: Any
+    chi: ComplexArray,
+    obj: ComplexArray,
+    change: ComplexArray,
+    n: IntArray,
+    beams: ComplexArray,
+    a: RealArray,
+    d_beams: ComplexArray,
+    d_a: RealArray,
+    constants: RealArray,
+    out: RealArray,
 ) -> None:
-    """out_j: ||p||^2, ||q||^2, Re <p, q>, Re <p, chi>, Re <q, chi>, p = a beams S dO, q = d_a d_beams S O.
+    """Write out_j: ||p||^2, ||q||^2, Re <p, q>, Re <p, chi>, Re <q, chi> with p = a beams S dO, q = d_a d_beams S O.
 
-    change (H, W) holds dO at the same pixels as obj holds O.
+    Args:
+        chi: (B, M, h, w) complex, changes of the exit waves.
+        obj: (H, W) complex, the object's slice.
+        change: (H, W) complex, direction dO of the object at the same pixels.
+        n: (B, 2) int64, object pixel y x under each window's corner.
+        beams: (1 or B, M, h, w) complex, probes.
+        a: (B,) real, amplitude of each view's beam.
+        d_beams: (1 or B, M, h, w) complex, direction of the beams.
+        d_a: (B,) real, amplitudes of `d_beams`.
+        constants: (10,) real, see comparison.py.
+        out: (B, 5) float64, written.
     """
     for i in prange(len(out)):
         d_view = ZERO if len(d_beams) == 1 else U(i)
         step_system(U(i), d_view, chi, obj, change, n, beams, a, d_beams, d_a, constants, out)
 
 
-# --- types of arguments: c complex, r real, z complex128, d float64, u uint8, i int64, b bool; behind arrays their
-# dimensions ---
-
 # --- products ---
 
 
 @plainly_inlined
-def _product(a: Any, s: Any, b: Any, t: Any, out: Any) -> None:
+def _product(a: ComplexArray, s: float, b: ComplexArray, t: float, out: ComplexArray) -> None:
+    """Write the products of one plane, s and t being the signs of imaginary parts."""
     for c in range(len(out)):
         x, y, u, v = a[c].real, s * a[c].imag, b[c].real, t * b[c].imag
         out[c] = complex(x * u - y * v, x * v + y * u)
 
 
 @plainly_parallel
-def products(a: Any, of_a: Any, s: Any, b: Any, of_b: Any, t: Any, out: Any) -> None:
-    """out_p = a_i b_k, i = of_a[p], k = of_b[p]: planes (n,) of which a, b (.., n) are made; s, t: -1 to conjugate."""
+def products(
+    a: ComplexArray, of_a: IntArray, s: float, b: ComplexArray, of_b: IntArray, t: float, out: ComplexArray
+) -> None:
+    """Write out_p = a_i b_k of planes, i = of_a[p], k = of_b[p].
+
+    Args:
+        a: (i, n) complex planes.
+        of_a: (p,) int64, which plane of a.
+        s: -1 to conjugate a, otherwise 1.
+        b: (k, n) complex planes.
+        of_b: (p,) int64, which plane of b.
+        t: -1 to conjugate b, otherwise 1.
+        out: (p, n) complex, written.
+    """
     for p in prange(len(out)):
         _product(a[of_a[p]], s, b[of_b[p]], t, out[p])
 
 
+#: Types of arguments, kernel by kernel: c complex, r real, z complex128, d float64, u uint8, i int64, b bool; behind
+#: those of arrays, their dimensions.
 SIGNATURES = {
     products: "c2 i1 r c2 i1 r c2",
     exit_waves: "c2 i2 c4 r1 c4",

@@ -14,10 +14,12 @@ from typing import Any
 import numpy as np
 from numba import prange
 
+from ptymesh.kernels.arrays import ComplexArray, IntArray, NumberArray, RealArray
 from ptymesh.kernels.jit import inlined, parallel
 from ptymesh.kernels.vectors import (
     LANES,
     add_complex,
+    broadcast,
     fetch,
     is_zero,
     load,
@@ -25,7 +27,6 @@ from ptymesh.kernels.vectors import (
     load_sums,
     narrowed,
     second_part,
-    spread,
     store,
     store_complex,
 )
@@ -48,8 +49,9 @@ AHEAD = U(4)
 
 
 @inlined
-def _side_by_side(first: int, last: int, places: Any) -> int:
-    """How many of the blocks first ... last - 1, up to LONGEST, lie side by side in all fields, at places (k, 2, n)."""
+def _side_by_side(first: int, last: int, places: IntArray) -> int:
+    """Return how many of the blocks first ... last - 1, up to LONGEST, lie side by side in all fields, at places (k, 2,
+    n)."""
     count = 1
     while first + count < last and count < LONGEST:
         for k in range(places.shape[0]):
@@ -62,10 +64,19 @@ def _side_by_side(first: int, last: int, places: Any) -> int:
 
 @inlined
 def _load(
-    parts: int, field: Any, l: int, y: int, x: int, rows: int, width: int, numbers: Any, place: int, out: Any
+    parts: int,
+    field: NumberArray,
+    l: int,
+    y: int,
+    x: int,
+    rows: int,
+    width: int,
+    numbers: RealArray,
+    place: int,
+    out: NumberArray,
 ) -> None:
-    """Rows of a field times a number plus another, from a place in `out` on; parts: reals that a pixel is made of."""
-    by, plus = spread(numbers[0]), spread(numbers[1])
+    """Load rows of a field times a number plus another to `out` from a place on; `parts` is the reals of a pixel."""
+    by, plus = broadcast(numbers[0]), broadcast(numbers[1])
     stride, count, k = U(parts * field.shape[2]), U(parts * width), U(place)
     first = U(parts * x) + stride * (U(l) * U(field.shape[1]) + U(y))
     for r in range(U(rows)):
@@ -76,10 +87,12 @@ def _load(
 
 
 @inlined
-def _operate(op: int, size: int, c: Any, d: Any, r: Any, s: Any, number: float) -> None:
-    """Registers c, d complex and r, s real; the first of each is changed.
+def _operate(
+    op: int, size: int, c: ComplexArray, d: ComplexArray, r: NumberArray, s: NumberArray, number: float
+) -> None:
+    """Apply an operation to registers c, d (complex) and r, s (real); the first of each is changed.
 
-    number: the operand; of a division by a real field the numerator, 1.
+    `number` is the operand, or for a division by a real field the numerator, 1.
     """
     if op == C_BY_NUMBER:
         for i in range(size):
@@ -115,8 +128,8 @@ def _operate(op: int, size: int, c: Any, d: Any, r: Any, s: Any, number: float) 
 
 
 @inlined
-def _of_field(k: int, places: Any) -> Any:
-    """Places (2, n) of blocks in a field."""
+def _of_field(k: int, places: IntArray) -> IntArray:
+    """Return the places (2, n) of blocks in a field."""
     return places[min(k, len(places) - 1)]
 
 
@@ -127,17 +140,17 @@ def _run(
     top: int,
     rows: int,
     width: int,
-    program: Any,
-    numbers: Any,
-    c0: Any,
-    c1: Any,
-    r0: Any,
-    r1: Any,
-    places: Any,
-    C: Any,
-    R: Any,
+    program: IntArray,
+    numbers: RealArray,
+    c0: ComplexArray,
+    c1: ComplexArray,
+    r0: NumberArray,
+    r1: NumberArray,
+    places: IntArray,
+    C: ComplexArray,
+    R: NumberArray,
 ) -> None:
-    """The program over some rows of pixels of blocks side by side; leaves what it finds in C[0]."""
+    """Run the program over some rows of pixels of blocks side by side; the result is left in C[0]."""
     for k in range(len(program)):
         op, a, b = program[k, 0], program[k, 1], program[k, 2]
         where = _of_field(COMPLEX_FIELDS + b if op == LOAD_R else b, places)
@@ -151,20 +164,30 @@ def _run(
 
 
 @inlined
-def _is_quotient(program: Any) -> bool:
-    """Whether all that the program does is to divide a complex field by a real one."""
+def _is_quotient(program: IntArray) -> bool:
+    """Return True if all that the program does is to divide a complex field by a real one."""
     if len(program) != 3 or program[2, 0] != C_OVER_R or program[0, 0] != LOAD_C or program[1, 0] != LOAD_R:
         return False
     return program[0, 2] == 0 and program[1, 2] == 0
 
 
 @inlined
-def _quotient(at: int, l: int, width: int, numbers: Any, c0: Any, r0: Any, places: Any, add: bool, target: Any) -> None:
-    """What most engines write, without registers: (c0 times a number) / (r0 times a number plus another).
+def _quotient(
+    at: int,
+    l: int,
+    width: int,
+    numbers: RealArray,
+    c0: ComplexArray,
+    r0: NumberArray,
+    places: IntArray,
+    add: bool,
+    target: NumberArray,
+) -> None:
+    """Write what most engines write, without registers: (c0 times a number) / (r0 times a number plus another).
 
-    Over blocks side by side; places count pixels. Nothing is added where the numerator is 0, whatever divides it.
+    It is written over blocks side by side. Nothing is added where the numerator is 0, whatever divides it.
     """
-    by, divisor, plus = spread(numbers[0, l, 0]), spread(numbers[1, l, 0]), spread(numbers[1, l, 1])
+    by, divisor, plus = broadcast(numbers[0, l, 0]), broadcast(numbers[1, l, 0]), broadcast(numbers[1, l, 1])
     C, R, T = U(c0.shape[2]), U(r0.shape[2]), U(target.shape[2])
     c = U(SIDE) * (C * U(places[0, 0, at]) + U(places[0, 1, at])) + U(l) * U(c0.shape[1]) * C
     where = _of_field(COMPLEX_FIELDS, places)
@@ -190,16 +213,17 @@ def _quotient(at: int, l: int, width: int, numbers: Any, c0: Any, r0: Any, place
 def _write(
     first: int,
     last: int,
-    program: Any,
-    numbers: Any,
-    c0: Any,
-    c1: Any,
-    r0: Any,
-    r1: Any,
-    places: Any,
+    program: IntArray,
+    numbers: RealArray,
+    c0: ComplexArray,
+    c1: ComplexArray,
+    r0: NumberArray,
+    r1: NumberArray,
+    places: IntArray,
     add: bool,
-    target: Any,
+    target: NumberArray,
 ) -> None:
+    """Write the program's result to blocks first ... last - 1."""
     C, R = np.empty((REGISTERS, ROOM), c0.dtype), np.empty((REGISTERS, ROOM), r0.dtype)
     quotient = _is_quotient(program)
     at = first
@@ -227,13 +251,30 @@ def _write(
 
 @parallel
 def write(
-    program: Any, numbers: Any, c0: Any, c1: Any, r0: Any, r1: Any, places: Any, add: bool, bands: int, target: Any
+    program: IntArray,
+    numbers: RealArray,
+    c0: ComplexArray,
+    c1: ComplexArray,
+    r0: NumberArray,
+    r1: NumberArray,
+    places: IntArray,
+    add: bool,
+    bands: int,
+    target: NumberArray,
 ) -> None:
-    """target = (or +=) what the program leaves in the first complex register, on the blocks `places[-1]`.
+    """Write, or add, what a program leaves in the first complex register to blocks of a field.
 
-    program: (k, 3) operation and two registers, or for loads a register and a field; numbers: (k, L, 2) real, an
-    operation's number in each slice, or a load's factor and summand. Fields (L, H', W'); places (5, 2, n): block
-    coordinates y x in each field, then in the target; or (1, 2, n), the same in all.
+    Args:
+        program: (k, 3) int64, operation and two registers; for loads, a register and a field.
+        numbers: (k, L, 2) real, an operation's number in each slice, or a load's factor and summand.
+        c0: (L, H', W') complex, first complex field.
+        c1: (L, H', W') complex, second complex field.
+        r0: (L, H', W') real, first real field.
+        r1: (L, H', W') real, second real field.
+        places: (5, 2, n) int64, block coordinates y x in each field, then in the target; or (1, 2, n), the same in all.
+        add: True to add.
+        bands: number of bands that threads share.
+        target: (L, H, W) complex, changed in place.
     """
     n = places.shape[2]
     for i in prange(bands):
@@ -243,9 +284,17 @@ def write(
 
 
 @inlined
-def clear_pixels(place: int, stride: int, width: int, field: Any, weight: Any) -> None:
-    """SIDE rows of so many pixels of a complex field and of a real one become 0; place: of the first pixel."""
-    nothing = spread(weight.dtype.type(0))
+def clear_pixels(place: int, stride: int, width: int, field: NumberArray, weight: NumberArray) -> None:
+    """Set SIDE rows of pixels of a complex field and of a real one to 0.
+
+    Args:
+        place: index of the first pixel.
+        stride: pixels from one row to the next.
+        width: pixels of a row.
+        field: (L, H, W) complex.
+        weight: (L, H, W) real.
+    """
+    nothing = broadcast(weight.dtype.type(0))
     for _ in range(SIDE):
         for x in range(place, place + width, LANES):
             fetch(field, U(2) * (x + AHEAD * stride), U(2) * LANES)
@@ -257,7 +306,8 @@ def clear_pixels(place: int, stride: int, width: int, field: Any, weight: Any) -
 
 
 @inlined
-def _clear(first: int, last: int, places: Any, field: Any, weight: Any) -> None:
+def _clear(first: int, last: int, places: IntArray, field: NumberArray, weight: NumberArray) -> None:
+    """Set blocks first ... last - 1 to 0."""
     at = first
     while at < last:
         count = _side_by_side(at, last, places)
@@ -268,8 +318,15 @@ def _clear(first: int, last: int, places: Any, field: Any, weight: Any) -> None:
 
 
 @parallel
-def clear(places: Any, bands: int, field: Any, weight: Any) -> None:
-    """Complex and real fields (L, H, W) become 0 on the blocks at places (1, 2, n), y x."""
+def clear(places: IntArray, bands: int, field: NumberArray, weight: NumberArray) -> None:
+    """Set blocks of a complex and a real field to 0.
+
+    Args:
+        places: (1, 2, n) int64, block coordinates y x.
+        bands: number of bands that threads share.
+        field: (L, H, W) complex.
+        weight: (L, H, W) real.
+    """
     n = places.shape[2]
     for i in prange(bands):
         band = np.int64(i)
@@ -277,14 +334,24 @@ def clear(places: Any, bands: int, field: Any, weight: Any) -> None:
 
 
 @inlined
-def _narrow_row(sums: Any, place: int, half: int, count: int, out: Any, to: int) -> None:
+def _narrow_row(sums: RealArray, place: int, half: int, count: int, out: NumberArray, to: int) -> None:
+    """Round `count` sums to the precision of `out`."""
     for c in range(U(0), count, LANES):
         fetch(sums, place + c, LANES)
         store(out, to + c, narrowed(load_sums(sums, place + c, half), out))
 
 
 @inlined
-def _narrow(first: int, last: int, places: Any, sums: Any, light: Any, field: Any, weight: Any) -> None:
+def _narrow(
+    first: int,
+    last: int,
+    places: IntArray,
+    sums: RealArray,
+    light: NumberArray,
+    field: NumberArray,
+    weight: NumberArray,
+) -> None:
+    """Round the sums of blocks first ... last - 1 to the precision of the fields."""
     area, W, parts = U(weight.shape[1] * weight.shape[2]), U(weight.shape[2]), len(light) // len(weight)
     half = second_part(light.size, parts)
     for at in range(first, last):
@@ -297,9 +364,19 @@ def _narrow(first: int, last: int, places: Any, sums: Any, light: Any, field: An
 
 
 @parallel
-def narrow(places: Any, bands: int, sums: Any, light: Any, field: Any, weight: Any) -> None:
-    """Complex and real fields (L, H, W) become what their sums (parts L, H, W) are, on the blocks at places
-    (1, 2, n)."""
+def narrow(
+    places: IntArray, bands: int, sums: ComplexArray, light: NumberArray, field: NumberArray, weight: NumberArray
+) -> None:
+    """Write sums, rounded to the model's precision, to blocks of a complex and a real field.
+
+    Args:
+        places: (1, 2, n) int64, block coordinates y x.
+        bands: number of bands that threads share.
+        sums: (parts L, H, W) complex128.
+        light: (parts L, H, W) float64, sums of the weight.
+        field: (L, H, W) complex, written.
+        weight: (L, H, W) real, written.
+    """
     n = places.shape[2]
     for i in prange(bands):
         band = np.int64(i)
@@ -307,7 +384,8 @@ def narrow(places: Any, bands: int, sums: Any, light: Any, field: Any, weight: A
 
 
 @inlined
-def _largest(first: int, last: int, places: Any, field: Any, out: Any) -> None:
+def _largest(first: int, last: int, places: IntArray, field: NumberArray, out: NumberArray) -> None:
+    """Write the largest values of a real field on blocks first ... last - 1, by slice."""
     for l in range(len(field)):
         tops = np.zeros(SIDE, out.dtype)  # of columns: one top for all would be found pixel after pixel
         for at in range(first, last):
@@ -323,8 +401,15 @@ def _largest(first: int, last: int, places: Any, field: Any, out: Any) -> None:
 
 
 @parallel
-def largest(places: Any, bands: int, field: Any, out: Any) -> None:
-    """out (bands, L): largest values of a real field (L, H, W) on the blocks at places (1, 2, n), or 0 if smaller."""
+def largest(places: IntArray, bands: int, field: NumberArray, out: NumberArray) -> None:
+    """Write the largest values of a real field on some blocks, or 0 if all are smaller.
+
+    Args:
+        places: (1, 2, n) int64, block coordinates y x.
+        bands: number of bands that threads share.
+        field: (L, H, W) real.
+        out: (bands, L) real, written; the largest over all bands is the result.
+    """
     n = places.shape[2]
     for i in prange(bands):
         band = np.int64(i)

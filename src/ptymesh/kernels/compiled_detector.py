@@ -10,12 +10,24 @@ they are in its cache: the fewer passes over them, the better.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numba import prange
 
-from ptymesh.kernels.background import tell
+from ptymesh.kernels.arrays import (
+    BackgroundArrays,
+    ComplexArray,
+    CountArray,
+    DetectorInputs,
+    DetectorOptions,
+    ExitInputs,
+    IntArray,
+    PathInputs,
+    RealArray,
+    ShiftInputs,
+    SumArrays,
+    Tables,
+)
+from ptymesh.kernels.background import add_background_terms
 from ptymesh.kernels.column_panels import (
     ONE,
     PAIR,
@@ -32,25 +44,25 @@ from ptymesh.kernels.column_panels import (
     transform,
 )
 from ptymesh.kernels.comparison import compare, newton_step
-from ptymesh.kernels.compiled_moves import add_asked, power_behind
+from ptymesh.kernels.compiled_moves import add_products, power_behind
 from ptymesh.kernels.compiled_probes import halves
 from ptymesh.kernels.jit import inlined, parallel
-from ptymesh.kernels.propagation import columns_through, rows_transformed
+from ptymesh.kernels.propagation import columns_through, transform_rows
 from ptymesh.kernels.row_panels import BACK, ON, row_panels_of, through_rows, window_in, windows_out
 from ptymesh.kernels.shifts import (
     add_plane,
     add_power,
     columns_in,
-    factors,
+    empty_factors,
     ramps,
     turn_columns,
     waves_in,
 )
 from ptymesh.kernels.vectors import (
     LANES,
+    broadcast,
     load,
     load_as,
-    spread,
     store,
     total,
     where_at_least,
@@ -65,9 +77,9 @@ EVALUATE, EXIT_WAVE_UPDATE, LOSS_GRADIENT = 0, 1, 2
 
 
 @inlined
-def _data(planes: Any, j: int, h: int, w: int, good: Any, constants: Any, out: Any) -> float:
-    """Plane j of (n, h, w), panel after panel, as real numbers; -1 where there are no data. Returns their sum."""
-    zero, one, none = spread(constants[0]), spread(constants[1]), spread(-constants[1])
+def _data(planes: CountArray, j: int, h: int, w: int, good: RealArray, constants: RealArray, out: RealArray) -> float:
+    """Write plane j of (n, h, w), panel after panel, as real numbers, -1 where there are no data; return their sum."""
+    zero, one, none = broadcast(constants[0]), broadcast(constants[1]), broadcast(-constants[1])
     sums = zero
     for start in range(ZERO, w, LANES):
         for r in range(h):
@@ -84,8 +96,10 @@ def _data(planes: Any, j: int, h: int, w: int, good: Any, constants: Any, out: A
 
 
 @inlined
-def _counts(counts: Any, j: int, code: int, h: int, w: int, good: Any, constants: Any, out: Any) -> float:
-    """Pattern j (n, h, w times the bytes of one), panel after panel; returns the sum of its data."""
+def _counts(
+    counts: IntArray, j: int, code: int, h: int, w: int, good: RealArray, constants: RealArray, out: RealArray
+) -> float:
+    """Write pattern j (n, h, w times the bytes of one), panel after panel; return the sum of its data."""
     if code == 0:
         return _data(counts, j, h, w, good, constants, out)
     if code == 1:
@@ -98,9 +112,9 @@ def _counts(counts: Any, j: int, code: int, h: int, w: int, good: Any, constants
 
 
 @inlined
-def _add_power(plane: Any, at: int, h: int, first: bool, scale: float, S: Any, own: int) -> None:
-    """scale |Psi|^2 of a panel."""
-    s = spread(scale)
+def _add_power(plane: RealArray, at: int, h: int, first: bool, scale: float, S: RealArray, own: int) -> None:
+    """Write, or add, scale |Psi|^2 of a panel."""
+    s = broadcast(scale)
     for r in range(h):
         p, q = load(plane, at + PAIR * r), load(plane, at + PAIR * r + LANES)
         power, i = s * (p * p + q * q), own + LANES * r
@@ -108,9 +122,9 @@ def _add_power(plane: Any, at: int, h: int, first: bool, scale: float, S: Any, o
 
 
 @inlined
-def _times(plane: Any, at: int, h: int, change: Any, own: int, real: float, imaginary: float) -> None:
-    """A panel times real factors, and its parts times these."""
-    s, t = spread(real), spread(imaginary)
+def _times(plane: RealArray, at: int, h: int, change: RealArray, own: int, real: float, imaginary: float) -> None:
+    """Multiply a panel by real factors, and its real and imaginary parts by two numbers."""
+    s, t = broadcast(real), broadcast(imaginary)
     for r in range(h):
         i, f = at + PAIR * r, load(change, own + LANES * r)
         store(plane, i, s * f * load(plane, i))
@@ -118,31 +132,33 @@ def _times(plane: Any, at: int, h: int, change: Any, own: int, real: float, imag
 
 
 @inlined
-def _rooms(work: Any, size: int, h: int, w: int) -> Any:
-    """Counts, powers, factors, a row, room for transforms, and planes."""
+def _split_work(
+    work: RealArray, size: int, h: int, w: int
+) -> tuple[tuple[RealArray, RealArray, RealArray], RealArray, RealArray, RealArray]:
+    """Divide a band's workspace: counts, powers and factors; a row; workspace of transforms; planes."""
     row, spare, at = rows_of(work, THREE * size, h, w)
     return (work[:size], work[size : TWO * size], work[TWO * size : THREE * size]), row, spare, work[at:]
 
 
 @inlined
-def _there_and_back(
+def _apply_at_detector(
     j: int,
     view: int,
     band: int,
-    work: Any,
-    intermediates: Any,
-    data: Any,
-    how: Any,
-    tables: Any,
-    out: Any,
-    terms: Any,
-    told: Any,
+    work: RealArray,
+    intermediates: ExitInputs,
+    data: DetectorInputs,
+    how: DetectorOptions,
+    tables: Tables,
+    out: ComplexArray,
+    terms: RealArray,
+    background_sums: BackgroundArrays,
 ) -> None:
-    """View j, whose beam is the `view`th: its sums, and what comes back in out[j]."""
+    """Take view j, whose beam is the `view`th, to the detector: its sums, and with a task what comes back in out[j]."""
     (obj, n, beams, a), product, task, (_, plan, twiddles) = intermediates, how[2], how[4], tables
     M, h, w = U(out.shape[1]), U(out.shape[2]), U(out.shape[3])
     size, far = U(len(data[2])), plan[0, 0] > 0
-    rooms, row, spare, planes = _rooms(work, size, h, w)
+    rooms, row, spare, planes = _split_work(work, size, h, w)
     for m in range(M):
         beam, plane = TWO * h * w * (view * M + m), plane_of(planes, m, size)
         if far:
@@ -152,7 +168,7 @@ def _there_and_back(
         else:
             for start in range(ZERO, w, LANES):
                 panel_in(beams, beam, h, w, start, plane)
-    _compared(j, band, M, h, w, far, rooms, spare, planes, data, how, tables, terms, told)
+    _compare(j, band, M, h, w, far, rooms, spare, planes, data, how, tables, terms, background_sums)
     if task > 0:
         for m in range(M):
             wave, plane = TWO * h * w * (j * M + m), plane_of(planes, m, size)
@@ -164,26 +180,26 @@ def _there_and_back(
 
 
 @inlined
-def _compared(
+def _compare(
     j: int,
     band: int,
     M: int,
     h: int,
     w: int,
     far: bool,
-    rooms: Any,
-    spare: Any,
-    planes: Any,
-    data: Any,
-    how: Any,
-    tables: Any,
-    terms: Any,
-    told: Any,
+    rooms: tuple[RealArray, RealArray, RealArray],
+    spare: RealArray,
+    planes: RealArray,
+    data: DetectorInputs,
+    how: DetectorOptions,
+    tables: Tables,
+    terms: RealArray,
+    background_sums: BackgroundArrays,
 ) -> None:
-    """What the task makes of waves in planes on the detector, and their sums.
+    """Apply the task to the waves of a view, which stand in planes on the detector, and write their sums.
 
-    far: rows are transformed and columns not, and conjugates come back as far. If not so, but by our own transform, the
-    planes hold conjugates of waves on the detector; otherwise these waves themselves. told: see background.py.
+    far: rows are transformed and columns not, and conjugates come back the same way. Otherwise planes hold waves on the
+    detector, or their conjugates if our own transform made them. background_sums: see background.py.
     """
     (counts, places, good, b), (code, has_background, _, kind, task), (constants, plan, twiddles) = data, how, tables
     (y, S, change), scale = rooms, constants[1]
@@ -205,21 +221,33 @@ def _compared(
         compare(panel, S, change, own, y, b, at, constants, least, has_background, kind, task, j, terms)
         if task > 0 and not newton:
             for m in range(M):
-                _changed(plane_of(planes, m, size), at, h, change, own, scale, far, spare, plan, twiddles)
-        if len(told[0]) > 0:
-            tell(panel, S, change, own, y, b, at, constants, total_counts, kind, band, told)
+                _change_panel(plane_of(planes, m, size), at, h, change, own, scale, far, spare, plan, twiddles)
+        if len(background_sums[0]) > 0:
+            add_background_terms(panel, S, change, own, y, b, at, constants, total_counts, kind, band, background_sums)
     if newton:
         alpha = scale * newton_step(kind, S, y, change, b, constants)
         for start in range(ZERO, w, LANES):
             for m in range(M):
-                _changed(plane_of(planes, m, size), h * start, h, change, h * start, alpha, far, spare, plan, twiddles)
+                _change_panel(
+                    plane_of(planes, m, size), h * start, h, change, h * start, alpha, far, spare, plan, twiddles
+                )
 
 
 @inlined
-def _changed(
-    plane: Any, at: int, h: int, change: Any, own: int, scale: float, far: bool, spare: Any, plan: Any, twiddles: Any
+def _change_panel(
+    plane: RealArray,
+    at: int,
+    h: int,
+    change: RealArray,
+    own: int,
+    scale: float,
+    far: bool,
+    spare: RealArray,
+    plan: IntArray,
+    twiddles: RealArray,
 ) -> None:
-    """A panel times its factors; its conjugate by our own transform, and transformed again where it has been so."""
+    """Multiply a panel by its factors, which leaves the conjugate if our own transform made it; with `far`, transform
+    it."""
     _times(plane, TWO * at, h, change, own, scale, -scale if plan[0, 0] > 0 else scale)
     if far:
         transform(plane, TWO * at, spare, h, plan[0], twiddles[0])
@@ -228,24 +256,25 @@ def _changed(
 @inlined
 def _through_slices(
     j: int,
-    planes: Any,
+    planes: RealArray,
     size: int,
     M: int,
-    row: Any,
-    spare: Any,
-    room: Any,
-    intermediates: Any,
-    shift: Any,
-    path: Any,
+    row: RealArray,
+    spare: RealArray,
+    room: RealArray,
+    intermediates: ExitInputs,
+    shift: ShiftInputs,
+    path: PathInputs,
     keep: bool,
-    tables: Any,
-    ramps_of: Any,
+    tables: Tables,
+    ramps_of: tuple[RealArray, RealArray],
 ) -> None:
-    """View j's waves in planes from the probe's spectrum, or the probe, through all slices; their rows transformed."""
+    """Take view j's waves from the probe, or its spectrum, through all slices, to planes; their rows are transformed
+    then."""
     (obj, n, beams, a), (spectrum, fractions, shares), (slices, between, _, ramped) = intermediates, shift, path
     (constants, plan, twiddles), (down, across) = tables, ramps_of
     L, h, w, one = U(slices), U(spectrum.shape[1]), U(spectrum.shape[2]), constants[1]
-    stride, minus = TWO * U(obj.shape[1]), spread(-one)
+    stride, minus = TWO * U(obj.shape[1]), broadcast(-one)
     window, height = stride * U(n[j, 0]) + TWO * U(n[j, 1]), stride * (U(obj.shape[0]) // L)
     if ramped:
         ramps(fractions[j], np.int64(w), -1, a[j] * constants[6], down, across)
@@ -266,51 +295,51 @@ def _through_slices(
 
 @inlined
 def _near_field(
-    planes: Any,
+    planes: RealArray,
     size: int,
     M: int,
     sign: float,
     h: int,
     w: int,
-    row: Any,
-    room: Any,
-    spare: Any,
-    path: Any,
-    tables: Any,
-    ramps_of: Any,
+    row: RealArray,
+    room: RealArray,
+    spare: RealArray,
+    path: PathInputs,
+    tables: Tables,
+    ramps_of: tuple[RealArray, RealArray],
 ) -> None:
-    """Waves in planes with transformed rows, to a detector in the near field, conjugate there; sign -1: from there
-    back, again with transformed rows."""
+    """Propagate waves in planes, whose rows are transformed, to a detector in the near field, as conjugates; with sign
+    -1 from there back, where their rows are transformed again."""
     (_, _, near, ramped), (_, plan, twiddles), (down, across) = path, tables, ramps_of
     for m in range(M):
         plane = plane_of(planes, m, size)
         if sign < 0:
-            rows_transformed(plane, h, w, row, room, spare, plan, twiddles)
+            transform_rows(plane, h, w, row, room, spare, plan, twiddles)
         columns_through(plane, near, sign, ramped, down, across, h, w, spare, plan, twiddles)
         if sign > 0:
-            rows_transformed(plane, h, w, row, room, spare, plan, twiddles)
+            transform_rows(plane, h, w, row, room, spare, plan, twiddles)
 
 
 @inlined
 def _back_through_slices(
     j: int,
     band: int,
-    planes: Any,
+    planes: RealArray,
     size: int,
     M: int,
-    row: Any,
-    spare: Any,
-    room: Any,
-    intermediates: Any,
-    shift: Any,
-    path: Any,
+    row: RealArray,
+    spare: RealArray,
+    room: RealArray,
+    intermediates: ExitInputs,
+    shift: ShiftInputs,
+    path: PathInputs,
     keep: bool,
-    tables: Any,
-    ramps_of: Any,
-    out: Any,
-    into: Any,
+    tables: Tables,
+    ramps_of: tuple[RealArray, RealArray],
+    out: ComplexArray,
+    into: SumArrays,
 ) -> None:
-    """Conjugates of chi in planes, columns transformed, back to the sums of the slices and of the probe."""
+    """Take conjugates of chi in planes, columns transformed, back to the sums of the slices and of the probe."""
     (obj, n, _, a), (spectrum, fractions, shares), (slices, between, _, ramped) = intermediates, shift, path
     (constants, plan, twiddles), (down, across) = tables, ramps_of
     windows, light, sums, lights, opr_sums, opr_lights, shifts, reached, probes, asked = into
@@ -337,9 +366,9 @@ def _back_through_slices(
                 kind, which, behind = (PROBE, m, half) if first else (OPR, i - ONE, opr_half)
                 add_plane(plane, share, kind, which, shifts, (sums if first else opr_sums)[band], behind, reached[j])
                 if len(asked) > 0:
-                    add_asked(plane, m if first else M + i - ONE, h, w, probes, asked[j], THREE * i)
+                    add_products(plane, m if first else M + i - ONE, h, w, probes, asked[j], THREE * i)
         pixel = h * w * (j * L + l)
-        windows_out(row_panels[3], row_panels[4], h, w, spread(one), windows, light, pixel, reached[j])
+        windows_out(row_panels[3], row_panels[4], h, w, broadcast(one), windows, light, pixel, reached[j])
         if len(asked) > 0 and l == ZERO:
             asked[j, THREE * parts_of_beam] = power_behind(row_panels[1], row_panels[4], h, w)
         if len(asked) > 0 and k == ZERO:
@@ -352,34 +381,39 @@ def _back_through_slices(
 
 
 @inlined
-def _there_and_further(
+def _sweep_view(
     j: int,
     band: int,
-    work: Any,
-    intermediates: Any,
-    shift: Any,
-    path: Any,
-    data: Any,
-    how: Any,
+    work: RealArray,
+    intermediates: ExitInputs,
+    shift: ShiftInputs,
+    path: PathInputs,
+    data: DetectorInputs,
+    how: DetectorOptions,
     keep: bool,
-    tables: Any,
-    out: Any,
-    terms: Any,
-    into: Any,
-    told: Any,
+    tables: Tables,
+    out: ComplexArray,
+    terms: RealArray,
+    into: SumArrays,
+    background_sums: BackgroundArrays,
 ) -> None:
-    """View j, by a band, from the probe to the detector and back to the sums, or to waves where there are none."""
+    """Take view j from the probe to the detector and back to the sums, or to waves if there are no sums."""
     (constants, plan, twiddles), (_, fractions, _), (_, _, near, ramped) = tables, shift, path
     M, h, w, size = U(out.shape[1]), U(out.shape[2]), U(out.shape[3]), U(len(data[2]))
-    rooms, row, spare, planes = _rooms(work, size, h, w)
-    ramps_of, room, one, far = factors(h, w, constants.dtype), planes[TWO * M * size :], constants[1], len(near) == 0
+    rooms, row, spare, planes = _split_work(work, size, h, w)
+    ramps_of, room, one, far = (
+        empty_factors(h, w, constants.dtype),
+        planes[TWO * M * size :],
+        constants[1],
+        len(near) == 0,
+    )
     given = (row, spare, room, intermediates, shift, path, keep, tables, ramps_of)
     _through_slices(j, planes, size, M, *given)
     if not far:
         if ramped:  # on the detector the image moves back with the probe
             ramps(-fractions[j], np.int64(w), -1, one, *ramps_of)
         _near_field(planes, size, M, one, h, w, row, room, spare, path, tables, ramps_of)
-    _compared(j, band, M, h, w, far, rooms, spare, planes, data, how, tables, terms, told)
+    _compare(j, band, M, h, w, far, rooms, spare, planes, data, how, tables, terms, background_sums)
     if how[4] == 0:
         return
     if not far:
@@ -395,52 +429,63 @@ def _there_and_further(
 
 @parallel
 def detector(
-    work: Any,
-    intermediates: Any,
-    shift: Any,
-    path: Any,
-    data: Any,
-    how: Any,
+    work: RealArray,
+    intermediates: ExitInputs,
+    shift: ShiftInputs,
+    path: PathInputs,
+    data: DetectorInputs,
+    how: DetectorOptions,
     keep: bool,
-    tables: Any,
-    out: Any,
-    terms: Any,
-    into: Any,
-    told: Any,
+    tables: Tables,
+    out: ComplexArray,
+    terms: RealArray,
+    into: SumArrays,
+    background_sums: BackgroundArrays,
 ) -> None:
-    """From exit waves to the detector and back, and further to object and probe.
+    """Take views to the detector, apply a task there, bring the result back, and add it to the sums of object and
+    probe.
 
-    intermediates: obj (H, W), n (B, 2), beams (1 or B, M, h, w), a (B,), see compiled.py. data: counts (n, h, w times
-    the bytes of one) uint8, places (B,) in it, good and background (h w',), panel after panel; not good is 0. how: what
-    counts are (NATIVE); whether there is background; whether exit waves are made of beams and object, or are `beams`;
-    fidelity (KINDS); task: 0 evaluates and leaves `out` alone, 1 makes D^H (Psi' - Psi), 2 makes -D^H dL/dI Psi.
-    tables: constants, plan and twiddles; without a plan D is nothing: `beams` are waves on the detector, and may be
-    `out`. out: (B, M, h, w). terms: (B, 6), see Backend.exit_wave_update.
+    If `shift` has a spectrum of no modes, exit waves are read or made from beams and object, and what comes back is
+    `out`. Otherwise beams are made here, and what comes back is added to `into`; if `into` has no windows, it is `out`.
+    Without a plan no transform is made: `beams` are waves on the detector, and may be `out`.
 
-    shift: spectrum (M, h, w) and fractions (B, 2). Of no modes, that is all. Otherwise beams are made here, and what
-    comes back is gathered: into windows (B L, h, w), sum_m conj(P_m) out_m of each view and slice, and light
-    (B L, h, w), sum_m |P_m|^2; and into sums and lights, with shifts and reached, as in `to_spectrum`. `beams` (of
-    shifted probes and a single slice) and `out` are written with `keep` alone; without, they may have no views. If
-    `into` has no windows, what comes back is `out`. What views ask for is added to asked (B, 5), if that has rows: see
-    compiled_moves.add_asked, with its probes, and last ||psi_1||^2 and ||psi||^2.
-    Where beams vary, shift has shares (B, 1 + K), spectrum (M + K, h, w), and amplitudes are 1; sums and lights of OPR
-    modes follow those of the probe, and asked (B, 3 (1 + K) + 2) has three numbers for each part of a beam, as if views
-    had it in full.
-    path: slices L, whose objects lie one below the other in obj; kernels (see propagation.py) between them and to a
-    near field, or of no numbers where there is none; and whether probes are shifted, or `spectrum` is the probe itself.
-    told: sums to which is added what views ask of the background, see background.py; of no bands otherwise.
+    Where beams vary, the spectrum is (M + K, h, w), amplitudes are 1, sums and lights of OPR modes follow those of the
+    probe, and `asked` is (B, 3 (1 + K) + 2): three numbers for each part of a beam, as if views had it in full.
+
+    Args:
+        work: (bands, k) real, workspace of each band.
+        intermediates: object (H, W), corners (B, 2), beams (1 or B, M, h, w) and amplitudes (B,), see compiled.py;
+            beams of shifted probes and a single slice are written with `keep`, and may have no views without.
+        shift: spectrum of the probe, or the probe, (M, h, w); fractions (B, 2); shares (B, 1 + K), or (B, 0).
+        path: number of slices, whose objects lie one below the other; kernels between them and to a near field
+            (propagation.py), of no numbers if there is none; True if probes are shifted, False if the spectrum is the
+            probe itself.
+        data: counts (n, h, w times the bytes of one) uint8; indices (B,) of the views' patterns; mask and background (h
+            w',), panel after panel.
+        how: dtype of the counts (NATIVE); True with a background; True if exit waves are made of beams and object,
+            False if they are `beams`; fidelity (KINDS); task: 0 evaluates, 1 makes D^H (Psi' - Psi), 2 makes -D^H dL/dI
+            Psi.
+        keep: True to write the waves that come back to `out`.
+        tables: constants, plan and twiddles of the transform.
+        out: (B, M, h, w) complex, written; without `keep` or for task 0 it may have no views.
+        terms: (B, 6) float64, written; see Backend.at_detector.
+        into: windows (B L, h, w), sum_m conj(P_m) out_m of each view and slice, and their light sum_m |P_m|^2; sums and
+            lights of the probe and of OPR modes, with shifts and reached, as in `to_spectrum`; the probes and `asked`
+            of compiled_moves.add_products: if `asked` has rows, the last two numbers of each are ||psi_1||^2 and
+            ||psi||^2.
+        background_sums: sums of the background, see background.py.
     """
     count, bands = len(terms), len(work)
     for i in prange(bands):
         band = np.int64(i)
         for j in range(count * band // bands, count * (band + 1) // bands):
             if len(shift[0]) > 0:
-                given, found = (shift, path, data, how, keep, tables), (out, terms, into, told)
-                _there_and_further(U(j), band, work[band], intermediates, *given, *found)
+                given, found = (shift, path, data, how, keep, tables), (out, terms, into, background_sums)
+                _sweep_view(U(j), band, work[band], intermediates, *given, *found)
             else:
                 view = ZERO if len(intermediates[2]) == 1 else U(j)
                 made = (work[band], intermediates, data, how, tables)
-                _there_and_back(U(j), view, band, *made, out, terms, told)
+                _apply_at_detector(U(j), view, band, *made, out, terms, background_sums)
 
 
 #: See compiled.SIGNATURES; what stands in brackets is a tuple.

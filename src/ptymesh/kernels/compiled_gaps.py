@@ -1,7 +1,7 @@
-"""How waves change with the distance and the tilt of slices, compiled by numba for this CPU.
+"""Derivatives of waves by the distance and the tilt of slices, compiled by numba for this CPU.
 
 phi          a mode's wave
-c_k          how it changes with the k-th of K unknowns of the gaps between slices
+c_k          its derivative by the k-th of K unknowns of the gaps between slices
 r_k          rate of the phase of the transfer function from slice to slice, which is changed by i r_k times itself
 L, M, h, w   slices, modes, window pixels;  h, w >= 8
 panel, plane, row   see column_panels.py;  row panels   see row_panels.py;  path   see compiled_detector.py
@@ -15,11 +15,10 @@ All go through the slices together, view by view and mode by mode, in one core's
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numba import prange
 
+from ptymesh.kernels.arrays import ComplexArray, IntArray, PathInputs, RealArray, Tables
 from ptymesh.kernels.column_panels import (
     ONE,
     PAIR,
@@ -34,28 +33,37 @@ from ptymesh.kernels.column_panels import (
 )
 from ptymesh.kernels.jit import inlined, parallel
 from ptymesh.kernels.propagation import panel_through
-from ptymesh.kernels.row_panels import counted, first_of, rooms_of, rows_back, rows_on, window_in
-from ptymesh.kernels.shifts import columns_in, factors, ramps, waves_in
-from ptymesh.kernels.vectors import LANES, load, spread, store, total
+from ptymesh.kernels.row_panels import (
+    count_row_panels,
+    first_row_of,
+    rows_on,
+    rows_to_planes,
+    split_systems_work,
+    window_in,
+)
+from ptymesh.kernels.shifts import columns_in, empty_factors, ramps, waves_in
+from ptymesh.kernels.vectors import LANES, Vector, broadcast, load, store, total
 
 
 @inlined
 def _over_gap(
-    planes: Any,
+    planes: RealArray,
     size: int,
     waves: int,
     begins: bool,
-    rates: Any,
-    kernel: Any,
+    rates: RealArray,
+    kernel: RealArray,
     h: int,
     w: int,
-    spare: Any,
-    plan: Any,
-    twiddles: Any,
+    spare: RealArray,
+    plan: IntArray,
+    twiddles: RealArray,
 ) -> None:
-    """Columns of all waves, whose rows are transformed, to the next slice; conjugate then. begins: nothing has changed
-    before this gap."""
-    wave, minus = plane_of(planes, ZERO, size), spread(-twiddles[0, 0])
+    """Propagate all waves, whose rows are transformed, to the next slice. They are conjugate afterwards.
+
+    begins: nothing has changed before this gap.
+    """
+    wave, minus = plane_of(planes, ZERO, size), broadcast(-twiddles[0, 0])
     for start in range(ZERO, w, LANES):
         at, end = TWO * h * start, TWO * h * start + PAIR * h
         transform(wave, at, spare, h, plan[0], twiddles[0])
@@ -75,8 +83,10 @@ def _over_gap(
 
 
 @inlined
-def _times(rows: Any, block: int, first: int, waves: int, minus: Any, windows: Any, at: int, w: int) -> None:
-    """Rows of conjugate waves, from the first on and `block` numbers each, become those of waves times the object."""
+def _times(
+    rows: RealArray, block: int, first: int, waves: int, minus: Vector, windows: RealArray, at: int, w: int
+) -> None:
+    """Multiply rows of conjugate waves, `block` numbers each, from the first wave on, by the object, as waves."""
     for i in range(ZERO, PAIR * w, PAIR):
         s, t = load(windows, at + i), load(windows, at + i + LANES)
         for k in range(block * first + i, block * waves, block):
@@ -86,8 +96,8 @@ def _times(rows: Any, block: int, first: int, waves: int, minus: Any, windows: A
 
 
 @inlined
-def _add_products(rows: Any, block: int, waves: int, w: int, by: Any, chi: Any, sums: Any) -> None:
-    """sums (K, 2) += Re <c_k, chi>, ||c_k||^2; by: 1 in rows that count, otherwise 0."""
+def _add_products(rows: RealArray, block: int, waves: int, w: int, by: Vector, chi: RealArray, sums: RealArray) -> None:
+    """Add Re <c_k, chi> and ||c_k||^2 to sums (K, 2); `by` is 1 in rows that count, otherwise 0."""
     for k in range(ONE, waves):
         along = norm = by - by
         for i in range(ZERO, PAIR * w, PAIR):
@@ -100,33 +110,36 @@ def _add_products(rows: Any, block: int, waves: int, w: int, by: Any, chi: Any, 
 
 @inlined
 def _through_slice(
-    planes: Any,
+    planes: RealArray,
     size: int,
     waves: int,
     l: int,
     L: int,
     h: int,
     w: int,
-    rooms: Any,
-    spare: Any,
-    windows: Any,
-    plan: Any,
-    twiddles: Any,
+    rooms: tuple[RealArray, RealArray, RealArray],
+    spare: RealArray,
+    windows: RealArray,
+    plan: IntArray,
+    twiddles: RealArray,
     plain: bool,
-    chi: Any,
+    chi: ComplexArray,
     place: int,
-    mask: Any,
-    sums: Any,
+    mask: RealArray,
+    sums: RealArray,
 ) -> None:
-    """Rows of all waves, whose columns are transformed, through a slice, transformed again; of the last one the
-    products with chi, whose wave starts at a place, instead. plain: rows stand as they are."""
-    (usual, late, other), minus, last = rooms, spread(-twiddles[0, 0]), l + ONE == L
+    """Take rows of all waves, whose columns are transformed, through a slice, and transform them again.
+
+    Of the last slice the products with chi, whose wave starts at `place`, are taken instead. plain: rows are not
+    transformed before.
+    """
+    (usual, late, other), minus, last = rooms, broadcast(-twiddles[0, 0]), l + ONE == L
     block = U(len(other))
-    panels = block * counted(h)
+    panels = block * count_row_panels(h)
     # nothing has changed before the first gap, and of the last slice the wave itself is not wanted
     begin, end = ONE if last else ZERO, ONE if l == ZERO else waves
-    for i in range(counted(h)):
-        first, overlaps = first_of(i, h), h % LANES > ZERO and i == 0
+    for i in range(count_row_panels(h)):
+        first, overlaps = first_row_of(i, h), h % LANES > ZERO and i == 0
         rows = late if overlaps else usual
         for k in range(begin, end):
             row_panel_from(plane_of(planes, k, size), first, h, w, rows, block * k)
@@ -135,23 +148,37 @@ def _through_slice(
         _times(rows, block, begin, end, minus, windows, panels * l + block * U(i), w)
         if last:
             row_panel_in(chi, place + TWO * w * first, TWO * w, w, other, ZERO)
-            by = load(mask, ZERO) if overlaps else spread(twiddles[0, 0])
+            by = load(mask, ZERO) if overlaps else broadcast(twiddles[0, 0])
             _add_products(rows, block, waves, w, by, other, sums)
             continue
         rows_on(rows, planes, size, begin, end, first, overlaps, h, w, spare, plan, twiddles)
     if h % LANES > ZERO and not last:
-        rows_back(late, planes, size, begin, end, h - LANES, h, w)
+        rows_to_planes(late, planes, size, begin, end, h - LANES, h, w)
 
 
 @inlined
 def _products(
-    j: int, work: Any, chi: Any, obj: Any, n: Any, shift: Any, path: Any, rates: Any, tables: Any, mask: Any, out: Any
+    j: int,
+    work: RealArray,
+    chi: ComplexArray,
+    obj: ComplexArray,
+    n: IntArray,
+    shift: tuple[ComplexArray, RealArray, RealArray, RealArray],
+    path: PathInputs,
+    rates: RealArray,
+    tables: Tables,
+    mask: RealArray,
+    out: RealArray,
 ) -> None:
+    """Write row j of `gap_products`."""
     (spectrum, fractions, a, shares), (slices, between, _, ramped) = shift, path
     constants, plan, twiddles = tables
     M, h, w, L, waves = U(chi.shape[1]), U(chi.shape[2]), U(chi.shape[3]), U(slices), U(out.shape[1]) + ONE
-    (spare, planes, rooms, windows), (down, across) = rooms_of(work, waves, h, w), factors(h, w, constants.dtype)
-    minus, stride, panels = spread(-constants[1]), TWO * U(obj.shape[1]), U(len(rooms[2])) * counted(h)
+    (spare, planes, rooms, windows), (down, across) = (
+        split_systems_work(work, waves, h, w),
+        empty_factors(h, w, constants.dtype),
+    )
+    minus, stride, panels = broadcast(-constants[1]), TWO * U(obj.shape[1]), U(len(rooms[2])) * count_row_panels(h)
     window, height = stride * U(n[j, 0]) + TWO * U(n[j, 1]), stride * (U(obj.shape[0]) // L)
     size, wave = U(len(planes)) // (TWO * waves), planes[: U(len(planes)) // waves]
     for l in range(L):
@@ -175,12 +202,29 @@ def _products(
 
 @parallel
 def gap_products(
-    work: Any, chi: Any, obj: Any, n: Any, shift: Any, path: Any, rates: Any, tables: Any, out: Any
+    work: RealArray,
+    chi: ComplexArray,
+    obj: ComplexArray,
+    n: IntArray,
+    shift: tuple[ComplexArray, RealArray, RealArray, RealArray],
+    path: PathInputs,
+    rates: RealArray,
+    tables: Tables,
+    out: RealArray,
 ) -> None:
-    """out (B, K, 2): Re <c_k, chi>, ||c_k||^2 of waves behind the last slice, chi (B, M, h, w).
+    """Write out (B, K, 2): Re <c_k, chi>, ||c_k||^2 of waves behind the last slice.
 
-    obj (L H, W): slices one below the other. shift: as sliced_systems has it, but for the probe's direction. rates (K h
-    w',): of each unknown, panel after panel.
+    Args:
+        work: (bands, k) real, workspace of each band.
+        chi: (B, M, h, w) complex, changes of the exit waves.
+        obj: (L H, W) complex, slices one below the other.
+        n: (B, 2) int64, object pixel y x under each window's corner.
+        shift: spectrum of the probe, with OPR modes if the beam varies, or the probe itself if views do not shift it;
+            fractions (B, 2); amplitudes (B,); shares (B, 1 + K), or (B, 0).
+        path: see compiled_detector.detector.
+        rates: (K h w',) real, rate of the phase by each unknown, panel after panel.
+        tables: constants, plan and twiddles of the transform.
+        out: (B, K, 2) float64, written.
     """
     count, bands = len(out), len(work)
     rest = chi.shape[2] % WIDTH

@@ -17,16 +17,17 @@ from typing import Any
 import numpy as np
 from numba import prange
 
+from ptymesh.kernels.arrays import ComplexArray, IntArray, RealArray
 from ptymesh.kernels.compiled_blocks import AHEAD
 from ptymesh.kernels.jit import inlined, parallel
 from ptymesh.kernels.vectors import (
     LANES,
     add_number,
     add_rounded,
+    broadcast,
     fetch,
     load,
     second_part,
-    spread,
 )
 from ptymesh.physics.kinds import OBJECT, OBJECT_WEIGHT
 
@@ -36,8 +37,8 @@ WIDTH = int(LANES)
 
 
 @inlined
-def _reach(n: Any, h: int, rows: int) -> Any:
-    """First row that windows of h + 1 rows at n (B, 2) reach, of so many, and the one after the last."""
+def _reach(n: IntArray, h: int, rows: int) -> tuple[int, int]:
+    """Return the first of `rows` rows that windows of h + 1 rows at n (B, 2) reach, and the one after the last."""
     top, bottom = n[0, 0], n[0, 0]
     for j in range(1, len(n)):
         top, bottom = min(top, n[j, 0]), max(bottom, n[j, 0])
@@ -49,24 +50,28 @@ def _reach(n: Any, h: int, rows: int) -> Any:
 
 
 @inlined
-def _add_row(windows: Any, i: int, w: int, shifts: Any, sums: Any, half: int, k: int) -> None:
-    """Whole vectors of a row of w pixels of a window, from number i on, to pixel k of the sums."""
-    shift, fine = spread(shifts[OBJECT, 0]), spread(shifts[OBJECT, 1])
+def _add_row(windows: ComplexArray, i: int, w: int, shifts: RealArray, sums: ComplexArray, half: int, k: int) -> None:
+    """Add whole vectors of a row of w pixels of a window, from number i on, to pixel k of the sums."""
+    shift, fine = broadcast(shifts[OBJECT, 0]), broadcast(shifts[OBJECT, 1])
     for c in range(ZERO, TWO * (w // LANES * LANES), LANES):
         add_rounded(sums, TWO * k + c, half, load(windows, TWO * i + c), shift, fine)
 
 
 @inlined
-def _light_row(light: Any, e: int, squared: float, w: int, shifts: Any, weight: Any, half: int, k: int) -> None:
-    """The same of its light, times a number, and the weight."""
-    shift, fine, by = spread(shifts[OBJECT_WEIGHT, 0]), spread(shifts[OBJECT_WEIGHT, 1]), spread(squared)
+def _light_row(
+    light: RealArray, e: int, squared: float, w: int, shifts: RealArray, weight: RealArray, half: int, k: int
+) -> None:
+    """Add whole vectors of a row of a window's light, times a number, to pixel k of the weight."""
+    shift, fine, by = broadcast(shifts[OBJECT_WEIGHT, 0]), broadcast(shifts[OBJECT_WEIGHT, 1]), broadcast(squared)
     for c in range(ZERO, w // LANES * LANES, LANES):
         add_rounded(weight, k + c, half, by * load(light, e + c), shift, fine)
 
 
 @inlined
-def _add_rest(source: Any, share: float, first: int, shifts: Any, sums: Any, half: int, k: int) -> None:
-    """Pixels from `first` on of a row of a window (w,), times a share, one by one."""
+def _add_rest(
+    source: ComplexArray, share: float, first: int, shifts: RealArray, sums: ComplexArray, half: int, k: int
+) -> None:
+    """Add pixels from `first` on of a row of a window (w,), times a share, one by one."""
     shift, fine = shifts[OBJECT, 0], shifts[OBJECT, 1]
     for c in range(first, len(source)):
         z, at = source[c], TWO * (k + U(c))
@@ -75,8 +80,10 @@ def _add_rest(source: Any, share: float, first: int, shifts: Any, sums: Any, hal
 
 
 @inlined
-def _light_rest(lit: Any, factor: float, first: int, shifts: Any, weight: Any, half: int, k: int) -> None:
-    """The same of its light (w,), and the weight."""
+def _light_rest(
+    lit: RealArray, factor: float, first: int, shifts: RealArray, weight: RealArray, half: int, k: int
+) -> None:
+    """Add pixels from `first` on of a row of a window's light (w,), times a factor, one by one."""
     for c in range(first, len(lit)):
         at = k + U(c)
         add_number(weight, at, half, factor * lit[c], shifts[OBJECT_WEIGHT, 0], shifts[OBJECT_WEIGHT, 1])
@@ -85,19 +92,20 @@ def _light_rest(lit: Any, factor: float, first: int, shifts: Any, weight: Any, h
 @inlined
 def _add_windows(
     band: int,
-    windows: Any,
-    light: Any,
-    n: Any,
-    t: Any,
-    a: Any,
-    shifts: Any,
+    windows: ComplexArray,
+    light: RealArray,
+    n: IntArray,
+    t: RealArray,
+    a: RealArray,
+    shifts: RealArray,
     top: int,
     bottom: int,
     bands: int,
     one: float,
-    sums: Any,
-    weight: Any,
+    sums: ComplexArray,
+    weight: RealArray,
 ) -> None:
+    """Add the windows to the rows of a band."""
     half, light_half = second_part(2 * sums.size, len(weight)), second_part(weight.size, len(weight))
     h, w, W = U(windows.shape[1]), U(windows.shape[2]), U(weight.shape[2])
     start, stop = top + (bottom - top) * band // bands, top + (bottom - top) * (band + 1) // bands
@@ -127,25 +135,49 @@ def _add_windows(
 
 @parallel
 def add_windows(
-    windows: Any,
-    light: Any,
-    n: Any,
-    t: Any,
-    a: Any,
-    shifts: Any,
+    windows: ComplexArray,
+    light: RealArray,
+    n: IntArray,
+    t: RealArray,
+    a: RealArray,
+    shifts: RealArray,
     bands: int,
-    constants: Any,
-    sums: Any,
-    weight: Any,
+    constants: RealArray,
+    sums: ComplexArray,
+    weight: RealArray,
 ) -> None:
-    """sums += sum_j S_j^H windows_j and weight += sum_j a_j^2 S_j^H light_j, where there are rows of them."""
+    """Add sum_j S_j^H windows_j to the sums, and sum_j a_j^2 S_j^H light_j to the weight, on rows that they have.
+
+    Args:
+        windows: (B, h, w) complex.
+        light: (1 or B, h, w) real, the windows' light.
+        n: (B, 2) int64, object pixel y x under each window's corner.
+        t: (B, 2) real, weights of the next pixel down and right (bilinear), or 0.
+        a: (B,) real, amplitude of each view's beam.
+        shifts: (n, 2) float64, rounding shifts by kind of sum and part.
+        bands: number of bands that threads share.
+        constants: (10,) real, see comparison.py.
+        sums: (parts, H, W) complex128, changed in place.
+        weight: (parts, H, W) float64, changed in place.
+    """
     top, bottom = _reach(n, windows.shape[1], weight.shape[1])
     for i in prange(bands):
         _add_windows(np.int64(i), windows, light, n, t, a, shifts, top, bottom, bands, constants[1], sums, weight)
 
 
 @inlined
-def _add_light(band: int, light: Any, n: Any, a: Any, shifts: Any, top: int, bottom: int, bands: int, out: Any) -> None:
+def _add_light(
+    band: int,
+    light: RealArray,
+    n: IntArray,
+    a: RealArray,
+    shifts: RealArray,
+    top: int,
+    bottom: int,
+    bands: int,
+    out: RealArray,
+) -> None:
+    """Add the light to the rows of a band."""
     h, w, W, half = light.shape[0], light.shape[1], U(out.shape[2]), second_part(out.size, len(out))
     start, stop = top + (bottom - top) * band // bands, top + (bottom - top) * (band + 1) // bands
     for j in range(len(n)):
@@ -159,8 +191,17 @@ def _add_light(band: int, light: Any, n: Any, a: Any, shifts: Any, top: int, bot
 
 
 @parallel
-def add_light(light: Any, n: Any, a: Any, shifts: Any, bands: int, out: Any) -> None:
-    """out (parts, H, W) += sum_j a_j^2 S_j^H light, light (h, w) real."""
+def add_light(light: RealArray, n: IntArray, a: RealArray, shifts: RealArray, bands: int, out: RealArray) -> None:
+    """Add sum_j a_j^2 S_j^H light to a weight.
+
+    Args:
+        light: (h, w) real.
+        n: (B, 2) int64, object pixel y x under each window's corner.
+        a: (B,) real, amplitude of each view's beam.
+        shifts: (n, 2) float64, rounding shifts by kind of sum and part.
+        bands: number of bands that threads share.
+        out: (parts, H, W) float64, changed in place.
+    """
     top, bottom = _reach(n, light.shape[0], out.shape[1])
     for i in prange(bands):
         _add_light(np.int64(i), light, n, a, shifts, top, bottom, bands, out)

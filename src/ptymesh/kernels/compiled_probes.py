@@ -8,47 +8,75 @@ Views are written by one thread each, which sums up its own: sums of rounded ter
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numba import prange
 
+from ptymesh.kernels.arrays import ComplexArray, IntArray, RealArray, Tables
 from ptymesh.kernels.column_panels import TWO, ZERO, U, panel_out
 from ptymesh.kernels.compiled import step_system
 from ptymesh.kernels.jit import inlined, parallel
-from ptymesh.kernels.shifts import add_power, add_shifted_back, shifted
+from ptymesh.kernels.shifts import add_power, add_shifted_back, write_shifted_probes
 from ptymesh.kernels.vectors import LANES, load, second_part, store
 from ptymesh.physics.kinds import PROBE_WEIGHT
 
 
 @parallel
-def ramped(work: Any, spectrum: Any, fractions: Any, a: Any, axis: int, tables: Any, out: Any) -> None:
-    """out_jm = F^H of a_j exp(-2 pi i k.f_j) spectrum_m, times 2 pi i k_axis where axis is 0 or 1."""
+def ramped(
+    work: RealArray,
+    spectrum: ComplexArray,
+    fractions: RealArray,
+    a: RealArray,
+    axis: int,
+    tables: Tables,
+    out: ComplexArray,
+) -> None:
+    """Write out_jm: F^H of a_j exp(-2 pi i k.f_j) spectrum_m.
+
+    Args:
+        work: (bands, k) real, workspace of each band.
+        spectrum: (M, h, w) complex, probes in Fourier space.
+        fractions: (B, 2) real, sub-pixel parts of the positions in pixels.
+        a: (B,) real, amplitude of each view's beam.
+        axis: 0 or 1 to take the derivative along y or x, which is times 2 pi i k_axis; -1 for none.
+        tables: constants, plan and twiddles of the transform.
+        out: (B, M, h, w) complex, written.
+    """
     count, bands = len(out), len(work)
     for i in prange(bands):
         band = np.int64(i)
         for j in range(count * band // bands, count * (band + 1) // bands):
-            shifted(work[band], spectrum, fractions[j], a[j], axis, tables, out, U(j))
+            write_shifted_probes(work[band], spectrum, fractions[j], a[j], axis, tables, out, U(j))
 
 
 @parallel
 def to_spectrum(
-    work: Any,
-    chi: Any,
-    obj: Any,
-    n: Any,
-    a: Any,
-    fractions: Any,
-    tables: Any,
-    shifts: Any,
-    sums: Any,
-    lights: Any,
-    reached: Any,
+    work: RealArray,
+    chi: ComplexArray,
+    obj: ComplexArray,
+    n: IntArray,
+    a: RealArray,
+    fractions: RealArray,
+    tables: Tables,
+    shifts: RealArray,
+    sums: RealArray,
+    lights: RealArray,
+    reached: RealArray,
 ) -> None:
-    """Adds exp(+2 pi i k.f_j) F a_j conj(S_j O) chi_jm and a_j^2 |S_j O|^2, rounded, to the sums of a band each.
+    """Add exp(+2 pi i k.f_j) F a_j conj(S_j O) chi_jm and a_j^2 |S_j O|^2, rounded, to the sums and lights of each
+    band.
 
-    sums (bands, parts M 2 h w') panel after panel, lights (bands, parts h w), of double precision; shifts (n, 2), by
-    kind of sum and part; reached (B, n): see `compiled.to_windows`.
+    Args:
+        work: (bands, k) real, workspace of each band.
+        chi: (B, M, h, w) complex, changes of the exit waves.
+        obj: (H, W) complex, the object's slice.
+        n: (B, 2) int64, object pixel y x under each window's corner.
+        a: (B,) real, amplitude of each view's beam.
+        fractions: (B, 2) real, sub-pixel parts of the positions in pixels.
+        tables: constants, plan and twiddles of the transform.
+        shifts: (n, 2) float64, rounding shifts by kind of sum and part.
+        sums: (bands, parts M 2 h w') float64, panel after panel.
+        lights: (bands, parts h w) float64.
+        reached: (B, n) float64, largest terms of each view by kind of sum, updated.
     """
     B, bands, (h, w) = len(chi), len(work), chi.shape[2:]
     for i in prange(bands):
@@ -63,14 +91,20 @@ def to_spectrum(
 
 
 @inlined
-def halves(sums: Any, lights: Any, parts: int) -> Any:
-    """Numbers from the first to the second part of a band's sums and lights, where they have so many."""
+def halves(sums: RealArray, lights: RealArray, parts: int) -> tuple[int, int]:
+    """Return how many numbers the second part lies behind the first in a band's sums and lights.
+
+    Args:
+        sums: (bands, parts M 2 h w') float64, panel after panel.
+        lights: (bands, parts h w) float64.
+        parts: 1 or 2.
+    """
     return second_part(sums.shape[1], parts), second_part(lights.shape[1], parts)
 
 
 @inlined
-def _gather_strip(m: int, start: int, h: int, sums: Any, plane: Any) -> None:
-    """A panel of what bands have summed of a mode (or of its second part) to its place in a plane."""
+def _gather_strip(m: int, start: int, h: int, sums: RealArray, plane: RealArray) -> None:
+    """Add a panel of all bands' sums of a mode (or of its second part), and write it to its place in a plane."""
     size, mode = U(sums.shape[1]), U(len(plane))
     for k in range(TWO * h * start, TWO * h * (start + LANES), LANES):
         found = load(sums, mode * m + k)
@@ -80,8 +114,16 @@ def _gather_strip(m: int, start: int, h: int, sums: Any, plane: Any) -> None:
 
 
 @parallel
-def gather(bands: int, sums: Any, lights: Any, out: Any, weight: Any) -> None:
-    """out (parts M, h, w) += the sums of all bands, weight (parts h w) += their lights."""
+def gather(bands: int, sums: RealArray, lights: RealArray, out: ComplexArray, weight: RealArray) -> None:
+    """Add the sums of all bands to a probe's, and their lights to its weight.
+
+    Args:
+        bands: number of bands that threads share.
+        sums: (bands, parts M 2 h w') float64, panel after panel.
+        lights: (bands, parts h w) float64.
+        out: (parts M, h, w) complex128, changed in place.
+        weight: (parts h w,) float64, changed in place.
+    """
     count, h, w = len(out), U(out.shape[1]), U(out.shape[2])
     for i in prange(bands):
         band = np.int64(i)
@@ -96,8 +138,16 @@ def gather(bands: int, sums: Any, lights: Any, out: Any, weight: Any) -> None:
 
 
 @parallel
-def add_quotient(change: Any, weight: Any, numbers: Any, bands: int, out: Any) -> None:
-    """out (M, h, w) += numbers[0] change / (numbers[1] weight + numbers[2]); change (M, h, w), weight (h, w) real."""
+def add_quotient(change: ComplexArray, weight: RealArray, numbers: RealArray, bands: int, out: ComplexArray) -> None:
+    """Add numbers[0] change / (numbers[1] weight + numbers[2]) to a probe.
+
+    Args:
+        change: (M, h, w) complex.
+        weight: (h, w) real.
+        numbers: (3,) real.
+        bands: number of bands that threads share.
+        out: (M, h, w) complex, changed in place.
+    """
     M, h, w = out.shape
     for i in prange(bands):
         band = np.int64(i)
@@ -111,29 +161,41 @@ def add_quotient(change: Any, weight: Any, numbers: Any, bands: int, out: Any) -
 
 @parallel
 def shifted_systems(
-    work: Any,
-    chi: Any,
-    obj: Any,
-    change: Any,
-    n: Any,
-    beams: Any,
-    a: Any,
-    spectrum: Any,
-    shift: Any,
-    tables: Any,
-    d_beams: Any,
-    out: Any,
+    work: RealArray,
+    chi: ComplexArray,
+    obj: ComplexArray,
+    change: ComplexArray,
+    n: IntArray,
+    beams: ComplexArray,
+    a: RealArray,
+    spectrum: ComplexArray,
+    shift: tuple[RealArray, RealArray],
+    tables: Tables,
+    d_beams: ComplexArray,
+    out: RealArray,
 ) -> None:
-    """`step_systems` with d_beams of these spectra (M, h, w), at a view's fraction and times its amplitude.
+    """Write `step_systems` with d_beams of a spectrum, at each view's fraction and times its amplitude.
 
-    shift: fractions (B, 2) and amplitudes (B,); d_beams: room for one of each band.
+    Args:
+        work: (bands, k) real, workspace of each band.
+        chi: (B, M, h, w) complex, changes of the exit waves.
+        obj: (H, W) complex, the object's slice.
+        change: (H, W) complex, direction dO of the object at the same pixels.
+        n: (B, 2) int64, object pixel y x under each window's corner.
+        beams: (1 or B, M, h, w) complex, probes.
+        a: (B,) real, amplitude of each view's beam.
+        spectrum: (M, h, w) complex, direction of the probe in Fourier space.
+        shift: fractions (B, 2) and amplitudes (B,).
+        tables: constants, plan and twiddles of the transform.
+        d_beams: (bands, M, h, w) complex, workspace.
+        out: (B, 5) float64, written.
     """
     count, bands = len(out), len(work)
     for i in prange(bands):
         band = np.int64(i)
         for j in range(count * band // bands, count * (band + 1) // bands):
             (fractions, amplitudes), constants = shift, tables[0]
-            shifted(work[band], spectrum, fractions[j], constants[1], -1, tables, d_beams, U(i))
+            write_shifted_probes(work[band], spectrum, fractions[j], constants[1], -1, tables, d_beams, U(i))
             step_system(U(j), U(i), chi, obj, change, n, beams, a, d_beams, amplitudes, constants, out)
 
 

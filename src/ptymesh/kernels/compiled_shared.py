@@ -1,9 +1,9 @@
-"""Sums that several ranks have added up, each in an array of its own, become one field: compiled by numba for this CPU.
+"""Sums of several ranks, each in an array of its own, added to one field: compiled by numba for this CPU.
 
 L, H, W   slices, object pixels of the field;  n  blocks
 k         ranks, whose arrays may begin elsewhere and have other sides
 
-What is exact in whatever order it is added, is added one by one and rounded once, to the precision of the field.
+Additions of exact terms are exact in any order; the total is rounded once, to the precision of the field.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numba import prange
 
+from ptymesh.kernels.arrays import ComplexArray, IntArray, NumberArray, RealArray
 from ptymesh.kernels.compiled_blocks import AHEAD, SIDE
 from ptymesh.kernels.jit import plainly_inlined, plainly_parallel
 from ptymesh.kernels.vectors import LANES, fetch, load, narrowed, store
@@ -22,10 +23,13 @@ NONE: Any = U(0)
 
 
 @plainly_inlined
-def _row(sums: Any, at: Any, half: Any, step: Any, count: int, numbers: int, out: Any, to: int) -> None:
-    """So many numbers of `out` from a place on are what those of `count` ranks are together.
+def _row(
+    sums: RealArray, at: IntArray, half: IntArray, step: IntArray, count: int, numbers: int, out: NumberArray, to: int
+) -> None:
+    """Write `numbers` numbers of `out`, from a place on: the totals over `count` ranks.
 
-    at: place of each rank's; half: how far behind it the second part is, 0: there is none; step: from row to row.
+    at: index of each rank's number; half: how far behind it the second part is, 0 if there is none; step: from row to
+    row.
     """
     for c in range(NONE, numbers, LANES):
         fetch(sums, at[0] + c + AHEAD * step[0], LANES)
@@ -44,9 +48,9 @@ def _row(sums: Any, at: Any, half: Any, step: Any, count: int, numbers: int, out
 
 
 @plainly_inlined
-def _places(rank: Any, l: int, y: int, x: int) -> Any:
-    """Where a rank's sums of a block of the field begin, and those of its weight; and numbers of its weight in a slice
-    and in a row."""
+def _places(rank: IntArray, l: int, y: int, x: int) -> tuple[int, int, int, int]:
+    """Return the indices of a rank's sums and weights of a block, and the numbers of its weight in a slice and in a
+    row."""
     H, W = rank[2], rank[3]
     pixel = (l * H + SIDE * (y + rank[4])) * W + SIDE * (x + rank[5])
     return U(rank[0] + 2 * pixel), U(rank[1] + pixel), U(H * W), U(W)
@@ -54,9 +58,18 @@ def _places(rank: Any, l: int, y: int, x: int) -> Any:
 
 @plainly_inlined
 def _add(
-    first: int, last: int, places: Any, reached: Any, ranks: Any, parts: int, sums: Any, field: Any, weight: Any
+    first: int,
+    last: int,
+    places: IntArray,
+    reached: IntArray,
+    ranks: IntArray,
+    parts: int,
+    sums: RealArray,
+    field: ComplexArray,
+    weight: RealArray,
 ) -> None:
     # of the sums and of their weight, by rank: see _row
+    """Add the ranks' sums of blocks first ... last - 1."""
     at, half, step = (
         np.empty((2, len(ranks)), np.uint64),
         np.empty((2, len(ranks)), np.uint64),
@@ -83,12 +96,26 @@ def _add(
 
 @plainly_parallel
 def add_shared(
-    places: Any, reached: Any, ranks: Any, parts: int, bands: int, sums: Any, field: Any, weight: Any
+    places: IntArray,
+    reached: IntArray,
+    ranks: IntArray,
+    parts: int,
+    bands: int,
+    sums: RealArray,
+    field: ComplexArray,
+    weight: RealArray,
 ) -> None:
-    """Complex and real fields (L, H, W) become what the sums of some ranks are together, on blocks at places (1, 2, n).
+    """Write the totals of the sums of some ranks to blocks of a complex and a real field.
 
-    reached: (n,) whose sums, as bits of a number that is not 0; -1: everybody's. ranks: (k, 6) as in
-    `physics.sums.SharedSums`. sums: (m,) of all of them, in so many parts.
+    Args:
+        places: (1, 2, n) int64, block coordinates y x.
+        reached: (n,) int64, ranks that contribute to each block, as bits of a number that is not 0; -1 for all.
+        ranks: (k, 6) int64, as in `physics.sums.RankSums`.
+        parts: of each sum, 1 or 2.
+        bands: number of bands that threads share.
+        sums: (m,) float64, sums and weights of all ranks.
+        field: (L, H, W) complex, written.
+        weight: (L, H, W) real, written.
     """
     n = places.shape[2]
     for i in prange(bands):

@@ -10,11 +10,10 @@ batch would be read from memory, and that takes as long as to make it again.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numba import prange
 
+from ptymesh.kernels.arrays import ComplexArray, IntArray, PathInputs, RealArray, Tables
 from ptymesh.kernels.column_panels import (
     ONE,
     PAIR,
@@ -30,14 +29,23 @@ from ptymesh.kernels.column_panels import (
 )
 from ptymesh.kernels.jit import inlined, parallel
 from ptymesh.kernels.propagation import columns_through
-from ptymesh.kernels.row_panels import counted, first_of, rooms_of, rows_back, rows_on, window_in
-from ptymesh.kernels.shifts import columns_in, factors, ramps, waves_in
-from ptymesh.kernels.vectors import LANES, load, spread, store, total
+from ptymesh.kernels.row_panels import (
+    count_row_panels,
+    first_row_of,
+    rows_on,
+    rows_to_planes,
+    split_systems_work,
+    window_in,
+)
+from ptymesh.kernels.shifts import columns_in, empty_factors, ramps, waves_in
+from ptymesh.kernels.vectors import LANES, Vector, broadcast, load, store, total
 
 
 @inlined
-def _carried(rows: Any, block: int, at: int, w: int, minus: Any, windows: Any, change: int) -> None:
-    """Rows of conjugate phi, p and q, `block` numbers each, become those of phi O, p O + phi dO and q O.
+def _multiply_tangents(
+    rows: RealArray, block: int, at: int, w: int, minus: Vector, windows: RealArray, change: int
+) -> None:
+    """Turn rows of conjugate phi, p and q, `block` numbers each, into those of phi O, p O + phi dO and q O.
 
     windows: row panels of O from number `at` on, and of dO `change` numbers further on.
     """
@@ -61,8 +69,9 @@ def _carried(rows: Any, block: int, at: int, w: int, minus: Any, windows: Any, c
 
 
 @inlined
-def _add_products(rows: Any, block: int, w: int, by: Any, chi: Any, sums: Any) -> None:
-    """sums (5,) += ||p||^2, ||q||^2, Re <p, q>, Re <p, chi>, Re <q, chi>; by: 1 in rows that count, otherwise 0."""
+def _add_products(rows: RealArray, block: int, w: int, by: Vector, chi: RealArray, sums: RealArray) -> None:
+    """Add ||p||^2, ||q||^2, Re <p, q>, Re <p, chi>, Re <q, chi> to sums (5,); `by` is 1 in rows that count, otherwise
+    0."""
     t0 = t1 = t2 = t3 = t4 = by - by
     for i in range(ZERO, PAIR * w, PAIR):
         k = block + i
@@ -79,30 +88,33 @@ def _add_products(rows: Any, block: int, w: int, by: Any, chi: Any, sums: Any) -
 
 @inlined
 def _through_slice(
-    planes: Any,
+    planes: RealArray,
     size: int,
     l: int,
     L: int,
     h: int,
     w: int,
-    rooms: Any,
-    spare: Any,
-    windows: Any,
-    plan: Any,
-    twiddles: Any,
+    rooms: tuple[RealArray, RealArray, RealArray],
+    spare: RealArray,
+    windows: RealArray,
+    plan: IntArray,
+    twiddles: RealArray,
     plain: bool,
-    chi: Any,
+    chi: ComplexArray,
     place: int,
-    mask: Any,
-    sums: Any,
+    mask: RealArray,
+    sums: RealArray,
 ) -> None:
-    """Rows of phi, p and q, whose columns are transformed, through a slice, transformed again; of the last one the
-    products with chi, whose wave starts at a place, instead. plain: rows stand as they are."""
-    (usual, late, other), minus, last = rooms, spread(-twiddles[0, 0]), l + ONE == L
+    """Take rows of phi, p and q, whose columns are transformed, through a slice, and transform them again.
+
+    Of the last slice the products with chi, whose wave starts at `place`, are taken instead. plain: rows are not
+    transformed before.
+    """
+    (usual, late, other), minus, last = rooms, broadcast(-twiddles[0, 0]), l + ONE == L
     block = U(len(other))
-    panels = block * counted(h)
-    for i in range(counted(h)):
-        first, overlaps = first_of(i, h), h % LANES > ZERO and i == 0
+    panels = block * count_row_panels(h)
+    for i in range(count_row_panels(h)):
+        first, overlaps = first_row_of(i, h), h % LANES > ZERO and i == 0
         rows = late if overlaps else usual
         for k in range(THREE):
             if l == ZERO and k == ONE:  # the object has not changed the wave yet
@@ -111,30 +123,44 @@ def _through_slice(
                 row_panel_from(plane_of(planes, k, size), first, h, w, rows, block * k)
                 if not plain:
                     transform(rows, block * k, spare, w, plan[1], twiddles[1])
-        _carried(rows, block, panels * l + block * U(i), w, minus, windows, panels * L)
+        _multiply_tangents(rows, block, panels * l + block * U(i), w, minus, windows, panels * L)
         if last:
             row_panel_in(chi, place + TWO * w * first, TWO * w, w, other, ZERO)
-            by = load(mask, ZERO) if overlaps else spread(twiddles[0, 0])
+            by = load(mask, ZERO) if overlaps else broadcast(twiddles[0, 0])
             _add_products(rows, block, w, by, other, sums)
             continue
         rows_on(rows, planes, size, ZERO, THREE, first, overlaps, h, w, spare, plan, twiddles)
     if h % LANES > ZERO and not last:
-        rows_back(late, planes, size, ZERO, THREE, h - LANES, h, w)
+        rows_to_planes(late, planes, size, ZERO, THREE, h - LANES, h, w)
 
 
 @inlined
 def _system(
-    j: int, work: Any, chi: Any, obj: Any, change: Any, n: Any, shift: Any, path: Any, tables: Any, mask: Any, out: Any
+    j: int,
+    work: RealArray,
+    chi: ComplexArray,
+    obj: ComplexArray,
+    change: ComplexArray,
+    n: IntArray,
+    shift: tuple[ComplexArray, ComplexArray, RealArray, RealArray, RealArray],
+    path: PathInputs,
+    tables: Tables,
+    mask: RealArray,
+    out: RealArray,
 ) -> None:
+    """Write row j of `sliced_systems`."""
     (spectrum, d_spectrum, fractions, a, shares), (slices, between, _, ramped) = shift, path
     constants, plan, twiddles = tables
     M, h, w, L = U(chi.shape[1]), U(chi.shape[2]), U(chi.shape[3]), U(slices)
-    (spare, planes, rooms, windows), (down, across) = rooms_of(work, THREE, h, w), factors(h, w, constants.dtype)
+    (spare, planes, rooms, windows), (down, across) = (
+        split_systems_work(work, THREE, h, w),
+        empty_factors(h, w, constants.dtype),
+    )
     one, minus, stride, panels = (
         constants[1],
-        spread(-constants[1]),
+        broadcast(-constants[1]),
         TWO * U(obj.shape[1]),
-        U(len(rooms[2])) * counted(h),
+        U(len(rooms[2])) * count_row_panels(h),
     )
     window, height = stride * U(n[j, 0]) + TWO * U(n[j, 1]), stride * (U(obj.shape[0]) // L)
     size = U(len(planes)) // (TWO * THREE)
@@ -163,13 +189,29 @@ def _system(
 
 @parallel
 def sliced_systems(
-    work: Any, chi: Any, obj: Any, change: Any, n: Any, shift: Any, path: Any, tables: Any, out: Any
+    work: RealArray,
+    chi: ComplexArray,
+    obj: ComplexArray,
+    change: ComplexArray,
+    n: IntArray,
+    shift: tuple[ComplexArray, ComplexArray, RealArray, RealArray, RealArray],
+    path: PathInputs,
+    tables: Tables,
+    out: RealArray,
 ) -> None:
-    """out_j: ||p||^2, ||q||^2, Re <p, q>, Re <p, chi>, Re <q, chi> of waves behind the last slice, chi (B, M, h, w).
+    """Write out_j: ||p||^2, ||q||^2, Re <p, q>, Re <p, chi>, Re <q, chi> of waves behind the last slice.
 
-    obj, change (L H, W): slices one below the other, and their direction at the same pixels. shift: spectra of the
-    probe, with OPR modes if the beam varies, and of its direction (M, h, w), or they themselves if views do not shift
-    them; fractions (B, 2), amplitudes, shares (B, 1 + K), or (B, 0).
+    Args:
+        work: (bands, k) real, workspace of each band.
+        chi: (B, M, h, w) complex, changes of the exit waves.
+        obj: (L H, W) complex, slices one below the other.
+        change: (L H, W) complex, their direction at the same pixels.
+        n: (B, 2) int64, object pixel y x under each window's corner.
+        shift: spectra of the probe, with OPR modes if the beam varies, and of its direction (M, h, w), or they
+            themselves if views do not shift them; fractions (B, 2); amplitudes (B,); shares (B, 1 + K), or (B, 0).
+        path: see compiled_detector.detector.
+        tables: constants, plan and twiddles of the transform.
+        out: (B, 5) float64, written.
     """
     count, bands = len(out), len(work)
     rest = chi.shape[2] % WIDTH

@@ -4,8 +4,8 @@ A process never calls what it has compiled itself, where there is a place to kee
 joined to them anew when they are read, and then round otherwise than in the process that compiled them. Ranks of which
 one had compiled would differ in last bits.
 
-Whether a kernel on disk is out of date, numba judges by the kernel's own file, but they share others. So what is kept
-is marked with a digest of all files of this package, and `forget_others` deletes what bears another one.
+Numba judges by a kernel's own file if the kernel on disk is out of date, but kernels share other files. So the folder
+is marked with a digest of all files of this package, and `forget_others` deletes kernels under another mark.
 
 `python -m ptymesh.kernels.compiling DTYPE FOLDER NAME...` compiles the kernels of these names that no other such
 process has claimed by a file in FOLDER.
@@ -21,12 +21,13 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numba
 from numba.core import event
+from numba.core.dispatcher import Dispatcher
 
 from ptymesh import stopping
 from ptymesh.distributed.processes import start_python
@@ -42,15 +43,15 @@ from ptymesh.kernels import (
     compiled_slices,
 )
 
-#: More processes than these gain nothing: the largest kernel takes two fifths of the time.
+#: Largest number of processes. More gain nothing: the largest kernel takes two fifths of the time.
 MOST = 3
 
-#: Objects between two collections of garbage: numba makes millions that stay, and to look through them time and again
-#: takes a sixteenth of the compilation.
+#: Objects between two collections of garbage. Numba makes millions that stay; to visit them at the usual rate takes a
+#: sixteenth of the compilation.
 COLLECT_AT = 200_000
 
-#: Modules with kernels; first what takes the longest to compile.
-ROOMS = (
+#: Modules with kernels; those that take longest to compile come first.
+KERNEL_MODULES = (
     compiled_detector,
     compiled_probes,
     compiled_slices,
@@ -67,47 +68,50 @@ MARK = "ptymesh-kernels.sha256"
 config: Any = numba.config
 
 
-def kernels() -> dict[str, tuple[Any, str]]:
-    """All kernels and the words for their arguments, by name."""
-    return {kernel.__name__: (kernel, words) for room in ROOMS for kernel, words in room.SIGNATURES.items()}
+def kernels() -> dict[str, tuple[Dispatcher, str]]:
+    """Return all kernels and the words for their arguments, by name."""
+    return {
+        kernel.__name__: (kernel, words) for module in KERNEL_MODULES for kernel, words in module.SIGNATURES.items()
+    }
 
 
 def places() -> set[Path]:
-    """Folders where kernels are kept."""
+    """Return the folders where compiled kernels are kept."""
     return {Path(kernel.stats.cache_path) for kernel, _ in kernels().values() if kernel.stats.cache_path}
 
 
-def kept() -> bool:
-    """Whether what is there was compiled from these files; then it can be read while other processes compile."""
+def is_up_to_date() -> bool:
+    """Return True if the kernels on disk were compiled from these files; then they can be read while other processes
+    compile."""
     now = digest()
     return all((place / MARK).is_file() and (place / MARK).read_text() == now for place in places())
 
 
 def missing(dtype: str) -> list[str]:
-    """Names of the kernels for these waves that the first run would have to compile."""
-    return read(dtype) if kept() else list(kernels())
+    """Return the names of the kernels for these waves that the first run would have to compile."""
+    return read(dtype) if is_up_to_date() else list(kernels())
 
 
 def forget_others() -> None:
-    """Deletes kernels from disk that were compiled from other files than these, and marks the place."""
+    """Delete kernels on disk that were compiled from other files than these, and mark the place."""
     for place in places():
         mark_as(place, digest())
 
 
 def mark_as(place: Path, digest: str) -> None:
-    """Deletes kernels in this folder if its mark says another digest, or none; then it says this one."""
+    """Delete the kernels of a folder unless its mark has this digest; then mark it so."""
     mark = place / MARK
     if mark.is_file() and mark.read_text() == digest:
         return
-    for room in ROOMS:
-        for kept in place.glob(f"{room.__name__.rpartition('.')[2]}.*.nb[ic]"):
+    for module in KERNEL_MODULES:
+        for kept in place.glob(f"{module.__name__.rpartition('.')[2]}.*.nb[ic]"):
             kept.unlink(missing_ok=True)
     place.mkdir(parents=True, exist_ok=True)
     mark.write_text(digest)
 
 
 def digest() -> str:
-    """Of all files of this package."""
+    """Return the digest of all files of this package."""
     found = hashlib.sha256()
     for path in sorted(Path(__file__).parent.glob("*.py")):
         found.update(path.read_bytes())
@@ -115,7 +119,7 @@ def digest() -> str:
 
 
 def read(dtype: str) -> list[str]:
-    """Reads kernels for waves of complex64 or complex128 from disk; names of those that are not there."""
+    """Read kernels for waves of complex64 or complex128 from disk; return the names of those that are not there."""
     missing = []
     with event.install_listener("numba:compile", _Never()):
         for name in kernels():
@@ -127,7 +131,7 @@ def read(dtype: str) -> list[str]:
 
 
 def compile_apart(names: Sequence[str], dtype: str) -> None:
-    """Compiles these kernels in processes of their own, for `read` to find; what fails there stays uncompiled."""
+    """Compile these kernels in processes of their own, for `read` to find; what fails there stays uncompiled."""
     kept = [name for name in names if kernels()[name][0].stats.cache_path]
     if not (kept and sys.executable):
         return
@@ -139,7 +143,7 @@ def compile_apart(names: Sequence[str], dtype: str) -> None:
             "stdout": subprocess.DEVNULL,
             "stderr": subprocess.DEVNULL,
         }
-        processes: list[subprocess.Popen[Any]] = []
+        processes: list[subprocess.Popen[bytes]] = []
         ended = threading.Event()
 
         def end() -> None:
@@ -149,7 +153,7 @@ def compile_apart(names: Sequence[str], dtype: str) -> None:
             shutil.rmtree(claims, ignore_errors=True)
 
         with stopping.tidying(end):
-            atexit.register(end)  # where a thread waits here, and the program ends (ready.begin)
+            atexit.register(end)  # in case the program ends while a thread waits here (ready.start_preparing)
             try:
                 for _ in range(count):
                     processes.append(start_python(*words, **quiet))
@@ -162,7 +166,7 @@ def compile_apart(names: Sequence[str], dtype: str) -> None:
 
 
 def compile_one(name: str, dtype: str) -> None:
-    """Compiles a kernel for waves of this type in this process, or reads it from disk."""
+    """Compile a kernel for waves of this type in this process, or read it from disk."""
     types = {
         "c": numba.complex64 if dtype == "complex64" else numba.complex128,
         "r": numba.float32 if dtype == "complex64" else numba.float64,
@@ -177,16 +181,16 @@ def compile_one(name: str, dtype: str) -> None:
 
 
 def choose_threads() -> None:
-    """Numba's OpenMP shares torch's threads (before_torch.py): a pool of its own would spin on the cores of the FFT.
+    """Let numba's OpenMP share torch's threads (before_torch.py): a pool of its own would spin on the cores of the FFT.
 
     Where numba was built without OpenMP it takes what it has.
     """
     config.THREADING_LAYER_PRIORITY = ["omp", "tbb", "workqueue"]
 
 
-def _types(words: Iterator[str], scalars: dict[str, Any]) -> tuple[Any, ...]:
-    """Types of arguments up to the end, or of a tuple up to its bracket."""
-    found: list[Any] = []
+def _types(words: Iterator[str], scalars: Mapping[str, numba.types.Type]) -> tuple[numba.types.Type, ...]:
+    """Return types of arguments up to the end, or of a tuple up to its bracket."""
+    found: list[numba.types.Type] = []
     for word in words:
         if word == ")":
             break
@@ -205,15 +209,21 @@ class _NotKept(Exception):
 class _Never(event.Listener):
     """Numba is about to compile what it has not found on disk; it may not."""
 
-    def on_start(self, event: Any) -> None:
+    def on_start(self, event: event.Event) -> None:
         raise _NotKept
 
-    def on_end(self, event: Any) -> None:
+    def on_end(self, event: event.Event) -> None:
         pass
 
 
 def main(dtype: str, claims: str, names: Sequence[str]) -> None:
-    """Compiles kernels until all are claimed."""
+    """Compile kernels until all are claimed.
+
+    Args:
+        dtype: complex64 or complex128.
+        claims: folder in which processes claim kernels by files.
+        names: the kernels.
+    """
     gc.set_threshold(COLLECT_AT)
     choose_threads()
     for name in names:

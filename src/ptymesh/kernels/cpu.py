@@ -9,7 +9,6 @@ remains with several slices the detector's pass is, and the rest is left to torc
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -29,7 +28,8 @@ from ptymesh.kernels.arguments import (
     untransformed,
     views_of_strip,
 )
-from ptymesh.kernels.cpu_paths import CpuPaths, amplitudes_of, asked_of, deep, note
+from ptymesh.kernels.arrays import ExitInputs
+from ptymesh.kernels.cpu_paths import CpuPaths, amplitudes_of, deep, record_largest, sweep_products_of
 from ptymesh.kernels.fused import Beams, FusedIntermediates, corners, shifts_probe, steps_of, varies, window_of
 from ptymesh.kernels.ready import make_ready, share_threads
 from ptymesh.physics import views
@@ -53,7 +53,7 @@ class CpuBackend(CpuPaths):
         make_ready(dtype)
         products.offer(dtype)
         self.constants = constants_of(self.real, 1.0)
-        #: Of passes over waves that are there already.
+        #: Inputs of passes over waves that exist already.
         none = np.zeros(0, numpy_dtype(self.real))
         no_shares = np.zeros((0, 0), none.dtype)
         self._no_path = (self._no_windows[0], np.zeros((0, 2), none.dtype), no_shares), (1, none, none, False)
@@ -61,12 +61,19 @@ class CpuBackend(CpuPaths):
     prepare = staticmethod(share_threads)
 
     def supports(self, model: Model, chunk: Chunk, wanted: Wanted) -> bool:
-        """Transforms that the kernels know, in one go: of any waves to a far detector, from the probe to the sums, and
-        for systems of several slices, or of probes that are shifted view by view; steps of positions in the near field,
-        too."""
+        """Return True if the kernels take such views, with transforms that they know, through the operation in one go.
+
+        They take waves to a far detector; views from the probe to the sums; systems of several slices, or of probes
+        that are shifted view by view; steps of positions in the near field.
+
+        Args:
+            model: the forward model.
+            chunk: the views.
+            wanted: name of the operation.
+        """
         window, single = window_of(chunk.mask), super().supports(model, chunk, wanted)
         if wanted == "apply_at_detector":
-            return self._far(model, window)
+            return self._knows_far_field(model, window)
         at_once, sliced = self.at_once(model, window), model.slice_kernel is not None
         if wanted in ("sweep", "steps", "gap_products"):
             return at_once
@@ -76,20 +83,26 @@ class CpuBackend(CpuPaths):
         if wanted == "position_step":
             return single or self._moves_image(model, window)
         if wanted == "detector":
-            return at_once or (single and self._far(model, window))
+            return at_once or (single and self._knows_far_field(model, window))
         return single or (wanted == "forward" and sliced and at_once)
 
     # --- forward ---
 
     def exit_waves(self, intermediates: FusedIntermediates) -> Tensor:
-        """See the base."""
-        obj, corner, beams, amplitudes = _parts(intermediates)
+        """Return a_j beams_jm S_j O, (B, M, h, w)."""
+        obj, corner, beams, amplitudes = _kernel_arrays(intermediates)
         out = torch.empty((len(corner), *beams.shape[1:]), dtype=intermediates.beams.waves.dtype)
         compiled.exit_waves(obj, corner, beams, amplitudes, out.numpy())
         return out
 
     def interpolated(self, chunk: Chunk, obj: Tensor, window: tuple[int, int]) -> Tensor:
-        """See the base."""
+        """Return the object at bilinear positions, (B h, w): window after window.
+
+        Args:
+            chunk: the views.
+            obj: (1, H, W) complex.
+            window: pixels h, w.
+        """
         corner, t = corners(chunk)
         out = torch.empty((len(t), *window), dtype=obj.dtype)
         numbers = torch.tensor([0, 1], dtype=t.dtype)
@@ -97,7 +110,14 @@ class CpuBackend(CpuPaths):
         return out.view(-1, window[1])
 
     def ramped(self, spectrum: Tensor, fractions: Tensor, amplitudes: Tensor, axis: int) -> Tensor:
-        """See the base."""
+        """Return F^H of a_j exp(-2 pi i k.f_j) spectrum_m, (B, M, h, w).
+
+        Args:
+            spectrum: (M, h, w) complex, probes in Fourier space.
+            fractions: (B, 2) real, sub-pixel parts of the positions in pixels.
+            amplitudes: (B,) real, amplitude of each view's beam.
+            axis: 0 or 1 for the derivative along y or x, which is times 2 pi i k_axis; -1 for none.
+        """
         transform = transform_for(window_of(spectrum), self.real)
         if not transform.known:
             return _ramped(spectrum, fractions, amplitudes, axis)
@@ -112,7 +132,18 @@ class CpuBackend(CpuPaths):
     def at_detector(
         self, model: Model, chunk: Chunk, detected: Tensor, task: Task, background_sums: BackgroundSums | None = None
     ) -> Tensor:
-        """As `Backend.at_detector`, in one pass over the detector."""
+        """Apply a task to waves on the detector, in place and in one pass.
+
+        Args:
+            model: the forward model.
+            chunk: the views.
+            detected: (B, M, h, w) complex, waves on the detector, overwritten.
+            task: see `Backend.at_detector`.
+            background_sums: sums of the background for "loss_gradient".
+
+        Returns:
+            (B, 6) float64, see `Backend.at_detector`.
+        """
         assert detected.is_contiguous(), "waves on the detector come from a transform"
         given = _waves_alone(chunk, detected)
         far = untransformed(window_of(detected), self.real)
@@ -121,7 +152,19 @@ class CpuBackend(CpuPaths):
     def apply_at_detector(
         self, model: Model, chunk: Chunk, waves: Tensor, task: Task, background_sums: BackgroundSums | None = None
     ) -> tuple[Tensor, Tensor]:
-        """As `Backend.apply_at_detector`; in the far field, view by view in one go."""
+        """Propagate waves to the detector, apply a task there, and propagate the result back; in the far field view by
+        view.
+
+        Args:
+            model: the forward model.
+            chunk: the views.
+            waves: (B, M, h, w) complex.
+            task: see `Backend.at_detector`.
+            background_sums: sums of the background for "loss_gradient".
+
+        Returns:
+            Waves (B, M, h, w), undefined for "evaluate"; and the columns of `at_detector`, (B, 6) float64.
+        """
         if not self.supports(model, chunk, "apply_at_detector"):
             return super().apply_at_detector(model, chunk, waves, task, background_sums)
         return self._detector(model, chunk, _waves_alone(chunk, waves), task, self.transform(waves), background_sums)
@@ -134,14 +177,25 @@ class CpuBackend(CpuPaths):
         task: Task,
         background_sums: BackgroundSums | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """As `Backend.detector`; the exit waves are made on the way."""
+        """Apply `apply_at_detector` to exit waves, which are made on the way.
+
+        Args:
+            model: the forward model.
+            chunk: the views.
+            intermediates: windows and waves of the views.
+            task: see `Backend.at_detector`.
+            background_sums: sums of the background for "loss_gradient".
+
+        Returns:
+            Waves (B, M, h, w), undefined for "evaluate"; and the columns of `at_detector`, (B, 6) float64.
+        """
         if not self.supports(model, chunk, "detector"):
             return super().detector(model, chunk, intermediates, task, background_sums)
         assert isinstance(intermediates, FusedIntermediates)
         if deep(model) or (varies(chunk) and self.at_once(model, intermediates.window)):
-            return self.watched(model, chunk, intermediates, task, background_sums)
+            return self.detect_fused(model, chunk, intermediates, task, background_sums)
         far = self.transform(intermediates.beams.waves)
-        return self._detector(model, chunk, (_parts(intermediates), True), task, far, background_sums)
+        return self._detector(model, chunk, (_kernel_arrays(intermediates), True), task, far, background_sums)
 
     def sweep(
         self,
@@ -153,27 +207,47 @@ class CpuBackend(CpuPaths):
         keep: bool = False,
         steps: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """As `Backend.sweep`, strip by strip, so that what one pass writes the next finds in a cache.
+        """Compute `detector`, and add the `adjoint` of its waves to the sums, strip by strip, so that each pass finds
+        in a cache what the last one wrote.
 
         Shifted and variable probes, waves between slices and what comes of them stay in one core's cache view by view.
         Where all views share the probe, a single slice in the far field gains nothing by that: passes over a strip sum
         faster what is summed over views.
+
+        Args:
+            model: the forward model.
+            chunk: the views.
+            intermediates: windows and waves of the views.
+            task: see `Backend.at_detector`.
+            into: the sums of the batch.
+            keep: True if the caller uses the waves that are returned.
+            steps: True if `position_step` and `weight_step` follow with these intermediates and waves.
+
+        Returns:
+            Waves (B, M, h, w), undefined without `keep`; and the columns of `at_detector`, (B, 6) float64.
         """
         if not self.supports(model, chunk, "sweep"):
             return super().sweep(model, chunk, intermediates, task, into, keep, steps)
         assert isinstance(intermediates, FusedIntermediates)
         if into.shifted or deep(model) or varies(chunk):
-            return self.further(model, chunk, intermediates, task, into, keep, steps)
+            return self.sweep_fused(model, chunk, intermediates, task, into, keep, steps)
         far = self.transform(into.probe_weight)
         return self._sweep_shared(model, chunk, intermediates, task, into, keep or steps, far)
 
     def recompute_waves(self, model: Model, chunk: Chunk, intermediates: Intermediates, task: Task) -> Tensor:
-        """As `Backend.recompute_waves`."""
+        """Return the waves of a `sweep` with `keep`, (B, M, h, w), equal to the last bit.
+
+        Args:
+            model: the forward model.
+            chunk: the views.
+            intermediates: windows and waves of the views.
+            task: see `Backend.at_detector`.
+        """
         shifted = shifts_probe(model, chunk)
         if not (self.supports(model, chunk, "sweep") and (shifted or deep(model) or varies(chunk))):
             return super().recompute_waves(model, chunk, intermediates, task)
         assert isinstance(intermediates, FusedIntermediates)
-        return self.once_more(model, chunk, intermediates, task, shifted)
+        return self.recompute_fused(model, chunk, intermediates, task, shifted)
 
     def _sweep_shared(
         self,
@@ -185,6 +259,7 @@ class CpuBackend(CpuPaths):
         keep: bool,
         far: Transform,
     ) -> tuple[Tensor, Tensor]:
+        """Sweep views that share the probe of a single slice in the far field, strip by strip."""
         assert into.probe is not None
         obj, beams = (
             self.arrays("object", intermediates.whole_object)[0],
@@ -196,19 +271,19 @@ class CpuBackend(CpuPaths):
         waves = intermediates.probe.new_empty((count, *shape)) if keep else intermediates.probe
         (counts, places, *planes), how, found = self._comparison(model, chunk, task, True)
         terms, work = found.numpy(), self._work(threads_for(count), shape)
-        windows_of_strip = self.room("windows", size, intermediates.window, self.dtype)
-        light = self.room("light", 1, intermediates.window, self.real)
+        windows_of_strip = self.workspace("windows", size, intermediates.window, self.dtype)
+        light = self.workspace("light", 1, intermediates.window, self.real)
         in_place = not keep and shape[0] == 1  # windows take the place of chi
         room = 0 if keep or in_place else size
-        out = waves.numpy() if keep else self.room("waves", room, shape, waves.dtype)
+        out = waves.numpy() if keep else self.workspace("waves", room, shape, waves.dtype)
         reached, by_probe = np.zeros((bands_of_rows(), SUMS)), arrays_of(into.probe, into.probe_weight)
-        squares, lit = 1.0, self._told(into.background)
+        squares, background_sums = 1.0, self._background_arrays(into.background)
         for some in strips_of(count, size):
             at, f = n[some], a[some]
             windows = windows_of_strip[: len(at)]
             chi = out[some] if keep else windows[:, None] if in_place else out[: len(at)]
             data = (counts, places[some], *planes)
-            made, into_sums = (obj, at, beams, f), (self._no_sums, lit)
+            made, into_sums = (obj, at, beams, f), (self._no_sums, background_sums)
             compiled_detector.detector(
                 work, made, *self._no_path, data, how, True, far.tables, chi, terms[some], *into_sums
             )
@@ -217,41 +292,50 @@ class CpuBackend(CpuPaths):
             squares = max(squares, float(np.square(f).max()))
             self.add_windows(into, windows, light, at, f)
         reached[:, OBJECT_WEIGHT] *= squares
-        note(into, reached)
+        record_largest(into, reached)
         return waves, found
 
     def sweep_bytes(self, model: Model, probe: Tensor, steps: bool, whole: bool) -> int:
-        """As `Backend.sweep_bytes`; a chunk of any size is swept panel by panel, where that can be done and no waves
-        are kept for steps of positions (`further`)."""
+        """Return the bytes per view of the largest array that `sweep` without `keep` writes and reads again.
+
+        It is 0 where a chunk of any size is swept panel by panel and no waves are kept for steps of positions
+        (`sweep_fused`).
+
+        Args:
+            model: the forward model.
+            probe: (M, h, w) complex.
+            steps: True if `position_step` and `weight_step` follow with these intermediates and waves.
+            whole: True if all views lie on whole pixels.
+        """
         told = not steps or (model.kernel is None and model.subpixel == "fourier" and not whole)
         by_panels = told and self.at_once(model, window_of(probe))
         return 0 if by_panels else super().sweep_bytes(model, probe, steps, whole)
 
-    def _far(self, model: Model, window: tuple[int, int]) -> bool:
-        """Whether the kernels know the transform to the detector."""
+    def _knows_far_field(self, model: Model, window: tuple[int, int]) -> bool:
+        """Return True if the kernels know the transform to the detector."""
         return model.kernel is None and transform_for(window, self.real).known
 
     def _detector(
         self,
         model: Model,
         chunk: Chunk,
-        given: tuple[Any, bool],
+        given: tuple[ExitInputs, bool],
         task: Task,
         transform: Transform,
-        lit: BackgroundSums | None = None,
+        background_sums: BackgroundSums | None = None,
         out: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """What the task makes of waves, in `out` if that is given, and of each view the sums.
+        """Apply the task to waves, in `out` if that is given, and return them and the sums of each view.
 
-        given: the kernel's intermediates, and whether exit waves are to be made of it.
+        given: the kernel's intermediates, and True if exit waves are to be made of them.
         """
         intermediates, product = given
         (_, *wave), count = intermediates[2].shape, len(intermediates[3])
-        if out is None:  # of a watch nothing comes back
+        if out is None:  # an evaluation returns no waves
             out = torch.empty((0 if task == "evaluate" else count, *wave), dtype=self.real.to_complex())
         data, how, found = self._comparison(model, chunk, task, product)
         work, arrays = self._work(threads_for(count), tuple(wave)), arrays_of(out, found)
-        into = self._no_sums, self._told(lit)
+        into = self._no_sums, self._background_arrays(background_sums)
         compiled_detector.detector(
             work, intermediates, *self._no_path, data, how, True, transform.tables, *arrays, *into
         )
@@ -262,37 +346,61 @@ class CpuBackend(CpuPaths):
     def to_object(
         self, model: Model, chunk: Chunk, intermediates: FusedIntermediates, waves: Tensor, into: Adjoints
     ) -> None:
-        """See the base."""
+        """Add sum_j S_j^H sum_m conj(a_j beams_jm) waves_jm to the object's sums, and the same of |a_j beams_jm|^2 to
+        its weight.
+
+        Args:
+            model: the forward model.
+            chunk: the views.
+            intermediates: windows and waves of the views.
+            waves: (B, M, h, w) complex.
+            into: the sums of the batch.
+        """
         bilinear = model.subpixel == "bilinear"
         corner, t = arrays_of(*corners(chunk)) if bilinear else (array_of(chunk.anchors), None)
-        _, _, beams, amplitudes = _parts(intermediates)
+        _, _, beams, amplitudes = _kernel_arrays(intermediates)
         count, reached, window = len(corner), np.zeros((len(corner), SUMS)), window_of(waves)
-        windows = self.room("windows", count, window, self.dtype)
-        light = self.room("light", min(count, len(beams)), window, self.real)
+        windows = self.workspace("windows", count, window, self.dtype)
+        light = self.workspace("light", min(count, len(beams)), window, self.real)
         compiled.to_windows(array_of(waves), beams, amplitudes, windows, light, reached)
         self.add_windows(into, windows, light, corner, amplitudes, t)
         reached[:, OBJECT_WEIGHT] *= max(1.0, float(np.square(amplitudes).max()))
-        note(into, reached)
+        record_largest(into, reached)
 
     def illuminate(self, model: Model, chunk: Chunk, light: Tensor, shifts: Tensor, out: Tensor) -> None:
-        """As `Backend.illuminate`."""
+        """Add the illumination of the views, w_j0^2 S_j^H light at the integer anchors, to a sum.
+
+        Args:
+            model: the forward model.
+            chunk: the views.
+            light: (h, w) real.
+            shifts: (6, 2) float64, rounding shifts.
+            out: (parts, H, W) float64, changed in place.
+        """
         given = arrays_of(light, chunk.anchors, chunk.weights[:, 0], shifts)
         compiled_object.add_light(*given, bands_of_rows(), array_of(out))
 
     def to_probe(self, intermediates: FusedIntermediates, waves: Tensor, amplitudes: Tensor, into: Adjoints) -> None:
-        """See the base."""
+        """Add sum_j a_j conj(S_j O) waves_jm to the probe's sums, and sum_j a_j^2 |S_j O|^2 to its weight.
+
+        Args:
+            intermediates: windows and waves of the views.
+            waves: (B, M, h, w) complex.
+            amplitudes: (B,) real, amplitude of each view's beam.
+            into: the sums of the batch.
+        """
         assert into.probe is not None
-        obj, corner, beams, _ = _parts(intermediates)
+        obj, corner, beams, _ = _kernel_arrays(intermediates)
         arrays = (array_of(waves), obj, corner, array_of(amplitudes), beams, into.shifts.numpy())
         reached = np.zeros((bands_of_rows(), SUMS))
         compiled.to_probe(*arrays, *arrays_of(into.probe, into.probe_weight), *self._no_windows, reached)
-        note(into, reached)
+        record_largest(into, reached)
 
     def to_probes(self, intermediates: FusedIntermediates, waves: Tensor) -> Tensor:
-        """See the base."""
+        """Return conj(S_j O) waves_jm, (B, M, h, w)."""
         out = torch.empty_like(waves)
         ones = np.ones(len(waves), numpy_dtype(self.real))
-        compiled.to_probes(array_of(waves), *_parts(intermediates)[:2], ones, bands_of_rows(), array_of(out))
+        compiled.to_probes(array_of(waves), *_kernel_arrays(intermediates)[:2], ones, bands_of_rows(), array_of(out))
         return out
 
     def to_spectrum(
@@ -304,25 +412,38 @@ class CpuBackend(CpuPaths):
         amplitudes: Tensor,
         into: Adjoints,
     ) -> None:
-        """See the base; sums stay in bands until `finish`."""
+        """Add sum_j exp(+2 pi i k.f_j) F a_j conj(S_j O) chi_jm to the probe's sums, and sum_j a_j^2 |S_j O|^2 to its
+        weight.
+
+        Sums stay in bands until `finish`.
+
+        Args:
+            model: the forward model.
+            chunk: the views.
+            intermediates: windows and waves of the views.
+            chi: (B, M, h, w) complex, changes of the exit waves.
+            amplitudes: (B,) real, amplitude of each view's beam.
+            into: the sums of the batch.
+        """
         assert into.probe is not None
         transform = transform_for(window_of(chi), self.real)
         if not transform.known:
             window = intermediates.windows[:, 0]
-            lit = window.real.square() + window.imag.square()
-            self.gather(model, chunk, self.to_probes(intermediates, chi), lit, into)
+            illumination = window.real.square() + window.imag.square()
+            self.gather(model, chunk, self.to_probes(intermediates, chi), illumination, into)
             return
-        obj, corner, _, _ = _parts(intermediates)
+        obj, corner, _, _ = _kernel_arrays(intermediates)
         work, reached = self._work(threads_for(len(chi)), chi.shape[1:]), np.zeros((len(chi), SUMS))
         given = (array_of(chi), obj, corner, *arrays_of(amplitudes, chunk.fractions))
         into_bands = (into.shifts.numpy(), *self._bands_of(into)[:2], reached)
         compiled_probes.to_spectrum(work, *given, transform.tables, *into_bands)
-        note(into, reached)
+        record_largest(into, reached)
 
     # --- sums of single views ---
 
     def _moves_image(self, model: Model, window: tuple[int, int]) -> bool:
-        """Whether views shift the probe, and their images back with it, as the kernels know it: a single slice."""
+        """Return True if views shift the probe, and their images back with it, in a way that the kernels know: a single
+        slice."""
         near = model.kernel is not None and model.slice_kernel is None
         return near and model.subpixel == "fourier" and self.at_once(model, window)
 
@@ -336,24 +457,46 @@ class CpuBackend(CpuPaths):
         intermediates: Intermediates,
         chi: Tensor,
     ) -> Tensor:
-        """As `Backend.position_step`; in the near field by transforms of eight lines of pixels at a time."""
+        """Return <d_a psi, chi> / ||d_a psi||^2 of each view along y and x, (B, 2) real, in pixels.
+
+        In the near field derivatives are taken by transforms of eight lines of pixels at a time.
+
+        Args:
+            model: the forward model.
+            chunk: the views.
+            obj: (L, H, W) complex.
+            probe: (M, h, w) complex.
+            opr: (K, h, w) complex, variable-probe modes.
+            intermediates: windows and waves of the views.
+            chi: (B, M, h, w) complex, changes of the exit waves.
+        """
         window = window_of(chi)
         if not self._moves_image(model, window):
             return super().position_step(model, chunk, obj, probe, opr, intermediates, chi)
         assert isinstance(intermediates, FusedIntermediates)
         found = torch.empty((len(chi), 5), dtype=torch.float64)
-        work = self.room("images", threads_for(len(chi)), (compiled_moves.room_beside(*window),), self.real)
-        given = (array_of(chi), *_parts(intermediates), self.transform(chi).tables)
+        work = self.workspace("images", threads_for(len(chi)), (compiled_moves.image_work_size(*window),), self.real)
+        given = (array_of(chi), *_kernel_arrays(intermediates), self.transform(chi).tables)
         compiled_moves.moves_of_images(work, *given, found.numpy())
         return steps_of(found[:, 0:4:2], found[:, 1:4:2], found[:, 4], chi)
 
     def weight_step(
         self, model: Model, chunk: Chunk, probe: Tensor, opr: Tensor, intermediates: Intermediates, chi: Tensor
     ) -> Tensor:
-        """As `Backend.weight_step`; of a beam alone by the systems of step lengths, where a probe of amplitude 1 is the
-        direction."""
+        """Return <d psi/d w_jk, chi> / ||d psi/d w_jk||^2 of each view for the probe and its OPR modes, (B, 1 + K).
+
+        For a beam alone they come from the systems of step lengths, with a probe of amplitude 1 as the direction.
+
+        Args:
+            model: the forward model.
+            chunk: the views.
+            probe: (M, h, w) complex.
+            opr: (K, h, w) complex, variable-probe modes.
+            intermediates: windows and waves of the views.
+            chi: (B, M, h, w) complex, changes of the exit waves.
+        """
         alone = not varies(chunk) and super().supports(model, chunk, "forward")
-        if not alone or asked_of(intermediates, chi) is not None:
+        if not alone or sweep_products_of(intermediates, chi) is not None:
             return super().weight_step(model, chunk, probe, opr, intermediates, chi)
         assert isinstance(intermediates, FusedIntermediates)
         ones = replace(chunk, weights=torch.ones_like(chunk.weights))
@@ -361,16 +504,34 @@ class CpuBackend(CpuPaths):
         return (found[:, 4] / found[:, 1].clamp(min=torch.finfo(self.real).tiny))[:, None].to(self.real)
 
     def along_positions(self, intermediates: FusedIntermediates, chi: Tensor, by_y: Tensor, by_x: Tensor) -> Tensor:
-        """See the base."""
+        """Return <d_y, chi>, <d_x, chi>, ||psi||^2 of each view with d_a = -O by_a, (B, 3) float64.
+
+        Args:
+            intermediates: windows and waves of the views.
+            chi: (B, M, h, w) complex, changes of the exit waves.
+            by_y: (B, M, h, w) complex, derivative of the beams along y.
+            by_x: (B, M, h, w) complex, derivative of the beams along x.
+        """
         found = torch.empty((len(chi), 3), dtype=torch.float64)
-        arrays = (array_of(chi), *_parts(intermediates), *arrays_of(by_y, by_x))
+        arrays = (array_of(chi), *_kernel_arrays(intermediates), *arrays_of(by_y, by_x))
         compiled.along_positions(*arrays, self.constants, found.numpy())
         return found
 
     def systems(
         self, model: Model, chunk: Chunk, intermediates: Intermediates, d_object: Tensor, d_probe: Tensor, chi: Tensor
     ) -> Tensor:
-        """As `Backend.systems`; shifted directions of the probe stay in the cache view by view."""
+        """Return ||P dO||^2, ||dP O||^2, <P dO, dP O>, <P dO, chi>, <dP O, chi> of each view, (B, 5) float64.
+
+        Shifted directions of the probe stay in the cache view by view.
+
+        Args:
+            model: the forward model.
+            chunk: the views.
+            intermediates: windows and waves of the views.
+            d_object: (L, H, W) complex, direction of the object.
+            d_probe: (M, h, w) complex, direction of the probe.
+            chi: (B, M, h, w) complex, changes of the exit waves.
+        """
         if not self.supports(model, chunk, "systems"):
             return super().systems(model, chunk, intermediates, d_object, d_probe, chi)
         assert isinstance(intermediates, FusedIntermediates)
@@ -379,7 +540,7 @@ class CpuBackend(CpuPaths):
         far = self.transform(chi)
         modes, threads = chi.shape[1], threads_for(len(chi))
         spectrum = self.spectrum(chunk, d_probe if modes == len(d_probe) else d_probe[:modes])
-        obj, corner, _, amplitudes = _parts(intermediates)
+        obj, corner, _, amplitudes = _kernel_arrays(intermediates)
         beams, d_beams = intermediates.beams.waves[:, :modes], chi.new_empty((threads, *chi.shape[1:]))
         arrays = (array_of(chi), obj, array_of(d_object[0]), corner, array_of(beams), amplitudes, array_of(spectrum))
         shift, out = (array_of(chunk.fractions), amplitudes_of(chunk)), torch.empty((len(chi), 5), dtype=torch.float64)
@@ -390,7 +551,18 @@ class CpuBackend(CpuPaths):
     def gap_products(
         self, model: Model, chunk: Chunk, intermediates: Intermediates, rates: Tensor, chi: Tensor
     ) -> Tensor:
-        """As `Backend.gap_products`; waves are made again from the probe, and stay in the cache view by view."""
+        """Return <d_k psi, chi> and ||d_k psi||^2 of each view for unknowns of the gaps between slices, (B, K, 2)
+        float64.
+
+        Waves are made anew from the probe, and stay in the cache view by view.
+
+        Args:
+            model: the forward model.
+            chunk: the views.
+            intermediates: windows and waves of the views.
+            rates: (K, h, w) real, derivative of the phase of the transfer function between slices by each unknown.
+            chi: (B, M, h, w) complex, changes of the exit waves.
+        """
         if not self.supports(model, chunk, "gap_products"):
             return super().gap_products(model, chunk, intermediates, rates, chi)
         assert isinstance(intermediates, FusedIntermediates)
@@ -399,16 +571,24 @@ class CpuBackend(CpuPaths):
     def step_systems(
         self, intermediates: FusedIntermediates, change: Tensor, beams: Tensor, d_beams: Beams, chi: Tensor
     ) -> Tensor:
-        """See the base."""
+        """Return `systems` for the modes of beams and chi, (B, 5) float64.
+
+        Args:
+            intermediates: windows and waves of the views.
+            change: (H', W') complex, direction of the object, at the pixels of the intermediates' object.
+            beams: (1 or B, M, h, w) complex.
+            d_beams: direction of the beams.
+            chi: (B, M, h, w) complex, changes of the exit waves.
+        """
         out = torch.empty((len(chi), 5), dtype=torch.float64)
-        obj, corner, _, amplitudes = _parts(intermediates)
+        obj, corner, _, amplitudes = _kernel_arrays(intermediates)
         arrays = (array_of(chi), obj, array_of(change), corner, array_of(beams), amplitudes)
         compiled.step_systems(*arrays, *arrays_of(d_beams.waves, d_beams.amplitudes), self.constants, out.numpy())
         return out
 
 
 def _ramped(spectrum: Tensor, fractions: Tensor, amplitudes: Tensor, axis: int) -> Tensor:
-    """The same where the kernels do not know the transform."""
+    """Return what `CpuBackend.ramped` does, where the kernels do not know the transform."""
     window = window_of(spectrum)
     ramps = views.ramps(fractions, window) * amplitudes[:, None, None]
     if axis >= 0:
@@ -416,18 +596,16 @@ def _ramped(spectrum: Tensor, fractions: Tensor, amplitudes: Tensor, axis: int) 
     return ifft(times(ramps[:, None], spectrum))
 
 
-def _parts(intermediates: FusedIntermediates) -> tuple[np.ndarray[Any, Any], ...]:
-    """Object, corners, beams and their amplitudes, for all kernels of a chunk."""
-    kept: tuple[np.ndarray[Any, Any], ...] | None = intermediates.__dict__.get("arrays")
-    if kept is None:
-        kept = arrays_of(
-            intermediates.object, intermediates.corners, intermediates.beams.waves, intermediates.beams.amplitudes
-        )
-        intermediates.__dict__["arrays"] = kept
-    return kept
+def _kernel_arrays(intermediates: FusedIntermediates) -> ExitInputs:
+    """Return object, corners, beams and their amplitudes, for all kernels of a chunk."""
+    if intermediates.kernel_arrays is None:
+        obj, corner, beams = intermediates.object, intermediates.corners, intermediates.beams
+        arrays = array_of(obj), array_of(corner), array_of(beams.waves), array_of(beams.amplitudes)
+        intermediates.kernel_arrays = arrays
+    return intermediates.kernel_arrays
 
 
-def _waves_alone(chunk: Chunk, waves: Tensor) -> tuple[Any, bool]:
-    """Waves in the place of what exit waves are made of, and that they are not; of the others nothing is used."""
-    nothing = waves.new_empty((1, 1))
-    return arrays_of(nothing, chunk.anchors, waves, waves.new_empty(len(waves), dtype=waves.real.dtype)), False
+def _waves_alone(chunk: Chunk, waves: Tensor) -> tuple[ExitInputs, bool]:
+    """Return waves in the place of what exit waves are made of, and False: they are not; nothing else is read."""
+    nothing, amplitudes = waves.new_empty((1, 1)), waves.new_empty(len(waves), dtype=waves.real.dtype)
+    return (array_of(nothing), array_of(chunk.anchors), array_of(waves), array_of(amplitudes)), False

@@ -1,4 +1,4 @@
-"""What a batch sums up on a CPU, from its first view to what is written to object and probe, by numba's loops.
+"""Sums of a batch on a CPU, from its first view to what is written to object and probe, by numba's loops.
 
 L, H, W      slices, object pixels;  n  blocks
 M, h, w      modes, window pixels
@@ -6,16 +6,15 @@ M, h, w      modes, window pixels
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from ptymesh.kernels import blocks, compiled_blocks, compiled_object, compiled_probes, compiled_shared
 from ptymesh.kernels.arguments import arrays_of, bands_of_rows, constants_of, places_of
+from ptymesh.kernels.arrays import ComplexArray, IntArray, RealArray
 from ptymesh.kernels.fused import FusedBackend
-from ptymesh.kernels.kept import Arrays, Rooms
+from ptymesh.kernels.kept import Arrays, Workspace
 from ptymesh.kernels.ready import share_threads
 from ptymesh.physics.backend import Adjoints
 from ptymesh.physics.blocks import TINY, Expression, FieldView, RegularisedQuotient
@@ -31,20 +30,20 @@ class CpuSums(FusedBackend):
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.real = torch.float32 if dtype == torch.complex64 else torch.float64
-        self.arrays, self.room = Arrays(), Rooms()
+        self.arrays, self.workspace = Arrays(), Workspace()
 
     def clear_caches(self) -> None:
-        """See the base."""
-        self.room.forget()
+        """Free the workspace."""
+        self.workspace.free()
 
     def add_windows(
         self,
         into: Adjoints,
-        windows: np.ndarray[Any, Any],
-        light: np.ndarray[Any, Any],
-        corners: np.ndarray[Any, Any],
-        amplitudes: np.ndarray[Any, Any],
-        between: np.ndarray[Any, Any] | None = None,
+        windows: ComplexArray,
+        light: RealArray,
+        corners: IntArray,
+        amplitudes: RealArray,
+        between: RealArray | None = None,
     ) -> None:
         """Add windows of views to the object's sums, and their light to the weight.
 
@@ -66,24 +65,46 @@ class CpuSums(FusedBackend):
         compiled_object.add_windows(*given, constants_of(self.real, 1.0), sums, weight)
 
     def clear(self, field: Tensor, weight: Tensor, rows: Tensor, columns: Tensor) -> None:
-        """As `Backend.clear`."""
+        """Set blocks of two fields to 0.
+
+        Args:
+            field: (L, H, W) complex, changed in place.
+            weight: (L, H, W) real, changed in place.
+            rows: (n,) int64, block coordinates along y.
+            columns: (n,) int64, block coordinates along x.
+        """
         sums = self.arrays("object sum", field), self.arrays("object weight", weight)
         compiled_blocks.clear(places_of(rows, columns), bands_of_rows(), *sums)
 
     def narrow(self, sums: tuple[Tensor, Tensor], rows: Tensor, columns: Tensor, found: tuple[Tensor, Tensor]) -> None:
-        """As `Backend.narrow`."""
+        """Write the object's sums and their weights to fields of the model's precision, on some blocks.
+
+        Args:
+            sums: sums and weights, (parts L, H, W) each.
+            rows: (n,) int64, block coordinates along y.
+            columns: (n,) int64, block coordinates along x.
+            found: (L, H, W) complex and (L, H, W) real, written.
+        """
         arrays = (*arrays_of(*sums), *arrays_of(*found))
         compiled_blocks.narrow(places_of(rows, columns), bands_of_rows(), *arrays)
 
     def combine(
         self, sums: RankSums, reached: Tensor, rows: Tensor, columns: Tensor, found: tuple[Tensor, Tensor]
     ) -> None:
-        """As `Backend.combine`."""
+        """Add the object's sums and weights of several ranks, and write them to fields, on some blocks.
+
+        Args:
+            sums: of all ranks.
+            reached: (n,) int64, ranks that contribute to each block, as bits of a number that is not 0; -1 for all.
+            rows: (n,) int64, block coordinates along y.
+            columns: (n,) int64, block coordinates along x.
+            found: (L, H, W) complex and (L, H, W) real, written.
+        """
         given = places_of(rows, columns), reached.numpy(), sums.ranks, sums.parts, bands_of_rows()
         compiled_shared.add_shared(*given, *arrays_of(sums.memory, *found))
 
     def largest(self, leaf: FieldView) -> Tensor:
-        """As `Backend.largest`."""
+        """Return the largest value of a real field on its blocks in each slice, (L, 1, 1, 1)."""
         if leaf.array is None or not leaf.rows.shape[0] or leaf.array.dtype != self.real:
             return super().largest(leaf)
         bands = bands_of_rows()
@@ -99,12 +120,29 @@ class CpuSums(FusedBackend):
         columns: Tensor,
         add: bool = False,
     ) -> None:
-        """As `Backend.write`, block by block while they are in the cache, for expressions of up to four fields."""
+        """Write an expression to blocks of a field, or add it: block by block in the cache, for expressions of up to
+        four fields.
+
+        Args:
+            target: (L, H, W) complex, changed in place.
+            expression: values of the blocks.
+            rows: (n,) int64, block coordinates along y.
+            columns: (n,) int64, block coordinates along x.
+            add: True to add.
+        """
         if not blocks.write(target, expression, rows, columns, add, bands_of_rows()):
             super().write(target, expression, rows, columns, add)
 
     def add_quotient(self, target: Tensor, change: Tensor, weight: Tensor, blend: float, times: float) -> None:
-        """As `Backend.add_quotient`, in one pass."""
+        """Add times change / ((1 - blend) weight + blend max weight) to a probe, in one pass.
+
+        Args:
+            target: (M, h, w) complex, changed in place.
+            change: (M, h, w) complex.
+            weight: (h, w) real.
+            blend: share of the largest weight in the divisor.
+            times: factor.
+        """
         alike = target.dtype == change.dtype == self.real.to_complex() and weight.dtype == self.real
         if alike and target.is_contiguous() and target.shape == change.shape and weight.shape == change.shape[1:]:
             share_threads()

@@ -1,4 +1,4 @@
-"""What fused passes are, whoever runs their loops: cpu.py gives them numba's kernels, triton_backend.py Triton's.
+"""Base of the backends with fused passes: cpu.py gives them numba's kernels, triton_backend.py Triton's.
 
 B, M, h, w   views of the chunk, modes, window pixels;  K  OPR modes
 
@@ -18,6 +18,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from ptymesh.kernels.arrays import ExitInputs
 from ptymesh.physics import views
 from ptymesh.physics.backend import Adjoints, Backend, Chunk, Wanted, step_along
 from ptymesh.physics.halves import Halves
@@ -34,12 +35,25 @@ class Beams:
 
     @property
     def shared(self) -> bool:
-        """Whether all views have the same."""
+        """True if all views have the same probes."""
         return len(self.waves) == 1
 
 
+@dataclass(frozen=True)
+class SweepProducts:
+    """Scalar products that a sweep has found of the waves that it brought back.
+
+    Attributes:
+        waves: (B, M, h, w) complex, the waves.
+        products: (B, 3 (1 + K) + 2) float64, see `compiled_detector.detector`.
+    """
+
+    waves: Tensor
+    products: Tensor
+
+
 class FusedIntermediates(Intermediates):
-    """A intermediates of a single slice that computes what it is asked for.
+    """Intermediates of a single slice, computed when they are asked for.
 
     `object` (H', W') and `corners` (B, 2) say where each window is: in the object itself or, with bilinear positions,
     in a column of interpolated windows.
@@ -48,23 +62,21 @@ class FusedIntermediates(Intermediates):
     def __init__(
         self, backend: FusedBackend, model: Model, chunk: Chunk, obj: Tensor, probe: Tensor, opr: Tensor | None
     ) -> None:
-        set_ = object.__setattr__  # the base class is frozen
-        set_(self, "backend", backend)
-        set_(self, "model", model)
-        set_(self, "chunk", chunk)
-        set_(self, "whole_object", obj)
-        set_(self, "probe", probe)
-        set_(self, "opr", probe[:0] if opr is None else opr)
-        set_(self, "window", window_of(probe))
+        self.backend, self.model, self.chunk = backend, model, chunk
+        self.whole_object, self.probe = obj, probe
+        self.opr = probe[:0] if opr is None else opr
+        self.window = window_of(probe)
 
     backend: FusedBackend
     model: Model
     chunk: Chunk
     whole_object: Tensor
-    probe: Tensor  # what beams are made of
-    opr: Tensor  # and what else, of no modes if that is all
+    probe: Tensor  # (M, h, w)
+    opr: Tensor  # (K, h, w), variable-probe modes; K may be 0
     window: tuple[int, int]
-    index: int = 0  # of the slice
+    index: int = 0  # which slice
+    sweep_products: SweepProducts | None = None  # once a sweep has brought waves back
+    kernel_arrays: ExitInputs | None = None  # once numba's kernels have asked for them
 
     @cached_property
     def beams(self) -> Beams:
@@ -73,24 +85,28 @@ class FusedIntermediates(Intermediates):
 
     @cached_property
     def windows(self) -> Tensor:
-        """(B, 1, h, w)."""
+        """Windows of the object, (B, 1, h, w)."""
         if self.model.subpixel == "bilinear":
             return self.object.view(len(self.corners), 1, -1, self.object.shape[1])
         return views.cut(self.whole_object, self.chunk.anchors, self.window)
 
     @cached_property
     def incoming(self) -> tuple[Tensor, ...]:
-        """One (B, M, h, w)."""
+        """Waves that enter the slice, one (B, M, h, w)."""
         return (self.beams.waves * self.beams.amplitudes[:, None, None, None],)
 
     @cached_property
     def exit(self) -> Tensor:
-        """(B, M, h, w)."""
+        """Exit waves, (B, M, h, w)."""
         return self.backend.exit_waves(self)
 
     def slice(self, index: int) -> FusedIntermediates:
-        """Those of a slice, whose beams are the waves that enter it."""
+        """Return the intermediates of a slice, whose beams are the waves that enter it."""
         return self
+
+    def free_exit_waves(self) -> None:
+        """Free the exit waves, which are made anew if they are asked for."""
+        vars(self).pop("exit", None)  # where `cached_property` keeps them
 
     @cached_property
     def _cut(self) -> tuple[Tensor, Tensor]:
@@ -98,20 +114,20 @@ class FusedIntermediates(Intermediates):
 
     @property
     def object(self) -> Tensor:
-        """(H', W')."""
+        """Array (H', W') from which windows are taken."""
         return self._cut[0]
 
     @property
     def corners(self) -> Tensor:
-        """(B, 2)."""
+        """First pixel (B, 2) of each window in `object`."""
         return self._cut[1]
 
 
 class StackedIntermediates(FusedIntermediates):
-    """Intermediates of several slices: of each those of a single one."""
+    """Intermediates of several slices, each with those of a single one."""
 
     def slice(self, index: int) -> FusedIntermediates:
-        """See the base."""
+        """Return the intermediates of a slice, whose beams are the waves that enter it."""
         return self._slices[index]
 
     @cached_property
@@ -119,7 +135,7 @@ class StackedIntermediates(FusedIntermediates):
         found, beams = [], self.beams
         for index, obj in enumerate(self.whole_object[:, None]):
             one = FusedIntermediates(self.backend, self.model, self.chunk, obj, self.probe, self.opr)
-            one.__dict__ |= {"index": index, "beams": beams}
+            one.index, one.beams = index, beams
             found.append(one)
             if index + 1 < len(self.whole_object):
                 waves = self.model.to_next(self.backend.exit_waves(one))
@@ -128,72 +144,100 @@ class StackedIntermediates(FusedIntermediates):
 
     @cached_property
     def windows(self) -> Tensor:
-        """(B, L, h, w)."""
+        """Windows of the object, (B, L, h, w)."""
         return self.model.windows(self.whole_object, self.chunk.anchors, self.chunk.fractions, self.window)
 
     @property
     def incoming(self) -> tuple[Tensor, ...]:
-        """(B, M, h, w) of each slice."""
+        """Waves that enter each slice, (B, M, h, w)."""
         first, *others = self._slices
         return (*first.incoming, *(one.beams.waves for one in others))
 
     @cached_property
     def exit(self) -> Tensor:
-        """(B, M, h, w)."""
+        """Exit waves, (B, M, h, w)."""
         return self.backend.exit_waves(self._slices[-1])
 
 
 @dataclass(frozen=True)
 class KeptProbes:
-    """Intermediates that are kept with their probes, in whole or as halves, and are given back when this is called."""
+    """Intermediates that are stored with their probes, in full or in half precision, and returned by a call."""
 
     intermediates: FusedIntermediates
     probes: Tensor | Halves
     amplitudes: Tensor
 
     def __call__(self) -> Intermediates:
-        """With probes of their own memory where they were halves, which goes when nobody needs it any more."""
+        """Return the intermediates; probes of half precision are expanded to memory of their own."""
         if not isinstance(self.probes, Halves):
             return self.intermediates
         made = copy(self.intermediates)
-        made.__dict__["beams"] = Beams(self.probes.waves, self.amplitudes)
+        made.beams = Beams(self.probes.waves, self.amplitudes)
         return made
 
 
 class FusedBackend(Backend, ABC):
-    """A backend whose loops over pixels are kernels: the abstract methods, and what is done at the detector."""
+    """A backend whose loops over pixels are kernels: the abstract methods, and what is done with them."""
 
-    #: Called before a chunk is begun.
+    #: Called before each chunk.
     prepare: Callable[[], None] | None = None
 
     # --- kernels ---
 
     @abstractmethod
     def exit_waves(self, intermediates: FusedIntermediates) -> Tensor:
-        """a_j beams_jm S_j O, (B, M, h, w)."""
+        """Return a_j beams_jm S_j O, (B, M, h, w)."""
 
     @abstractmethod
     def interpolated(self, chunk: Chunk, obj: Tensor, window: tuple[int, int]) -> Tensor:
-        """Object (1, H, W) at bilinear positions, (B h, w): window after window."""
+        """Return the object at bilinear positions, (B h, w): window after window.
+
+        Args:
+            chunk: the views.
+            obj: (1, H, W) complex.
+            window: pixels h, w.
+        """
 
     @abstractmethod
     def ramped(self, spectrum: Tensor, fractions: Tensor, amplitudes: Tensor, axis: int) -> Tensor:
-        """F^H of a_j exp(-2 pi i k.f_j) spectrum_m, (B, M, h, w); times 2 pi i k_axis where axis is 0 or 1, not -1."""
+        """Return F^H of a_j exp(-2 pi i k.f_j) spectrum_m, (B, M, h, w).
+
+        Args:
+            spectrum: (M, h, w) complex, probes in Fourier space.
+            fractions: (B, 2) real, sub-pixel parts of the positions in pixels.
+            amplitudes: (B,) real, amplitude of each view's beam.
+            axis: 0 or 1 for the derivative along y or x, which is times 2 pi i k_axis; -1 for none.
+        """
 
     @abstractmethod
     def to_object(
         self, model: Model, chunk: Chunk, intermediates: FusedIntermediates, waves: Tensor, into: Adjoints
     ) -> None:
-        """into.object += sum_j S_j^H sum_m conj(a_j beams_jm) waves_jm, its weight += the same of |a_j beams_jm|^2, in
-        the slice whose intermediates these are."""
+        """Add sum_j S_j^H sum_m conj(a_j beams_jm) waves_jm to the object's sums, and the same of |a_j beams_jm|^2 to
+        its weight.
+
+        Args:
+            model: the forward model.
+            chunk: the views.
+            intermediates: of the slice whose object it is.
+            waves: (B, M, h, w) complex.
+            into: the sums of the batch.
+        """
 
     @abstractmethod
     def to_probe(self, intermediates: FusedIntermediates, waves: Tensor, amplitudes: Tensor, into: Adjoints) -> None:
-        """into.probe += sum_j a_j conj(S_j O) waves_jm, into.probe_weight += sum_j a_j^2 |S_j O|^2."""
+        """Add sum_j a_j conj(S_j O) waves_jm to the probe's sums, and sum_j a_j^2 |S_j O|^2 to its weight.
+
+        Args:
+            intermediates: windows and waves of the views.
+            waves: (B, M, h, w) complex.
+            amplitudes: (B,) real, amplitude of each view's beam.
+            into: the sums of the batch.
+        """
 
     @abstractmethod
     def to_probes(self, intermediates: FusedIntermediates, waves: Tensor) -> Tensor:
-        """conj(S_j O) waves_jm, (B, M, h, w)."""
+        """Return conj(S_j O) waves_jm, (B, M, h, w)."""
 
     @abstractmethod
     def to_spectrum(
@@ -205,23 +249,56 @@ class FusedBackend(Backend, ABC):
         amplitudes: Tensor,
         into: Adjoints,
     ) -> None:
-        """into.probe += sum_j exp(+2 pi i k.f_j) F a_j conj(S_j O) chi_jm; into.probe_weight as in `to_probe`. Either
-        may wait until `finish`."""
+        """Add sum_j exp(+2 pi i k.f_j) F a_j conj(S_j O) chi_jm to the probe's sums, and sum_j a_j^2 |S_j O|^2 to its
+        weight.
+
+        Either may wait until `finish`.
+
+        Args:
+            model: the forward model.
+            chunk: the views.
+            intermediates: windows and waves of the views.
+            chi: (B, M, h, w) complex, changes of the exit waves.
+            amplitudes: (B,) real, amplitude of each view's beam.
+            into: the sums of the batch.
+        """
 
     @abstractmethod
     def along_positions(self, intermediates: FusedIntermediates, chi: Tensor, by_y: Tensor, by_x: Tensor) -> Tensor:
-        """<d_y, chi>, <d_x, chi>, ||psi||^2 of each view, (B, 3) float64; d_a = -O by_a."""
+        """Return <d_y, chi>, <d_x, chi>, ||psi||^2 of each view with d_a = -O by_a, (B, 3) float64.
+
+        Args:
+            intermediates: windows and waves of the views.
+            chi: (B, M, h, w) complex, changes of the exit waves.
+            by_y: (B, M, h, w) complex, derivative of the beams along y.
+            by_x: (B, M, h, w) complex, derivative of the beams along x.
+        """
 
     @abstractmethod
     def step_systems(
         self, intermediates: FusedIntermediates, change: Tensor, beams: Tensor, d_beams: Beams, chi: Tensor
     ) -> Tensor:
-        """`systems` with dO as `change`, at the pixels of the intermediates' object, for the modes of beams and chi."""
+        """Return `systems` for the modes of beams and chi, (B, 5) float64.
+
+        Args:
+            intermediates: windows and waves of the views.
+            change: (H', W') complex, direction of the object, at the pixels of the intermediates' object.
+            beams: (1 or B, M, h, w) complex.
+            d_beams: direction of the beams.
+            chi: (B, M, h, w) complex, changes of the exit waves.
+        """
 
     # --- what it does ---
 
     def supports(self, model: Model, chunk: Chunk, wanted: Wanted) -> bool:
-        """Single slices without operators; steps of positions by probes that are shifted, to the far field."""
+        """Return True for single slices without operators; for position steps if views shift the probe to a far field,
+        too.
+
+        Args:
+            model: the forward model.
+            chunk: the views.
+            wanted: name of the operation.
+        """
         single = model.slice_kernel is None and not model.operators
         if wanted == "position_step":
             return single and model.subpixel == "fourier" and model.kernel is None and not varies(chunk)
@@ -232,7 +309,15 @@ class FusedBackend(Backend, ABC):
     def forward(
         self, model: Model, chunk: Chunk, obj: Tensor, probe: Tensor, opr: Tensor | None = None
     ) -> Intermediates:
-        """As `Backend.intermediates`; windows and waves are computed when they are asked for."""
+        """Return intermediates whose windows and waves are computed when they are asked for.
+
+        Args:
+            model: the forward model.
+            chunk: the views.
+            obj: (L, H, W) complex.
+            probe: (M, h, w) complex.
+            opr: (K, h, w) complex, variable-probe modes.
+        """
         if not self.supports(model, chunk, "forward"):
             return super().forward(model, chunk, obj, probe, opr)
         if self.prepare:
@@ -243,19 +328,29 @@ class FusedBackend(Backend, ABC):
     def keep_intermediates(
         self, intermediates: Intermediates, halves: bool = False
     ) -> Callable[[], Intermediates] | None:
-        """A fused intermediates with its probes, which took a transform; several slices are rather made again."""
+        """Return a function that gives the intermediates back with their probes, which took a transform.
+
+        Those of several slices are rather made anew, for which None is returned.
+        """
         if not isinstance(intermediates, FusedIntermediates) or isinstance(intermediates, StackedIntermediates):
             return None
-        intermediates.__dict__.pop("exit", None)  # made again if it is asked for
+        intermediates.free_exit_waves()
         beams = intermediates.beams
         if not halves:
             return KeptProbes(intermediates, beams.waves, beams.amplitudes)
-        # the one that all views share, too: whether a chunk of a single view has it of its own is not to be seen
-        del intermediates.__dict__["beams"]
+        # also if all views share it: a chunk of a single view must not differ from others
+        del intermediates.beams
         return KeptProbes(intermediates, Halves.of(beams.waves), beams.amplitudes)
 
     def beams(self, model: Model, chunk: Chunk, probe: Tensor, opr: Tensor | None = None) -> Beams:
-        """P_jm of the chunk's views."""
+        """Return P_jm of the views.
+
+        Args:
+            model: the forward model.
+            chunk: the views.
+            probe: (M, h, w) complex.
+            opr: (K, h, w) complex, variable-probe modes.
+        """
         if opr is not None and opr.shape[0]:
             waves = model.probes(probe, chunk.fractions, chunk.weights, opr).contiguous()
             return Beams(waves, torch.ones_like(chunk.weights[:, 0]))
@@ -265,12 +360,12 @@ class FusedBackend(Backend, ABC):
         return Beams(self._shifted(chunk, probe, amplitudes), torch.ones_like(amplitudes))
 
     def _shifted(self, chunk: Chunk, probe: Tensor, amplitudes: Tensor, axis: int = -1) -> Tensor:
-        """w_j0 T_f P_m, (B, M, h, w), and with an axis its derivative."""
+        """Return w_j0 T_f P_m, (B, M, h, w), or its derivative along an axis."""
         return self.ramped(self.spectrum(chunk, probe), chunk.fractions, amplitudes, axis)
 
     def spectrum(self, chunk: Chunk, probe: Tensor) -> Tensor:
-        """F P_m, (M, h, w); computed once in a sweep."""
-        name = f"spectrum {id(probe)}"  # of a tensor that is kept, so that no other takes its name
+        """Return F P_m, (M, h, w); computed once in a sweep."""
+        name = f"spectrum {id(probe)}"  # the cache holds the tensor, so that no other has its id
         kept = chunk.sweep.get(name)
         if kept is None:
             kept = chunk.sweep[name] = (probe, fft(probe))
@@ -278,7 +373,18 @@ class FusedBackend(Backend, ABC):
         return found
 
     def cut_from(self, model: Model, chunk: Chunk, obj: Tensor, window: tuple[int, int]) -> tuple[Tensor, Tensor]:
-        """Array (H', W') and pixels (B, 2) of it where the windows of a chunk start: obj (1, H, W) or interpolated."""
+        """Return an array (H', W') and the pixels (B, 2) of it where the windows of a chunk start.
+
+        Args:
+            model: the forward model.
+            chunk: the views.
+            obj: (1, H, W) complex.
+            window: pixels h, w.
+
+        Returns:
+            The object's slice and anchors or, with bilinear positions, a column of interpolated windows and their
+            starts.
+        """
         if model.subpixel != "bilinear":
             return obj[0], chunk.anchors
         starts = torch.zeros_like(chunk.anchors)
@@ -288,7 +394,15 @@ class FusedBackend(Backend, ABC):
     # --- adjoints ---
 
     def adjoint(self, model: Model, chunk: Chunk, intermediates: Intermediates, waves: Tensor, into: Adjoints) -> None:
-        """As `Backend.adjoint`."""
+        """Add the adjoints of the waves, with their weights, to the sums of the batch.
+
+        Args:
+            model: the forward model.
+            chunk: the views.
+            intermediates: windows and waves of the views.
+            waves: (B, M, h, w) complex, at the exit of the last slice.
+            into: the sums of the batch.
+        """
         if not self.supports(model, chunk, "adjoint"):
             super().adjoint(model, chunk, intermediates, waves, into)
             return
@@ -305,8 +419,8 @@ class FusedBackend(Backend, ABC):
         amplitudes = chunk.weights[:, 0].contiguous()
         if into.opr.shape[0]:
             window = first.windows[:, 0]
-            lit = window.real.square() + window.imag.square()
-            self.gather(model, chunk, self.to_probes(first, waves), lit, into)
+            illumination = window.real.square() + window.imag.square()
+            self.gather(model, chunk, self.to_probes(first, waves), illumination, into)
         elif into.shifted:
             self.to_spectrum(model, chunk, first, waves, amplitudes, into)
         else:
@@ -324,7 +438,17 @@ class FusedBackend(Backend, ABC):
         intermediates: Intermediates,
         chi: Tensor,
     ) -> Tensor:
-        """As `Backend.position_step`."""
+        """Return <d_a psi, chi> / ||d_a psi||^2 of each view along y and x, (B, 2) real, in pixels.
+
+        Args:
+            model: the forward model.
+            chunk: the views.
+            obj: (L, H, W) complex.
+            probe: (M, h, w) complex.
+            opr: (K, h, w) complex, variable-probe modes.
+            intermediates: windows and waves of the views.
+            chi: (B, M, h, w) complex, changes of the exit waves.
+        """
         if not self.supports(model, chunk, "position_step"):
             return super().position_step(model, chunk, obj, probe, opr, intermediates, chi)
         assert isinstance(intermediates, FusedIntermediates)
@@ -338,7 +462,16 @@ class FusedBackend(Backend, ABC):
     def systems(
         self, model: Model, chunk: Chunk, intermediates: Intermediates, d_object: Tensor, d_probe: Tensor, chi: Tensor
     ) -> Tensor:
-        """As `Backend.systems`."""
+        """Return ||P dO||^2, ||dP O||^2, <P dO, dP O>, <P dO, chi>, <dP O, chi> of each view, (B, 5) float64.
+
+        Args:
+            model: the forward model.
+            chunk: the views.
+            intermediates: windows and waves of the views.
+            d_object: (L, H, W) complex, direction of the object.
+            d_probe: (M, h, w) complex, direction of the probe.
+            chi: (B, M, h, w) complex, changes of the exit waves.
+        """
         if not FusedBackend.supports(self, model, chunk, "systems"):
             return super().systems(model, chunk, intermediates, d_object, d_probe, chi)
         assert isinstance(intermediates, FusedIntermediates)
@@ -351,27 +484,34 @@ class FusedBackend(Backend, ABC):
 
 
 def steps_of(along: Tensor, norms: Tensor, exit_norm: Tensor, like: Tensor) -> Tensor:
-    """Steps of positions (B, 2): of products and norms (B, 2), and powers of exit waves (B,)."""
+    """Return steps of positions, (B, 2).
+
+    Args:
+        along: (B, 2) real, <d_a, chi>.
+        norms: (B, 2) real, ||d_a||^2.
+        exit_norm: (B,) real, squared norms of the exit waves.
+        like: tensor of the waves' precision.
+    """
     pairs = zip(along.unbind(1), norms.unbind(1), strict=True)
     return torch.stack([step_along(one, norm, exit_norm, like) for one, norm in pairs], dim=1)
 
 
 def corners(chunk: Chunk) -> tuple[Tensor, Tensor]:
-    """Top-left pixel of the interpolation (B, 2) and weights of the next ones (B, 2) in [0, 1)."""
+    """Return the top-left pixel of the interpolation (B, 2) and the weights of the next ones (B, 2) in [0, 1)."""
     below = torch.floor(chunk.fractions)
     return chunk.anchors + below.to(chunk.anchors.dtype), chunk.fractions - below
 
 
 def shifts_probe(model: Model, chunk: Chunk) -> bool:
-    """Whether each view has the probe shifted by a fraction of its own, which may be none where beams vary."""
+    """Return True if each view has the probe shifted by a fraction of its own, which may be none where beams vary."""
     return model.subpixel == "fourier" and (varies(chunk) or not chunk.integer_positions)
 
 
 def varies(chunk: Chunk) -> bool:
-    """Whether its beams have OPR modes."""
+    """Return True if the beams of a chunk have OPR modes."""
     return chunk.weights.shape[1] > 1
 
 
 def window_of(waves: Tensor) -> tuple[int, int]:
-    """(h, w)."""
+    """Return the pixels (h, w) of waves."""
     return waves.shape[-2], waves.shape[-1]

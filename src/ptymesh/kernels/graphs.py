@@ -1,4 +1,4 @@
-"""The sweep of a chunk, and other work that comes again, as a CUDA graph: launched as one, instead of kernel by kernel.
+"""Sweeps of chunks, and other repeated work, as CUDA graphs: launched as one, instead of kernel by kernel.
 
 A graph repeats what was launched while it was captured, on the same memory. What stays from batch to batch (object,
 probe, patterns, the object's sums) it uses where it is; what a chunk or a batch brings is copied to where it was then,
@@ -27,16 +27,16 @@ Result = TypeVar("Result")
 #: What a graph does: the task, whether no view of a chunk is shifted, whether the probe's sums are, their parts, and
 #: whether waves are kept.
 Work = tuple[Task, bool, bool, int, bool]
-#: What is to be known of a graph to see that it fits: its work, and how many views it has.
+#: Key of a graph: its work, and its number of views.
 Key = tuple[Work, int]
 
 #: Devices whose launches can be captured (torch calls ROCm's cuda too).
 CAPTURING = ("cuda",)
-#: A chunk of a size that comes for this time is captured.
+#: A chunk is captured when its size comes for this time.
 TIMES = 2
-#: So many graphs are kept; they share the memory of their waves.
+#: Largest number of graphs of sweeps; they share the memory of their waves.
 MOST = 8
-#: So many works besides: of each there are few, as batches have two sizes.
+#: Largest number of graphs of other work; each work has few, as batches have two sizes.
 MOST_WORKS = 32
 #: A chunk is filled up if it has at least this part of the views that the graph was captured with.
 FULL = 0.75
@@ -52,21 +52,21 @@ class Graphs:
     def __init__(self, bring: Callable[[Chunk, Chunk], None]) -> None:
         self._bring = bring
         self._refused = self._works_refused = False
-        self.forget()
+        self.free()
 
-    def forget(self) -> None:
-        """Lets go of all of them, and of their memory."""
-        #: What all graphs use where it is: while it is held, nothing else comes to lie there.
+    def free(self) -> None:
+        """Free all graphs, and their memory."""
+        #: Tensors that all graphs use in place. They are held, so that their memory is not reused.
         self._standing: tuple[Model | Tensor, ...] = ()
         self._seen: Counter[Key] = Counter()
         self._graphs: dict[Key, _Graph] = {}
         #: torch's memory pool that they share, as no two of them run at the same time.
         self._pool: Any = None
-        #: Other work, each with memory of its own: what comes of it is read while other graphs run.
+        #: Other work, each with memory of its own: its result is read while other graphs run.
         self._works: dict[Any, _Work] = {}
 
     def captures(self, device: torch.device) -> bool:
-        """Whether launches of sweeps can be captured there, for all that is known."""
+        """Return True if launches of sweeps can be captured there, as far as is known."""
         return device.type in CAPTURING and not self._refused
 
     def sweep(
@@ -79,10 +79,20 @@ class Graphs:
         into: Adjoints,
         keep: bool,
     ) -> tuple[Tensor | None, ...] | None:
-        """What `Backend.sweep` finds of each view (B, 6), and with `keep` chi, and probes of the views' own; the sums
-        are added. None, and nothing done, without graph. All lasts until the next launch.
+        """Replay or capture `Backend.sweep`; what is returned lasts until the next launch.
 
-        backend: whose passes are captured; not their `sweep`, which asks for graphs.
+        Args:
+            backend: whose passes are captured; not its `sweep`, which asks for graphs.
+            model: the forward model.
+            chunk: the views.
+            intermediates: windows and waves of the views.
+            task: see `Backend.at_detector`.
+            into: the sums of the batch.
+            keep: True to return chi.
+
+        Returns:
+            Columns of `at_detector` (B, 6) and, with `keep`, chi and the views' own probes, the sums being added; None,
+            with nothing done, without a graph.
         """
         assert into.object is not None and into.object_weight is not None and into.probe is not None
         assert intermediates.probe is not None
@@ -94,10 +104,20 @@ class Graphs:
         return None if graph is None else graph.replay(self._bring, chunk)
 
     def repeat(
-        self, name: tuple[Any, ...], work: Callable[..., Result], given: tuple[Tensor, ...], brought: tuple[Tensor, ...]
+        self,
+        name: tuple[object, ...],
+        work: Callable[..., Result],
+        given: tuple[Tensor, ...],
+        brought: tuple[Tensor, ...],
     ) -> Result:
-        """What `work` makes of the tensors given, which it uses where they are, and of those that are brought, which go
-        to where they were before; see `Backend.repeat`."""
+        """Replay or capture other work; see `Backend.repeat`.
+
+        Args:
+            name: what the work depends on besides the tensors.
+            work: the function.
+            given: tensors that are used where they are.
+            brought: tensors that are copied to where they were before.
+        """
         if self._works_refused or (given + brought)[0].device.type not in CAPTURING:
             return work(*given, *brought)
         name = (*name, *((tensor.shape, tensor.dtype) for tensor in brought))
@@ -105,7 +125,7 @@ class Graphs:
         if kept is None or any(map(is_not, given, kept.given)):
             if kept is not None or len(self._works) < MOST_WORKS:
                 self._works[name] = _Work(given)
-            return work(*given, *brought)  # which plans what cannot be planned later
+            return work(*given, *brought)  # this run makes the plans that cannot be made during a capture
         if kept.launch is None:
             kept.brought = tuple(tensor.clone() for tensor in brought)
             try:
@@ -124,13 +144,13 @@ class Graphs:
         return found
 
     def _keep(self, *standing: Model | Tensor) -> None:
-        """These are used where they are from here on; graphs that use others are of the past."""
+        """Note what is used where it is from here on; graphs that use something else are dropped."""
         if len(standing) != len(self._standing) or any(map(is_not, standing, self._standing)):
-            self.forget()
+            self.free()
         self._standing = standing
 
     def _fitting(self, key: Key) -> _Graph | None:
-        """The smallest graph that the chunk fills well enough."""
+        """Return the smallest graph that the chunk fills well enough."""
         work, count = key
         sizes = [size for some, size in self._graphs if some == work and FULL * size <= count <= size]
         return self._graphs[work, min(sizes)] if sizes else None
@@ -149,12 +169,12 @@ class Graphs:
             return None
         graph = _Graph(chunk, intermediates, into, key[0][4])
         work = partial(graph.sweep, backend, model, key[0][0])
-        work()  # compiles and plans what cannot be compiled or planned later; there is no light yet, so it adds nothing
+        work()  # compiles and plans before the capture; without light it adds nothing
         try:
             graph.launch, graph.found, self._pool = captured(work, intermediates.whole_object.device, self._pool)
         except RuntimeError as error:
             self._refused = True
-            self.forget()
+            self.free()
             _say("chunks cannot be", error)
             return None
         self._graphs[key] = graph
@@ -163,7 +183,7 @@ class Graphs:
 
 @dataclass
 class _Work:
-    """Work on these tensors, and once it is captured where others are brought, what launches it and what it returns."""
+    """Work on these tensors; once it is captured, where others are brought, what launches it, and its result."""
 
     given: tuple[Tensor, ...]
     brought: tuple[Tensor, ...] = ()
@@ -186,8 +206,14 @@ class _Graph:
         self.into, self.keep = into, keep
 
     def sweep(self, backend: FusedBackend, model: Model, task: Task) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """What is captured."""
-        chunk = replace(self.chunk, sweep={})  # what a sweep keeps from chunk to chunk is to be launched again, too
+        """Compute what is captured.
+
+        Args:
+            backend: whose passes are captured.
+            model: the forward model.
+            task: see `Backend.at_detector`.
+        """
+        chunk = replace(self.chunk, sweep={})  # a graph launches what chunks share, too
         intermediates = backend.forward(model, chunk, self.object, self.probe)
         chi, found = Backend.sweep(backend, model, chunk, intermediates, task, self.into)
         if not self.keep:
@@ -196,7 +222,7 @@ class _Graph:
         return found, chi, None if intermediates.beams.shared else intermediates.beams.waves
 
     def replay(self, bring: Callable[[Chunk, Chunk], None], chunk: Chunk) -> tuple[Tensor | None, ...]:
-        """The sweep of this chunk; what is found of its views, until the next launch."""
+        """Sweep a chunk; return what is found of its views, which lasts until the next launch."""
         bring(chunk, self.chunk)
         self.launch()
         count = chunk.views.shape[0]
@@ -210,20 +236,29 @@ def _say(what: str, error: RuntimeError) -> None:
 
 
 def _brought(chunk: Chunk) -> tuple[str, ...]:
-    """What a chunk has of its own: its patterns, too, if they do not lie where all are."""
+    """Return the names of a chunk's own tensors; patterns are among them if they do not lie where all are."""
     return ("anchors", "fractions", "weights", "counts" if chunk.pattern_index is None else "pattern_index")
 
 
 def captured(work: Callable[[], Result], device: torch.device, pool: Any) -> tuple[Callable[[], None], Result, Any]:
-    """What launches all that `work` launches on a device, its result, and the pool of its memory.
+    """Capture what a function launches on a device.
 
-    Raises RuntimeError where it cannot be captured.
+    Args:
+        work: the function.
+        device: where it launches.
+        pool: torch's memory pool; None for a new one.
+
+    Returns:
+        A function that launches it all, the result, and the pool of its memory.
+
+    Raises:
+        RuntimeError: it cannot be captured.
     """
     graph, stream, collecting = torch.cuda.CUDAGraph(), _stream(device), gc.isenabled()
-    gc.disable()  # a graph that is collected meanwhile would wait for the device, which must not be
+    gc.disable()  # to collect a graph waits for the device, which a capture forbids
     try:
-        # the stream is entered first, so that it is left even where the capture ends badly; other threads may talk to
-        # the device meanwhile: NCCL's, and those that fetch patterns
+        # the stream is entered first, so that it is left even if the capture fails; other threads may use the device
+        # meanwhile: NCCL's, and those that fetch patterns
         capture = torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local")
         with torch.cuda.device(device), torch.cuda.stream(stream), capture:
             result = work()
@@ -235,5 +270,5 @@ def captured(work: Callable[[], Result], device: torch.device, pool: Any) -> tup
 
 @cache
 def _stream(device: torch.device) -> torch.cuda.Stream:
-    """Of all captures on a device: memory of a pool is only shared by what was captured on the same stream."""
+    """Return the stream of all captures on a device: only what was captured on one stream shares a pool's memory."""
     return torch.cuda.Stream(device)

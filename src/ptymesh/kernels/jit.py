@@ -1,11 +1,13 @@
-"""How numba compiles the functions in compiled.py, in the files called compiled_*.py, and what these share."""
+"""Options of numba for the functions in compiled.py, in the files called compiled_*.py, and in what these share."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from numba import njit
+from numba.core.dispatcher import Dispatcher
 
 #: Sums may be reordered and multiplications joined with additions (that is what makes loops into vector code), but
 #: NaN and infinity keep their meaning: counts may be NaN.
@@ -14,8 +16,9 @@ FAST = {"reassoc", "contract", "nsz", "arcp"}
 OPTIONS: dict[str, Any] = {"fastmath": FAST, "error_model": "numpy", "nogil": True}
 
 
-def parallel(function: Any, options: dict[str, Any] = OPTIONS) -> Any:
-    """Compiled when first called or told to; kept on disk where numba finds a place to write."""
+def parallel(function: Callable[..., None], options: dict[str, Any] = OPTIONS) -> Dispatcher:
+    """Compile a function when it is first called or told to, with its outer loops shared by threads; kept on disk where
+    numba finds a place to write."""
     try:
         return njit(parallel=True, cache=True, **options)(function)
     except RuntimeError:  # numba's word for: neither beside this file nor in the user's cache folder

@@ -1,8 +1,6 @@
-"""What numba's kernels keep from batch to batch, so that it is not asked for, made or allocated anew each time."""
+"""Caches of what numba's kernels use in every batch, so that it is not made or allocated anew each time."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 import torch
@@ -10,16 +8,17 @@ from torch import Tensor
 
 from ptymesh.kernels import panels
 from ptymesh.kernels.arguments import array_of, numpy_dtype
+from ptymesh.kernels.arrays import Array, RealArray
 
 
 class Arrays:
-    """Memory of tensors that stay from batch to batch, by name: each is asked for it once."""
+    """Memory of tensors that stay from batch to batch, by name."""
 
     def __init__(self) -> None:
-        self._known: dict[str, tuple[Tensor, np.ndarray[Any, Any]]] = {}
+        self._known: dict[str, tuple[Tensor, Array]] = {}
 
-    def __call__(self, name: str, tensor: Tensor) -> np.ndarray[Any, Any]:
-        """`array_of` a tensor."""
+    def __call__(self, name: str, tensor: Tensor) -> Array:
+        """Return `array_of` a tensor."""
         known = self._known.get(name)
         if known is not None and known[0] is tensor:
             return known[1]
@@ -29,50 +28,63 @@ class Arrays:
         return array
 
 
-class Rooms:
-    """Arrays to work in, by name; torch's memory, as numpy's begins anywhere in a line of the cache."""
+class Workspace:
+    """Arrays to work in, by name. They are torch's memory, as numpy's may begin anywhere in a line of the cache."""
 
     def __init__(self) -> None:
-        self._kept: dict[str, np.ndarray[Any, Any]] = {}
-        self._given_back: dict[str, tuple[np.ndarray[Any, Any], ...]] = {}
+        self._kept: dict[str, Array] = {}
+        self._given_back: dict[str, tuple[Array, ...]] = {}
 
-    def __call__(self, name: str, count: int, shape: tuple[int, ...], dtype: torch.dtype) -> np.ndarray[Any, Any]:
-        """An array (count, *shape), until the next one of its name is asked for."""
+    def __call__(self, name: str, count: int, shape: tuple[int, ...], dtype: torch.dtype) -> Array:
+        """Return an array (count, *shape) that is the caller's until the next one of its name is asked for.
+
+        Args:
+            name: key of the array.
+            count: length of the first axis.
+            shape: of the other axes.
+            dtype: of the numbers.
+        """
         kept = self._kept.get(name)
         if kept is None or len(kept) < count or kept.shape[1:] != shape:
             kept = self._kept[name] = torch.empty((count, *shape), dtype=dtype).numpy()
         return kept[:count]
 
-    def take(self, name: str, shapes: tuple[tuple[int, ...], ...], dtype: torch.dtype) -> tuple[Any, ...]:
-        """Arrays of these shapes that are the caller's; those that were given back last, if they have them."""
+    def take(self, name: str, shapes: tuple[tuple[int, ...], ...], dtype: torch.dtype) -> tuple[Array, ...]:
+        """Return arrays that are the caller's until they are given back.
+
+        Args:
+            name: key of the arrays.
+            shapes: of the arrays.
+            dtype: of the numbers.
+        """
         given_back = self._given_back.pop(name, ())
         if tuple(array.shape for array in given_back) == shapes:
             return given_back
         return tuple(torch.empty(shape, dtype=dtype).numpy() for shape in shapes)
 
-    def give_back(self, name: str, arrays: tuple[np.ndarray[Any, Any], ...]) -> None:
-        """The caller has done with these."""
+    def give_back(self, name: str, arrays: tuple[Array, ...]) -> None:
+        """Take back the arrays of a name."""
         self._given_back[name] = arrays
 
-    def forget(self) -> None:
-        """Lets go of all of them; whoever has one keeps it."""
+    def free(self) -> None:
+        """Free all arrays; callers keep those they have."""
         self._kept, self._given_back = {}, {}
 
 
 class Planes:
-    """Mask and background as the detector's kernel reads them; each made anew when it has changed."""
+    """Mask and background as the detector's kernel reads them; each is made anew when it has changed."""
 
     def __init__(self) -> None:
-        self._known: dict[str, tuple[Tensor, int, np.ndarray[Any, Any], bool]] = {}
+        self._known: dict[str, tuple[Tensor, int, RealArray, bool]] = {}
 
-    def __call__(self, mask: Tensor, background: Tensor) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], bool]:
-        """Both, panel after panel and in the background's precision, and whether there is any background."""
+    def __call__(self, mask: Tensor, background: Tensor) -> tuple[RealArray, RealArray, bool]:
+        """Return both, panel after panel and in the background's precision, and True if there is any background."""
         real = background.numpy().dtype
         good, _ = self._plane("mask", mask, real)
         light, lit = self._plane("background", background, real)
         return good, light, lit
 
-    def _plane(self, name: str, plane: Tensor, real: np.dtype[Any]) -> tuple[np.ndarray[Any, Any], bool]:
+    def _plane(self, name: str, plane: Tensor, real: np.dtype) -> tuple[RealArray, bool]:
         known = self._known.get(name)
         if known is None or known[0] is not plane or known[1] != plane._version or known[2].dtype != real:
             made = panels.in_panels(plane.numpy()).astype(real, copy=False)
@@ -81,13 +93,19 @@ class Planes:
 
 
 class Kernels:
-    """Transfer functions as kernels read them (propagation.py), by name; made anew when there are others."""
+    """Transfer functions as kernels read them (propagation.py), by name; each is made anew when there is another."""
 
     def __init__(self) -> None:
-        self._made: dict[str, tuple[Tensor, np.ndarray[Any, Any]]] = {}
+        self._made: dict[str, tuple[Tensor, RealArray]] = {}
 
-    def __call__(self, name: str, kernel: Tensor | None, real: torch.dtype) -> np.ndarray[Any, Any]:
-        """A transfer function (h, w) with the scale of two transforms, panel after panel; None has no numbers."""
+    def __call__(self, name: str, kernel: Tensor | None, real: torch.dtype) -> RealArray:
+        """Return a transfer function with the scale of two transforms, panel after panel.
+
+        Args:
+            name: key of the transfer function.
+            kernel: (h, w) complex; None for no numbers.
+            real: float32 or float64.
+        """
         if kernel is None:
             return np.zeros(0, numpy_dtype(real))
         known = self._made.get(name)

@@ -6,43 +6,50 @@ h, w        pixels of a window;  w' is w rounded up to whole panels
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
+from ptymesh.kernels.arrays import Array
 from ptymesh.kernels.column_panels import WIDTH
-
-Array = np.ndarray[Any, Any]
 
 
 def in_panels(plane: Array) -> Array:
-    """A real plane (h, w) panel after panel, (h w',); what fills up the last one is zero."""
+    """Return a real plane (h, w) panel after panel, (h w',); what fills up the last panel is zero."""
     return _columns(plane).swapaxes(0, 1).flatten()
 
 
 def waves_in_panels(waves: Array) -> Array:
-    """Waves (M, h, w), mode after mode and panel after panel, (M h w' 2,) real."""
+    """Return waves (M, h, w), mode after mode and panel after panel, as (M h w' 2,) real."""
     columns = _columns(waves)
     pairs = columns.view(columns.real.dtype).reshape(*columns.shape, 2)
     return pairs.transpose(0, 2, 1, 4, 3).flatten()
 
 
 def from_panels(planes: Array, h: int, w: int) -> Array:
-    """Planes (n, h w'), panel after panel, as (n, h, w)."""
+    """Return planes as images.
+
+    Args:
+        planes: (n, h w'), panel after panel.
+        h: rows of a window.
+        w: columns of a window.
+
+    Returns:
+        (n, h, w).
+    """
     padded = planes.reshape(len(planes), -1, h, WIDTH).swapaxes(1, 2)
     return padded.reshape(len(planes), h, -1)[:, :, :w]
 
 
 @lru_cache(maxsize=4)
 def angles(h: int, w: int) -> Array:
-    """2 pi k_y of the rows and 2 pi k_x of the columns of whole panels, (h + w',), those that fill up being zero."""
+    """Return 2 pi k_y of the rows and 2 pi k_x of the columns of whole panels, (h + w',); the filling is zero."""
     found = np.zeros(h + w + -w % WIDTH)
     found[:h], found[h : h + w] = 2 * np.pi * np.fft.fftfreq(h), 2 * np.pi * np.fft.fftfreq(w)
     return found
 
 
 def _columns(x: Array) -> Array:
-    """Eight columns at a time, (..., h, w' / 8, 8), contiguous."""
+    """Return eight columns at a time, (..., h, w' / 8, 8), contiguous."""
     lacking = -x.shape[-1] % WIDTH
     if lacking:
         x = np.concatenate((x, np.zeros((*x.shape[:-1], lacking), x.dtype)), axis=-1)

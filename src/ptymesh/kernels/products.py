@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import torch
@@ -12,25 +11,26 @@ from torch import Tensor
 
 from ptymesh.kernels import compiled
 from ptymesh.kernels.arguments import numpy_dtype
+from ptymesh.kernels.arrays import ComplexArray, IntArray
 from ptymesh.kernels.ready import share_threads
 from ptymesh.physics import elementwise
 
-#: Below so many products torch's own take no longer.
+#: Smallest number of products for which this is faster than torch.
 FEW = 1 << 12
 
 
 def offer(dtype: torch.dtype) -> None:
-    """Products of this dtype are made here from now on."""
+    """Compute products of this dtype here from now on."""
     elementwise.PRODUCTS[dtype] = product
 
 
 def product(a: Tensor, b: Tensor) -> Tensor | None:
-    """a b of stacks (..., h, w) that broadcast; None for what is better left to torch."""
+    """Return a b of stacks (..., h, w) that broadcast; None if torch computes them as fast."""
     if not (type(a) is type(b) is Tensor) or a.requires_grad or b.requires_grad:
         return None
     if min(a.ndim, b.ndim) < 2 or a.shape[-2:] != b.shape[-2:]:
         return None
-    # torch's own imports what it never uses here, for half a second
+    # torch.broadcast_shapes imports modules for half a second, which are not used here
     stack, window = np.broadcast_shapes(tuple(a.shape[:-2]), tuple(b.shape[:-2])), a.shape[-2:]
     if math.prod(stack) * math.prod(window) < FEW:
         return None
@@ -40,8 +40,8 @@ def product(a: Tensor, b: Tensor) -> Tensor | None:
     return out
 
 
-def _planes(x: Tensor, stack: tuple[int, ...]) -> tuple[Any, Any, Any]:
-    """Its planes, which of them each of the stack is, and the sign of imaginary parts."""
+def _planes(x: Tensor, stack: tuple[int, ...]) -> tuple[ComplexArray, IntArray, np.floating]:
+    """Return the planes of a stack, the index of each among them, and the sign of imaginary parts."""
     sign = -1.0 if x.is_conj() else 1.0
     planes = (x.conj() if x.is_conj() else x).reshape(-1, x.shape[-2] * x.shape[-1]).resolve_neg()
     real = numpy_dtype(x.dtype.to_real())
@@ -49,6 +49,6 @@ def _planes(x: Tensor, stack: tuple[int, ...]) -> tuple[Any, Any, Any]:
 
 
 @lru_cache(maxsize=256)
-def _of_stack(own: torch.Size, stack: tuple[int, ...]) -> np.ndarray[Any, Any]:
-    """Which of its own planes each of a stack is; not to be written to."""
+def _of_stack(own: torch.Size, stack: tuple[int, ...]) -> IntArray:
+    """Return the index among its own planes of each plane of a stack; not to be written to."""
     return np.broadcast_to(np.arange(math.prod(own)).reshape(own), stack).flatten()

@@ -10,34 +10,45 @@ transformed, multiplied and transformed back eight at a time, while they are in 
 
 from __future__ import annotations
 
-from typing import Any
-
+from ptymesh.kernels.arrays import IntArray, RealArray
 from ptymesh.kernels.column_panels import PAIR, TWO, ZERO, row_panel_back, row_panel_from, transform
 from ptymesh.kernels.jit import inlined
-from ptymesh.kernels.row_panels import counted, first_of
+from ptymesh.kernels.row_panels import count_row_panels, first_row_of
 from ptymesh.kernels.shifts import turned_by
-from ptymesh.kernels.vectors import LANES, load, spread, store
+from ptymesh.kernels.vectors import LANES, Vector, broadcast, load, store
 
 
 @inlined
 def columns_through(
-    plane: Any,
-    kernel: Any,
+    plane: RealArray,
+    kernel: RealArray,
     sign: float,
     ramped: bool,
-    down: Any,
-    across: Any,
+    down: RealArray,
+    across: RealArray,
     h: int,
     w: int,
-    spare: Any,
-    plan: Any,
-    twiddles: Any,
+    spare: RealArray,
+    plan: IntArray,
+    twiddles: RealArray,
 ) -> None:
-    """Columns of waves whose rows are transformed, to Fourier space, times the kernel, and back; conjugate then.
+    """Propagate waves whose rows are transformed: transform columns, multiply by the kernel, transform back. They are
+    conjugate afterwards.
 
-    sign: 1, or -1 for the conjugate kernel, which is the adjoint; ramped: whether times factors down and across, too.
+    Args:
+        plane: (2 h w',) real, rows transformed; changed in place.
+        kernel: (2 h w',) real, transfer function.
+        sign: 1, or -1 for the conjugate kernel, which is the adjoint.
+        ramped: True to multiply by the factors down and across, too.
+        down: (2, h) real, factors of rows.
+        across: (2, w') real, factors of columns.
+        h: rows of a window.
+        w: columns of a window.
+        spare: (4 max(h, w) 8,) real, workspace of `transform`.
+        plan: (2, k) int64, radices by axis.
+        twiddles: (2, 2 max(h, w)) real, by axis.
     """
-    minus = spread(-sign)
+    minus = broadcast(-sign)
     for start in range(ZERO, w, LANES):
         at = TWO * h * start
         transform(plane, at, spare, h, plan[0], twiddles[0])
@@ -51,10 +62,29 @@ def columns_through(
 
 
 @inlined
-def panel_through(plane: Any, at: int, kernel: Any, minus: Any, h: int, spare: Any, plan: Any, twiddles: Any) -> None:
-    """A panel in Fourier space that starts at number `at`, times the kernel, and back; conjugate then. minus: -1, or 1
-    for the conjugate kernel."""
-    turn = spread(-twiddles[0, 0])
+def panel_through(
+    plane: RealArray,
+    at: int,
+    kernel: RealArray,
+    minus: Vector,
+    h: int,
+    spare: RealArray,
+    plan: IntArray,
+    twiddles: RealArray,
+) -> None:
+    """Multiply a panel in Fourier space by the kernel, and transform it back. It is conjugate afterwards.
+
+    Args:
+        plane: (2 h w',) real, a wave panel after panel.
+        at: index of the panel's first number in `plane`.
+        kernel: (2 h w',) real, transfer function.
+        minus: vector of -1, or of 1 for the conjugate kernel.
+        h: rows of a window.
+        spare: (4 max(h, w) 8,) real, workspace of `transform`.
+        plan: (2, k) int64, radices by axis.
+        twiddles: (2, 2 max(h, w)) real, by axis.
+    """
+    turn = broadcast(-twiddles[0, 0])
     for i in range(at, at + PAIR * h, PAIR):
         p, q, s, t = load(plane, i), load(plane, i + LANES), load(kernel, i), minus * load(kernel, i + LANES)
         store(plane, i, p * s + q * t)
@@ -63,10 +93,30 @@ def panel_through(plane: Any, at: int, kernel: Any, minus: Any, h: int, spare: A
 
 
 @inlined
-def rows_transformed(plane: Any, h: int, w: int, row: Any, late: Any, spare: Any, plan: Any, twiddles: Any) -> None:
-    """Rows of a plane, in place; late: room for a second row."""
-    for i in range(counted(h)):
-        first, overlaps = first_of(i, h), h % LANES > ZERO and i == 0
+def transform_rows(
+    plane: RealArray,
+    h: int,
+    w: int,
+    row: RealArray,
+    late: RealArray,
+    spare: RealArray,
+    plan: IntArray,
+    twiddles: RealArray,
+) -> None:
+    """Transform the rows of a plane, in place.
+
+    Args:
+        plane: (2 h w',) real, a wave panel after panel.
+        h: rows of a window.
+        w: columns of a window.
+        row: (2 w' 8,) real, workspace of eight rows.
+        late: (2 w' 8,) real, workspace of a second eight rows.
+        spare: (4 max(h, w) 8,) real, workspace of `transform`.
+        plan: (2, k) int64, radices by axis.
+        twiddles: (2, 2 max(h, w)) real, by axis.
+    """
+    for i in range(count_row_panels(h)):
+        first, overlaps = first_row_of(i, h), h % LANES > ZERO and i == 0
         eight = late if overlaps else row
         row_panel_from(plane, first, h, w, eight, ZERO)
         transform(eight, ZERO, spare, w, plan[1], twiddles[1])

@@ -1,8 +1,8 @@
-"""Kernels made ready: compiled once for a machine, and told how many threads they may use.
+"""Preparation of the kernels: they are compiled once for a machine, and their number of threads is set.
 
-All that a reconstruction will call is compiled before its first epoch, while its data are read. On a machine with
-several ranks one of them has it compiled, and the others wait and read what is left on disk. Where all is there, nobody
-waits for anybody.
+The kernels of a reconstruction are compiled before its first epoch, while its data are read. On a machine with several
+ranks one of them compiles, and the others wait and read the kernels from disk. If all kernels are on disk, no rank
+waits.
 """
 
 from __future__ import annotations
@@ -28,28 +28,29 @@ MESSAGE = "Compiling kernels for this processor; that takes a minute or two, and
 
 #: Parameters of glibc's mallopt, by their numbers in malloc.h.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-#: Arrays of fewer bytes than these (the most that glibc allows) come from the heap, which keeps so many when free.
+#: Arrays of fewer bytes than the first number (the largest that glibc allows) come from the heap; the heap keeps so
+#: many free bytes as the second says.
 MAPPED_BYTES, FREE_BYTES = 32 << 20, 256 << 20
 
-#: A program that ends waits so long for a thread that reads kernels, which may crash while the libraries that it is in
-#: are taken apart.
+#: Seconds that a program waits at its end for a thread that reads kernels: the thread may crash while libraries are
+#: unloaded.
 ENDS_S = 2.0
 
 config: Any = numba.config
 _ready: set[torch.dtype] = set()
 #: Threads that read or compile kernels, by their dtype.
-_begun: dict[torch.dtype, threading.Thread] = {}
-#: What numba was told last, which it keeps for each thread of Python.
-_told = threading.local()
+_threads: dict[torch.dtype, threading.Thread] = {}
+#: Number of threads that numba was last set to, for each thread of Python.
+_numba_threads = threading.local()
 
 
-def begin(dtype: torch.dtype) -> None:
-    """Starts with `make_ready` on a thread of its own, for a caller that goes on to read data.
+def start_preparing(dtype: torch.dtype) -> None:
+    """Start `make_ready` on a thread of its own, for a caller that goes on to read data.
 
-    Data are unpacked, and kernels compiled by other processes, while Python is free. What goes wrong here goes wrong
-    again in `make_ready`, which tells.
+    Data are unpacked, and kernels compiled by other processes, while Python is free. An error here comes again in
+    `make_ready`, which reports it.
     """
-    if dtype in _ready or dtype in _begun:
+    if dtype in _ready or dtype in _threads:
         return
     compiling.choose_threads()
     share_threads()
@@ -58,19 +59,23 @@ def begin(dtype: torch.dtype) -> None:
         with suppress(Exception):
             _read_or_compile(str(dtype).removeprefix("torch."))
 
-    thread = _begun[dtype] = threading.Thread(target=act, name="ptymesh-kernels", daemon=True)
+    thread = _threads[dtype] = threading.Thread(target=act, name="ptymesh-kernels", daemon=True)
     thread.start()
     atexit.register(thread.join, ENDS_S)
 
 
 def make_ready(dtype: torch.dtype) -> bool:
-    """Compiles, or reads from disk, the kernels for waves of `dtype`. Whether any had to be compiled now."""
+    """Compile the kernels for waves of `dtype`, or read them from disk.
+
+    Returns:
+        True if any had to be compiled now.
+    """
     if dtype in _ready:
         return False
     compiling.choose_threads()
-    share_threads()  # this starts them: nobody may fork after it, and ranks are spawned
+    share_threads()  # starts numba's threads: no process may fork after it, and ranks are spawned
     keep_memory()
-    if thread := _begun.pop(dtype, None):
+    if thread := _threads.pop(dtype, None):
         thread.join()
     compiled = _read_or_compile(str(dtype).removeprefix("torch."))
     _ready.add(dtype)
@@ -78,7 +83,7 @@ def make_ready(dtype: torch.dtype) -> bool:
 
 
 def keep_memory() -> None:
-    """Asks the C library not to give freed memory back at once, where that is glibc.
+    """Ask the C library not to give freed memory back at once, if it is glibc.
 
     Waves of a chunk are megabytes, which it would map anew for every pass: the kernel then clears all pages first,
     which takes as long as half a Fourier transform.
@@ -92,19 +97,19 @@ def keep_memory() -> None:
 
 
 def share_threads() -> None:
-    """As many threads for numba as torch has in this process, if that is not what numba was told last."""
+    """Set numba's number of threads to torch's in this process, if it is not that already."""
     threads = torch.get_num_threads()
-    if getattr(_told, "threads", 0) == threads:
+    if getattr(_numba_threads, "threads", 0) == threads:
         return
-    _told.threads = threads
+    _numba_threads.threads = threads
     numba.set_num_threads(min(threads, config.NUMBA_NUM_THREADS))
-    if torch.get_num_threads() != threads:  # when numba starts its threads, it sets OpenMP's number of them for all
+    if torch.get_num_threads() != threads:  # numba sets OpenMP's number for all when it starts threads
         torch.set_num_threads(threads)
 
 
 def _read_or_compile(dtype: str) -> bool:
-    """Whether any was compiled."""
-    if compiling.kept() and not compiling.read(dtype):
+    """Read or compile all kernels; return True if any was compiled."""
+    if compiling.is_up_to_date() and not compiling.read(dtype):
         return False
     with _one_at_a_time():
         compiling.forget_others()
@@ -121,10 +126,10 @@ def _read_or_compile(dtype: str) -> bool:
 
 @contextmanager
 def _one_at_a_time() -> Iterator[None]:
-    """Among the processes of this machine that keep kernels in one place: ranks that start together, or workers of a
-    test run.
+    """Hold a lock among the processes of this machine that keep kernels in one place, such as ranks that start
+    together.
 
-    It also keeps two processes from naming what they write into numba's cache alike.
+    It also keeps two processes from giving the same name to files of numba's cache.
     """
     try:
         import fcntl

@@ -12,10 +12,10 @@ panel, plane, row, work  see column_panels.py
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
+from ptymesh.kernels.arrays import ComplexArray, IntArray, RealArray, Tables
 from ptymesh.kernels.column_panels import (
     ONE,
     PAIR,
@@ -32,22 +32,23 @@ from ptymesh.kernels.column_panels import (
 from ptymesh.kernels.jit import inlined
 from ptymesh.kernels.vectors import (
     LANES,
+    Vector,
     add_number,
     add_rounded,
+    broadcast,
     highest,
     larger,
     load,
     load_complex,
     magnitude,
-    spread,
     store,
 )
 from ptymesh.physics.kinds import PROBE
 
 
 @inlined
-def _ramp(f: float, out: Any) -> None:
-    """exp(-2 pi i k f) over the FFT frequencies k of len(out) pixels, in double precision."""
+def _ramp(f: float, out: ComplexArray) -> None:
+    """Write exp(-2 pi i k f) over the FFT frequencies k of len(out) pixels, in double precision."""
     size = len(out)
     phase = -2.0 * math.pi * f / size
     turn, value = complex(math.cos(phase), math.sin(phase)), complex(1.0, 0.0)
@@ -63,15 +64,21 @@ def _ramp(f: float, out: Any) -> None:
 
 @inlined
 def frequency(k: int, size: int) -> float:
-    """The k-th of the FFT of so many pixels, in cycles per pixel."""
+    """Return the k-th frequency of the FFT of `size` pixels, in cycles per pixel."""
     return (k if k < (size + 1) // 2 else k - size) / size
 
 
 @inlined
-def ramps(f: Any, w: int, axis: int, factor: float, down: Any, across: Any) -> None:
-    """Factors exp(-2 pi i k.f) of rows, times `factor`, down (2, h), and of columns, across (2, w' >= w).
+def ramps(f: RealArray, w: int, axis: int, factor: float, down: RealArray, across: RealArray) -> None:
+    """Write the factors exp(-2 pi i k.f) of rows and columns; those of `axis` also times 2 pi i k.
 
-    Real parts, imaginary parts; those of the axis also times 2 pi i k.
+    Args:
+        f: (2,) real, the view's fraction y x in pixels.
+        w: columns of a window, not padded.
+        axis: 0 or 1 to take the derivative along y or x; -1 for none.
+        factor: multiplies the factors of rows.
+        down: (2, h) real, factors of rows: real parts, imaginary parts.
+        across: (2, w') real, factors of columns: real parts, imaginary parts.
     """
     ry, rx = np.empty(down.shape[1], np.complex128), np.empty(w, np.complex128)
     _ramp(f[0], ry)
@@ -85,61 +92,116 @@ def ramps(f: Any, w: int, axis: int, factor: float, down: Any, across: Any) -> N
 
 
 @inlined
-def prepared(work: Any, h: int, w: int, dtype: Any) -> Any:
-    """A row, room for transforms, a plane, and the factors of rows and of columns (0 beyond w)."""
+def split_shift_work(
+    work: RealArray, h: int, w: int, dtype: np.dtype
+) -> tuple[RealArray, RealArray, RealArray, RealArray, RealArray]:
+    """Divide a band's workspace.
+
+    Args:
+        work: (k,) real, workspace of a band.
+        h: rows of a window.
+        w: columns of a window.
+        dtype: of the factors.
+
+    Returns:
+        Row, workspace of transforms, plane, and factors of rows and of columns (0 beyond w).
+    """
     wide = (w + LANES - ONE) // LANES * LANES
     row, spare, at = rows_of(work, ZERO, h, w)
-    down, across = factors(h, w, dtype)
+    down, across = empty_factors(h, w, dtype)
     return row, spare, work[at : at + TWO * h * wide], down, across
 
 
 @inlined
-def factors(h: int, w: int, dtype: Any) -> Any:
-    """Room for those of rows and of columns (0 beyond w)."""
+def empty_factors(h: int, w: int, dtype: np.dtype) -> tuple[RealArray, RealArray]:
+    """Return arrays for the factors of rows and of columns (0 beyond w).
+
+    Args:
+        h: rows of a window.
+        w: columns of a window.
+        dtype: of the factors.
+    """
     return np.empty((TWO, h), dtype), np.zeros((TWO, (w + LANES - ONE) // LANES * LANES), dtype)
 
 
 @inlined
-def turned_by(plane: Any, i: int, c: Any, d: Any, down: Any, r: int) -> Any:
-    """Eight pixels of row r, from number i of a plane on, times the factors across, c + id, and down."""
-    e, f = spread(down[0, r]), spread(down[1, r])
+def turned_by(plane: RealArray, i: int, c: Vector, d: Vector, down: RealArray, r: int) -> tuple[Vector, Vector]:
+    """Return eight pixels of a plane times the factors across, c + i d, and down.
+
+    Args:
+        plane: (2 h w',) real, a wave panel after panel.
+        i: index of the first pixel in `plane`.
+        c: vector, real parts of the factors across.
+        d: vector, imaginary parts of the factors across.
+        down: (2, h) real, factors of rows: real parts, imaginary parts.
+        r: row of the pixels.
+    """
+    e, f = broadcast(down[0, r]), broadcast(down[1, r])
     s, t, p, q = load(plane, i), load(plane, i + LANES), e * c - f * d, e * d + f * c
     return p * s - q * t, p * t + q * s
 
 
 @inlined
-def beam_in(waves: Any, m: int, M: int, shares: Any, h: int, start: int, spare: Any, plane: Any) -> None:
-    """Columns from `start` on of mode m of a view's beam, made of waves (M + K, h, w), to a plane; see `shares`."""
+def beam_in(
+    waves: ComplexArray, m: int, M: int, shares: RealArray, h: int, start: int, spare: RealArray, plane: RealArray
+) -> None:
+    """Write eight columns of mode m of a view's beam to a plane.
+
+    Args:
+        waves: (M + K, h, w) complex.
+        m: which mode.
+        M: number of modes.
+        shares: (1 + K,) real, see the module.
+        h: rows of a window.
+        start: first of the eight columns.
+        spare: (4 max(h, w) 8,) real, workspace of `transform`.
+        plane: (2 h w',) real, a wave panel after panel.
+    """
     w, at = U(waves.shape[2]), TWO * h * start
     panel_in(waves, TWO * h * w * m, h, w, start, plane)
     if len(shares) == 0:
         return
-    f = spread(shares[0])
+    f = broadcast(shares[0])
     for i in range(ZERO, PAIR * h, LANES):
         store(plane, at + i, f * load(plane, at + i))
     for k in range(ONE, U(len(shares)) if m == ZERO else ZERO):
         columns_of(waves, TWO * h * w * (M + k - ONE), h, w, start, spare, ZERO)
-        f = spread(shares[k])
+        f = broadcast(shares[k])
         for i in range(ZERO, PAIR * h, LANES):
             store(plane, at + i, load(plane, at + i) + f * load(spare, i))
 
 
 @inlined
 def columns_in(
-    spectrum: Any,
+    spectrum: ComplexArray,
     m: int,
     M: int,
-    shares: Any,
-    down: Any,
-    across: Any,
-    minus: Any,
+    shares: RealArray,
+    down: RealArray,
+    across: RealArray,
+    minus: Vector,
     h: int,
-    spare: Any,
-    plan: Any,
-    twiddles: Any,
-    plane: Any,
+    spare: RealArray,
+    plan: IntArray,
+    twiddles: RealArray,
+    plane: RealArray,
 ) -> None:
-    """Columns of F^H of mode m times its factors, to a plane; conjugate."""
+    """Write the columns of F^H of mode m times its factors to a plane, as conjugates.
+
+    Args:
+        spectrum: (M + K, h, w) complex, probes in Fourier space.
+        m: which mode.
+        M: number of modes.
+        shares: (1 + K,) real, see the module.
+        down: (2, h) real, factors of rows: real parts, imaginary parts.
+        across: (2, w') real, factors of columns: real parts, imaginary parts.
+        minus: vector of -1.
+        h: rows of a window.
+        spare: (4 max(h, w) 8,) real, workspace of `transform`.
+        plan: (2, k) int64, radices by axis.
+        twiddles: (2, 2 max(h, w)) real, by axis.
+        plane: (2 h w',) real, written.
+    """
     w = U(spectrum.shape[2])
     for start in range(ZERO, w, LANES):
         beam_in(spectrum, m, M, shares, h, start, spare, plane)
@@ -153,9 +215,22 @@ def columns_in(
 
 
 @inlined
-def waves_in(probe: Any, m: int, M: int, shares: Any, f: float, h: int, spare: Any, plane: Any) -> None:
-    """f conj of mode m, as it is, to a plane."""
-    w, by, back = U(probe.shape[2]), spread(f), spread(-f)
+def waves_in(
+    probe: ComplexArray, m: int, M: int, shares: RealArray, f: float, h: int, spare: RealArray, plane: RealArray
+) -> None:
+    """Write mode m of a view's beam times f to a plane, as conjugates.
+
+    Args:
+        probe: (M + K, h, w) complex.
+        m: which mode.
+        M: number of modes.
+        shares: (1 + K,) real, see the module.
+        f: factor.
+        h: rows of a window.
+        spare: (4 max(h, w) 8,) real, workspace of `transform`.
+        plane: (2 h w',) real, written.
+    """
+    w, by, back = U(probe.shape[2]), broadcast(f), broadcast(-f)
     for start in range(ZERO, w, LANES):
         beam_in(probe, m, M, shares, h, start, spare, plane)
         for i in range(TWO * h * start, TWO * h * (start + LANES), PAIR):
@@ -164,10 +239,27 @@ def waves_in(probe: Any, m: int, M: int, shares: Any, f: float, h: int, spare: A
 
 
 @inlined
-def add_plane(plane: Any, f: float, kind: int, m: int, shifts: Any, sums: Any, half: int, reached: Any) -> None:
-    """sums (parts M 2 h w') of mode m += f times the wave in a plane, rounded. kind: of sum; half: numbers to the
-    second part; reached: see `compiled.to_windows`."""
-    shift, fine, top, by = spread(shifts[kind, 0]), spread(shifts[kind, 1]), spread(plane[0] - plane[0]), spread(f)
+def add_plane(
+    plane: RealArray, f: float, kind: int, m: int, shifts: RealArray, sums: RealArray, half: int, reached: RealArray
+) -> None:
+    """Add f times the wave in a plane to the sums of mode m, rounded.
+
+    Args:
+        plane: (2 h w',) real, a wave panel after panel.
+        f: factor.
+        kind: kind of sum (physics/kinds.py).
+        m: which mode.
+        shifts: (n, 2) float64, rounding shifts by kind of sum and part.
+        sums: (parts M 2 h w',) float64, panel after panel.
+        half: numbers from the first part of the sums to the second; 0 if there is one part.
+        reached: (n,) float64, largest terms so far by kind of sum, updated.
+    """
+    shift, fine, top, by = (
+        broadcast(shifts[kind, 0]),
+        broadcast(shifts[kind, 1]),
+        broadcast(plane[0] - plane[0]),
+        broadcast(f),
+    )
     for i in range(ZERO, U(len(plane)), LANES):
         p = by * load(plane, i)
         top = larger(magnitude(p), top)
@@ -176,8 +268,28 @@ def add_plane(plane: Any, f: float, kind: int, m: int, shifts: Any, sums: Any, h
 
 
 @inlined
-def turn_columns(plane: Any, down: Any, across: Any, h: int, w: int, spare: Any, plan: Any, twiddles: Any) -> None:
-    """A wave in a plane, whose rows are transformed and columns not, becomes factors times its transform."""
+def turn_columns(
+    plane: RealArray,
+    down: RealArray,
+    across: RealArray,
+    h: int,
+    w: int,
+    spare: RealArray,
+    plan: IntArray,
+    twiddles: RealArray,
+) -> None:
+    """Transform the columns of a wave whose rows are transformed, and multiply it by the factors.
+
+    Args:
+        plane: (2 h w',) real, a wave panel after panel.
+        down: (2, h) real, factors of rows: real parts, imaginary parts.
+        across: (2, w') real, factors of columns: real parts, imaginary parts.
+        h: rows of a window.
+        w: columns of a window.
+        spare: (4 max(h, w) 8,) real, workspace of `transform`.
+        plan: (2, k) int64, radices by axis.
+        twiddles: (2, 2 max(h, w)) real, by axis.
+    """
     for start in range(ZERO, w, LANES):
         transform(plane, TWO * h * start, spare, h, plan[0], twiddles[0])
         c, d = load(across[0], start), load(across[1], start)
@@ -189,13 +301,33 @@ def turn_columns(plane: Any, down: Any, across: Any, h: int, w: int, spare: Any,
 
 
 @inlined
-def shifted(work: Any, spectrum: Any, f: Any, a: float, axis: int, tables: Any, out: Any, view: int) -> None:
-    """out[view] (M, h, w) = F^H of a exp(-2 pi i k.f) spectrum_m, times 2 pi i k_axis where axis is 0 or 1."""
+def write_shifted_probes(
+    work: RealArray,
+    spectrum: ComplexArray,
+    f: RealArray,
+    a: float,
+    axis: int,
+    tables: Tables,
+    out: ComplexArray,
+    view: int,
+) -> None:
+    """Write the probes shifted to a view's position: F^H of a exp(-2 pi i k.f) spectrum_m.
+
+    Args:
+        work: (k,) real, workspace of a band.
+        spectrum: (M, h, w) complex, probes in Fourier space.
+        f: (2,) real, the view's fraction y x in pixels.
+        a: amplitude.
+        axis: 0 or 1 to take the derivative along y or x, which is times 2 pi i k_axis; -1 for none.
+        tables: constants, plan and twiddles of the transform.
+        out: (B, M, h, w) complex, out[view] is written.
+        view: index of the view.
+    """
     M, h, w = U(out.shape[1]), U(out.shape[2]), U(out.shape[3])
     constants, plan, twiddles = tables
-    row, spare, plane, down, across = prepared(work, h, w, constants.dtype)
+    row, spare, plane, down, across = split_shift_work(work, h, w, constants.dtype)
     ramps(f, np.int64(w), axis, a * constants[6], down, across)
-    minus = spread(-constants[1])
+    minus = broadcast(-constants[1])
     for m in range(M):
         columns_in(spectrum, m, M, constants[:0], down, across, minus, h, spare, plan, twiddles, plane)
         rows_back(plane, h, w, row, spare, plan, twiddles, out, TWO * h * w * (view * M + m))
@@ -203,24 +335,40 @@ def shifted(work: Any, spectrum: Any, f: Any, a: float, axis: int, tables: Any, 
 
 @inlined
 def add_shifted_back(
-    work: Any,
-    waves: Any,
+    work: RealArray,
+    waves: ComplexArray,
     view: int,
-    obj: Any,
+    obj: ComplexArray,
     y: int,
     x: int,
     a: float,
-    f: Any,
-    tables: Any,
-    shifts: Any,
-    sums: Any,
+    f: RealArray,
+    tables: Tables,
+    shifts: RealArray,
+    sums: RealArray,
     half: int,
-    reached: Any,
+    reached: RealArray,
 ) -> None:
-    """sums (parts M 2 h w') += exp(+2 pi i k.f) F conj(a O) waves[view], O the object's window at y x."""
+    """Add exp(+2 pi i k.f) F conj(a O) waves[view] to the sums, O being the object in the view's window.
+
+    Args:
+        work: (k,) real, workspace of a band.
+        waves: (B, M, h, w) complex.
+        view: index of the view.
+        obj: (H, W) complex, the object's slice.
+        y: first row of the window in the object.
+        x: first column of the window in the object.
+        a: amplitude.
+        f: (2,) real, the view's fraction y x in pixels.
+        tables: constants, plan and twiddles of the transform.
+        shifts: (n, 2) float64, rounding shifts by kind of sum and part.
+        sums: (parts M 2 h w',) float64, panel after panel.
+        half: numbers from the first part of the sums to the second; 0 if there is one part.
+        reached: (n,) float64, largest terms so far by kind of sum, updated.
+    """
     M, h, w = U(waves.shape[1]), U(waves.shape[2]), U(waves.shape[3])
     constants, plan, twiddles = tables
-    row, spare, plane, down, across = prepared(work, h, w, constants.dtype)
+    row, spare, plane, down, across = split_shift_work(work, h, w, constants.dtype)
     ramps(-f, np.int64(w), -1, constants[6], down, across)
     stride = TWO * U(obj.shape[1])
     window = stride * y + TWO * x
@@ -233,22 +381,37 @@ def add_shifted_back(
 
 @inlined
 def add_power(
-    obj: Any,
+    obj: ComplexArray,
     y: int,
     x: int,
     a: float,
     kind: int,
     m: int,
-    shifts: Any,
+    shifts: RealArray,
     h: int,
     w: int,
-    out: Any,
+    out: RealArray,
     half: int,
-    reached: Any,
+    reached: RealArray,
 ) -> None:
-    """out (parts n h w) of the m-th += |a O|^2, O the object's window at y x; rounded. kind: of sum."""
-    W, by2, full, at = U(obj.shape[1]), spread(a * a), w // LANES * LANES, h * w * m
-    shift, fine, top = spread(shifts[kind, 0]), spread(shifts[kind, 1]), spread(a - a)
+    """Add |a O|^2 of the object's window to the m-th of several weights, rounded.
+
+    Args:
+        obj: (H, W) complex, the object's slice.
+        y: first row of the window in the object.
+        x: first column of the window in the object.
+        a: amplitude.
+        kind: kind of sum (physics/kinds.py).
+        m: which of the weights.
+        shifts: (n, 2) float64, rounding shifts by kind of sum and part.
+        h: rows of a window.
+        w: columns of a window.
+        out: (parts n h w,) float64.
+        half: numbers from the first part of the sums to the second; 0 if there is one part.
+        reached: (n,) float64, largest terms so far by kind of sum, updated.
+    """
+    W, by2, full, at = U(obj.shape[1]), broadcast(a * a), w // LANES * LANES, h * w * m
+    shift, fine, top = broadcast(shifts[kind, 0]), broadcast(shifts[kind, 1]), broadcast(a - a)
     for r in range(h):
         o = TWO * (W * (y + r) + x)
         for c in range(ZERO, full, LANES):

@@ -138,8 +138,7 @@ def bring(
     PLACES: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """What `count` views of a chunk have of their own goes to where `size` views are swept; the others of these have no
-    light."""
+    """Copy what `count` views have of their own to where `size` views are swept; the others have no light."""
     view = tl.program_id(0) * TILE + tl.arange(0, TILE)
     here, there = view < count, view < size
     for axis in tl.static_range(2):

@@ -138,7 +138,7 @@ def ramped(spectrum, fractions, a, out, M, h, w, AXIS: tl.constexpr, TILE: tl.co
 
 @triton.jit
 def _rounded(term, shifts, KIND: tl.constexpr):
-    """Its two parts, each rounded to the step of its kind, in double precision."""
+    """Return the two parts of a term, each rounded to the step of its kind, in double precision."""
     term = term.to(tl.float64)
     shift, fine = tl.load(shifts + 2 * KIND), tl.load(shifts + 2 * KIND + 1)
     first = (term + shift) - shift

@@ -11,18 +11,21 @@ array   C-contiguous, real or complex; `place` counts real numbers from its star
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.core.datamodel import models
+from numba.core.base import BaseContext
+from numba.core.datamodel import DataModelManager, models
 from numba.core.imputils import lower_builtin
-from numba.core.typing.templates import AbstractTemplate, infer_global, signature
+from numba.core.typing.context import BaseContext as TypingContext
+from numba.core.typing.templates import AbstractTemplate, Signature, infer_global, signature
 from numba.extending import intrinsic as _intrinsic
 from numba.extending import register_model
 
+from ptymesh.kernels.arrays import ComplexArray, NumberArray, RealArray
 from ptymesh.kernels.jit import inlined
 
 #: Numbers in a vector.
@@ -35,41 +38,66 @@ ZERO, TWO, THREE, FOUR, FIVE, SIX, SEVEN = (np.uint64(n) for n in (0, 2, 3, 4, 5
 
 
 class Vector(types.Type):
-    """Type of eight numbers of this dtype."""
+    """Numba's type of eight numbers of one dtype."""
 
-    def __init__(self, dtype: Any) -> None:
+    def __init__(self, dtype: types.Float) -> None:
         self.dtype = dtype
         super().__init__(name=f"Vector({dtype})")
+
+    if TYPE_CHECKING:  # operations on values of this type in kernels
+
+        def __add__(self, other: Vector) -> Vector: ...
+
+        def __sub__(self, other: Vector) -> Vector: ...
+
+        def __mul__(self, other: Vector) -> Vector: ...
+
+        def __truediv__(self, other: Vector) -> Vector: ...
+
+
+#: Eight of them, eight neighbours each.
+EightVectors = tuple[Vector, Vector, Vector, Vector, Vector, Vector, Vector, Vector]
+#: Real and imaginary parts of eight complex numbers.
+ComplexVector = tuple[Vector, Vector]
+#: What an intrinsic is made of: its type, and the function that writes LLVM's instructions.
+Intrinsic = tuple[Signature, Callable[[BaseContext, ir.IRBuilder, Signature, Sequence[ir.Value]], ir.Value]]
 
 
 @register_model(Vector)
 class _VectorModel(models.PrimitiveModel):
-    def __init__(self, manager: Any, of: Any) -> None:
+    def __init__(self, manager: DataModelManager, of: Vector) -> None:
         super().__init__(manager, of, _llvm(of))
 
 
-def _llvm(vector: Any) -> Any:
+def _llvm(vector: Vector) -> ir.VectorType:
+    """Return LLVM's type of a vector."""
     return ir.VectorType(ir.FloatType() if vector.dtype == types.float32 else ir.DoubleType(), _lanes)
 
 
-def _in(array: Any) -> Any:
-    """The vectors in an array of this type."""
-    return Vector(getattr(array.dtype, "underlying_float", array.dtype))
+def _dtype(array: types.Array) -> Any:
+    """Return the type of an array's numbers."""
+    return array.dtype
 
 
-def _offer(operation: Any, instruction: str) -> None:
-    """a + b and its kin."""
+def _in(array: types.Array) -> Vector:
+    """Return the type of the vectors in an array of this type."""
+    dtype = _dtype(array)
+    return Vector(getattr(dtype, "underlying_float", dtype))
+
+
+def _offer(operation: Callable[..., object], instruction: str) -> None:
+    """Let numba compile an operator on two vectors to one instruction."""
 
     class Template(AbstractTemplate):
-        def generic(self, args: Any, kws: Any) -> Any:
+        def generic(self, args: Sequence[types.Type], kws: Mapping[str, types.Type]) -> Signature | None:
             fits = len(args) == 2 and isinstance(args[0], Vector) and args[0] == args[1]
             return signature(args[0], *args) if fits else None
 
-    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    def _lower(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Sequence[ir.Value]) -> ir.Value:
         return getattr(builder, instruction)(*args)
 
     infer_global(operation)(Template)
-    lower_builtin(operation, Vector, Vector)(lower)
+    lower_builtin(operation, Vector, Vector)(_lower)
 
 
 for _operation, _instruction in (
@@ -81,34 +109,42 @@ for _operation, _instruction in (
     _offer(_operation, _instruction)
 
 
-def _number(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-    """Address of the number at a place."""
+def _number(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Sequence[ir.Value]) -> ir.Value:
+    """Return the address of the number at a place."""
     data = context.make_array(sig.args[0])(context, builder, args[0]).data
     return builder.gep(builder.bitcast(data, _llvm(_in(sig.args[0])).element.as_pointer()), [args[1]])
 
 
-def _address(context: Any, builder: Any, sig: Any, args: Any) -> tuple[Any, int]:
-    """Of the vector at a place, and the alignment of its numbers."""
+def _address(
+    context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Sequence[ir.Value]
+) -> tuple[ir.Value, int]:
+    """Return the address of the vector at a place, and the alignment of its numbers."""
     vector = _in(sig.args[0])
     return builder.bitcast(_number(context, builder, sig, args), _llvm(vector).as_pointer()), vector.dtype.bitwidth // 8
 
 
 @intrinsic
-def load(typing: Any, array: Any, place: Any) -> Any:
-    """The vector at a place."""
+def load(typing: TypingContext, array: types.Array, place: types.Integer) -> Intrinsic:
+    """Return the vector at a place.
 
-    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    Args:
+        typing: context of numba's type inference.
+        array: real or complex, C-contiguous.
+        place: index of the first number, counted in reals.
+    """
+
+    def _lower(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Sequence[ir.Value]) -> ir.Value:
         address, align = _address(context, builder, sig, args)
         return builder.load(address, align=align)
 
-    return _in(array)(array, types.uint64), lower
+    return _in(array)(array, types.uint64), _lower
 
 
 @intrinsic
-def _fetch(typing: Any, array: Any, place: Any) -> Any:
-    """Asks for the line of the cache with the number at a place."""
+def _fetch(typing: TypingContext, array: types.Array, place: types.Integer) -> Intrinsic:
+    """Ask for the line of the cache with the number at a place."""
 
-    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    def _lower(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Sequence[ir.Value]) -> ir.Value:
         whole = ir.IntType(32)
         address = builder.bitcast(_number(context, builder, sig, args), ir.IntType(8).as_pointer())
         signature = ir.FunctionType(ir.VoidType(), [address.type, whole, whole, whole])
@@ -117,32 +153,45 @@ def _fetch(typing: Any, array: Any, place: Any) -> Any:
         builder.call(prefetch, [address, *(ir.Constant(whole, n) for n in (0, 2, 1))])
         return context.get_dummy_value()
 
-    return types.void(array, types.uint64), lower
+    return types.void(array, types.uint64), _lower
 
 
 @intrinsic
-def _in_line(typing: Any, array: Any) -> Any:
-    """Numbers of an array in a line of the cache."""
+def _in_line(typing: TypingContext, array: types.Array) -> Intrinsic:
+    """Return how many numbers of an array are in a line of the cache."""
 
-    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    def _lower(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Sequence[ir.Value]) -> ir.Value:
         return ir.Constant(ir.IntType(64), LINE // (_in(sig.args[0]).dtype.bitwidth // 8))
 
-    return types.uint64(array), lower
+    return types.uint64(array), _lower
 
 
 @inlined
-def fetch(array: Any, place: int, count: int) -> None:
-    """Asks for so many numbers from a place on, to be in the cache when they are wanted; they need not exist."""
+def fetch(array: NumberArray, place: int, count: int) -> None:
+    """Ask for numbers to be in the cache when they are wanted.
+
+    Args:
+        array: real or complex, C-contiguous.
+        place: index of the first number, counted in reals.
+        count: how many numbers; they need not exist.
+    """
     for at in range(place, place + count, _in_line(array)):
         _fetch(array, at)
 
 
 @intrinsic
-def load_as(typing: Any, array: Any, place: Any, like: Any) -> Any:
-    """Eight numbers of any real array, at a place, converted to those of another."""
-    vector, dtype = _in(like), array.dtype
+def load_as(typing: TypingContext, array: types.Array, place: types.Integer, like: types.Array) -> Intrinsic:
+    """Return eight numbers of a real array, converted to the dtype of another array.
 
-    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    Args:
+        typing: context of numba's type inference.
+        array: real or integer, C-contiguous.
+        place: index of the first number.
+        like: array of the wanted dtype.
+    """
+    vector, dtype = _in(like), _dtype(array)
+
+    def _lower(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Sequence[ir.Value]) -> ir.Value:
         whole = isinstance(dtype, types.Integer)
         element = ir.IntType(dtype.bitwidth) if whole else _llvm(Vector(dtype)).element
         data = context.make_array(sig.args[0])(context, builder, args[0]).data
@@ -154,183 +203,238 @@ def load_as(typing: Any, array: Any, place: Any, like: Any) -> Any:
             return found
         return (builder.fptrunc if dtype.bitwidth > vector.dtype.bitwidth else builder.fpext)(found, wanted)
 
-    return vector(array, types.uint64, like), lower
+    return vector(array, types.uint64, like), _lower
 
 
 @intrinsic
-def where_at_least(typing: Any, a: Any, b: Any, x: Any, y: Any) -> Any:
-    """x where a >= b, and y elsewhere: where a or b is NaN, too."""
+def where_at_least(typing: TypingContext, a: Vector, b: Vector, x: Vector, y: Vector) -> Intrinsic:
+    """Return x where a >= b, and y elsewhere, also where a or b is NaN.
 
-    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    Args:
+        typing: context of numba's type inference.
+        a: vector of eight reals.
+        b: vector of eight reals.
+        x: vector of eight reals.
+        y: vector of eight reals.
+    """
+
+    def _lower(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Sequence[ir.Value]) -> ir.Value:
         return builder.select(builder.fcmp_ordered(">=", *args[:2]), *args[2:])
 
-    return x(a, b, x, y), lower
+    return x(a, b, x, y), _lower
 
 
 @intrinsic
-def larger(typing: Any, a: Any, b: Any) -> Any:
-    """The larger ones of the numbers; b where a or b is NaN. One instruction, which `where_at_least` is not."""
+def larger(typing: TypingContext, a: Vector, b: Vector) -> Intrinsic:
+    """Return the larger number of each pair, and that of b where one is NaN.
 
-    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    This is one instruction, which `where_at_least` is not.
+
+    Args:
+        typing: context of numba's type inference.
+        a: vector of eight reals.
+        b: vector of eight reals.
+    """
+
+    def _lower(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Sequence[ir.Value]) -> ir.Value:
         return builder.select(builder.fcmp_ordered(">", *args), *args)
 
-    return a(a, b), lower
+    return a(a, b), _lower
 
 
-def _wide(a: Any) -> Any:
-    """Vectors and numbers in double precision, like vectors or a number."""
+def _wide(a: types.Type) -> types.Type:
+    """Return the double-precision type of a vector or a number."""
     return Vector(types.float64) if isinstance(a, Vector) else types.float64
 
 
 @intrinsic
-def widened(typing: Any, a: Any) -> Any:
-    """A vector or a number in double precision."""
+def widened(typing: TypingContext, a: types.Type) -> Intrinsic:
+    """Return a vector or a number in double precision."""
     wide = _wide(a)
 
-    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    def _lower(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Sequence[ir.Value]) -> ir.Value:
         return args[0] if sig.args[0] == wide else builder.fpext(args[0], context.get_value_type(wide))
 
-    return wide(a), lower
+    return wide(a), _lower
 
 
 @intrinsic
-def nearest(typing: Any, a: Any, shift: Any) -> Any:
-    """(a + shift) - shift, which rounds a to a multiple of a step (physics/rounding.py).
+def nearest(typing: TypingContext, a: types.Type, shift: types.Type) -> Intrinsic:
+    """Return (a + shift) - shift, which is a rounded to a multiple of a step (physics/rounding.py).
 
-    Numba gives its own liberties with sums to all operations that name none, and the compiler would find that shift -
-    shift is 0. These name one that does no harm: zeros may have either sign.
+    Numba gives its own freedom with sums to all operations that name none, and the compiler would find that shift -
+    shift is 0. These operations name one that does no harm: zeros may have either sign.
+
+    Args:
+        typing: context of numba's type inference.
+        a: vector or number in double precision.
+        shift: of the same type.
     """
 
-    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    def _lower(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Sequence[ir.Value]) -> ir.Value:
         return builder.fsub(builder.fadd(*args, flags=("nsz",)), args[1], flags=("nsz",))
 
-    return a(a, shift), lower
+    return a(a, shift), _lower
 
 
 @intrinsic
-def magnitude(typing: Any, a: Any) -> Any:
-    """Numbers without their signs."""
+def magnitude(typing: TypingContext, a: Vector | types.Float) -> Intrinsic:
+    """Return the absolute values of a vector or of a number."""
 
-    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    def _lower(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Sequence[ir.Value]) -> ir.Value:
         bits = (a.dtype if isinstance(a, Vector) else a).bitwidth
         name = f"llvm.fabs.{f'v{_lanes}' if isinstance(a, Vector) else ''}f{bits}"
         function = builder.module.declare_intrinsic(name, (), ir.FunctionType(args[0].type, [args[0].type]))
         return builder.call(function, args)
 
-    return a(a), lower
+    return a(a), _lower
 
 
 @intrinsic
-def narrowed(typing: Any, a: Any, like: Any) -> Any:
-    """A vector in double precision as one of the numbers in an array."""
+def narrowed(typing: TypingContext, a: Vector, like: types.Array) -> Intrinsic:
+    """Return a vector in double precision as a vector of an array's dtype.
+
+    Args:
+        typing: context of numba's type inference.
+        a: vector of eight reals.
+        like: array of the wanted dtype.
+    """
     vector = _in(like)
 
-    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    def _lower(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Sequence[ir.Value]) -> ir.Value:
         return args[0] if sig.args[0] == vector else builder.fptrunc(args[0], _llvm(vector))
 
-    return vector(a, like), lower
+    return vector(a, like), _lower
 
 
 @intrinsic
-def highest(typing: Any, a: Any) -> Any:
-    """The largest of the eight numbers; what is NaN does not count."""
+def highest(typing: TypingContext, a: Vector) -> Intrinsic:
+    """Return the largest of the eight numbers; NaN does not count."""
 
-    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    def _lower(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Sequence[ir.Value]) -> ir.Value:
         each = [builder.extract_element(args[0], ir.Constant(ir.IntType(32), lane)) for lane in range(_lanes)]
         found = each[0]
         for other in each[1:]:
             found = builder.select(builder.fcmp_ordered(">", other, found), other, found)
         return found
 
-    return a.dtype(a), lower
+    return a.dtype(a), _lower
 
 
 @intrinsic
-def is_zero(typing: Any, a: Any, b: Any) -> Any:
-    """Whether all numbers of two vectors are 0."""
+def is_zero(typing: TypingContext, a: Vector, b: Vector) -> Intrinsic:
+    """Return True if all numbers of two vectors are 0.
 
-    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    Args:
+        typing: context of numba's type inference.
+        a: vector of eight reals.
+        b: vector of eight reals.
+    """
+
+    def _lower(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Sequence[ir.Value]) -> ir.Value:
         nothing = ir.Constant(_llvm(sig.args[0]), None)
         some = builder.or_(*(builder.fcmp_unordered("!=", x, nothing) for x in args))
         byte = ir.IntType(_lanes)
         return builder.icmp_unsigned("==", builder.bitcast(some, byte), ir.Constant(byte, 0))
 
-    return types.boolean(a, b), lower
+    return types.boolean(a, b), _lower
 
 
 @intrinsic
-def store(typing: Any, array: Any, place: Any, a: Any) -> Any:
-    """Writes the vector to a place."""
+def store(typing: TypingContext, array: types.Array, place: types.Integer, a: Vector) -> Intrinsic:
+    """Write a vector to a place.
 
-    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    Args:
+        typing: context of numba's type inference.
+        array: real or complex, C-contiguous.
+        place: index of the first number, counted in reals.
+        a: vector of eight reals.
+    """
+
+    def _lower(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Sequence[ir.Value]) -> ir.Value:
         address, align = _address(context, builder, sig, args)
         builder.store(args[2], address, align=align)
         return context.get_dummy_value()
 
-    return types.void(array, types.uint64, a), lower
+    return types.void(array, types.uint64, a), _lower
 
 
 @intrinsic
-def spread(typing: Any, number: Any) -> Any:
-    """Eight times the number."""
+def broadcast(typing: TypingContext, number: types.Float) -> Intrinsic:
+    """Return a vector of eight times the number."""
 
-    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    def _lower(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Sequence[ir.Value]) -> ir.Value:
         nothing = ir.Constant(_llvm(sig.return_type), ir.Undefined)
         one = builder.insert_element(nothing, args[0], ir.Constant(ir.IntType(32), 0))
         return builder.shuffle_vector(one, nothing, _chosen([0] * _lanes))
 
-    return Vector(number)(number), lower
+    return Vector(number)(number), _lower
 
 
 @intrinsic
-def number(typing: Any, array: Any, place: Any) -> Any:
-    """The one number at a place."""
+def number(typing: TypingContext, array: types.Array, place: types.Integer) -> Intrinsic:
+    """Return the one number at a place.
 
-    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    Args:
+        typing: context of numba's type inference.
+        array: real or complex, C-contiguous.
+        place: index of the first number, counted in reals.
+    """
+
+    def _lower(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Sequence[ir.Value]) -> ir.Value:
         return builder.load(_number(context, builder, sig, args))
 
-    return _in(array).dtype(array, types.uint64), lower
+    return _in(array).dtype(array, types.uint64), _lower
 
 
 @intrinsic
-def put_number(typing: Any, array: Any, place: Any, value: Any) -> Any:
-    """Writes one number to a place."""
+def put_number(typing: TypingContext, array: types.Array, place: types.Integer, value: types.Type) -> Intrinsic:
+    """Write one number to a place.
 
-    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    Args:
+        typing: context of numba's type inference.
+        array: real or complex, C-contiguous.
+        place: index of the first number, counted in reals.
+        value: number of the array's dtype.
+    """
+
+    def _lower(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Sequence[ir.Value]) -> ir.Value:
         builder.store(args[2], _number(context, builder, sig, args))
         return context.get_dummy_value()
 
-    return types.void(array, types.uint64, value), lower
+    return types.void(array, types.uint64, value), _lower
 
 
 @intrinsic
-def total(typing: Any, a: Any) -> Any:
-    """Sum of the eight numbers."""
+def total(typing: TypingContext, a: Vector) -> Intrinsic:
+    """Return the sum of the eight numbers."""
 
-    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    def _lower(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Sequence[ir.Value]) -> ir.Value:
         each = [builder.extract_element(args[0], ir.Constant(ir.IntType(32), lane)) for lane in range(_lanes)]
         while len(each) > 1:
             each = [builder.fadd(x, y) for x, y in zip(each[::2], each[1::2], strict=True)]
         return each[0]
 
-    return a.dtype(a), lower
+    return a.dtype(a), _lower
 
 
-def _chosen(places: Iterable[int]) -> Any:
+def _chosen(places: Iterable[int]) -> ir.Constant:
+    """Return the indices of a shuffle as a constant of LLVM."""
     return ir.Constant(ir.VectorType(ir.IntType(32), _lanes), list(places))
 
 
-def _shuffle(*places: int) -> Any:
-    """A function that takes numbers from two vectors: places 0 ... 7 are the first one's, 8 ... 15 the second one's."""
+def _shuffle(*places: int) -> Callable[[Vector, Vector], Vector]:
+    """Return a function that takes numbers from two vectors: places 0 ... 7 are the first one's, 8 ... 15 the second
+    one's."""
 
     @intrinsic
-    def shuffle(typing: Any, a: Any, b: Any) -> Any:
-        def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    def _take(typing: TypingContext, a: Vector, b: Vector) -> Intrinsic:
+        def _lower(context: BaseContext, builder: ir.IRBuilder, sig: Signature, args: Sequence[ir.Value]) -> ir.Value:
             return builder.shuffle_vector(*args, _chosen(places))
 
-        return a(a, b), lower
+        return a(a, b), _lower
 
-    return shuffle
+    return _take
 
 
 _even, _odd = _shuffle(0, 2, 4, 6, 8, 10, 12, 14), _shuffle(1, 3, 5, 7, 9, 11, 13, 15)
@@ -343,29 +447,49 @@ _fours_low, _fours_high = _shuffle(0, 1, 2, 3, 8, 9, 10, 11), _shuffle(4, 5, 6, 
 
 
 @inlined
-def load_complex(array: Any, place: int) -> Any:
-    """Real and imaginary parts of eight complex numbers."""
+def load_complex(array: ComplexArray, place: int) -> ComplexVector:
+    """Return real and imaginary parts of eight complex numbers."""
     a, b = load(array, place), load(array, place + LANES)
     return _even(a, b), _odd(a, b)
 
 
 @inlined
-def store_complex(array: Any, place: int, real: Any, imaginary: Any) -> None:
-    """Writes eight complex numbers."""
+def store_complex(array: ComplexArray, place: int, real: Vector, imaginary: Vector) -> None:
+    """Write eight complex numbers.
+
+    Args:
+        array: real or complex, C-contiguous.
+        place: index of the first number, counted in reals.
+        real: vector of eight real parts.
+        imaginary: vector of eight imaginary parts.
+    """
     store(array, place, _zip_low(real, imaginary))
     store(array, place + LANES, _zip_high(real, imaginary))
 
 
 @inlined
-def add_complex(array: Any, place: int, real: Any, imaginary: Any) -> None:
-    """Adds to eight complex numbers."""
+def add_complex(array: ComplexArray, place: int, real: Vector, imaginary: Vector) -> None:
+    """Add to eight complex numbers.
+
+    Args:
+        array: real or complex, C-contiguous.
+        place: index of the first number, counted in reals.
+        real: vector of eight real parts.
+        imaginary: vector of eight imaginary parts.
+    """
     store(array, place, load(array, place) + _zip_low(real, imaginary))
     store(array, place + LANES, load(array, place + LANES) + _zip_high(real, imaginary))
 
 
 @inlined
-def load_eight(array: Any, place: int, stride: int) -> Any:
-    """Eight vectors, `stride` numbers apart."""
+def load_eight(array: NumberArray, place: int, stride: int) -> EightVectors:
+    """Return eight vectors.
+
+    Args:
+        array: real or complex, C-contiguous.
+        place: index of the first number, counted in reals.
+        stride: numbers from one vector to the next.
+    """
     return (
         load(array, place),
         load(array, place + stride),
@@ -379,8 +503,15 @@ def load_eight(array: Any, place: int, stride: int) -> Any:
 
 
 @inlined
-def store_eight(array: Any, place: int, stride: int, of: Any) -> None:
-    """Writes eight vectors, `stride` numbers apart."""
+def store_eight(array: NumberArray, place: int, stride: int, of: EightVectors) -> None:
+    """Write eight vectors.
+
+    Args:
+        array: real or complex, C-contiguous.
+        place: index of the first number, counted in reals.
+        stride: numbers from one vector to the next.
+        of: the vectors.
+    """
     store(array, place, of[0])
     store(array, place + stride, of[1])
     store(array, place + TWO * stride, of[2])
@@ -392,8 +523,8 @@ def store_eight(array: Any, place: int, stride: int, of: Any) -> None:
 
 
 @inlined
-def transposed(of: Any) -> Any:
-    """Of eight vectors the k-th numbers, for k = 0 ... 7."""
+def transposed(of: EightVectors) -> EightVectors:
+    """Return eight vectors of which the k-th holds the k-th numbers of those given."""
     a, b, c, d, e, f, g, h = of
     p, q, r, s = _ones_low(a, b), _ones_high(a, b), _ones_low(c, d), _ones_high(c, d)
     t, u, v, w = _ones_low(e, f), _ones_high(e, f), _ones_low(g, h), _ones_high(g, h)
@@ -415,15 +546,23 @@ def transposed(of: Any) -> Any:
 
 
 @inlined
-def second_part(size: int, parts: int) -> Any:
-    """Numbers from the first part of sums of so many numbers to the second; 0 where there is one."""
+def second_part(size: int, parts: int) -> np.uint64:
+    """Return how many numbers the second part of sums lies behind the first; 0 if there is one part."""
     return np.uint64(size) // TWO if parts > 1 else ZERO
 
 
 @inlined
-def add_rounded(sums: Any, place: int, half: int, a: Any, shift: Any, fine: Any) -> None:
-    """Adds a vector to sums in double precision, rounded; if they have a second part, which lies `half` numbers further
-    on, what is left is added there. shift, fine: vectors of both parts' shifts."""
+def add_rounded(sums: RealArray, place: int, half: int, a: Vector, shift: Vector, fine: Vector) -> None:
+    """Add a vector, rounded, to sums in double precision; what is left over to their second part, if there is one.
+
+    Args:
+        sums: float64, flat or of any shape.
+        place: index of the first sum.
+        half: numbers from the first part of the sums to the second; 0 if there is one part.
+        a: vector of eight reals.
+        shift: rounding shift of the first part.
+        fine: rounding shift of the second part.
+    """
     t = widened(a)
     q = nearest(t, shift)
     store(sums, place, load(sums, place) + q)
@@ -432,8 +571,17 @@ def add_rounded(sums: Any, place: int, half: int, a: Any, shift: Any, fine: Any)
 
 
 @inlined
-def add_number(sums: Any, place: int, half: int, a: float, shift: float, fine: float) -> None:
-    """The same of one number."""
+def add_number(sums: RealArray, place: int, half: int, a: float, shift: float, fine: float) -> None:
+    """Add a number, rounded, to a sum in double precision; what is left over to its second part, if there is one.
+
+    Args:
+        sums: float64, flat or of any shape.
+        place: index of the sum.
+        half: numbers from the first part of the sums to the second; 0 if there is one part.
+        a: the number.
+        shift: rounding shift of the first part.
+        fine: rounding shift of the second part.
+    """
     t = widened(a)
     q = nearest(t, shift)
     put_number(sums, place, number(sums, place) + q)
@@ -442,21 +590,45 @@ def add_number(sums: Any, place: int, half: int, a: float, shift: float, fine: f
 
 
 @inlined
-def add_complex_rounded(sums: Any, place: int, half: int, real: Any, imaginary: Any, shift: Any, fine: Any) -> None:
-    """Adds eight complex numbers to sums, rounded."""
+def add_complex_rounded(
+    sums: RealArray, place: int, half: int, real: Vector, imaginary: Vector, shift: Vector, fine: Vector
+) -> None:
+    """Add eight complex numbers, rounded, to sums in double precision; what is left over to their second part.
+
+    Args:
+        sums: float64, flat or of any shape.
+        place: index of the first sum.
+        half: numbers from the first part of the sums to the second; 0 if there is one part.
+        real: vector of eight real parts.
+        imaginary: vector of eight imaginary parts.
+        shift: rounding shift of the first part.
+        fine: rounding shift of the second part.
+    """
     add_rounded(sums, place, half, _zip_low(real, imaginary), shift, fine)
     add_rounded(sums, place + LANES, half, _zip_high(real, imaginary), shift, fine)
 
 
 @inlined
-def sum_at(sums: Any, place: int, half: int) -> float:
-    """One sum, of both parts if there are two."""
+def sum_at(sums: RealArray, place: int, half: int) -> float:
+    """Return one sum, of both parts if there are two.
+
+    Args:
+        sums: float64, flat or of any shape.
+        place: index of the sum.
+        half: numbers from the first part of the sums to the second; 0 if there is one part.
+    """
     found = number(sums, place)
     return found + number(sums, place + half) if half > ZERO else found
 
 
 @inlined
-def load_sums(sums: Any, place: int, half: int) -> Any:
-    """Eight sums, of both parts if there are two."""
+def load_sums(sums: RealArray, place: int, half: int) -> Vector:
+    """Return eight sums, of both parts if there are two.
+
+    Args:
+        sums: float64, flat or of any shape.
+        place: index of the first sum.
+        half: numbers from the first part of the sums to the second; 0 if there is one part.
+    """
     found = load(sums, place)
     return found + load(sums, place + half) if half > ZERO else found

@@ -293,7 +293,7 @@ def reconstruction(
         other_data: True to allow a checkpoint of other data.
         say: called on the first rank with each sentence on what checks of the data have led to.
     """
-    kernels.begin(world.device, complex_dtype(recipe.precision))
+    kernels.start_preparing(world.device, complex_dtype(recipe.precision))
     failure, scan = None, None
     try:
         if recipe.auto is not None:
