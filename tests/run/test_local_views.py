@@ -39,7 +39,7 @@ def compared(problem: Problem, e: Estimate, batches: list[Any], expected: list[A
         same.append(np.array_equal(found.views, alone.views) and found.border == border == index.border(e, batch))
         same.extend(torch.equal(*pair) for pair in zip(found.values, alone.values, strict=True))
         same.append(torch.equal(covered.rows, blocks.rows) and torch.equal(covered.columns, blocks.columns))
-        for name in ("mine", "theirs", "given", "taken"):
+        for name in ("sums_sent", "sums_received", "totals_sent", "totals_received"):
             travelling, expected_ones = getattr(covered, name), getattr(blocks, name)
             same.append(travelling.keys() == expected_ones.keys())
             same.extend(torch.equal(places, expected_ones[rank]) for rank, places in travelling.items())
@@ -57,7 +57,7 @@ def worked_out(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     counts: list[int] = []
     found = LocalViewIndex._prepare
     monkeypatch.setattr(
-        LocalViewIndex, "_found", lambda self, e, batches: counts.append(len(batches)) or found(self, e, batches)
+        LocalViewIndex, "_prepare", lambda self, e, batches: counts.append(len(batches)) or found(self, e, batches)
     )
     return counts
 
