@@ -47,7 +47,7 @@ from ptymesh.distributed.world import Solo
 from ptymesh.errors import Interrupted
 from ptymesh.io import load_measurement
 from ptymesh.io.options import DataOptions, PositionOptions
-from ptymesh.run.recipe import Recipe, put
+from ptymesh.recipe.schema import Recipe, put
 from ptymesh.tune import objectives
 from ptymesh.tune.options import HeldOut, Tuning
 from ptymesh.tune.session import run_study

@@ -22,7 +22,7 @@ import ptymesh as pm  # before torch, so that both use the same threads
 from record import about, write
 
 from ptymesh.engines import ENGINES
-from ptymesh.run.recipe import DEFAULT_STAGES
+from ptymesh.recipe.schema import DEFAULT_STAGES
 
 POSITIONS = {"positions": {"start": 10}, "momentum": True}
 

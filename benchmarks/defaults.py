@@ -14,8 +14,8 @@ import ptymesh as pm  # before torch, so that both use the same threads
 
 # isort: split
 from ptymesh.engines import Engine
-from ptymesh.run.python_arguments import stages_of
-from ptymesh.run.recipe import DEFAULT_STAGES
+from ptymesh.recipe.python_arguments import stages_of
+from ptymesh.recipe.schema import DEFAULT_STAGES
 from ptymesh.simulate import simulate
 
 SEEDS = (21, 22)

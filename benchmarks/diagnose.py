@@ -21,7 +21,7 @@ from ptymesh.diagnosis import CAUSES
 from ptymesh.diagnosis.report import report
 from ptymesh.io.results import Result
 from ptymesh.measurement import NO_CHECKS, ArraySource, Measurement
-from ptymesh.run.python_arguments import stages_of
+from ptymesh.recipe.python_arguments import stages_of
 from ptymesh.run.reconstruction import Reconstruction
 from ptymesh.simulate import Simulated, simulate
 

@@ -23,7 +23,7 @@ import ptymesh as pm  # before torch, so that both use the same threads
 # isort: split
 from record import about, write
 
-from ptymesh.run.recipe import load_recipe
+from ptymesh.recipe.schema import load_recipe
 from ptymesh.run.session import run_recipe
 from ptymesh.simulate import simulate
 

@@ -43,7 +43,7 @@ from ptymesh.physics.propagate import try_transforms
 from ptymesh.problem import loader
 from ptymesh.run import machine
 from ptymesh.run.reconstruction import Reconstruction
-from ptymesh.run.reports import BatchReport, Callback, EpochReport
+from ptymesh.run_folder.reports import BatchReport, Callback, EpochReport
 
 Found = dict[str, Any]
 PEERS = Path(__file__).parent / "peers"

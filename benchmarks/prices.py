@@ -2,10 +2,10 @@
 
     python benchmarks/prices.py --out benchmarks/results/DATE-prices.json
 
-Engines declare what they cost (`Engine.cost`), ptymesh/run/cost_model.py what models add.
+Engines declare what they cost (`Engine.cost`), ptymesh/planning/cost_model.py what models add.
 
 CPU times on one thread, of simulated scans. All ways to reconstruct a scan take turns, epoch by epoch, and so does the
-measure (ptymesh/run/device_pace.py): a machine that others slow down slows all of them. The least of several turns
+measure (ptymesh/planning/device_pace.py): a machine that others slow down slows all of them. The least of several turns
 counts.
 """
 
@@ -28,11 +28,11 @@ from ptymesh.auto.judging import judge
 from ptymesh.engines import ENGINES
 from ptymesh.estimate import BLOCK
 from ptymesh.measurement import Measurement
-from ptymesh.run.batches import draw, hold_out
+from ptymesh.planning.batches import draw, hold_out
+from ptymesh.planning.cost_model import EpochCost, EpochSize
+from ptymesh.planning.device_pace import DevicePace, measure_pace
+from ptymesh.recipe.schema import engine_of
 from ptymesh.run.bench import spread
-from ptymesh.run.cost_model import EpochCost, EpochSize
-from ptymesh.run.device_pace import DevicePace, measure_pace
-from ptymesh.run.recipe import engine_of
 from ptymesh.run.reconstruction import Reconstruction
 from ptymesh.simulate import simulate
 

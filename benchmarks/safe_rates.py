@@ -29,7 +29,7 @@ from record import write as write_record
 from ptymesh.auto.judging import judge, own_unknowns
 from ptymesh.distributed.world import Solo
 from ptymesh.errors import BadInput, Diverged
-from ptymesh.run.recipe import Recipe
+from ptymesh.recipe.schema import Recipe
 from ptymesh.run.session import reconstruction
 from ptymesh.run.simulate_file import write
 from ptymesh.simulate import checked

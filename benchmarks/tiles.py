@@ -26,9 +26,9 @@ def rank() -> None:
     """What one rank does: runs a recipe, and notes its memory above the imports and its epochs' seconds."""
     import psutil
 
-    from ptymesh.run.recipe import Recipe
-    from ptymesh.run.reports import Callback
+    from ptymesh.recipe.schema import Recipe
     from ptymesh.run.session import run_recipe
+    from ptymesh.run_folder.reports import Callback
 
     if os.environ.get("PTYMESH_BENCH_THREADS"):
         import torch
@@ -41,8 +41,6 @@ def rank() -> None:
             seconds.append(report.seconds)
 
     settings = json.loads(os.environ[IMAGE])
-    import ptymesh.run.callbacks  # imports, as a run has them
-    import ptymesh.run.plan  # noqa: F401
 
     warm(settings)
     before = psutil.Process().memory_info().rss
@@ -120,8 +118,8 @@ def simulated(path: Path, views: int, side: int) -> str:
 def memory(arguments: argparse.Namespace, tiny: str, folder: str) -> dict:
     """Peak memory of each of 4 ranks above its imports, against the plan; bytes per batch."""
     from ptymesh.io import load_measurement
-    from ptymesh.run.plan import plan_layouts, scan_of
-    from ptymesh.run.recipe import Recipe
+    from ptymesh.planning.plan import plan_layouts, scan_of
+    from ptymesh.recipe.schema import Recipe
     from ptymesh.run.reconstruction import MARGIN_PX
 
     stage = {"engine": "rpie", "epochs": arguments.epochs, "batch": 64}

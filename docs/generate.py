@@ -26,8 +26,8 @@ from ptymesh.engines.base import OnOff, Schedule
 from ptymesh.io.formats.about import About
 from ptymesh.io.load import READERS
 from ptymesh.models import MODELS, OPTICS, Parametrisation, WaveOperator
-from ptymesh.run.recipe import Recipe
-from ptymesh.run.starts import PROBE_STARTS, ProbeStart
+from ptymesh.recipe.schema import Recipe
+from ptymesh.recipe.starts import PROBE_STARTS, ProbeStart
 
 PAGE = Path(__file__).parent / "reference" / "recipe.md"
 FORMATS = PAGE.with_name("formats.md")

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from ptymesh.io.results import Result
-from ptymesh.run.callbacks import MetricsFile
-from ptymesh.run.reports import EpochReport
+from ptymesh.run_folder.callbacks import MetricsFile
+from ptymesh.run_folder.reports import EpochReport
 
 #: The command line: status, standard output, standard error.
 Run = Callable[..., tuple[int, str, str]]

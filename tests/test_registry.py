@@ -21,12 +21,12 @@ from ptymesh.io.load import READERS, cxi
 from ptymesh.io.results import Result
 from ptymesh.measurement import Measurement
 from ptymesh.problem import Problem
-from ptymesh.run.initial import initial_estimate
+from ptymesh.recipe.initial import initial_estimate
+from ptymesh.recipe.schema import Recipe
+from ptymesh.recipe.starts import ObjectOptions, ProbeOptions, ProbeStart
+from ptymesh.recipe.writers import write
 from ptymesh.run.loop import Loop
-from ptymesh.run.recipe import Recipe
-from ptymesh.run.starts import ObjectOptions, ProbeOptions, ProbeStart
 from ptymesh.run.state import RunState
-from ptymesh.run.writers import write
 from ptymesh.simulate import simulate
 from toy import make
 

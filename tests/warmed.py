@@ -13,10 +13,10 @@ import ptymesh.engines
 import ptymesh.io
 import ptymesh.kernels.cpu
 import ptymesh.launcher.launch
-import ptymesh.run.callbacks
+import ptymesh.recipe.schema
 import ptymesh.run.loop
-import ptymesh.run.recipe
 import ptymesh.run.session
+import ptymesh.run_folder.callbacks
 
 torch.set_num_threads(1)
 # numba's own tables of types, which the first function fills; kernels themselves would start threads

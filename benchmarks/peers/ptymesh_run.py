@@ -18,9 +18,9 @@ from turns import Saved, arguments, load, serve, synchronise
 from ptymesh.distributed.devices import device_for
 from ptymesh.distributed.world import Solo
 from ptymesh.engines import ENGINES
-from ptymesh.run.recipe import DEFAULT_STAGES
+from ptymesh.recipe.schema import DEFAULT_STAGES
 from ptymesh.run.reconstruction import stages_of
-from ptymesh.run.reports import EpochReport
+from ptymesh.run_folder.reports import EpochReport
 
 
 def compared() -> tuple[pm.Reconstruction, Iterator[EpochReport]]:

@@ -46,8 +46,8 @@ from compare import HERE, install
 from ptymesh.distributed.devices import device_for
 from ptymesh.errors import PtymeshError
 from ptymesh.estimate import BLOCK
+from ptymesh.planning.batches import hold_out
 from ptymesh.run import machine
-from ptymesh.run.batches import hold_out
 
 HOLD_OUT = 0.05
 #: Seeds of the views that are held out: of what is reported, and of the search.

@@ -16,7 +16,7 @@ prepare()
 
 _PUBLIC: dict[str, str] = {
     "Reconstruction": "ptymesh.run.reconstruction",
-    "load": "ptymesh.run.python_arguments",
+    "load": "ptymesh.recipe.python_arguments",
     "reconstruct": "ptymesh.auto",
     **dict.fromkeys(
         ("AP", "BH", "CG", "DM", "EPIE", "LBFGS", "LSQML", "MPIE", "RAAR", "RPIE", "SGD", "Adam", "AdamW", "Engine"),

@@ -12,7 +12,7 @@ import torch
 from ptymesh.auto.candidates import Budget, Candidate, CandidateRunner, OverBudget, SearchContext, side_by_side
 from ptymesh.distributed.world import Solo
 from ptymesh.io import load_measurement
-from ptymesh.run.recipe import Recipe
+from ptymesh.recipe.schema import Recipe
 from ptymesh.run.simulate_file import write
 from ptymesh.simulate import checked
 

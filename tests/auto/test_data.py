@@ -16,7 +16,7 @@ from ptymesh.io import load_measurement
 from ptymesh.io.formats.cxi_writer import write_measurement
 from ptymesh.io.options import DataOptions
 from ptymesh.measurement import ArraySource, Measurement
-from ptymesh.run.recipe import Recipe
+from ptymesh.recipe.schema import Recipe
 from ptymesh.run.simulate_file import write
 from ptymesh.simulate import checked, simulate
 

@@ -17,7 +17,7 @@ from ptymesh.auto.epoch_search import ADAM, STRIDE, EpochSearch
 from ptymesh.auto.judging import Judged
 from ptymesh.distributed.world import Solo
 from ptymesh.io import load_measurement
-from ptymesh.run.recipe import Recipe
+from ptymesh.recipe.schema import Recipe
 from ptymesh.run.simulate_file import write
 from ptymesh.simulate import checked
 

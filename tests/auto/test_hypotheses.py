@@ -9,7 +9,7 @@ from ptymesh.auto.candidates import Budget, Candidate, CandidateRunner, SearchCo
 from ptymesh.auto.epoch_search import adam
 from ptymesh.auto.hypotheses import GAINS, Hypotheses
 from ptymesh.distributed.world import Solo
-from ptymesh.run.recipe import Recipe
+from ptymesh.recipe.schema import Recipe
 from ptymesh.simulate import simulate
 
 RPIE, ADAM = {"engine": "rpie", "batch": 8}, {**adam(0.01), "batch": 8}

@@ -22,7 +22,7 @@ from ptymesh.auto.sweeps import default_sweeps
 from ptymesh.distributed.world import Solo
 from ptymesh.io import load_measurement
 from ptymesh.io.near_field import near_field_signs
-from ptymesh.run.recipe import Recipe
+from ptymesh.recipe.schema import Recipe
 
 
 @dataclass

@@ -17,7 +17,7 @@ from ptymesh.distributed.world import Solo
 from ptymesh.errors import BadInput
 from ptymesh.io import load_measurement
 from ptymesh.io.formats.cxi_writer import write_measurement
-from ptymesh.run.recipe import Recipe
+from ptymesh.recipe.schema import Recipe
 from ptymesh.simulate import simulate
 
 

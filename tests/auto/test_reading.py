@@ -18,7 +18,7 @@ from ptymesh.errors import BadInput
 from ptymesh.io import load_measurement
 from ptymesh.io.options import PositionOptions
 from ptymesh.io.positions import row_length, turn
-from ptymesh.run.recipe import Recipe
+from ptymesh.recipe.schema import Recipe
 
 ORDER = QUESTIONS[0]
 

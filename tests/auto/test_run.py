@@ -17,7 +17,7 @@ from ptymesh.cli import main as module
 from ptymesh.distributed.world import World
 from ptymesh.errors import BadInput
 from ptymesh.io.results import Result
-from ptymesh.run.recipe import Recipe, load_recipe
+from ptymesh.recipe.schema import Recipe, load_recipe
 from ptymesh.run.session import run_recipe
 from ptymesh.run.simulate_file import write
 from ptymesh.simulate import checked

@@ -19,7 +19,7 @@ from ptymesh.auto.recipe_text import recipe_text
 from ptymesh.auto.stage_search import ENGINE, TRIAL_EPOCHS, Decision, StageSearch, StageTrial
 from ptymesh.distributed.world import Solo
 from ptymesh.io import load_measurement
-from ptymesh.run.recipe import Recipe
+from ptymesh.recipe.schema import Recipe
 from ptymesh.run.simulate_file import write
 from ptymesh.simulate import checked
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ptymesh.run.recipe import DEFAULT_STAGES
+from ptymesh.recipe.schema import DEFAULT_STAGES
 from ptymesh.simulate import simulate
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "peers"))

@@ -11,7 +11,7 @@ import pytest
 
 from ptymesh.cli import main as module
 from ptymesh.diagnosis.table import CAUSES
-from ptymesh.run.recipe import Recipe
+from ptymesh.recipe.schema import Recipe
 from ptymesh.run.reconstruction import Reconstruction
 from ptymesh.run.simulate_file import write
 from ptymesh.simulate import checked

@@ -23,9 +23,9 @@ from ptymesh.io.checks import refuse_featureless
 from ptymesh.measurement import ArraySource
 from ptymesh.paths import usable
 from ptymesh.printable import printable
+from ptymesh.recipe.magnitudes import refuse_spacing
 from ptymesh.run import surroundings
-from ptymesh.run.magnitudes import refuse_spacing
-from ptymesh.run.terminal import Terminal
+from ptymesh.run_folder.terminal import Terminal
 from toy import make
 
 STAGE = {"engine": "rpie", "epochs": 2, "batch": 3}

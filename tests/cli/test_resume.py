@@ -19,8 +19,8 @@ from ptymesh.distributed.world import Solo
 from ptymesh.errors import BadInput
 from ptymesh.io import checkpoint, digests
 from ptymesh.io.results import Result
+from ptymesh.recipe.schema import Recipe, load_recipe
 from ptymesh.run import session
-from ptymesh.run.recipe import Recipe, load_recipe
 from ptymesh.run.reconstruction import Reconstruction
 from ptymesh.run.simulate_file import write
 from ptymesh.simulate import checked

@@ -11,8 +11,8 @@ import pytest
 from ptymesh.errors import BadInput
 from ptymesh.io import checkpoint
 from ptymesh.io.results import Result
+from ptymesh.recipe.schema import load_recipe
 from ptymesh.run.checkpoint_counters import Counters, counters_of
-from ptymesh.run.recipe import load_recipe
 from ptymesh.run.resumed_recipe import resumed_recipe
 from ptymesh.run.session import run_recipe
 from short_runs import Run

@@ -16,8 +16,8 @@ from ptymesh.distributed import child
 from ptymesh.io import checkpoint
 from ptymesh.io.results import Result
 from ptymesh.launcher import launch as launcher
-from ptymesh.run import start_record
-from ptymesh.run.recipe import Recipe
+from ptymesh.recipe.schema import Recipe
+from ptymesh.run_folder import start_record
 from short_runs import Run, assert_equal, epochs, files, stop_after
 from warm import python
 

@@ -28,7 +28,7 @@ output: {figures: false, dir: out}
 SLOW = """
 import os, time
 from ptymesh.__main__ import main
-from ptymesh.run.callbacks import MetricsFile
+from ptymesh.run_folder.callbacks import MetricsFile
 
 write_line = MetricsFile.epoch
 

@@ -317,7 +317,7 @@ import sys, time
 from ptymesh import stopping
 stopping.watch()
 from ptymesh.cli.main import main
-from ptymesh.run import figures
+from ptymesh.run_folder import figures
 
 def slow(*given, **named):
     open("marker", "w").close()

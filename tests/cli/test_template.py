@@ -10,7 +10,7 @@ import pytest
 from ptymesh.cli.template import recipe_template
 from ptymesh.errors import BadInput
 from ptymesh.io import load_measurement
-from ptymesh.run.recipe import load_recipe
+from ptymesh.recipe.schema import load_recipe
 
 
 def answered(text: str, **answers: str) -> str:

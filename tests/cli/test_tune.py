@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from ptymesh.cli import main as module
-from ptymesh.run.recipe import Recipe
+from ptymesh.recipe.schema import Recipe
 from ptymesh.run.simulate_file import write
 from ptymesh.simulate import checked
 from ptymesh.tune.options import load_tuning

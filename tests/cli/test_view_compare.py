@@ -20,9 +20,9 @@ from ptymesh.geometry import Geometry
 from ptymesh.io import load_measurement
 from ptymesh.io.results import Result
 from ptymesh.physics.model import Model
-from ptymesh.run.figures import title_of, write_figures
-from ptymesh.run.patterns import compared_patterns, modelled
-from ptymesh.run.recipe import Recipe
+from ptymesh.recipe.schema import Recipe
+from ptymesh.run_folder.figures import title_of, write_figures
+from ptymesh.run_folder.patterns import compared_patterns, modelled
 from toy import smooth
 
 app = typer.Typer()

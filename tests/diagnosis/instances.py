@@ -17,7 +17,7 @@ from scipy import ndimage
 from ptymesh.geometry import far_field
 from ptymesh.io.results import Result
 from ptymesh.measurement import NO_CHECKS, Measurement
-from ptymesh.run.python_arguments import stages_of
+from ptymesh.recipe.python_arguments import stages_of
 from ptymesh.run.reconstruction import Reconstruction
 
 Made = tuple[Measurement, dict[str, Any]]

@@ -10,7 +10,7 @@ import pytest
 from ptymesh.diagnosis import Remedy, ResultView
 from ptymesh.diagnosis.remedies import usable_remedies
 from ptymesh.io.results import Result
-from ptymesh.run.recipe import Recipe
+from ptymesh.recipe.schema import Recipe
 
 TRANSPOSE = Remedy({"data.transpose": True})
 POSITIONS = Remedy({"stage.positions.start": 5}, unless="stage.positions")

@@ -28,8 +28,8 @@ from ptymesh.errors import BadInput
 from ptymesh.io import checkpoint
 from ptymesh.io.results import Result
 from ptymesh.kernels.ready import make_ready
-from ptymesh.run.lock import hold_folder, take_folder
 from ptymesh.run.simulate_file import write
+from ptymesh.run_folder.lock import hold_folder, take_folder
 from ptymesh.simulate import checked
 from warm import python
 

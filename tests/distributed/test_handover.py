@@ -16,8 +16,8 @@ from ptymesh.distributed.world import Solo, World
 from ptymesh.engines import DM, LSQML, RPIE
 from ptymesh.errors import Interrupted
 from ptymesh.io import checkpoint
+from ptymesh.planning.batches import balance, draw, hold_out
 from ptymesh.problem import Problem
-from ptymesh.run.batches import balance, draw, hold_out
 from ptymesh.run.loop import Loop
 from ptymesh.run.state import RunState
 from ptymesh.storage.memory_budget import MemoryBudget

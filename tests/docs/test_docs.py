@@ -22,7 +22,7 @@ from ptymesh.io.load import READERS
 from ptymesh.io.results import Result
 from ptymesh.physics.backend import Backend
 from ptymesh.problem import Batch
-from ptymesh.run.recipe import Recipe, load_recipe
+from ptymesh.recipe.schema import Recipe, load_recipe
 from ptymesh.run.reconstruction import Reconstruction
 from ptymesh.run.simulate_file import write
 from ptymesh.simulate import checked
@@ -224,7 +224,7 @@ def test_the_reader_of_the_guide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_the_probe_start_of_the_guide(scan: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import ptymesh as pm
-    from ptymesh.run.starts import PROBE_STARTS
+    from ptymesh.recipe.starts import PROBE_STARTS
 
     names: dict[str, Any] = {"__name__": "guide"}
     exec(compile(guide("Vortex"), "CONTRIBUTING.md", "exec", dont_inherit=True), names)
@@ -242,7 +242,7 @@ def test_the_probe_start_of_the_guide(scan: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_the_writer_of_the_guide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from ptymesh.io.results import Result
-    from ptymesh.run.writers import WRITERS, write
+    from ptymesh.recipe.writers import WRITERS, write
 
     names: dict[str, Any] = {"__name__": "guide"}
     (block,) = [block for block in blocks("CONTRIBUTING.md", "python") if "def npz(" in block]

@@ -22,8 +22,8 @@ from ptymesh.errors import BadInput, Interrupted
 from ptymesh.estimate import Estimate
 from ptymesh.io import checkpoint
 from ptymesh.problem import Batch
+from ptymesh.recipe.schema import Recipe
 from ptymesh.run.loop import Loop
-from ptymesh.run.recipe import Recipe
 from ptymesh.run.state import RunState
 from toy import Toy, make, relative
 

@@ -11,8 +11,8 @@ from ptymesh.engines import AP, DM, RAAR, RPIE, Engine, positions
 from ptymesh.errors import BadInput
 from ptymesh.estimate import Estimate
 from ptymesh.problem import Batch
+from ptymesh.recipe.schema import Recipe
 from ptymesh.run.loop import Loop
-from ptymesh.run.recipe import Recipe
 from ptymesh.run.state import RunState
 from toy import Toy, make, relative
 

@@ -210,10 +210,10 @@ def _arrays(folder: Path, mask: np.ndarray, rng: np.random.Generator) -> None:
 
 def recover(folder: Path) -> None:
     """The result of a run, and another, stopped in its third epoch, in `checkpoint`, both of own.cxi."""
-    from ptymesh.run.callbacks import FreshStart
-    from ptymesh.run.recipe import Recipe
-    from ptymesh.run.reports import Callback, EpochReport
+    from ptymesh.recipe.schema import Recipe
     from ptymesh.run.session import run_recipe
+    from ptymesh.run_folder.callbacks import FreshStart
+    from ptymesh.run_folder.reports import Callback, EpochReport
 
     class Stop(Callback):
         def epoch(self, report: EpochReport) -> None:

@@ -14,7 +14,7 @@ from ptymesh.errors import BadInput
 from ptymesh.io import load_measurement
 from ptymesh.io.options import DataOptions, PositionOptions
 from ptymesh.io.tables import read_table
-from ptymesh.run.recipe import load_recipe
+from ptymesh.recipe.schema import load_recipe
 
 Load = Callable[..., Any]
 

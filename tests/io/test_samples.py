@@ -21,7 +21,7 @@ from ptymesh.cli import main as module
 from ptymesh.errors import BadInput
 from ptymesh.io import samples
 from ptymesh.io.samples import SAMPLES, Sample, fetch
-from ptymesh.run.recipe import Recipe, load_recipe
+from ptymesh.recipe.schema import Recipe, load_recipe
 
 
 class _Handler(SimpleHTTPRequestHandler):

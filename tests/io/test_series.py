@@ -12,7 +12,7 @@ import pytest
 from ptymesh.errors import BadInput
 from ptymesh.io import load_measurement
 from ptymesh.io.options import DataOptions, PositionOptions
-from ptymesh.run.recipe import load_recipe
+from ptymesh.recipe.schema import load_recipe
 
 Load = Callable[..., Any]
 

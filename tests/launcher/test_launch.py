@@ -258,7 +258,7 @@ sys.exit(launch([sys.argv[1]], 2, log_dir=Path(sys.argv[1]) / "ranks", program=(
 """
 RANK = """
 from pathlib import Path
-from ptymesh.run.signals import StopSignal
+from ptymesh.run_folder.signals import StopSignal
 folder = Path(sys.argv[1])
 with StopSignal() as stop:
     (folder / f"pid{rank}").write_text(str(os.getpid()))

@@ -20,7 +20,7 @@ from ptymesh.models import OPTICS, WaveOperator, declared
 from ptymesh.physics.model import Intermediates, Model
 from ptymesh.physics.operators import Placed
 from ptymesh.problem import Batch
-from ptymesh.run.recipe import Recipe
+from ptymesh.recipe.schema import Recipe
 from ptymesh.unknowns import Unknown
 from toy import Toy, make, relative, share
 

@@ -16,7 +16,7 @@ from ptymesh.measurement import ArraySource, Measurement
 from ptymesh.models import OPTICS
 from ptymesh.models.rpi import finer, finer_adjoint, illumination_of_pixels
 from ptymesh.physics.model import Model
-from ptymesh.run.figures import write_figures
+from ptymesh.run_folder.figures import write_figures
 from toy import relative, smooth
 
 SHAPES = [((12, 14), (6, 7)), ((15, 16), (7, 5)), ((12, 13), (12, 13)), ((9, 8), (4, 6))]

@@ -15,7 +15,7 @@ import pytest
 import ptymesh as pm
 from ptymesh.errors import BadInput
 from ptymesh.notebook import results
-from ptymesh.run.progress import EpochLines, make_watcher
+from ptymesh.run_folder.progress import EpochLines, make_watcher
 from ptymesh.simulate import simulate
 
 
@@ -118,7 +118,7 @@ def test_large_objects_are_averaged_first() -> None:
 
 def test_a_study(tmp_path: Path) -> None:
     session = pytest.importorskip("ptymesh.tune.session")
-    from ptymesh.run.recipe import Recipe
+    from ptymesh.recipe.schema import Recipe
     from ptymesh.tune.records import Record
 
     def record(number: int, value: float | None, state: str = "done") -> Record:
@@ -156,8 +156,8 @@ def test_progress_in_a_notebook(scan: pm.Measurement, monkeypatch: pytest.Monkey
     display = pytest.importorskip("IPython.display")
     page = Page()
     monkeypatch.setattr(display, "display", page)
-    monkeypatch.setattr("ptymesh.run.progress.in_notebook", lambda: True)
-    monkeypatch.setattr("ptymesh.run.progress.EVERY_S", 0.0)
+    monkeypatch.setattr("ptymesh.run_folder.progress.in_notebook", lambda: True)
+    monkeypatch.setattr("ptymesh.run_folder.progress.EVERY_S", 0.0)
     pm.reconstruct(scan, [pm.RPIE(epochs=2, batch=20), pm.LSQML(epochs=1, batch=40)], device="cpu")
     said = [one["text/plain"] for one in page.outputs]
     assert said[0] == "" and said[1].startswith("rpie, epoch 1 of 2") and "0:0" in said[1] and "left" in said[1]
@@ -174,7 +174,7 @@ def test_progress_ends_where_a_run_does(scan: pm.Measurement, monkeypatch: pytes
     display = pytest.importorskip("IPython.display")
     page = Page()
     monkeypatch.setattr(display, "display", page)
-    monkeypatch.setattr("ptymesh.run.progress.in_notebook", lambda: True)
+    monkeypatch.setattr("ptymesh.run_folder.progress.in_notebook", lambda: True)
 
     def refuse(*_: object) -> None:
         raise KeyboardInterrupt

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from scipy import ndimage, signal
 
-from ptymesh.run.recipe import load_recipe
+from ptymesh.recipe.schema import load_recipe
 from ptymesh.run.session import run_recipe
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "cryo-4dstem.yaml"

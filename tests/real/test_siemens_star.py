@@ -16,7 +16,7 @@ import pytest
 
 from ptymesh.distributed.world import World
 from ptymesh.io import load_measurement
-from ptymesh.run.recipe import Recipe, load_recipe
+from ptymesh.recipe.schema import Recipe, load_recipe
 from ptymesh.run.reconstruction import Reconstruction
 from ptymesh.run.session import run_recipe
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ptymesh.run.recipe import raw_recipe
+from ptymesh.recipe.schema import raw_recipe
 from ptymesh.tune.options import tuning
 from ptymesh.tune.orient import Crop, orient
 from ptymesh.tune.orientation import Orientation

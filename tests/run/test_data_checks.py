@@ -18,8 +18,8 @@ from ptymesh.io.findings import apply_findings
 from ptymesh.io.results import Result
 from ptymesh.io.survey import survey
 from ptymesh.measurement import NO_CHECKS, ArraySource, Measurement
+from ptymesh.recipe.schema import Recipe, load_recipe
 from ptymesh.run.data_checks import checked_recipe
-from ptymesh.run.recipe import Recipe, load_recipe
 from ptymesh.run.reconstruction import Reconstruction
 from ptymesh.run.session import run_recipe
 from ptymesh.run.simulate_file import write

@@ -11,8 +11,8 @@ from ptymesh.engines import ENGINES, MPIE, RPIE, Engine
 from ptymesh.errors import BadInput, Diverged, Interrupted
 from ptymesh.io import checkpoint
 from ptymesh.run.loop import Loop
-from ptymesh.run.reports import BatchReport, Callback, EpochReport
 from ptymesh.run.state import RunState
+from ptymesh.run_folder.reports import BatchReport, Callback, EpochReport
 from toy import Toy, make, relative
 
 STAGES = [

@@ -8,7 +8,7 @@ import torch
 
 import ptymesh as pm
 from ptymesh.distributed.world import World
-from ptymesh.run.recipe import DEFAULT_STAGES, Recipe
+from ptymesh.recipe.schema import DEFAULT_STAGES, Recipe
 from ptymesh.simulate import simulate
 from toy import relative
 

@@ -12,12 +12,12 @@ from ptymesh.distributed.tiled import Tiled
 from ptymesh.distributed.world import World
 from ptymesh.engines import RPIE
 from ptymesh.errors import PtymeshError
-from ptymesh.run import lock
-from ptymesh.run.recipe import load_recipe
+from ptymesh.recipe.schema import load_recipe
 from ptymesh.run.reconstruction import Reconstruction
-from ptymesh.run.reports import Callback, EpochReport
 from ptymesh.run.session import _refuse_disagreement, _stage_balances, run_recipe
 from ptymesh.run.simulate_file import write
+from ptymesh.run_folder import lock
+from ptymesh.run_folder.reports import Callback, EpochReport
 from ptymesh.simulate import checked
 from toy import make
 

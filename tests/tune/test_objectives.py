@@ -12,7 +12,7 @@ import pytest
 import ptymesh as pm
 from ptymesh.distributed.world import Solo
 from ptymesh.errors import BadInput, PtymeshError
-from ptymesh.run.recipe import Recipe
+from ptymesh.recipe.schema import Recipe
 from ptymesh.run.simulate_file import write
 from ptymesh.simulate import checked
 from ptymesh.tune import objectives

@@ -15,7 +15,7 @@ import yaml
 from ptymesh.cli import main as cli
 from ptymesh.errors import BadInput
 from ptymesh.io import load_measurement
-from ptymesh.run.recipe import Recipe, raw_recipe
+from ptymesh.recipe.schema import Recipe, raw_recipe
 from ptymesh.run.simulate_file import write
 from ptymesh.simulate import checked
 from ptymesh.tune.orient import Crop, bright_side, defocus_key, likeness, orient

@@ -16,7 +16,7 @@ import yaml
 import ptymesh as pm
 from ptymesh.errors import BadInput, Interrupted, PtymeshError
 from ptymesh.io.results import Result
-from ptymesh.run.recipe import Recipe
+from ptymesh.recipe.schema import Recipe
 from ptymesh.tune import session, storage
 from ptymesh.tune.display import StudyDisplay
 from ptymesh.tune.options import Tuning

@@ -22,11 +22,11 @@ from ptymesh.estimate import Estimate
 from ptymesh.io.checkpoint import Checkpoint
 from ptymesh.measurement import Measurement
 from ptymesh.physics import probes
-from ptymesh.run.batches import hold_out
-from ptymesh.run.cost_model import EpochSize, cost_of_stage, sweep_work
-from ptymesh.run.initial import opr_modes
+from ptymesh.planning.batches import hold_out
+from ptymesh.planning.cost_model import EpochSize, cost_of_stage, sweep_work
+from ptymesh.recipe.initial import opr_modes
+from ptymesh.recipe.schema import Recipe, engine_of
 from ptymesh.run.loop import Loop
-from ptymesh.run.recipe import Recipe, engine_of
 from ptymesh.run.reconstruction import Reconstruction
 from ptymesh.run.state import HISTORY, RunState
 
@@ -50,7 +50,7 @@ class OverBudget(Exception):
 
 @dataclass
 class Budget:
-    """Sweeps (units of work, see run/cost_model.py) that the search may spend.
+    """Sweeps (units of work, see planning/cost_model.py) that the search may spend.
 
     Attributes:
         sweeps: all of them.

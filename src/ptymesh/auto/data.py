@@ -24,7 +24,7 @@ from ptymesh.io.options import MOST_BAD_PIXELS, DataOptions, PositionOptions
 from ptymesh.io.preprocess import PreparedSource
 from ptymesh.io.samples import located
 from ptymesh.measurement import Measurement, PatternSource
-from ptymesh.run.recipe import AUTO, Recipe, apply_overrides, raw_recipe
+from ptymesh.recipe.schema import AUTO, Recipe, apply_overrides, raw_recipe
 
 #: Largest number of views that are looked at.
 LOOKED_AT = 400

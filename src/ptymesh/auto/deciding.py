@@ -14,8 +14,8 @@ from ptymesh.files import replacing
 from ptymesh.io import load_measurement
 from ptymesh.io.checks import refuse_featureless
 from ptymesh.measurement import Measurement
+from ptymesh.recipe.schema import Recipe
 from ptymesh.run.data_checks import checked_recipe
-from ptymesh.run.recipe import Recipe
 
 
 def decide(

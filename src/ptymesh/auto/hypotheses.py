@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ptymesh.auto.candidates import Candidate, CandidateRunner
-from ptymesh.run.recipe import Recipe
+from ptymesh.recipe.schema import Recipe
 
 #: Share by which each hypothesis has to lower the residual.
 GAINS = {"positions": 0.02, "intensity": 0.02, "background": 0.02, "modes": 0.03}

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from ptymesh.estimate import Estimate
 from ptymesh.physics.backend import MISFIT
+from ptymesh.planning.cost_model import FIT_STEP, EpochCost
 from ptymesh.problem import Problem, ViewLoader
-from ptymesh.run.cost_model import FIT_STEP, EpochCost
-from ptymesh.run.recipe import Recipe
+from ptymesh.recipe.schema import Recipe
 
 #: Side of a square of the checkerboard, in detector pixels: larger than a speckle.
 SQUARE = 8
@@ -120,7 +120,7 @@ def own_unknowns(recipe: Recipe) -> frozenset[str]:
 
 
 def judging(price: EpochCost, own: frozenset[str], pixels: float) -> float:
-    """Return the cost of judging views, in pixels of run/cost_model.py.
+    """Return the cost of judging views, in pixels of planning/cost_model.py.
 
     This is one pass, or the fits of the views' own unknowns on either half of their pixels.
 

@@ -19,7 +19,7 @@ import numpy as np
 from ptymesh.auto.candidates import Candidate, OverBudget, is_better
 from ptymesh.io.near_field import DETECTOR_LIES, PARALLEL, SCAN_LIES, NearFieldSigns, near_field_signs
 from ptymesh.measurement import Measurement
-from ptymesh.run.recipe import Recipe
+from ptymesh.recipe.schema import Recipe
 
 #: A near field is tried if the sample region seen at once is this many times as wide as far-field patterns can sample,
 TRIED_WIDTH = 1.25

@@ -18,8 +18,8 @@ import numpy as np
 from ptymesh.auto.candidates import Candidate, OverBudget, is_better
 from ptymesh.auto.near_field import Advance, Begin, Note, find_distance, find_near_field
 from ptymesh.measurement import Measurement
-from ptymesh.run.recipe import Recipe
-from ptymesh.run.starts import AutoStart, DataStart, ElectronStart
+from ptymesh.recipe.schema import Recipe
+from ptymesh.recipe.starts import AutoStart, DataStart, ElectronStart
 
 #: Radii of the beam that are tried, as shares of FOV, on either side of the focus. A reconstruction converges from the
 #: nearest one; finer steps would favour beams that are too wide, which fit any pattern more easily.

@@ -15,9 +15,9 @@ from ptymesh.distributed.world import World
 from ptymesh.errors import BadInput
 from ptymesh.io.results import Result
 from ptymesh.measurement import Measurement
+from ptymesh.recipe.python_arguments import Stage
+from ptymesh.recipe.schema import Recipe
 from ptymesh.run import reconstruction as by_stages
-from ptymesh.run.python_arguments import Stage
-from ptymesh.run.recipe import Recipe
 from ptymesh.run.session import reconstruction
 from ptymesh.sentences import shown
 

@@ -13,7 +13,7 @@ from ptymesh.auto.readings import NEAR_FLOOR, Question, best_reading, with_matri
 from ptymesh.auto.search import READING, Search
 from ptymesh.errors import BadInput
 from ptymesh.models.scan_geometry import matrix_of
-from ptymesh.run.recipe import Recipe
+from ptymesh.recipe.schema import Recipe
 
 #: Epochs before the scan's geometry is refined.
 GEOMETRY_SETTLE = 12

@@ -20,7 +20,7 @@ from ptymesh.auto.candidates import Candidate
 from ptymesh.auto.optics import bright_radius
 from ptymesh.io.positions import row_length
 from ptymesh.measurement import Measurement
-from ptymesh.run.recipe import Recipe
+from ptymesh.recipe.schema import Recipe
 
 #: Frames by which patterns may be behind their positions, or ahead of them.
 LAGS = (1, -1, 2, -2, 3, -3)

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from ptymesh.run.recipe import Recipe
+from ptymesh.recipe.schema import Recipe
 
 #: Name of the recipe's file in the output folder.
 NAME = "recipe.yaml"

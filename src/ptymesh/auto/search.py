@@ -11,7 +11,7 @@ from ptymesh.auto.epoch_search import OPENING
 from ptymesh.io import load_measurement
 from ptymesh.io.options import DataOptions
 from ptymesh.measurement import Measurement
-from ptymesh.run.recipe import Recipe
+from ptymesh.recipe.schema import Recipe
 
 #: Share of the sweeps that may be gone after the search for the optics.
 OPTICS = 0.22

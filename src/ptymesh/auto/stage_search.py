@@ -4,10 +4,10 @@ The order matters: wrong positions and a beam that flickers look like further mo
 first. A background and further modes look like each other, and start side by side. Each question continues the same
 estimate with and without the change, for the same number of epochs.
 
-A sweep is the unit of work that run/cost_model.py declares. The search may spend all sweeps up to these shares: OPTICS
-for the optics, READING for other ways to read the scan, ROUNDS for what to add to the model, QUESTIONS for what of it
-is needed, and ENGINE for the engine. So each question is asked however much the ones before it took. The search for the
-number of epochs goes on while sweeps are left for a run of so many.
+A sweep is the unit of work that planning/cost_model.py declares. The search may spend all sweeps up to these shares:
+OPTICS for the optics, READING for other ways to read the scan, ROUNDS for what to add to the model, QUESTIONS for what
+of it is needed, and ENGINE for the engine. So each question is asked however much the ones before it took. The search
+for the number of epochs goes on while sweeps are left for a run of so many.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from ptymesh.auto.readings import QUESTIONS as READINGS
 from ptymesh.auto.search import ENGINE, OPTICS, PART, QUESTIONS, ROUNDS, Say, Search, raise_if_some_are_missing
 from ptymesh.errors import BadInput, PtymeshError
 from ptymesh.measurement import Measurement
-from ptymesh.run.cost_model import batch_for
-from ptymesh.run.recipe import DEFAULT_STAGES, Recipe, engine_of
+from ptymesh.planning.cost_model import batch_for
+from ptymesh.recipe.schema import DEFAULT_STAGES, Recipe, engine_of
 
 #: The engine that continues estimates in the search for the optics.
 OPTICS_ADAM = adam(BOLDER * ADAM["lr"])

@@ -1,4 +1,4 @@
-"""Number of sweeps (units of work, run/cost_model.py) for search and run together."""
+"""Number of sweeps (units of work, planning/cost_model.py) for search and run together."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import torch
 
 from ptymesh.distributed.world import World
 from ptymesh.measurement import Measurement
-from ptymesh.run.cost_model import EpochCost, epoch_size, sweep_work
-from ptymesh.run.device_pace import measure_pace
+from ptymesh.planning.cost_model import EpochCost, epoch_size, sweep_work
+from ptymesh.planning.device_pace import measure_pace
 
-#: Work in pixels of run/cost_model.py if nobody says how much: some 45 s on two cores of a slow machine.
+#: Work in pixels of planning/cost_model.py if nobody says how much: some 45 s on two cores of a slow machine.
 WORK = 5.5e9
 #: Least number of sweeps.
 FEWEST = 400

@@ -163,7 +163,7 @@ def compare_ranks(
     from ptymesh.cli.running import check_folder, refuse_to_overwrite
     from ptymesh.errors import BadInput
     from ptymesh.io import load_measurement
-    from ptymesh.run.recipe import load_recipe
+    from ptymesh.recipe.schema import load_recipe
     from ptymesh.run.scaling import THREADS, WEAK, save, scale, table
 
     try:
@@ -212,7 +212,7 @@ def compare_engines(path: Path | None, out: Path | None, busy_ok: bool, **option
     from ptymesh.distributed.rank_info import world
     from ptymesh.errors import BadInput
     from ptymesh.run.bench import Plan, bench, save
-    from ptymesh.run.terminal import Terminal
+    from ptymesh.run_folder.terminal import Terminal
 
     if world().size > 1:
         raise BadInput("The benchmark is of one rank; run `ptymesh bench` without torchrun.")

@@ -22,7 +22,7 @@ def load_dataset(file: Path, settings: Sequence[str]) -> Measurement:
     from ptymesh.io import load_measurement
 
     if _is_recipe(file):
-        from ptymesh.run.recipe import load_recipe
+        from ptymesh.recipe.schema import load_recipe
 
         recipe = load_recipe(file, settings)
         return load_measurement(recipe.data, recipe.positions)
@@ -67,7 +67,7 @@ def _is_recipe(file: Path) -> bool:
 def _apply(raw: dict[str, Any], setting: str) -> None:
     """Set one KEY=VALUE in nested dicts."""
     from ptymesh.errors import BadInput
-    from ptymesh.run.yaml_text import parsed
+    from ptymesh.recipe.yaml_text import parsed
     from ptymesh.sentences import shown
 
     key, equals, text = setting.partition("=")

@@ -39,7 +39,7 @@ def command(
     from ptymesh.distributed.rank_info import world
     from ptymesh.errors import BadInput
     from ptymesh.files import replacing
-    from ptymesh.run.recipe import load_recipe
+    from ptymesh.recipe.schema import load_recipe
     from ptymesh.run.simulate_file import write
     from ptymesh.simulate import checked
 

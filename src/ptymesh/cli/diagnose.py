@@ -60,8 +60,8 @@ def data_of(result: Result, data: Path | None = None) -> Measurement:
     """
     from ptymesh.errors import BadInput
     from ptymesh.io import load_measurement
-    from ptymesh.run.patterns import check_same
-    from ptymesh.run.recipe import Recipe
+    from ptymesh.recipe.schema import Recipe
+    from ptymesh.run_folder.patterns import check_same
 
     if not result.recipe:
         raise BadInput("The result holds no recipe, which would say how its data were read; runs of a recipe have one.")

@@ -72,7 +72,7 @@ def _print(s: InspectionReport) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from ptymesh.run.terminal import Terminal
+    from ptymesh.run_folder.terminal import Terminal
 
     console = Terminal(highlight=False)
     console.print(Text(f"{s.name}  ({s.path})", style="bold"))

@@ -55,7 +55,7 @@ def command(
     from ptymesh.tune.offered import need_optuna
 
     need_optuna()
-    from ptymesh.run.recipe import raw_recipe
+    from ptymesh.recipe.schema import raw_recipe
     from ptymesh.tune.orient import Crop, orient
 
     if phase not in (None, "bright", "dark"):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from ptymesh.run.plan import LayoutName, LayoutPlan
+    from ptymesh.planning.plan import LayoutName, LayoutPlan
 
 #: Units of sizes, and their values in bytes.
 UNITS = {"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
@@ -40,8 +40,8 @@ def command(
     from ptymesh.errors import BadInput
     from ptymesh.io import load_measurement
     from ptymesh.launcher.launch import cores
-    from ptymesh.run.plan import plan_layouts, scan_of
-    from ptymesh.run.recipe import load_recipe
+    from ptymesh.planning.plan import plan_layouts, scan_of
+    from ptymesh.recipe.schema import load_recipe
     from ptymesh.run.reconstruction import MARGIN_PX
 
     refuse_speeds({"--link": link, "--latency": latency, "--rate": rate})
@@ -74,7 +74,7 @@ def command(
 
 def fitting(plans: dict[LayoutName, LayoutPlan], memory: float) -> str:
     """Return in words which layouts fit into this memory of a rank (bytes), and which a run takes."""
-    from ptymesh.run.plan import why_tiles
+    from ptymesh.planning.plan import why_tiles
 
     if plans["tiled"].ranks == 1:
         return "replicated; one rank holds all of the object"
@@ -155,7 +155,7 @@ def _print(rows: list[LayoutPlan], memory: float | None) -> None:
     from rich.table import Table
 
     from ptymesh.files import size
-    from ptymesh.run.terminal import Terminal
+    from ptymesh.run_folder.terminal import Terminal
 
     names = ("ranks", "object", "memory", "patterns", "chunk", "a batch", "messages", "balance")
     table = Table(*names, box=SIMPLE, padding=0)

@@ -13,8 +13,8 @@ def command() -> None:
     import ptymesh.engines.losses
     import ptymesh.engines.regularisers
     import ptymesh.io.load
-    import ptymesh.run.starts
-    import ptymesh.run.writers  # noqa: F401 - each has its registry
+    import ptymesh.recipe.starts
+    import ptymesh.recipe.writers  # noqa: F401 - each has its registry
     from ptymesh.errors import BadInput
     from ptymesh.registry import Registry
 

@@ -26,10 +26,10 @@ def command(
     from ptymesh.errors import BadInput
     from ptymesh.io import checkpoint
     from ptymesh.paths import usable
-    from ptymesh.run import start_record
+    from ptymesh.recipe.schema import Recipe
     from ptymesh.run.checkpoint_counters import counters_of
-    from ptymesh.run.recipe import Recipe
     from ptymesh.run.resumed_recipe import refuse_folder, resumed_recipe
+    from ptymesh.run_folder import start_record
 
     if folder.name == "checkpoint" and checkpoint.exists(folder):
         folder = folder.parent

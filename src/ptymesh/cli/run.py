@@ -11,7 +11,7 @@ from ptymesh.cli.launching import LaunchOptions, MemoryOptions, Settings, Strict
 
 if TYPE_CHECKING:
     from ptymesh.cli.running import StageFinder
-    from ptymesh.run.recipe import Recipe
+    from ptymesh.recipe.schema import Recipe
 
 
 @expand_groups
@@ -44,7 +44,7 @@ def command(
 def _loaded(recipe: Path, settings: list[str], out: Path | None, finder: StageFinder, data: bool) -> Recipe:
     """Return the recipe, or the one found for a data set; the reasons for its values are stored in `finder`."""
     from ptymesh.auto import described, described_recipe
-    from ptymesh.run.recipe import Recipe
+    from ptymesh.recipe.schema import Recipe
 
     if not data:
         made, finder.reasons = described_recipe(recipe, settings, out)
@@ -68,7 +68,7 @@ def _run(
     from ptymesh.distributed.child import launched
     from ptymesh.errors import BadInput
     from ptymesh.io import checkpoint
-    from ptymesh.run import start_record
+    from ptymesh.run_folder import start_record
 
     if time is not None and not 0 < time < float("inf"):
         raise BadInput(f"--time is {time:g}; give a number of seconds above 0.")

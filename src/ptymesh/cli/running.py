@@ -19,7 +19,7 @@ from ptymesh.distributed.rank_info import world
 
 if TYPE_CHECKING:
     from ptymesh.distributed.world import World
-    from ptymesh.run.recipe import Recipe
+    from ptymesh.recipe.schema import Recipe
     from ptymesh.run.session import RunOutcome
 
 #: Bytes of a result in tiles up to which figures are drawn at the end of the run, from the file.
@@ -45,7 +45,7 @@ def owned(out: Path) -> Iterator[None]:
     Raises:
         BadInput: another run has the folder.
     """
-    from ptymesh.run.lock import hold_folder
+    from ptymesh.run_folder.lock import hold_folder
 
     if world().size > 1:
         yield
@@ -83,7 +83,7 @@ def refuse_to_overwrite(out: Path, *, force: bool, recipe: str | None = None) ->
     """
     from ptymesh.errors import BadInput
     from ptymesh.io import checkpoint
-    from ptymesh.run import start_record
+    from ptymesh.run_folder import start_record
 
     _refuse_odd_files(out)
     if force:
@@ -212,7 +212,7 @@ def execute(
                 _insist_on_good(outcome.result.attrs, outcome.path)
             return
         from ptymesh.launcher.launch import launch
-        from ptymesh.run.lock import TOKEN, hold_folder
+        from ptymesh.run_folder.lock import TOKEN, hold_folder
 
         load_measurement(recipe.data, recipe.positions)
         gc.enable()  # this process waits for its ranks
@@ -249,7 +249,7 @@ def _insist_on_good(attributes: Mapping[str, Any], path: Path) -> None:
 def _with_stop_message(recipe: Recipe, resume: bool) -> Iterator[None]:
     """Set, within this context, the sentence that tells how to resume or restart the run after a signal."""
     from ptymesh.distributed.child import launched
-    from ptymesh.run.start_record import STARTED, recording_start
+    from ptymesh.run_folder.start_record import STARTED, recording_start
 
     out = recipe.output.dir
     with ExitStack() as stack:
@@ -273,8 +273,8 @@ def _run_in_this_process(
     from ptymesh.errors import Interrupted
 
     with _traceback_in(recipe.output.dir / "log.txt"), ExitStack() as held:
-        from ptymesh.run.callbacks import make_watchers
         from ptymesh.run.session import run_recipe
+        from ptymesh.run_folder.callbacks import make_watchers
 
         watching = make_watchers()
         with ExitStack() as stack:
@@ -338,7 +338,7 @@ def _write_products(recipe: Recipe, outcome: RunOutcome) -> None:
     if _is_too_large(outcome):
         typer.echo(f"`{view}` {_doing(writers)} the whole object, which no rank has held.")
         return
-    from ptymesh.run.figures import write_products
+    from ptymesh.run_folder.figures import write_products
 
     # what is written is safe, and figures can be drawn again
     stopping.at_once(f"Stopped before all figures were drawn; `{view}` draws them.", 0)

@@ -92,8 +92,8 @@ def command(
     """Print a Slurm job script for a recipe: `ptymesh slurm recipe.yaml > job.sh`, then `sbatch job.sh`."""
     from ptymesh.errors import BadInput
     from ptymesh.io.manifests import MANIFEST
-    from ptymesh.run.recipe import load_recipe
-    from ptymesh.run.start_record import STARTED
+    from ptymesh.recipe.schema import load_recipe
+    from ptymesh.run_folder.start_record import STARTED
 
     for name, value, least in (
         ("--nodes", nodes, 1),

@@ -42,7 +42,7 @@ class Escaping(io.TextIOWrapper):
     """Text stream for a terminal, with control characters escaped.
 
     Attributes:
-        styled: the same stream for callers that write terminal commands on purpose (run/terminal.py).
+        styled: the same stream for callers that write terminal commands on purpose (run_folder/terminal.py).
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:

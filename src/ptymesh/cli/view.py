@@ -39,10 +39,10 @@ def command(
     """
     from ptymesh.errors import BadInput, PtymeshError
     from ptymesh.io.results import Result
-    from ptymesh.run.figures import write_figures
-    from ptymesh.run.patterns import patterns_of
-    from ptymesh.run.writers import WRITERS, tiff_files
-    from ptymesh.run.writers import write as written_by
+    from ptymesh.recipe.writers import WRITERS, tiff_files
+    from ptymesh.recipe.writers import write as written_by
+    from ptymesh.run_folder.figures import write_figures
+    from ptymesh.run_folder.patterns import patterns_of
 
     try:
         for name in write or ():

@@ -16,7 +16,7 @@ import yaml
 from ptymesh.diagnosis.cause import Remedy
 from ptymesh.diagnosis.view import ResultView
 from ptymesh.errors import PtymeshError
-from ptymesh.run.recipe import DEFAULT_STAGES, Recipe, put
+from ptymesh.recipe.schema import DEFAULT_STAGES, Recipe, put
 
 #: Stands for the last stage at the start of a remedy's key, and for one more stage.
 LAST_STAGE, ADDED_STAGE = "stage.", "stages.+"

@@ -18,7 +18,7 @@ from ptymesh.errors import PtymeshError
 from ptymesh.io import load_measurement
 from ptymesh.io.options import DataOptions
 from ptymesh.measurement import ArraySource, Measurement
-from ptymesh.run.recipe import Recipe
+from ptymesh.recipe.schema import Recipe
 from ptymesh.run.reconstruction import Reconstruction
 
 #: Views, epochs and views of a batch of a trial, at most.

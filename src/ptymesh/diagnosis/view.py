@@ -24,9 +24,9 @@ from ptymesh.io.survey import speckle_diameter_px
 from ptymesh.measurement import Measurement
 from ptymesh.physics.counting import misfit_of
 from ptymesh.physics.model import Model
-from ptymesh.run.patterns import CHUNK, optics_of
-from ptymesh.run.patterns import modelled as intensities_of
-from ptymesh.run.recipe import Recipe
+from ptymesh.recipe.schema import Recipe
+from ptymesh.run_folder.patterns import CHUNK, optics_of
+from ptymesh.run_folder.patterns import modelled as intensities_of
 from ptymesh.verdict.scan_pass import ScanPass, scan_pass
 
 #: Views, and numbers in an array of their patterns, that are looked at, at most.

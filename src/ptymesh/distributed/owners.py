@@ -11,9 +11,9 @@ import numpy as np
 def owners(nominal: np.ndarray, ranks: int, compact: bool = False, among: np.ndarray | None = None) -> np.ndarray:
     """Return the owner of each view, so that ranks have equal shares of each batch as far as views divide.
 
-    A batch that covers the scan has one view of each run of neighbours along the space-filling curve (run/batches.py):
-    each rank then owns one piece of the curve. A compact batch is a piece of the curve: ranks then own views in turn
-    along it.
+    A batch that covers the scan has one view of each run of neighbours along the space-filling curve
+    (planning/batches.py): each rank then owns one piece of the curve. A compact batch is a piece of the curve: ranks
+    then own views in turn along it.
 
     Args:
         nominal: (N, 2) positions in pixels.

@@ -51,7 +51,7 @@ ORDER = (
     ("probe", "power"),
 )
 OF_MOVING_PROBE = ("support", "fourier_support", "orthogonalise")
-#: How batches are made up (run/batches.py).
+#: How batches are made up (planning/batches.py).
 Order = Literal["random", "uniform", "compact"]
 
 

@@ -21,7 +21,7 @@ from ptymesh.plot import overview_figure, powers_percent, unwrapped_phase
 from ptymesh.plot.objects import prepared
 from ptymesh.plot.progress import curve_panel
 from ptymesh.plot.style import Pixel, blocks, bounds, colour_of, image_panel, length_name, new_figure, scaled
-from ptymesh.run.figures import title_of
+from ptymesh.run_folder.figures import title_of
 
 #: Objects are averaged to this side in pixels for thumbnails: unwrapping the phase of larger ones takes seconds.
 LARGEST_SIDE = 300

@@ -1,1 +1,1 @@
-"""A reconstruction from its recipe to its result, and the only loop."""
+"""A run from its recipe to its result: the only loop, the state of a run, the interface of Python."""

@@ -28,7 +28,7 @@ from ptymesh.measurement import NO_CHECKS, Measurement
 from ptymesh.physics.model import Subpixel
 from ptymesh.run import machine
 from ptymesh.run.reconstruction import MARGIN_PX, Reconstruction
-from ptymesh.run.reports import EpochReport
+from ptymesh.run_folder.reports import EpochReport
 from ptymesh.simulate import simulate
 
 SUBPIXEL: tuple[Subpixel, ...] = ("none", "fourier", "bilinear")

@@ -32,7 +32,7 @@ from ptymesh.io.outliers import regions_of
 from ptymesh.io.source import slabs
 from ptymesh.io.survey import Gathering, Survey
 from ptymesh.measurement import NO_CHECKS, Measurement, PatternSource
-from ptymesh.run.recipe import Recipe
+from ptymesh.recipe.schema import Recipe
 
 Made = TypeVar("Made")
 

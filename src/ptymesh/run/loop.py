@@ -22,11 +22,12 @@ from ptymesh.distributed.handover import follow_draw
 from ptymesh.distributed.world import World
 from ptymesh.engines import Engine, parametrised, positions, variable
 from ptymesh.errors import BadInput, Diverged, Interrupted
+from ptymesh.planning import batches
 from ptymesh.problem import Batch, Problem
-from ptymesh.run import batches, memory, resolution
-from ptymesh.run.reports import BatchReport, Callback, EpochReport, Traffic
+from ptymesh.run import memory, resolution
 from ptymesh.run.state import RunState
 from ptymesh.run.unknown_changes import UnknownSamples, measure_changes, sample_unknowns
+from ptymesh.run_folder.reports import BatchReport, Callback, EpochReport, Traffic
 from ptymesh.unknowns import LARGEST
 
 #: A residual above 1 is worse than that of an empty model; so many rising epochs above it in a row are a divergence.

@@ -26,7 +26,7 @@ from ptymesh.files import size
 from ptymesh.limits import free_memory
 from ptymesh.measurement import Measurement
 from ptymesh.problem import CHUNK_BYTES, Batch, Problem
-from ptymesh.run.initial import frame
+from ptymesh.recipe.initial import frame
 
 Found = TypeVar("Found")
 #: Arrays of a chunk's waves that exist at a time.

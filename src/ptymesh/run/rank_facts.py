@@ -16,7 +16,7 @@ from ptymesh.engines import Engine
 from ptymesh.io import digests
 from ptymesh.io.identity import identity
 from ptymesh.measurement import ArraySource, Measurement
-from ptymesh.run.recipe import Recipe
+from ptymesh.recipe.schema import Recipe
 
 #: Keys of a recipe that say where something lies, or what a rank may hold.
 OF_A_MACHINE = ("data.path", "memory_budget", "scratch")

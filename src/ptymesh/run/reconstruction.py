@@ -41,25 +41,25 @@ from ptymesh.io.results import CHANGE, ObjectTiles, Result
 from ptymesh.measurement import NO_CHECKS, Measurement
 from ptymesh.paths import usable
 from ptymesh.physics.model import Model, Subpixel
+from ptymesh.planning.layout_choice import ALONE, choose_layout
+from ptymesh.planning.plan import scan_of
 from ptymesh.problem import Problem
 from ptymesh.problem.counts import mean_pattern
+from ptymesh.recipe.initial import frame, initial_estimate
+from ptymesh.recipe.magnitudes import refuse_spacing
+from ptymesh.recipe.python_arguments import Stage, memory_of, operators_of, options_of, scan_from, seed_of, stages_of
+from ptymesh.recipe.schema import DEFAULT_STAGES
+from ptymesh.recipe.starts import ObjectOptions, ProbeOptions
 from ptymesh.run import rounding_check
 from ptymesh.run.checkpoint_counters import counters_of
 from ptymesh.run.data_checks import check_after_reading, check_before_reading, to_stderr, watched
-from ptymesh.run.initial import frame, initial_estimate
-from ptymesh.run.layout_choice import ALONE, choose_layout
 from ptymesh.run.loop import Loop
-from ptymesh.run.magnitudes import refuse_spacing
 from ptymesh.run.memory import check_object, retry_out_of_memory
-from ptymesh.run.plan import scan_of
-from ptymesh.run.progress import make_watcher
-from ptymesh.run.python_arguments import Stage, memory_of, operators_of, options_of, scan_from, seed_of, stages_of
 from ptymesh.run.rank_facts import REMEDY, file_facts, optics_facts, scan_facts, stage_facts
-from ptymesh.run.recipe import DEFAULT_STAGES
-from ptymesh.run.reports import Callback, EpochReport, Traffic
-from ptymesh.run.starts import ObjectOptions, ProbeOptions
 from ptymesh.run.state import RunState
 from ptymesh.run.surroundings import refuse_surroundings
+from ptymesh.run_folder.progress import make_watcher
+from ptymesh.run_folder.reports import Callback, EpochReport, Traffic
 from ptymesh.sentences import shown
 from ptymesh.types import Precision, complex_dtype
 from ptymesh.verdict import (

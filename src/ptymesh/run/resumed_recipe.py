@@ -11,8 +11,8 @@ from typing import Any
 
 from ptymesh.engines import Engine
 from ptymesh.errors import BadInput
+from ptymesh.recipe.schema import Recipe
 from ptymesh.run.checkpoint_counters import Counters
-from ptymesh.run.recipe import Recipe
 
 #: Keys of a recipe besides stages that say nothing about the estimate: `data.path`, too, for files move.
 FREE = ("output", "layout", "memory_budget", "scratch")

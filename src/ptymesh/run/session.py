@@ -25,17 +25,17 @@ from ptymesh.io import checkpoint, load_measurement
 from ptymesh.io.checks import refuse_featureless, without_marks
 from ptymesh.io.results import Result
 from ptymesh.measurement import NO_CHECKS
-from ptymesh.run.batches import balance, draw, hold_out
+from ptymesh.planning.batches import balance, draw, hold_out
+from ptymesh.recipe.schema import Recipe
 from ptymesh.run.checkpoint_counters import counters_of
 from ptymesh.run.data_checks import record_checks, to_stderr
-from ptymesh.run.lock import OwnershipCheck, hold_folder, share_lease
 from ptymesh.run.machine import peak_bytes
-from ptymesh.run.patterns import PatternPairs, compared_patterns
 from ptymesh.run.rank_facts import REMEDY, recipe_facts
-from ptymesh.run.recipe import Recipe
 from ptymesh.run.reconstruction import Reconstruction
-from ptymesh.run.reports import Callback, RunInfo
-from ptymesh.run.signals import StopSignal
+from ptymesh.run_folder.lock import OwnershipCheck, hold_folder, share_lease
+from ptymesh.run_folder.patterns import PatternPairs, compared_patterns
+from ptymesh.run_folder.reports import Callback, RunInfo
+from ptymesh.run_folder.signals import StopSignal
 from ptymesh.types import complex_dtype
 
 

@@ -12,8 +12,8 @@ from typing import Any, TextIO
 from rich.live import Live
 from rich.table import Table
 
-from ptymesh.run.progress import runs_in_notebook
-from ptymesh.run.terminal import Terminal
+from ptymesh.run_folder.progress import runs_in_notebook
+from ptymesh.run_folder.terminal import Terminal
 from ptymesh.tune.options import label
 from ptymesh.tune.records import Record
 

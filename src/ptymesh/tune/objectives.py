@@ -22,12 +22,12 @@ from ptymesh.compare import compare_results, illuminated, illumination
 from ptymesh.distributed.world import World
 from ptymesh.errors import BadInput, PtymeshError
 from ptymesh.io.results import Result
-from ptymesh.run.batches import hold_out
+from ptymesh.planning.batches import hold_out
+from ptymesh.recipe.schema import Recipe
 from ptymesh.run.loop import Loop
-from ptymesh.run.recipe import Recipe
 from ptymesh.run.reconstruction import Reconstruction
-from ptymesh.run.reports import EpochReport
 from ptymesh.run.session import reconstruction
+from ptymesh.run_folder.reports import EpochReport
 from ptymesh.tune.options import FourierRings, Function, Goal, HeldOut
 
 #: The number after so many epochs. The last one is the trial's value.

@@ -27,8 +27,8 @@ from ptymesh.errors import BadInput
 from ptymesh.io.options import FrozenOptions, Number
 from ptymesh.options import FilePath, plain
 from ptymesh.paths import usable
-from ptymesh.run.recipe import Recipe, anchor, apply_overrides, raw_recipe, read_mapping
-from ptymesh.run.yaml_text import parsed
+from ptymesh.recipe.schema import Recipe, anchor, apply_overrides, raw_recipe, read_mapping
+from ptymesh.recipe.yaml_text import parsed
 from ptymesh.sentences import shown, unknown_word
 from ptymesh.tune.offered import PRUNERS, SAMPLERS
 

@@ -30,7 +30,7 @@ from ptymesh.errors import BadInput, PtymeshError
 from ptymesh.io import load_measurement
 from ptymesh.io.checks import refuse_featureless, without_marks
 from ptymesh.measurement import Measurement
-from ptymesh.run.recipe import DEFAULT_STAGES, Recipe, put
+from ptymesh.recipe.schema import DEFAULT_STAGES, Recipe, put
 from ptymesh.run.reconstruction import Reconstruction
 from ptymesh.run.session import reconstruction
 from ptymesh.tune.options import Tuning

@@ -9,7 +9,7 @@ from typing import Any
 
 from ptymesh.errors import BadInput
 from ptymesh.io.results import Result
-from ptymesh.run.recipe import Recipe
+from ptymesh.recipe.schema import Recipe
 from ptymesh.tune.options import Goal, Tuning, load_tuning, tuning
 from ptymesh.tune.session import StudyOutcome, run_study
 

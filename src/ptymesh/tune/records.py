@@ -14,7 +14,7 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from ptymesh.files import replacing, writing
-from ptymesh.run.recipe import Recipe
+from ptymesh.recipe.schema import Recipe
 from ptymesh.tune.options import Tuning
 from ptymesh.tune.places import RETRY_OF, is_given_up, reason, trials_that_count
 from ptymesh.tune.space import Space, composed

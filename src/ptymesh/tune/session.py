@@ -19,10 +19,10 @@ from ptymesh.io import load_measurement
 from ptymesh.io.checks import refuse_featureless, without_marks
 from ptymesh.io.results import Result
 from ptymesh.launcher.launch import launch
-from ptymesh.run.callbacks import FreshStart, LogFile, MetricsFile
-from ptymesh.run.recipe import Recipe
+from ptymesh.recipe.schema import Recipe
 from ptymesh.run.session import run_recipe
-from ptymesh.run.signals import StopSignal
+from ptymesh.run_folder.callbacks import FreshStart, LogFile, MetricsFile
+from ptymesh.run_folder.signals import StopSignal
 from ptymesh.tune import objectives, storage
 from ptymesh.tune.display import StudyDisplay, settings_line
 from ptymesh.tune.offered import pruner

@@ -10,7 +10,7 @@ from typing import Any
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
 from ptymesh.errors import BadInput
-from ptymesh.run.recipe import Recipe, put
+from ptymesh.recipe.schema import Recipe, put
 from ptymesh.sentences import shown, unknown_word
 from ptymesh.tune.options import SCALARS, HeldOut, Parameter, Tuning, label
 

@@ -23,8 +23,8 @@ from ptymesh.distributed.world import World
 from ptymesh.errors import Diverged, Interrupted, PtymeshError
 from ptymesh.files import replacing, writing
 from ptymesh.launcher.launch import launch
-from ptymesh.run.recipe import Recipe
-from ptymesh.run.signals import StopSignal
+from ptymesh.recipe.schema import Recipe
+from ptymesh.run_folder.signals import StopSignal
 from ptymesh.tune import objectives, storage
 from ptymesh.tune.offered import pruner
 from ptymesh.tune.options import Goal, Tuning

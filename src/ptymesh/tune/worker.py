@@ -24,8 +24,8 @@ from ptymesh.distributed.joining import join
 from ptymesh.distributed.world import Solo, World
 from ptymesh.errors import Interrupted, PtymeshError
 from ptymesh.files import machine
-from ptymesh.run.recipe import Recipe
-from ptymesh.run.signals import StopSignal
+from ptymesh.recipe.schema import Recipe
+from ptymesh.run_folder.signals import StopSignal
 from ptymesh.tune import places, storage
 from ptymesh.tune.dead_workers import DeadWorkers, WorkerLease
 from ptymesh.tune.offered import pruner, quiet

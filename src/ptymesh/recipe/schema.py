@@ -44,9 +44,9 @@ from ptymesh.io.samples import PREFIX
 from ptymesh.models import OPTICS, WaveOperator, named
 from ptymesh.options import FilePath
 from ptymesh.paths import usable
-from ptymesh.run.starts import ObjectOptions, ProbeOptions
-from ptymesh.run.writers import WRITERS
-from ptymesh.run.yaml_text import DEEPEST, parsed, text_of
+from ptymesh.recipe.starts import ObjectOptions, ProbeOptions
+from ptymesh.recipe.writers import WRITERS
+from ptymesh.recipe.yaml_text import DEEPEST, parsed, text_of
 from ptymesh.sentences import shown, shown_key, unknown_word
 from ptymesh.types import Precision
 

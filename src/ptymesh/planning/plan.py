@@ -33,11 +33,11 @@ from ptymesh.files import size
 from ptymesh.limits import check_room
 from ptymesh.measurement import Measurement
 from ptymesh.physics.model import Subpixel, reach_of
+from ptymesh.planning.batches import balance, draw
+from ptymesh.planning.cost_model import EpochSize
 from ptymesh.problem import CHUNK_BYTES
-from ptymesh.run.batches import balance, draw
-from ptymesh.run.cost_model import EpochSize
-from ptymesh.run.initial import frame
-from ptymesh.run.starts import ObjectOptions, ProbeOptions
+from ptymesh.recipe.initial import frame
+from ptymesh.recipe.starts import ObjectOptions, ProbeOptions
 from ptymesh.types import Precision
 
 LayoutName = Literal["replicated", "tiled"]

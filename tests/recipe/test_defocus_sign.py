@@ -16,7 +16,7 @@ import pytest
 
 from ptymesh.geometry import Geometry
 from ptymesh.measurement import ArraySource, Measurement
-from ptymesh.run.starts import PROBE_STARTS
+from ptymesh.recipe.starts import PROBE_STARTS
 
 SIDE, PIXEL_M, WAVELENGTH_M = 128, 1e-8, 1e-10
 ANGLE_RAD, DEFOCUS_M = 1.5e-3, 2e-4

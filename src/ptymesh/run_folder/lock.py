@@ -20,7 +20,7 @@ from pathlib import Path
 from ptymesh import stopping
 from ptymesh.distributed.lease import Lease, LeaseHeldError, NoLeaseError, Owner
 from ptymesh.errors import BadInput, PtymeshError
-from ptymesh.run.reports import BatchReport, Callback
+from ptymesh.run_folder.reports import BatchReport, Callback
 
 NAME = ".lock"
 #: Environment variable by which ranks know the lease of the command that has started them.

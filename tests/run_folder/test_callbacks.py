@@ -20,8 +20,8 @@ import pytest
 from ptymesh.errors import BadInput
 from ptymesh.io import manifests
 from ptymesh.io.survey import too_far_apart
-from ptymesh.run import callbacks, start_record
-from ptymesh.run.callbacks import (
+from ptymesh.run_folder import callbacks, start_record
+from ptymesh.run_folder.callbacks import (
     Clock,
     FreshStart,
     LineFile,
@@ -33,7 +33,7 @@ from ptymesh.run.callbacks import (
     size_line,
     stages_line,
 )
-from ptymesh.run.reports import BatchReport, Callback, EpochReport, RunInfo
+from ptymesh.run_folder.reports import BatchReport, Callback, EpochReport, RunInfo
 
 
 def info(out: Path | None = None, epochs: int = 3, resumed: bool = False, done: int = 0) -> RunInfo:

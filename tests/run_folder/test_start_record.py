@@ -11,7 +11,7 @@ import pytest
 
 from ptymesh.errors import BadInput, Diverged
 from ptymesh.io import manifests
-from ptymesh.run import start_record
+from ptymesh.run_folder import start_record
 
 
 def manifest(out: Path, text: str) -> None:

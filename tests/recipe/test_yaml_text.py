@@ -17,8 +17,8 @@ from pydantic import BaseModel
 from ptymesh.engines import ENGINES
 from ptymesh.errors import BadInput
 from ptymesh.io.options import DataOptions
-from ptymesh.run.recipe import Recipe, anchor, apply_overrides, load_recipe
-from ptymesh.run.yaml_text import parsed, text_of
+from ptymesh.recipe.schema import Recipe, anchor, apply_overrides, load_recipe
+from ptymesh.recipe.yaml_text import parsed, text_of
 from ptymesh.sentences import known_keys
 from ptymesh.tune.options import load_tuning
 

@@ -17,7 +17,7 @@ from ptymesh.measurement import Measurement
 from ptymesh.models import OPTICS, named
 from ptymesh.physics.model import Model
 from ptymesh.physics.operators import WaveOperator
-from ptymesh.run.yaml_text import parsed
+from ptymesh.recipe.yaml_text import parsed
 
 #: Most views of which the typical and the worst pattern are chosen; in larger scans they are evenly spaced.
 LOOKED_AT = 1024
@@ -46,7 +46,7 @@ def patterns_of(result: Result) -> PatternPairs:
         BadInput: there is no recipe, or the data set is not there, or not the run's.
     """
     from ptymesh.io import load_measurement
-    from ptymesh.run.recipe import Recipe
+    from ptymesh.recipe.schema import Recipe
 
     if not result.recipe:
         raise BadInput("The result holds no recipe, which would say where its data are; runs of a recipe have one.")

@@ -23,8 +23,8 @@ from ptymesh.io.results import Result
 from ptymesh.measurement import Measurement
 from ptymesh.physics import probes
 from ptymesh.physics.operators import WaveOperator
-from ptymesh.run.resampling import load_complex_array, pixel_ratio, resample_images
-from ptymesh.run.starts import ObjectOptions, ProbeOptions, ProbeStart, ResultStart
+from ptymesh.recipe.resampling import load_complex_array, pixel_ratio, resample_images
+from ptymesh.recipe.starts import ObjectOptions, ProbeOptions, ProbeStart, ResultStart
 from ptymesh.sentences import shown
 from ptymesh.types import Precision, complex_dtype
 

@@ -21,8 +21,8 @@ from ptymesh.estimate import BLOCK, REACH, Estimate
 from ptymesh.geometry import far_field
 from ptymesh.measurement import ArraySource, Measurement
 from ptymesh.physics.model import Model
+from ptymesh.planning.cost_model import EpochCost, EpochSize
 from ptymesh.problem import Batch, Problem
-from ptymesh.run.cost_model import EpochCost, EpochSize
 
 #: Pixels of a thread's windows in the larger of the two batches; in the smaller one, a thread has one window.
 PIXELS = 1 << 19

@@ -19,9 +19,9 @@ import torch
 from ptymesh.distributed.devices import KINDS
 from ptymesh.distributed.world import World
 from ptymesh.engines import Engine
-from ptymesh.run.cost_model import cost_of_stage
-from ptymesh.run.device_pace import DevicePace, measure_pace
-from ptymesh.run.plan import LayoutName, LayoutPlan, Scan, plan_layouts, why_tiles
+from ptymesh.planning.cost_model import cost_of_stage
+from ptymesh.planning.device_pace import DevicePace, measure_pace
+from ptymesh.planning.plan import LayoutName, LayoutPlan, Scan, plan_layouts, why_tiles
 
 #: Tiles are taken for speed alone where they are expected to be faster by more than this.
 GAIN = 1.25

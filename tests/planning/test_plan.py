@@ -18,14 +18,14 @@ from ptymesh.engines import ENGINES, Engine
 from ptymesh.errors import BadInput
 from ptymesh.kernels.fused import KeptProbes
 from ptymesh.physics.halves import Halves
-from ptymesh.run import layout_choice
-from ptymesh.run.batches import balance, draw
-from ptymesh.run.cost_model import EPOCH
-from ptymesh.run.device_pace import DevicePace
-from ptymesh.run.layout_choice import RankSpeed, choose, choose_layout, epoch_seconds, measured_link
+from ptymesh.planning import layout_choice
+from ptymesh.planning.batches import balance, draw
+from ptymesh.planning.cost_model import EPOCH
+from ptymesh.planning.device_pace import DevicePace
+from ptymesh.planning.layout_choice import RankSpeed, choose, choose_layout, epoch_seconds, measured_link
+from ptymesh.planning.plan import FULL, LayoutName, LayoutPlan, Scan, plan_layouts, scan_of
+from ptymesh.recipe.starts import ObjectOptions, ProbeOptions
 from ptymesh.run.loop import Loop
-from ptymesh.run.plan import FULL, LayoutName, LayoutPlan, Scan, plan_layouts, scan_of
-from ptymesh.run.starts import ObjectOptions, ProbeOptions
 from ptymesh.run.state import RunState
 from toy import make, share
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ptymesh.run.batches import draw, hold_out
+from ptymesh.planning.batches import draw, hold_out
 
 
 def scan(views: int, seed: int = 0) -> np.ndarray:

@@ -11,7 +11,7 @@ import yaml
 from ptymesh.engines import ENGINES, MPIE, RPIE
 from ptymesh.errors import BadInput
 from ptymesh.io.options import DataOptions
-from ptymesh.run.recipe import Recipe, load_recipe
+from ptymesh.recipe.schema import Recipe, load_recipe
 
 FULL = """
 data: {path: scan.cxi, mask: masks/m.npy, dark: dark.h5:/a/b, energy_eV: 3e5, crop: 64, centre: [31.5, 32]}

@@ -12,8 +12,8 @@ import torch
 from ptymesh.auto.judging import judging
 from ptymesh.engines import ENGINES, MPIE, RPIE, Adam
 from ptymesh.engines.optimisers import SGD
-from ptymesh.run.cost_model import EpochCost, EpochSize, batch_for, cost_of_stage, epoch_size, sweep_work
-from ptymesh.run.device_pace import DevicePace, measure_pace
+from ptymesh.planning.cost_model import EpochCost, EpochSize, batch_for, cost_of_stage, epoch_size, sweep_work
+from ptymesh.planning.device_pace import DevicePace, measure_pace
 from ptymesh.simulate import simulate
 
 MEASURED = Path(__file__).parents[2] / "benchmarks" / "results" / "2026-11-26-prices.json"

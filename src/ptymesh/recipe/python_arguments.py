@@ -16,7 +16,7 @@ from ptymesh.measurement import Measurement
 from ptymesh.models import OPTICS, WaveOperator, named
 from ptymesh.options import Options, plain
 from ptymesh.paths import usable
-from ptymesh.run.recipe import engine_of
+from ptymesh.recipe.schema import engine_of
 from ptymesh.sentences import shown
 from ptymesh.storage.memory_budget import MemoryBudget
 

@@ -16,8 +16,8 @@ from ptymesh.engines.schedulers import Scheduler
 from ptymesh.io.formats.cxi_writer import write_cxi
 from ptymesh.io.options import PositionOptions
 from ptymesh.measurement import Measurement
-from ptymesh.run.recipe import Recipe
-from ptymesh.run.starts import ObjectOptions, ProbeOptions
+from ptymesh.recipe.schema import Recipe
+from ptymesh.recipe.starts import ObjectOptions, ProbeOptions
 from ptymesh.simulate import Simulation, simulate
 from ptymesh.tune.options import HeldOut, Parameter
 

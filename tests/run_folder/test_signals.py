@@ -10,12 +10,12 @@ import threading
 
 import pytest
 
-from ptymesh.run.signals import StopSignal
+from ptymesh.run_folder.signals import StopSignal
 
 #: Counts batches until it is told to stop; what is printed at the end shows how it ended.
 WORKER = """
 import sys, time
-from ptymesh.run.signals import StopSignal
+from ptymesh.run_folder.signals import StopSignal
 with StopSignal() as stop:
     print("ready", flush=True)
     try:

@@ -30,10 +30,10 @@ from ptymesh.errors import BadInput
 from ptymesh.files import target_of
 from ptymesh.io import manifests
 from ptymesh.printable import printable
-from ptymesh.run import start_record
-from ptymesh.run.progress import runs_in_notebook
-from ptymesh.run.reports import BatchReport, Callback, EpochReport, RunInfo
-from ptymesh.run.terminal import Terminal
+from ptymesh.run_folder import start_record
+from ptymesh.run_folder.progress import runs_in_notebook
+from ptymesh.run_folder.reports import BatchReport, Callback, EpochReport, RunInfo
+from ptymesh.run_folder.terminal import Terminal
 from ptymesh.verdict import Curve
 
 #: Runs with more epochs than this print a plain line at most every so many seconds.

@@ -9,10 +9,10 @@ import pytest
 
 from ptymesh.errors import PtymeshError
 from ptymesh.io.results import Result
-from ptymesh.run import figures
-from ptymesh.run.figures import write_products
-from ptymesh.run.patterns import PatternPairs
-from ptymesh.run.writers import WRITERS
+from ptymesh.recipe.writers import WRITERS
+from ptymesh.run_folder import figures
+from ptymesh.run_folder.figures import write_products
+from ptymesh.run_folder.patterns import PatternPairs
 
 
 @pytest.fixture

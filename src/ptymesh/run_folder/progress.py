@@ -10,7 +10,7 @@ from html import escape
 from typing import Any
 
 from ptymesh.engines import Engine
-from ptymesh.run.reports import BatchReport, Callback, EpochReport
+from ptymesh.run_folder.reports import BatchReport, Callback, EpochReport
 
 #: Seconds between two drawings of a bar.
 EVERY_S = 0.2

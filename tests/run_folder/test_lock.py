@@ -19,14 +19,14 @@ from filelock import SoftFileLease
 
 from ptymesh.distributed import lease as leases
 from ptymesh.errors import BadInput, PtymeshError
-from ptymesh.run import lock as module
-from ptymesh.run.lock import NAME, TOKEN, OwnershipCheck, hold_folder, share_lease, take_folder
-from ptymesh.run.reports import BatchReport
+from ptymesh.run_folder import lock as module
+from ptymesh.run_folder.lock import NAME, TOKEN, OwnershipCheck, hold_folder, share_lease, take_folder
+from ptymesh.run_folder.reports import BatchReport
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from ptymesh.run.lock import take_folder
+from ptymesh.run_folder.lock import take_folder
 lease = take_folder(Path(sys.argv[1]))
 print("held", flush=True)
 time.sleep(60)
@@ -36,7 +36,7 @@ RACE = """
 import sys, time
 from pathlib import Path
 from ptymesh.errors import BadInput
-from ptymesh.run.lock import take_folder
+from ptymesh.run_folder.lock import take_folder
 while not Path(sys.argv[2]).exists():
     time.sleep(0.001)
 try:

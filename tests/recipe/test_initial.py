@@ -15,9 +15,9 @@ from ptymesh.io.results import Result
 from ptymesh.measurement import ArraySource, Measurement
 from ptymesh.physics import probes
 from ptymesh.physics.model import Model
-from ptymesh.run.initial import initial_estimate
+from ptymesh.recipe.initial import initial_estimate
+from ptymesh.recipe.starts import ObjectOptions, ProbeOptions
 from ptymesh.run.simulate_file import truth_result
-from ptymesh.run.starts import ObjectOptions, ProbeOptions
 from ptymesh.simulate import simulate
 
 PIXEL, WAVELENGTH = (20e-9, 20e-9), 1.5498024804150033e-10

@@ -19,7 +19,7 @@ from ptymesh.files import writing
 from ptymesh.io.results import Result
 
 if TYPE_CHECKING:
-    from ptymesh.run.patterns import PatternPairs
+    from ptymesh.run_folder.patterns import PatternPairs
 
 #: Makes a figure.
 Make = Callable[[], Figure]
@@ -66,7 +66,7 @@ def write_products(path: Path, *, figures: bool, writers: Sequence[str], pattern
         writers: names of those that write further files, as in `run.writers.WRITERS`.
         patterns: that a figure shows; None: they are made of the data set that the result names.
     """
-    from ptymesh.run.writers import write
+    from ptymesh.recipe.writers import write
 
     made: list[Path] = []
     if figures:
@@ -86,7 +86,7 @@ def write_products(path: Path, *, figures: bool, writers: Sequence[str], pattern
 
 
 def _patterns_of(result: Result) -> PatternPairs | None:
-    from ptymesh.run.patterns import patterns_of
+    from ptymesh.run_folder.patterns import patterns_of
 
     try:
         return patterns_of(result)

@@ -1,0 +1,1 @@
+"""What a run will need, before it begins: its batches, memory, messages and work; which layout to take."""
