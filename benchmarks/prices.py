@@ -32,7 +32,7 @@ from ptymesh.planning.batches import draw, hold_out
 from ptymesh.planning.cost_model import EpochCost, EpochSize
 from ptymesh.planning.device_pace import DevicePace, measure_pace
 from ptymesh.recipe.schema import engine_of
-from ptymesh.run.bench import spread
+from ptymesh.run.bench import spread_views
 from ptymesh.run.reconstruction import Reconstruction
 from ptymesh.simulate import simulate
 
@@ -165,7 +165,7 @@ def main() -> None:
     scans = {
         "far": (simulate(kind="xray", views=200, window=64, seed=3).measurement, 1),
         "far, large": (simulate(kind="xray", views=128, window=128, seed=3).measurement, 1),
-        "far, wide": (spread(simulate(kind="xray", views=200, window=64, seed=3).measurement, 1024), 1),
+        "far, wide": (spread_views(simulate(kind="xray", views=200, window=64, seed=3).measurement, 1024), 1),
         "near": (simulate(kind="near", views=200, window=64, seed=3).measurement, 1),
     }
     for slices in (1, 2, 4):

@@ -112,7 +112,7 @@ class Estimate:
         """Sides of the window, (h, w)."""
         return self.probe.shape[-2], self.probe.shape[-1]
 
-    def here(self, anchors: torch.Tensor) -> torch.Tensor:
+    def relative_anchors(self, anchors: torch.Tensor) -> torch.Tensor:
         """Return anchors (B, 2) relative to the first pixel of `object`."""
         if not any(self.corner):
             return anchors

@@ -125,8 +125,8 @@ def refusal(path: str | os.PathLike[str], error: Exception, needed: int | None =
         fact = no_room(f"{path} cannot be written", path.parent, needed, error)
         return PtymeshError(f"{fact}; make room, or choose another folder.")
     if number in MISTAKEN or isinstance(error, ValueError):
-        return BadInput(f"{path} cannot be written ({_said(error)}); check its folder, or choose another one.")
-    return PtymeshError(f"{path} cannot be written ({_said(error)}); check the disk, or choose another folder.")
+        return BadInput(f"{path} cannot be written ({_reason(error)}); check its folder, or choose another one.")
+    return PtymeshError(f"{path} cannot be written ({_reason(error)}); check the disk, or choose another folder.")
 
 
 def no_room(failed: str, folder: Path, needed: int | None, error: Exception) -> str:
@@ -144,7 +144,7 @@ def no_room(failed: str, folder: Path, needed: int | None, error: Exception) -> 
         free = f"{size(shutil.disk_usage(folder).free)} free in {folder}"
     except OSError:
         free = f"how much is free in {folder} is not known"
-    return f"{failed} ({_said(error)}: {wanted}{free})"
+    return f"{failed} ({_reason(error)}: {wanted}{free})"
 
 
 def size(count: float) -> str:
@@ -166,7 +166,7 @@ def to_disk(path: Path) -> None:
         os.close(handle)
 
 
-def _said(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     said = getattr(error, "strerror", None) or str(error).strip() or type(error).__name__
     return str(said).splitlines()[0][:200]
 

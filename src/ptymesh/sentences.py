@@ -70,13 +70,13 @@ def sentence(error: ValidationError, data: Any, model: type[BaseModel], prefix: 
     wanted = " or ".join(dict.fromkeys(_wanted(e, known_keys(model, e["loc"])) for e in same))
     wanted += _unit(keys) if {e["type"] for e in same} <= _NUMBERS else ""
     words = [word for e in same for word in _words(e)]
-    return f"{path or 'The recipe'} is {shown(first['input'])}; it should be {wanted}{_nearest(first['input'], words)}."
+    return f"{path or 'The recipe'} is {quote(first['input'])}; it should be {wanted}{_nearest(first['input'], words)}."
 
 
 def shown_key(key: Any) -> str:
     """Return a key for a message; an unusual one is quoted and shortened."""
     text = str(key)
-    return text if text and text.isprintable() and len(text) <= 60 else shown(text)
+    return text if text and text.isprintable() and len(text) <= 60 else quote(text)
 
 
 def unknown_key(path: str, known: Iterable[str], elsewhere: Sequence[str] = ()) -> str:
@@ -105,10 +105,10 @@ def unknown_word(path: str, value: Any, known: Sequence[str]) -> str:
         known: allowed words.
     """
     words = " or ".join(known) if len(known) < 3 else f"one of {', '.join(known)}"
-    return f"{path} is {shown(value)}; it should be {words}{_nearest(value, known)}."
+    return f"{path} is {quote(value)}; it should be {words}{_nearest(value, known)}."
 
 
-def shown(value: Any) -> str:
+def quote(value: Any) -> str:
     """Return a value as the user wrote it, shortened."""
     if value is None:
         return "empty"

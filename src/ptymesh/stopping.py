@@ -67,9 +67,9 @@ def watch(speaks: bool = True) -> None:
     signal.set_wakeup_fd(theirs, warn_on_full_buffer=False)
     for number in SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, _noted)
+            signal.signal(number, _ignore_signal)
     if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=_forget)
+        os.register_at_fork(after_in_child=_restore_default_signals)
 
 
 def wanted(arguments: list[str]) -> bool:
@@ -136,11 +136,11 @@ def sentence() -> str:
 
 
 def before_leaving(act: Callable[[], Any]) -> None:
-    """Register a clean-up function until `forget`; it runs on another thread before the process exits on a signal."""
+    """Register a clean-up function; it runs on another thread before the process exits on a signal."""
     _tidying.append(act)
 
 
-def forget(act: Callable[[], Any]) -> None:
+def remove_clean_up(act: Callable[[], Any]) -> None:
     """Remove a clean-up function; one that is not registered is ignored."""
     with contextlib.suppress(ValueError):
         _tidying.remove(act)
@@ -153,7 +153,7 @@ def tidying(act: Callable[[], Any]) -> Iterator[None]:
     try:
         yield
     finally:
-        forget(act)
+        remove_clean_up(act)
 
 
 def undisturbed() -> contextlib.AbstractContextManager[Any]:
@@ -211,10 +211,10 @@ def _listen(pipe: int) -> None:
             if _at_once:
                 leave(_sentence, _status)
         if before < 2 <= _interrupts:
-            threading.Thread(target=_insist, name="ptymesh-insists", daemon=True).start()
+            threading.Thread(target=_interrupt_main_thread, name="ptymesh-insists", daemon=True).start()
 
 
-def _insist() -> None:
+def _interrupt_main_thread() -> None:
     """Interrupt the main thread after a second Ctrl-C, in case it missed one in C; at last, exit without it."""
     time.sleep(WAKE_S)
     if not _interruptible:
@@ -227,16 +227,16 @@ def _insist() -> None:
             leave(_sentence, _status)
 
 
-def _noted(number: int, frame: FrameType | None) -> None:
+def _ignore_signal(number: int, frame: FrameType | None) -> None:
     """Do nothing; the handler only makes Python write the signal to the pipe."""
 
 
-def _forget() -> None:
+def _restore_default_signals() -> None:
     """Restore default handling in a forked child, which shares the pipe."""
     global _watching, _at_once, _requested, _interruptible, _interrupts
     signal.set_wakeup_fd(-1)
     for number in SIGNALS:
-        if signal.getsignal(number) is _noted:
+        if signal.getsignal(number) is _ignore_signal:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     _watching = _at_once = _requested = _interruptible = False
     _interrupts = 0

@@ -17,7 +17,7 @@ import torch
 from ptymesh.errors import BadInput
 from ptymesh.run import bench as module
 from ptymesh.run import machine
-from ptymesh.run.bench import Plan, Speed, bench, spread
+from ptymesh.run.bench import Plan, Speed, bench, spread_views
 from ptymesh.simulate import simulate
 
 CPU = torch.device("cpu")
@@ -78,12 +78,12 @@ def test_the_scan_is_spread_over_larger_objects() -> None:
     found = speeds(sides=(128, 512), subpixel=("none",))
     assert [s.object for s in found] == [(128, 128), (512, 512)]
     scan = simulate(views=20, window=32).measurement
-    assert np.ptp(spread(scan, 512).positions) > 3 * np.ptp(scan.positions)
+    assert np.ptp(spread_views(scan, 512).positions) > 3 * np.ptp(scan.positions)
     with pytest.raises(BadInput, match="multiple of 32"):
-        spread(scan, 500)
+        spread_views(scan, 500)
     with pytest.raises(BadInput, match=r"does not fit an object of 32 pixels; give \d+ or more") as error:
-        spread(scan, 32)
-    spread(scan, int(str(error.value).split("give ")[1].split()[0]))
+        spread_views(scan, 32)
+    spread_views(scan, int(str(error.value).split("give ")[1].split()[0]))
 
 
 @pytest.mark.parametrize(

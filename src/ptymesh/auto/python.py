@@ -19,7 +19,7 @@ from ptymesh.recipe.python_arguments import Stage
 from ptymesh.recipe.schema import Recipe
 from ptymesh.run import reconstruction as by_stages
 from ptymesh.run.session import reconstruction
-from ptymesh.sentences import shown
+from ptymesh.sentences import quote
 
 #: Options of a reconstruction that are top keys of a recipe.
 _TOP = ("object", "probe", "precision", "seed", "layout", "memory_budget", "scratch", "auto")
@@ -45,7 +45,7 @@ def reconstruct(
     raw, reasons = described(Path(scan))
     device = options.pop("device", "auto")
     if not isinstance(device, str | World):
-        raise BadInput(f"device is {shown(device)}; give auto, cpu, cuda, cuda:N, or a World that was joined before.")
+        raise BadInput(f"device is {quote(device)}; give auto, cpu, cuda, cuda:N, or a World that was joined before.")
     if (modes := options.pop("probe_modes", None)) is not None:
         options["probe"] = {**dict(options.get("probe") or {}), "modes": modes}
     if (subpixel := options.pop("subpixel", None)) is not None:

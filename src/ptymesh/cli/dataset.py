@@ -68,13 +68,13 @@ def _apply(raw: dict[str, Any], setting: str) -> None:
     """Set one KEY=VALUE in nested dicts."""
     from ptymesh.errors import BadInput
     from ptymesh.recipe.yaml_text import parsed
-    from ptymesh.sentences import shown
+    from ptymesh.sentences import quote
 
     key, equals, text = setting.partition("=")
     parts = key.strip().split(".")
     if not equals or len(parts) < 2 or not all(parts) or parts[0] not in GROUPS:
-        raise BadInput(f"--set {shown(setting)} is not data.KEY=VALUE or positions.KEY=VALUE; write --set data.bin=2.")
-    value = parsed(text, f"The value of --set {shown(setting)}")
+        raise BadInput(f"--set {quote(setting)} is not data.KEY=VALUE or positions.KEY=VALUE; write --set data.bin=2.")
+    value = parsed(text, f"The value of --set {quote(setting)}")
     node = raw
     for part in parts[:-1]:
         if not isinstance(node.get(part), dict):

@@ -140,7 +140,7 @@ class Layout:
 
     def anchors_in_part(self, estimate: Estimate, anchors: Tensor) -> Tensor:
         """Return anchors (B, 2) relative to the first pixel of the array that windows are cut from."""
-        return estimate.here(anchors)
+        return estimate.relative_anchors(anchors)
 
     def shape(self, obj: Tensor) -> tuple[int, ...]:
         """Return the shape (L, H, W) of the array that windows of this object, or of some slices, are cut from."""
@@ -191,7 +191,7 @@ class Layout:
             anchors: (N, 2) int64, of all views, in pixels of the whole object.
             reach: additional pixels around each window.
         """
-        return Boxes.of(estimate.here(anchors), estimate.window, estimate.object.shape, reach)
+        return Boxes.of(estimate.relative_anchors(anchors), estimate.window, estimate.object.shape, reach)
 
     def touched_blocks(self, boxes: Boxes, views: np.ndarray) -> Blocks:
         """Return the blocks of this rank's part of the object that the windows of these views reach into."""

@@ -292,7 +292,7 @@ class Watchdog(threading.Thread):
         # Python aborts if it ends while this thread is inside the store's C++ code, which cannot be unwound
         if self.is_alive() and threading.current_thread() is not self:
             self.join(LAST_S)
-        stopping.forget(self.stopped)
+        stopping.remove_clean_up(self.stopped)
         if not failed:
             self.heartbeat.phase = "left"
             with contextlib.suppress(Exception), self._lock:

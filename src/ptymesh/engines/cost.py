@@ -1,4 +1,4 @@
-"""What an engine declares of the work, the messages and the memory of its steps."""
+"""Declarations of an engine: the work, the messages and the memory of its steps."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class EngineCost:
 
 @dataclass(frozen=True)
 class StepNeeds:
-    """What the step of a batch sends to other ranks and keeps in memory.
+    """Messages to other ranks and memory that the step of a batch needs.
 
     Attributes:
         sums: sums over the views of the batch.

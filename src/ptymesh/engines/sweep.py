@@ -268,7 +268,7 @@ def covered(estimate: Estimate) -> Tensor:
     """Return the pixels (H, W) bool of the estimate's object that lie under a window."""
     height, width = estimate.object.shape[-2:]
     change = torch.zeros(height + 1, width + 1, dtype=torch.int32, device=estimate.object.device)
-    (h, w), (top, left) = estimate.window, estimate.here(estimate.anchors).unbind(-1)
+    (h, w), (top, left) = estimate.window, estimate.relative_anchors(estimate.anchors).unbind(-1)
     bottom, right = (top + h).clamp(0, height), (left + w).clamp(0, width)
     top, left = top.clamp(0, height), left.clamp(0, width)
     for y, x, sign in ((top, left, 1), (bottom, right, 1), (top, right, -1), (bottom, left, -1)):

@@ -1,1 +1,1 @@
-"""What a run will need, before it begins: its batches, memory, messages and work; which layout to take."""
+"""Foresight of a run: its batches, memory, messages and work, and the layout that it takes."""

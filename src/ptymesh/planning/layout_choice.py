@@ -1,4 +1,4 @@
-"""Which layout of the object a run takes: what fits, or what is expected to be faster over the links that it measures.
+"""Choice of the layout of the object: what fits, or what is expected to be faster over the links that it measures.
 
 An epoch is expected to take what the busiest rank computes (its views, the engine's step on what it has of the object,
 and what every rank does again for each batch) by the prices of engine and model (cost_model.py) at the pace measured

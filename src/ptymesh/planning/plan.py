@@ -30,6 +30,7 @@ from ptymesh.distributed.world import World
 from ptymesh.engines import Engine
 from ptymesh.estimate import BLOCK, REACH, Estimate
 from ptymesh.files import size
+from ptymesh.io.source import evenly_spread
 from ptymesh.limits import check_room
 from ptymesh.measurement import Measurement
 from ptymesh.physics.model import Subpixel, reach_of
@@ -54,9 +55,20 @@ FULL = 0.8
 
 @dataclass(frozen=True)
 class Scan:
-    """What a plan depends on: positions (N, 2), window, frame of the object, modes, slices, bytes of a pattern and of a
-    real number, pixels that views reach beyond their windows, bytes of a real number of waves that are kept (0: as of
-    any), and whether the detector is in the near field."""
+    """Numbers of a scan and a recipe that a plan depends on.
+
+    Attributes:
+        positions: (N, 2), object pixels.
+        window: (h, w) pixels.
+        extent: (H, W) pixels of the object.
+        origin: of the object, (y, x) pixels.
+        modes, slices, opr_modes: numbers of them.
+        pattern_bytes: of a pixel of a pattern.
+        real_bytes: of a real number, 4 or 8.
+        reach: pixels that views reach beyond their windows.
+        kept_bytes: of a real number of waves that are kept, 0 for `real_bytes`.
+        near: True if the detector is in the near field.
+    """
 
     positions: np.ndarray
     window: tuple[int, int]
@@ -73,12 +85,12 @@ class Scan:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of waves."""
+        """Type of waves."""
         return torch.complex128 if self.real_bytes == 8 else torch.complex64
 
     @property
     def anchors(self) -> np.ndarray:
-        """(N, 2) int64, object pixels."""
+        """Window corners, (N, 2) int64, object pixels."""
         return np.floor(self.positions + np.array(self.origin) + 0.5).astype(np.int64)
 
 
@@ -223,9 +235,9 @@ def _plan(
 ) -> LayoutPlan:
     """Return the plan of a layout for the batches `drawn`; messages are counted for some of them, on some ranks."""
     layout.place(scan.extent, scan.origin, scan.anchors)
-    batches = [drawn[i] for i in _spread(len(drawn), BATCHES)]
+    batches = [drawn[i] for i in evenly_spread(len(drawn), BATCHES).tolist()]
     traffic, objects, stepped, held = [], [], [], []
-    for rank in _spread(world.size, RANKS) if isinstance(layout, Tiled) else [0]:
+    for rank in evenly_spread(world.size, RANKS).tolist() if isinstance(layout, Tiled) else [0]:
         world.rank = rank
         if isinstance(layout, Tiled):
             layout.set_parts(layout.tiles, layout.parts)
@@ -342,8 +354,3 @@ def _wave_bytes(scan: Scan, engine: Engine, owned: int, share: int) -> int:
 def _view_wave_bytes(scan: Scan) -> int:
     """Return the bytes of the exit waves of one view, all modes."""
     return 2 * scan.real_bytes * scan.modes * scan.window[0] * scan.window[1]
-
-
-def _spread(count: int, most: int) -> list[int]:
-    """Return at most `most` indices below `count`, evenly chosen."""
-    return sorted({int(i) for i in np.linspace(0, count - 1, min(count, most)).round()})

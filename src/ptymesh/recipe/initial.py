@@ -25,7 +25,7 @@ from ptymesh.physics import probes
 from ptymesh.physics.operators import WaveOperator
 from ptymesh.recipe.resampling import load_complex_array, pixel_ratio, resample_images
 from ptymesh.recipe.starts import ObjectOptions, ProbeOptions, ProbeStart, ResultStart
-from ptymesh.sentences import shown
+from ptymesh.sentences import quote
 from ptymesh.types import Precision, complex_dtype
 
 #: Scan positions of an earlier result may differ by this many pixels (after removing the mean) from this scan's.
@@ -247,7 +247,7 @@ def _make_start(start: ProbeStart, measurement: Measurement, mean_pattern: np.nd
         found = made if isinstance(made, torch.Tensor) else torch.from_numpy(np.array(made, np.complex128))
         found = found.detach().to("cpu", torch.complex128)
     except (TypeError, ValueError) as error:
-        raise BadInput(f"The probe start {start.kind} makes {shown(made)}; make an array (h, w) of numbers.") from error
+        raise BadInput(f"The probe start {start.kind} makes {quote(made)}; make an array (h, w) of numbers.") from error
     if found.ndim not in (2, 3) or 0 in found.shape or tuple(found.shape[-2:]) != window:
         raise BadInput(f"The probe is {tuple(found.shape)} and the window {window}; they must be equal.")
     if not torch.isfinite(found).all():

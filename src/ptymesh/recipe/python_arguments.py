@@ -17,7 +17,7 @@ from ptymesh.models import OPTICS, WaveOperator, named
 from ptymesh.options import Options, plain
 from ptymesh.paths import usable
 from ptymesh.recipe.schema import engine_of
-from ptymesh.sentences import shown
+from ptymesh.sentences import quote
 from ptymesh.storage.memory_budget import MemoryBudget
 
 #: A stage as Python gives it: an engine, or the dict that a recipe would have.
@@ -29,7 +29,7 @@ def operators_of(given: Any) -> tuple[WaveOperator, ...]:
     if given is None:
         return ()
     if not isinstance(given, dict):
-        raise BadInput(f"optics is {shown(given)}; give a dict of operators, such as {{'view_defocus': True}}.")
+        raise BadInput(f"optics is {quote(given)}; give a dict of operators, such as {{'view_defocus': True}}.")
     try:
         return tuple(named(given, OPTICS, "optics").values())
     except ValueError as error:
@@ -46,9 +46,9 @@ def memory_of(budget: int | str | None, scratch: str | Path | None) -> MemoryBud
     try:
         found = TypeAdapter(ByteSize | None).validate_python(plain(budget))
     except (ValidationError, OverflowError) as error:
-        raise BadInput(f"memory_budget is {shown(budget)}; give a size, such as 500MB or 4GB.") from error
+        raise BadInput(f"memory_budget is {quote(budget)}; give a size, such as 500MB or 4GB.") from error
     if isinstance(budget, bool) or (found is not None and found <= 0):
-        raise BadInput(f"memory_budget is {shown(budget)}; give a size above 0, such as 500MB or 4GB.")
+        raise BadInput(f"memory_budget is {quote(budget)}; give a size above 0, such as 500MB or 4GB.")
     return MemoryBudget(found, None if scratch is None else usable(scratch, "scratch"))
 
 
@@ -85,7 +85,7 @@ def scan_from(given: Any) -> Measurement:
 def seed_of(given: Any) -> int:
     """Return a seed as an int. Raises BadInput where it is none."""
     if not isinstance(given, int | np.integer) or isinstance(given, bool) or not 0 <= given < 2**63:
-        raise BadInput(f"seed is {shown(given)}; give a whole number from 0 on, below 2**63.")
+        raise BadInput(f"seed is {quote(given)}; give a whole number from 0 on, below 2**63.")
     return int(given)
 
 

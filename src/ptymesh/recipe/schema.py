@@ -47,7 +47,7 @@ from ptymesh.paths import usable
 from ptymesh.recipe.starts import ObjectOptions, ProbeOptions
 from ptymesh.recipe.writers import WRITERS
 from ptymesh.recipe.yaml_text import DEEPEST, parsed, text_of
-from ptymesh.sentences import shown, shown_key, unknown_word
+from ptymesh.sentences import quote, shown_key, unknown_word
 from ptymesh.types import Precision
 
 #: Stages of a recipe that names none: rPIE is fast at first, large steps of Adam pass by poor minima, and shorter and
@@ -173,7 +173,7 @@ class Recipe(FrozenOptions):
         if isinstance(stages := values.get("stages"), str):
             if stages != AUTO:
                 choices = f"a list, such as [{{engine: rpie}}], {DEFAULT} or {AUTO}"
-                raise BadInput(f"stages is {shown(stages)}; give {choices}.")
+                raise BadInput(f"stages is {quote(stages)}; give {choices}.")
             options = values.get("auto")
             rest = {name: value for name, value in values.items() if name != "stages"}
             return {**rest, "auto": {} if options is None else options}
@@ -272,7 +272,7 @@ def engine_of(path: str, stage: Any) -> Engine:
         made = f"{stage.__name__}(epochs=50)"
         raise BadInput(f"{path} is the class {stage.__name__} itself; give an engine made of it, such as {made}.")
     if not isinstance(stage, dict):
-        raise BadInput(f"{path} is {shown(stage)}; it should be a group of keys, such as {{engine: rpie, epochs: 50}}.")
+        raise BadInput(f"{path} is {quote(stage)}; it should be a group of keys, such as {{engine: rpie, epochs: 50}}.")
     options = {key: value for key, value in stage.items() if key != "engine"}
     name = stage.get("engine")
     if name is None:
@@ -288,7 +288,7 @@ def engine_of(path: str, stage: Any) -> Engine:
 def _mapping(text: str, what: str, model: type[BaseModel] = Recipe) -> dict[str, Any]:
     raw = parsed(text, what)
     if not isinstance(raw, dict):
-        found = "is empty" if raw is None else f"holds {shown(raw)}"
+        found = "is empty" if raw is None else f"holds {quote(raw)}"
         raise BadInput(f"{what} {found}; it should hold keys: {', '.join(model.model_fields)}.")
     return raw
 
@@ -334,8 +334,8 @@ def _override(raw: dict[str, Any], override: str) -> None:
     """Apply one `a.b.0.c=VALUE`."""
     key, equals, text = override.partition("=")
     if not equals or not all(key.strip().split(".")):
-        raise BadInput(f"--set {shown(override)} is not KEY=VALUE; write for example --set stages.0.epochs=5.")
-    put(raw, key.strip(), parsed(text, f"The value of --set {shown(override)}"), "--set")
+        raise BadInput(f"--set {quote(override)} is not KEY=VALUE; write for example --set stages.0.epochs=5.")
+    put(raw, key.strip(), parsed(text, f"The value of --set {quote(override)}"), "--set")
 
 
 def put(raw: dict[str, Any], key: str, value: Any, said: str) -> None:
@@ -352,7 +352,7 @@ def put(raw: dict[str, Any], key: str, value: Any, said: str) -> None:
     """
     parts = key.split(".")
     if len(parts) > DEEPEST:
-        raise BadInput(f"{said} {shown(key)} has {len(parts)} keys within each other; no key of a recipe lies so deep.")
+        raise BadInput(f"{said} {quote(key)} has {len(parts)} keys within each other; no key of a recipe lies so deep.")
     if parts[0] == "stages" and raw.get("stages") in (None, DEFAULT):
         raw["stages"] = deepcopy(DEFAULT_STAGES)
     if key.startswith("positions.affine.") and isinstance(raw.setdefault("positions", {}), dict):
@@ -370,7 +370,7 @@ def put(raw: dict[str, Any], key: str, value: Any, said: str) -> None:
             node = _item(node, part, f"{said} {'.'.join(parts[:depth])}", value, last)
         else:
             where = ".".join(parts[:depth])
-            raise BadInput(f"{said} {key} goes into {where}, which is {shown(node)}, not a group of keys.")
+            raise BadInput(f"{said} {key} goes into {where}, which is {quote(node)}, not a group of keys.")
 
 
 def _item(items: list[Any], part: str, above: str, value: Any, last: bool) -> Any:

@@ -37,7 +37,7 @@ Precision = Literal["single", "double"]
 
 @dataclass(frozen=True)
 class Case:
-    """What is measured once. side: of the object that the scan is spread over (px), None for the scan's own."""
+    """One combination that is measured; the scan is spread over an object of `side` pixels, None for its own."""
 
     engine: str
     window: int | None
@@ -49,7 +49,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Speed:
-    """What a case gave.
+    """Speed of a case, its memory and its residual.
 
     seconds: of each epoch after the first; views_per_s, view_modes_per_s: of the median one; peak_bytes:
     memory; residual: running one of the last epoch; object: pixels (y, x).
@@ -72,9 +72,9 @@ class Speed:
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure: all combinations.
+    """Combinations to measure.
 
-    Fields:
+    Attributes:
         engines, modes, batches, subpixel: at least one each.
         windows: of the simulated scans (one each), or empty with a scan of one's own.
         sides: of the object, or empty to leave the scans as they are.
@@ -115,7 +115,7 @@ class Plan:
                 raise BadInput(f"{name} is {value}; give 1 or more.")
 
     def cases(self, own_scan: bool) -> list[Case]:
-        """In the order of the table."""
+        """Return all combinations, in the order of the table."""
         windows: Sequence[int | None] = (None,) if own_scan else self.windows
         sides: Sequence[int | None] = self.sides or (None,)
         return [
@@ -127,9 +127,15 @@ class Plan:
 
 
 def bench(plan: Plan, scan: Measurement | None = None, *, busy_ok: bool = False) -> Iterator[Speed | dict[str, Any]]:
-    """Measures the plan; yields first what the machine is, then each case's speed as it is done.
+    """Measure a plan; yield a description of the machine, then the speed of each case as it is done.
 
-    Raises BadInput where other processes keep the machine busy (unless `busy_ok`), or the plan does not fit the scan.
+    Args:
+        plan: the combinations.
+        scan: a scan of one's own, None to simulate them.
+        busy_ok: True to measure although other processes keep the machine busy.
+
+    Raises:
+        BadInput: The machine is busy, or the plan does not fit the scan.
     """
     device = device_for(plan.device, 0)
     others = machine.load_of_others()[0] if busy_ok else machine.refuse_if_busy()
@@ -182,7 +188,7 @@ class Measured:
         self.peaks.append(machine.peak_bytes(self.device))
 
     def speed(self) -> Speed:
-        """What all epochs but the first gave."""
+        """Return the speed of all epochs but the first."""
         case, scan = self.case, self.scan
         seconds = [report.seconds for report in self.reports[1:]]
         views_per_s = scan.views / statistics.median(seconds)
@@ -205,16 +211,26 @@ class Measured:
 
 
 def save(path: Path, about: dict[str, Any], speeds: list[Speed]) -> None:
-    """All numbers as JSON. Raises BadInput where the file cannot be written."""
+    """Write all numbers as JSON.
+
+    Args:
+        path: of the file.
+        about: the machine, as `bench` yields it first.
+        speeds: of all cases.
+
+    Raises:
+        BadInput: The file cannot be written.
+    """
     text = json.dumps({**about, "cases": [asdict(speed) for speed in speeds]}, indent=1)
     with replacing(path) as temporary:
         temporary.write_text(text + "\n", encoding="utf-8")
 
 
-def spread(scan: Measurement, side: int) -> Measurement:
-    """The scan pulled apart until its object has `side` pixels; each view stays as it is, so neighbours share less.
+def spread_views(scan: Measurement, side: int) -> Measurement:
+    """Pull a scan apart until its object has `side` pixels; each view stays as it is, so neighbours share less.
 
-    Raises BadInput for an object too small for the scan.
+    Raises:
+        BadInput: The object is too small for the scan.
     """
     if side % BLOCK:
         raise BadInput(f"An object of {side} pixels is not a whole number of blocks; give a multiple of {BLOCK}.")
@@ -236,6 +252,6 @@ def scans_of(plan: Plan, own: Measurement | None) -> Callable[[Case], Measuremen
         if case.window not in made:
             made[case.window] = simulate(views=plan.views, window=cast(int, case.window)).measurement
         found = made[case.window]
-        return found if case.side is None else spread(found, case.side)
+        return found if case.side is None else spread_views(found, case.side)
 
     return scan

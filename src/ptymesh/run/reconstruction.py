@@ -60,7 +60,7 @@ from ptymesh.run.state import RunState
 from ptymesh.run.surroundings import refuse_surroundings
 from ptymesh.run_folder.progress import make_watcher
 from ptymesh.run_folder.reports import Callback, EpochReport, Traffic
-from ptymesh.sentences import shown
+from ptymesh.sentences import quote
 from ptymesh.types import Precision, complex_dtype
 from ptymesh.verdict import (
     Misfits,
@@ -136,7 +136,7 @@ class Reconstruction(Displayed):
             ("layout", layout, ("auto", "replicated", "tiled")),
         ):
             if not isinstance(word, str) or word not in known:
-                raise BadInput(f"{name} is {shown(word)}; give {', '.join(known[:-1])} or {known[-1]}.")
+                raise BadInput(f"{name} is {quote(word)}; give {', '.join(known[:-1])} or {known[-1]}.")
         scan, seed = scan_from(scan), seed_of(seed)
         object_options = object if isinstance(object, ObjectOptions) else options_of(ObjectOptions, object, "object")
         probe_options = probe if isinstance(probe, ProbeOptions) else options_of(ProbeOptions, probe, "probe")
@@ -144,10 +144,10 @@ class Reconstruction(Displayed):
             probe_options = options_of(ProbeOptions, {**probe_options.model_dump(), "modes": probe_modes}, "probe")
         if not isinstance(device, str | World):
             raise BadInput(
-                f"device is {shown(device)}; give auto, cpu, cuda, cuda:N, or a World that was joined before."
+                f"device is {quote(device)}; give auto, cpu, cuda, cuda:N, or a World that was joined before."
             )
         if planned is not None and not isinstance(planned, Engine):
-            raise BadInput(f"planned is {shown(planned)}; give an engine, such as ptymesh.RPIE().")
+            raise BadInput(f"planned is {quote(planned)}; give an engine, such as ptymesh.RPIE().")
         operators = operators_of(optics)
         memory = memory_of(memory_budget, scratch)
         self.scan, self.seed, self.precision, self.subpixel = scan, seed, precision, subpixel
@@ -641,9 +641,9 @@ def reconstruct(
         Poor: the verdict is poor or failed, and strict is set.
     """
     if not isinstance(strict, bool):
-        raise BadInput(f"strict is {shown(strict)}; give True or False.")
+        raise BadInput(f"strict is {quote(strict)}; give True or False.")
     if not isinstance(progress, bool | None):
-        raise BadInput(f"progress is {shown(progress)}; give True, False or None.")
+        raise BadInput(f"progress is {quote(progress)}; give True, False or None.")
     engines = stages_of(DEFAULT_STAGES if stages is None else stages)
     recon = Reconstruction(scan, **options)
     watching = make_watcher(engines, progress) if recon.world.rank == 0 else None

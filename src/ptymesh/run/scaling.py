@@ -1,4 +1,4 @@
-"""How a recipe scales: the same run, the same global batches, on several numbers of ranks, several times each.
+"""Measure how a recipe scales: the same run with the same global batches on several numbers of ranks, several times.
 
 Every run is a launch of its own. Trials go round robin over all of them, so that a machine that slows down slows all.
 Threads per rank are the same everywhere; otherwise one rank would have the cores of many. Beside them are measured
@@ -47,7 +47,14 @@ LOSSES = {
 
 @dataclass(frozen=True)
 class Way:
-    """How a run is done: kind, ranks, threads of each; of weak ones, the share of the views and of each batch."""
+    """One way to run the recipe.
+
+    Attributes:
+        kind: RANKS, THREADS or WEAK.
+        ranks: number of them.
+        threads: of each rank.
+        share: of the views and of each batch, below 1 on weak ways.
+    """
 
     kind: str
     ranks: int
@@ -56,7 +63,7 @@ class Way:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """Name of the way, for messages."""
         said = f"{self.ranks} rank{'s' * (self.ranks > 1)}"
         if self.kind == THREADS:
             return f"{said} of {self.threads} threads"
@@ -67,10 +74,16 @@ class Way:
 class Trial:
     """One run.
 
-    epoch_s: seconds of each epoch; waited_s: of each rank, in collectives, waiting for slower ranks included;
-    peak_bytes: of each rank; loss: of each epoch; difference: of the object from that of the first run with its views,
-    relative; same: whether its result has the same bits; balance: how much of the speed of equal shares the owners of a
-    batch leave (batches.balance).
+    Attributes:
+        ranks: number of ranks.
+        epoch_s: seconds of each epoch.
+        waited_s: seconds of each rank in collectives, waiting for slower ranks included.
+        peak_bytes: of each rank.
+        loss: of each epoch.
+        difference: of the object from that of the first run with the same views, relative.
+        kind, threads, share: of its way.
+        balance: share of the speed of equal shares of a batch that its owners leave (batches.balance).
+        same: True if its result has the bits of the first one.
     """
 
     ranks: int
@@ -87,20 +100,30 @@ class Trial:
 
     @property
     def seconds(self) -> float:
-        """Of an epoch, on average; the first one, which makes workspaces and compiles, counts only if it is alone."""
+        """Mean seconds of an epoch; the first one, which makes workspaces and compiles, counts only if it is alone."""
         return float(np.mean(self.epoch_s[1:] or self.epoch_s))
 
     @property
     def waited(self) -> np.ndarray:
-        """Of the time of each rank, (R,), the fraction in collectives."""
+        """Fraction of the time of each rank that it spends in collectives, (R,)."""
         return np.asarray(self.waited_s) / sum(self.epoch_s)
 
 
 @dataclass(frozen=True)
 class Row:
-    """What several trials on `ranks` ranks say; speed-up and efficiency are against the smallest number of ranks, of
-    weak rows against the smallest share. lost: fractions of the ranks' time, by the names of LOSSES, which with the
-    efficiency make 1; of rows of the kind `ranks` after the first."""
+    """Summary of several trials of one way.
+
+    Attributes:
+        ranks: number of ranks.
+        seconds, deviation: of an epoch, over the trials.
+        speed_up, efficiency: against the smallest number of ranks; of weak rows, against the smallest share.
+        communication: fraction of the time in collectives.
+        peak_bytes: of the fullest rank.
+        difference: largest relative difference of the object.
+        kind, threads, share: of the way.
+        lost: fractions of the ranks' time by the names of LOSSES, which with the efficiency make 1; empty but for rows
+            of the kind RANKS after the first.
+    """
 
     ranks: int
     seconds: float
@@ -117,7 +140,13 @@ class Row:
 
 
 def ways(counts: Sequence[int], threads: int, also: Sequence[str]) -> list[Way]:
-    """All that is run, in turns. The last of the weak ones is the strong one on as many ranks."""
+    """Return all ways to run, in turns; on the most ranks the weak way is the strong one, which is not repeated.
+
+    Args:
+        counts: numbers of ranks, rising.
+        threads: of each rank.
+        also: THREADS, WEAK or both.
+    """
     found = [Way(RANKS, ranks, threads) for ranks in counts]
     if THREADS in also:
         found += [Way(THREADS, 1, threads * ranks) for ranks in counts if ranks > 1]
@@ -141,16 +170,25 @@ def scale(
     views: int = 0,
     batches: Sequence[int | None] = (),
 ) -> dict[str, Any]:
-    """Runs the recipe `trials` times on each number of ranks; what came out, as JSON can hold it.
+    """Run the recipe `trials` times on each number of ranks, and return the numbers as JSON can hold them.
 
     Args:
-        recipe: path of the recipe; settings: KEY=VALUE as for `ptymesh run --set`.
-        counts: numbers of ranks, the first one is compared with; folder: for the runs, which are removed again.
-        threads: per rank; default: this machine's cores over the largest count.
-        environment: of the ranks, besides; tell: is told what is going on.
-        also: `threads`, `weak` or both; views, batches: of the data set, and of each stage, for the weak ones.
+        recipe: path of the recipe.
+        counts: numbers of ranks; the first one is compared with.
+        trials: runs of each way.
+        folder: of the runs, which are removed again.
+        settings: KEY=VALUE as for `ptymesh run --set`.
+        device: auto, cpu, cuda ...
+        threads: of each rank; by default this machine's cores over the largest count.
+        environment: added to that of the ranks.
+        tell: called with a line before each run.
+        also: THREADS, WEAK or both.
+        views: of the data set, for weak ways.
+        batches: of each stage, for weak ways.
 
-    Raises BadInput for counts or trials that cannot be, PtymeshError where a run fails.
+    Raises:
+        BadInput: Counts or trials cannot be.
+        PtymeshError: A run fails.
     """
     if not counts or min(counts) < 1 or list(counts) != sorted(set(counts)):
         raise BadInput(f"--ranks is {','.join(map(str, counts))}; give rising numbers of ranks such as 1,2,4.")
@@ -183,7 +221,7 @@ def scale(
 
 
 def _smaller(share: float, views: int, batches: Sequence[int | None]) -> list[str]:
-    """Settings with this share of the views, and of each batch."""
+    """Return settings for this share of the views, and of each batch."""
     if share == 1:
         return []
     found = [f"data.views.central={max(1, round(share * views))}"]
@@ -194,7 +232,7 @@ def _smaller(share: float, views: int, batches: Sequence[int | None]) -> list[st
 def _run(
     recipe: Path, way: Way, out: Path, settings: Sequence[str], device: str, environment: Mapping[str, str] | None
 ) -> Result:
-    """One run, without figures and checkpoints; its folder is gone afterwards, unless it failed."""
+    """Return the result of one run without figures and checkpoints; its folder is removed, unless it failed."""
     given = [*settings, "output.figures=false", "output.tiff=false", "output.checkpoint_every=1000000000"]
     arguments = ["run", str(recipe), "--device", device, "--out", str(out), "--force"]
     arguments += [part for setting in given for part in ("--set", setting)]
@@ -232,13 +270,13 @@ def _trial(result: Result, way: Way, first: Result) -> Trial:
 
 
 def same_bits(result: Result, other: Result) -> bool:
-    """Whether two results have the same numbers, to the last bit; what is no number is like itself."""
+    """Return True if two results have the same bits; NaN equals NaN."""
     pairs = [(getattr(result, name), getattr(other, name)) for name in COMPARED]
     return all(a is b is None or (a is not None and b is not None and a.tobytes() == b.tobytes()) for a, b in pairs)
 
 
 def summarise(trials: Sequence[Trial]) -> list[Row]:
-    """A row for each way, by kind and then by the number of ranks, or of threads."""
+    """Return a row for each way, by kind and then by the number of ranks, or of threads."""
     rows: list[Row] = []
     keys = {(KINDS.index(t.kind), t.ranks, t.threads) for t in trials}
     strong = max(trial.ranks for trial in trials)
@@ -253,7 +291,7 @@ def summarise(trials: Sequence[Trial]) -> list[Row]:
 
 
 def _row(own: Sequence[Trial], earlier: Sequence[Row], kind: str = "") -> Row:
-    """Of trials of one way, after these rows."""
+    """Return the row of the trials of one way, compared with the earlier rows."""
     one, seconds = own[0], np.array([trial.seconds for trial in own])
     kind, mean = kind or one.kind, float(seconds.mean())
     compared = RANKS if kind == THREADS else kind
@@ -281,7 +319,7 @@ def _row(own: Sequence[Trial], earlier: Sequence[Row], kind: str = "") -> Row:
 
 
 def _lost(trials: Sequence[Trial], efficiency: float) -> dict[str, float]:
-    """Fractions of the ranks' time, see Row."""
+    """Return the lost fractions of the ranks' time, see Row."""
     messages = float(np.mean([trial.waited.min() for trial in trials]))
     waiting = float(np.mean([trial.waited.mean() for trial in trials])) - messages
     uneven = float(np.mean([1 / trial.balance - 1 for trial in trials])) * efficiency
@@ -291,7 +329,7 @@ def _lost(trials: Sequence[Trial], efficiency: float) -> dict[str, float]:
 
 
 def table(found: Mapping[str, Any]) -> list[str]:
-    """The rows, to be read."""
+    """Return the lines of a table of the rows, for the terminal."""
     lines = ["ranks  threads  s/epoch   +-       speed-up  efficiency  in collectives  peak/rank  object differs"]
     kind = RANKS
     for row in found["rows"]:
@@ -322,7 +360,7 @@ _HEADINGS = {
 
 
 def _losses(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What is lost on each number of ranks."""
+    """Return a sentence on what is lost, for each number of ranks."""
     lines = []
     for row in rows:
         lost = {name: share for name, share in row["lost"].items() if share > 0.005}
@@ -337,7 +375,7 @@ def _largest_first(item: tuple[str, float]) -> float:
 
 
 def _beside_threads(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Ranks against as many threads of one."""
+    """Return a sentence that compares ranks with as many threads of one, for each number of ranks."""
     threads = {row["threads"]: row for row in rows if row["kind"] == THREADS}
     lines = []
     for row in rows:
@@ -349,7 +387,7 @@ def _beside_threads(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def save(found: Mapping[str, Any], folder: Path) -> tuple[Path, Path]:
-    """Writes scaling.json and scaling.png into the folder."""
+    """Write scaling.json and scaling.png into the folder."""
     from ptymesh.plot import save_figure, scaling_figure
 
     numbers, picture = folder / "scaling.json", folder / "scaling.png"

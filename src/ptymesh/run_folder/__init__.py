@@ -1,1 +1,1 @@
-"""All that touches the folder of a run: its lease, its log and metrics, figures; and what is shown meanwhile."""
+"""Access to the folder of a run: its lease, its log and metrics, figures; and what is shown meanwhile."""

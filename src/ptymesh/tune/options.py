@@ -29,7 +29,7 @@ from ptymesh.options import FilePath, plain
 from ptymesh.paths import usable
 from ptymesh.recipe.schema import Recipe, anchor, apply_overrides, raw_recipe, read_mapping
 from ptymesh.recipe.yaml_text import parsed
-from ptymesh.sentences import shown, unknown_word
+from ptymesh.sentences import quote, unknown_word
 from ptymesh.tune.offered import PRUNERS, SAMPLERS
 
 #: What a YAML file can say without a group: these are a sampler's values as they stand.
@@ -73,7 +73,7 @@ class Parameter(FrozenOptions):
                 raise ValueError("choices stand alone; low, high, step, log and type belong to a range")
             texts = [label(choice) for choice in self.choices]
             if not texts or len(set(texts)) < len(texts):
-                raise ValueError(f"choices are {shown(list(self.choices))}; give different values, at least one")
+                raise ValueError(f"choices are {quote(list(self.choices))}; give different values, at least one")
             return self
         if self.low is None or self.high is None:
             raise ValueError("a parameter needs low and high, or choices")
@@ -262,7 +262,7 @@ def tuning(raw: dict[str, Any], folder: Path, overrides: Sequence[str] = ()) -> 
     elif isinstance(recipe, dict):
         raw["recipe"] = inline_recipe(recipe, folder, overrides)
     elif "recipe" in raw:
-        raise BadInput(f"recipe is {shown(recipe)}; give the path of a recipe, or the recipe itself.")
+        raise BadInput(f"recipe is {quote(recipe)}; give the path of a recipe, or the recipe itself.")
     goal = raw.get("objective")
     if isinstance(goal, dict) and isinstance(goal.get("call"), str):
         raw["objective"] = {**goal, "call": _absolute_call(goal["call"], folder)}

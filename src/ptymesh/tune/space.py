@@ -11,7 +11,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 
 from ptymesh.errors import BadInput
 from ptymesh.recipe.schema import Recipe, put
-from ptymesh.sentences import shown, unknown_word
+from ptymesh.sentences import quote, unknown_word
 from ptymesh.tune.options import SCALARS, HeldOut, Parameter, Tuning, label
 
 #: Finite spaces of at most this many points are enumerated, so that no point is tried twice.
@@ -153,7 +153,7 @@ def _possible(key: str, other: str, parameter: Parameter, wanted: Any) -> None:
                 raise BadInput(unknown_word(f"space.{key}.when.{other}", label(value), labels))
         elif not isinstance(value, int | float) or not parameter.low <= value <= parameter.high:  # type: ignore[operator] # a range has both
             raise BadInput(
-                f"space.{key}.when.{other} is {shown(value)}; it should be a number from {parameter.low:g} "
+                f"space.{key}.when.{other} is {quote(value)}; it should be a number from {parameter.low:g} "
                 f"to {parameter.high:g}."
             )
 

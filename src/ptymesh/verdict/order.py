@@ -31,7 +31,7 @@ TRIED = np.concatenate([-np.geomspace(8, 0.3, 20), [0.0], np.geomspace(0.3, 8, 2
 
 @dataclass(frozen=True)
 class Order:
-    """Which view's position belongs to each pattern: positions[source] for the patterns `use`."""
+    """Order in which positions belong to patterns: positions[source] for the patterns `use`."""
 
     source: np.ndarray
     use: np.ndarray
