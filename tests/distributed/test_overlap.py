@@ -82,7 +82,7 @@ def gradients(world: World, layout: str) -> dict[str, Any]:
     s = problem.gradients(e, Batch(np.arange(0, 60, 2)))
     out = torch.zeros_like(e.object)
     problem.fields.add(out, s.object)
-    world.__dict__.pop("post")
+    world.__dict__.pop("start_messages")
     return {"object": problem.layout.gather_whole(out, e).numpy(), "probe": s.probe.numpy(), "events": told.events}
 
 

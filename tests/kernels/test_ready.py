@@ -29,7 +29,7 @@ def nothing_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """No dtype is ready; what is asked for notes what happens to it, on which thread, and compiles nothing."""
     done: list[str] = []
     monkeypatch.setattr(ready, "_ready", set())
-    monkeypatch.setattr(ready, "_begun", {})
+    monkeypatch.setattr(ready, "_threads", {})
     monkeypatch.setattr(ready, "_one_at_a_time", lambda: pytest.fail("it waited for others"))
 
     def read(dtype: str) -> list[str]:
