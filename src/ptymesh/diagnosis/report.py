@@ -262,10 +262,11 @@ def last_words(
     lines = [f"Convergence of the iteration: {result.convergence}."] if result.convergence else []
     if result.verdict not in BAD:
         return lines, None
-    found = report(result, path=path)
+    found = None
     if scan is not None:
         with suppress(PtymeshError):
             found = report(result, scan(), path)
+    found = found or report(result, path=path)  # the data may be gone
     if not found.findings:
         return [*lines, f"No cause is recognised; `ptymesh diagnose {path}` shows all numbers (--json)."], None
     first = found.findings[0]
