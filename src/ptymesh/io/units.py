@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 
 from ptymesh import constants
 from ptymesh.errors import BadInput
+from ptymesh.geometry import Pair
 
 #: Joules, metres, inverse metres and radians of a unit, in lower case.
 ENERGY_J = {"j": 1.0, "ev": constants.e, "kev": 1e3 * constants.e, "mev": 1e6 * constants.e}
@@ -42,6 +44,38 @@ def per_length(unit: str) -> float | None:
 def angle_rad(unit: str) -> float | None:
     """Return the radians of one of this unit; None for a unit of anything else."""
     return ANGLE_RAD.get(normalised(unit))
+
+
+def object_pixel_m(
+    window: tuple[int, int], scales: Sequence[tuple[float, str]], wavelength_m: float | None
+) -> Pair | None:
+    """Return the object pixel (y, x) in metres that the calibration of a far-field detector makes.
+
+    Args:
+        window: (h, w) detector pixels.
+        scales: (step, unit) of the detector's pixel along y and x, in an inverse length or an angle.
+        wavelength_m: for angles; None if unknown.
+
+    Returns:
+        None where an axis is not calibrated, or in an angle while the wavelength is unknown.
+    """
+    found = []
+    for side, (step, unit) in zip(window, scales, strict=True):
+        reciprocal, angle = per_length(unit), angle_rad(unit)
+        if step > 0 and reciprocal is not None:
+            found.append(1 / (side * step * reciprocal))
+        elif step > 0 and angle is not None and wavelength_m is not None:
+            found.append(wavelength_m / (side * step * angle))
+    return (found[0], found[1]) if len(found) == 2 else None
+
+
+def uncalibrated_note(step: float, unit: str) -> str:
+    """Return what is said of a detector's pixel (step, unit) that does not give the object pixel."""
+    energy = " and the energy (data.energy_eV)" if step > 0 and angle_rad(unit) is not None else ""
+    return (
+        f"The file's detector pixel is {step:g} {unit or 'without a unit'}, which does not give the object pixel"
+        f"{energy}: set data.object_pixel_m."
+    )
 
 
 def check_energy(energy_eV: float, bounds: tuple[float, float], what: str, said: str) -> float:

@@ -26,7 +26,15 @@ from ptymesh.io.options import DataOptions
 from ptymesh.io.rasters import Shape, orientation_note, raster_positions, scan_shape
 from ptymesh.io.scan import Optics, RawScan
 from ptymesh.io.source import MappedSource
-from ptymesh.io.units import ELECTRON_EV, angle_rad, check_energy, length_m, per_length
+from ptymesh.io.units import (
+    ELECTRON_EV,
+    angle_rad,
+    check_energy,
+    length_m,
+    object_pixel_m,
+    per_length,
+    uncalibrated_note,
+)
 
 NAME = "DigitalMicrograph (.dm3, .dm4)"
 ABOUT = About(
@@ -120,7 +128,10 @@ def read(path: Path, data: DataOptions) -> RawScan:
     notes: list[str] = []
     energy = data.energy_eV or volts
     wavelength = data.wavelength_m or (electron_wavelength_m(energy) if energy else None)
-    pixel = _object_pixel(image, axes, source.shape[1:], wavelength, notes)
+    scales = [image.scales[axes.index(axis)] for axis in "yx"]
+    pixel = object_pixel_m(source.shape[1:], scales, wavelength)
+    if pixel is None:
+        notes.append(uncalibrated_note(*scales[0]))
     shape = source.raster
     if shape is None:
         found = scan_shape(source.shape[0], _declared(image), data, f"The spatial sampling in {path}")
@@ -338,36 +349,3 @@ def _step(image: Image, axes: str) -> Pair | None:
     found = [image.scales[axes.index(axis)] for axis in "rc"]
     steps = [step * (length_m(unit) or 0.0) for step, unit in found]
     return (steps[0], steps[1]) if min(steps) > 0 else None
-
-
-def _object_pixel(
-    image: Image, axes: str, window: tuple[int, int], wavelength_m: float | None, notes: list[str]
-) -> Pair | None:
-    """Return the object pixel (y, x) in metres that the detector's calibration makes.
-
-    Args:
-        image: with the calibration of its axes.
-        axes: their letters, slowest first.
-        window: (h, w) detector pixels.
-        wavelength_m: for a calibration in angles; None if unknown.
-        notes: what there is to say is added.
-
-    Returns:
-        None where there is no calibration, or one in angles and no wavelength.
-    """
-    found = []
-    for side, axis in zip(window, "yx", strict=True):
-        step, unit = image.scales[axes.index(axis)]
-        reciprocal, angle = per_length(unit), angle_rad(unit)
-        if step > 0 and reciprocal is not None:
-            found.append(1 / (side * step * reciprocal))
-        elif step > 0 and angle is not None and wavelength_m is not None:
-            found.append(wavelength_m / (side * step * angle))
-        else:
-            energy = " and the energy (data.energy_eV)" if step > 0 and angle is not None else ""
-            notes.append(
-                f"The file's detector pixel is {step:g} {unit or 'without a unit'}, which does not give the object "
-                f"pixel{energy}: set data.object_pixel_m."
-            )
-            return None
-    return found[0], found[1]

@@ -34,7 +34,7 @@ from ptymesh.io.rasters import raster_positions
 from ptymesh.io.scan import Optics, RawScan
 from ptymesh.io.source import Hdf5Source
 from ptymesh.io.staging import sliceable
-from ptymesh.io.units import ELECTRON_EV, angle_rad, check_energy, length_m, per_length
+from ptymesh.io.units import ELECTRON_EV, check_energy, length_m, object_pixel_m, uncalibrated_note
 
 NAME = "EMD (py4DSTEM, Prismatic)"
 ABOUT = About(
@@ -237,23 +237,11 @@ class Calibration:
         """
         size, unit = self._number("q_pixel_size"), self._word("q_pixel_units") or self._word("q_units")
         steps = [(size, unit)] * 2 if size else self._axes[2:]
-        found = []
-        for side, (step, word) in zip(window, steps, strict=True):
-            reciprocal, angle = per_length(word), angle_rad(word)
-            wavelength = data.wavelength_m or (electron_wavelength_m(energy_eV) if energy_eV else None)
-            if step > 0 and reciprocal is not None:
-                found.append(1 / (side * step * reciprocal))
-            elif step > 0 and angle is not None and wavelength is not None:
-                found.append(wavelength / (side * step * angle))
-        if len(found) == 2:
-            return found[0], found[1]
-        step, word = steps[0]
-        needs = " and the energy (data.energy_eV)" if angle_rad(word) is not None and step > 0 else ""
-        notes.append(
-            f"The file's detector pixel is {step:g} {word or 'without a unit'}, which does not give the object pixel"
-            f"{needs}: set data.object_pixel_m."
-        )
-        return None
+        wavelength = data.wavelength_m or (electron_wavelength_m(energy_eV) if energy_eV else None)
+        pixel = object_pixel_m(window, steps, wavelength)
+        if pixel is None:
+            notes.append(uncalibrated_note(*steps[0]))
+        return pixel
 
     def rotation_notes(self) -> list[str]:
         """Return what the file says of the detector against the scan, which is not applied."""

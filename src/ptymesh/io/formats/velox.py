@@ -24,7 +24,7 @@ from ptymesh.io.rasters import orientation_note, scan_shape
 from ptymesh.io.scan import Optics, RawScan
 from ptymesh.io.source import Hdf5Source
 from ptymesh.io.staging import sliceable
-from ptymesh.io.units import ELECTRON_EV, check_energy, length_m, per_length
+from ptymesh.io.units import ELECTRON_EV, check_energy, length_m, object_pixel_m
 
 NAME = "Velox (.emd)"
 ABOUT = About(
@@ -120,8 +120,8 @@ def _number(said: Any, *keys: str) -> float | None:
 
 def _object_pixel(said: dict[str, Any], window: tuple[int, int], path: Path, name: str) -> Pair | None:
     """Return the object pixel (y, x), None where the patterns are not calibrated; BadInput for images."""
-    found = []
-    for side, axis, letter in zip(window, ("height", "width"), "YX", strict=True):
+    scales = []
+    for axis, letter in zip(("height", "width"), "YX", strict=True):
         size = _number(said, "BinaryResult", "PixelSize", axis)
         unit = str(_nested_value(said, "BinaryResult", f"PixelUnit{letter}") or "")
         if length_m(unit) is not None:
@@ -129,7 +129,5 @@ def _object_pixel(said: dict[str, Any], window: tuple[int, int], path: Path, nam
                 f"{name} in {path} holds images of {window[0]} x {window[1]} pixels of {size or 0:g} {unit}, not "
                 "diffraction patterns; name the series of the camera in data.keys."
             )
-        reciprocal = per_length(unit)
-        if size is not None and reciprocal is not None:
-            found.append(1 / (side * size * reciprocal))
-    return (found[0], found[1]) if len(found) == 2 else None
+        scales.append((size or 0.0, unit))
+    return object_pixel_m(window, scales, None)
