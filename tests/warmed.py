@@ -2,7 +2,6 @@
 
 import contextlib
 
-import numba
 import torch
 import torch._dynamo  # by the first optimiser of torch
 import torch.distributed.elastic.multiprocessing
@@ -11,7 +10,6 @@ import ptymesh.cli.main
 import ptymesh.cli.running
 import ptymesh.engines
 import ptymesh.io
-import ptymesh.kernels.cpu
 import ptymesh.launcher.launch
 import ptymesh.recipe.schema
 import ptymesh.run.loop
@@ -19,8 +17,13 @@ import ptymesh.run.session
 import ptymesh.run_folder.callbacks
 
 torch.set_num_threads(1)
-# numba's own tables of types, which the first function fills; kernels themselves would start threads
-numba.njit(numba.float64(numba.float64[::1]))(lambda x: x[0])
+with contextlib.suppress(ImportError):  # GPUs do without it
+    import numba
+
+    import ptymesh.kernels.cpu
+
+    # numba's own tables of types, which the first function fills; kernels themselves would start threads
+    numba.njit(numba.float64(numba.float64[::1]))(lambda x: x[0])
 
 with contextlib.suppress(ImportError):  # an extra; what is started as a program of its own must not be imported
     import ptymesh.tune.objectives

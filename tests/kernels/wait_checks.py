@@ -93,7 +93,9 @@ def within_epochs(device: Pretended) -> list[tuple[str, str]]:
     """What waited in a batch, and where."""
     found = []
     for what, stack in device.waits:
-        if "run/loop.py:_batches" in stack and not any("Snapshot" in at or at.endswith(":_copy_to_host") for at in stack):
+        if "run/loop.py:_batches" in stack and not any(
+            "Snapshot" in at or at.endswith(":_copy_to_host") for at in stack
+        ):
             found.append((what, " < ".join(stack[:4])))
     return found
 
