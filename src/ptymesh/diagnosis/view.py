@@ -20,6 +20,7 @@ from ptymesh.compare import illumination
 from ptymesh.errors import PtymeshError
 from ptymesh.geometry import Geometry
 from ptymesh.io.results import Result
+from ptymesh.io.source import evenly_spread
 from ptymesh.io.survey import speckle_diameter_px
 from ptymesh.measurement import Measurement
 from ptymesh.physics.counting import misfit_of
@@ -170,8 +171,7 @@ class ResultView:
         """Indices of the views that are looked at, evenly along the scan, (B,)."""
         assert self.scan is not None
         h, w = self.scan.window
-        most = min(MOST_VIEWS, max(LEAST_VIEWS, MOST_NUMBERS // (h * w)), self.scan.views)
-        return np.unique(np.linspace(0, self.scan.views - 1, most).round().astype(np.int64))
+        return evenly_spread(self.scan.views, min(MOST_VIEWS, max(LEAST_VIEWS, MOST_NUMBERS // (h * w))))
 
     @cached_property
     def good(self) -> np.ndarray:

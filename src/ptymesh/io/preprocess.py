@@ -20,7 +20,7 @@ from ptymesh.io.arrays import detector_array, load_array
 from ptymesh.io.options import DataOptions, PositionOptions, Region
 from ptymesh.io.positions import stored_positions, window_positions
 from ptymesh.io.scan import RawScan
-from ptymesh.io.source import SLAB_BYTES, SlabSource, slabs
+from ptymesh.io.source import SLAB_BYTES, SlabSource, evenly_spread, slabs
 from ptymesh.io.window import Window, resampled_probe, window_of
 from ptymesh.limits import check_room
 from ptymesh.measurement import NO_CHECKS, Checks, Measurement
@@ -331,7 +331,7 @@ def _centre(raw: RawScan, data: DataOptions, good: np.ndarray, far: bool) -> tup
         y, x = data.centre
         return round(float(y)), round(float(x))
     count, height, width = raw.patterns.shape
-    chosen = np.unique(np.linspace(0, count - 1, min(count, CENTRE_VIEWS)).round().astype(int))
+    chosen = evenly_spread(count, CENTRE_VIEWS)
     total = np.zeros((height, width))
     for part in slabs(len(chosen), height * width * max(4, raw.patterns.dtype.itemsize)):
         values = raw.patterns.read(chosen[part], slice(0, height), slice(0, width)).astype(np.float64)

@@ -18,6 +18,8 @@ import numpy as np
 from scipy import fft
 from scipy.spatial import cKDTree
 
+from ptymesh.io.source import evenly_spread
+
 #: Largest number of pairs of neighbouring views whose patterns are correlated.
 MAX_PAIRS = 160
 #: Least number of pairs.
@@ -187,4 +189,4 @@ def evenly(values: np.ndarray, most: int = MAX_PAIRS) -> np.ndarray:
     """Return at most so many of some values, evenly chosen."""
     if not len(values):
         return values
-    return np.asarray(values[np.unique(np.linspace(0, len(values) - 1, most).round().astype(int))])
+    return np.asarray(values[evenly_spread(len(values), most)])

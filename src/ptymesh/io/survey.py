@@ -12,7 +12,7 @@ import numpy as np
 from scipy import ndimage
 from scipy.spatial import ConvexHull, QhullError, Voronoi, cKDTree
 
-from ptymesh.io.source import slabs
+from ptymesh.io.source import evenly_spread, slabs
 from ptymesh.measurement import Measurement
 
 #: Number of patterns whose correlations are averaged to estimate the size of the probe.
@@ -223,8 +223,7 @@ def probe_diameter_px(measurement: Measurement) -> tuple[float, str]:
 def speckle_diameter_px(measurement: Measurement) -> float:
     """Return the diameter of the probe in object pixels from far-field patterns alone; 0 if they have no speckles."""
     h, w = measurement.window
-    n = measurement.views
-    chosen = np.unique(np.linspace(0, n - 1, min(n, SPECKLE_VIEWS)).round().astype(int))
+    chosen = evenly_spread(measurement.views, SPECKLE_VIEWS)
     power, spectrum = np.zeros((h, w)), np.zeros((h, w), complex)
     count = weight = 0.0
     for part in slabs(len(chosen), h * w * 64):

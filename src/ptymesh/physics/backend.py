@@ -385,7 +385,7 @@ class Backend(BlockOperations):
             moved = [-views.derivative(intermediates.incoming[0], axis) for axis in (0, 1)]
             norms = self.position_derivative_norms(chunk, intermediates, probe, opr)
             if model.slice_kernel is not None:
-                norms = norms * self.transmitted_fraction(intermediates, power_of_exit)[:, None]
+                norms = norms * transmitted_fraction(_power_behind_first_slice(intermediates), power_of_exit)[:, None]
             pairs = [(inner(d, to_probes), norm) for d, norm in zip(moved, norms.unbind(1), strict=True)]
         else:
             derivatives = [
@@ -436,12 +436,6 @@ class Backend(BlockOperations):
         light = power(intermediates.windows[:, :1])
         return torch.stack([over_window(light * each) for each in maps], dim=1)
 
-    @staticmethod
-    def transmitted_fraction(intermediates: Intermediates, power_of_exit: Tensor) -> Tensor:
-        """Return the share of the power behind the first slice that is left at the exit, (B,)."""
-        behind = times(intermediates.incoming[0], intermediates.windows[:, :1])
-        return transmitted_fraction(inner(behind, behind), power_of_exit)
-
     def weight_step(
         self, model: Model, chunk: Chunk, probe: Tensor, opr: Tensor, intermediates: Intermediates, chi: Tensor
     ) -> Tensor:
@@ -469,9 +463,8 @@ class Backend(BlockOperations):
         along = torch.stack([inner(part, to_probes[:, : part.shape[1]]) for part in parts], dim=1)
         norms = self.mode_norms(chunk, intermediates, probe, opr)
         if model.slice_kernel is not None:
-            norms = (
-                norms * self.transmitted_fraction(intermediates, inner(intermediates.exit, intermediates.exit))[:, None]
-            )
+            power_of_exit = inner(intermediates.exit, intermediates.exit)
+            norms = norms * transmitted_fraction(_power_behind_first_slice(intermediates), power_of_exit)[:, None]
         return (along / norms.clamp(min=tiny)).to(ones.dtype)
 
     def systems(
@@ -564,6 +557,12 @@ def cached_for_probe(chunk: Chunk, name: str, probe: Tensor, made: Callable[[], 
         kept = chunk.sweep[name] = (probe, made())
     found: Tensor = kept[1]
     return found
+
+
+def _power_behind_first_slice(intermediates: Intermediates) -> Tensor:
+    """Return the power of each view's waves behind the first slice, (B,)."""
+    behind = times(intermediates.incoming[0], intermediates.windows[:, :1])
+    return inner(behind, behind)
 
 
 def transmitted_fraction(behind: Tensor, exit_norm: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ptymesh.distributed.exact import Reduction
 from ptymesh.estimate import Estimate
+from ptymesh.io.source import evenly_spread
 from ptymesh.physics.backend import Chunk
 from ptymesh.physics.counting import misfit_of
 from ptymesh.physics.elementwise import over_window, overlap
@@ -74,7 +75,7 @@ def collect_misfits(problem: Problem, estimate: Estimate, by_all: np.ndarray) ->
     Args:
         by_all: (N, 2) float64, misfit and sum y of every view.
     """
-    views = np.unique(np.linspace(0, problem.views - 1, min(SAMPLE, problem.views)).round().astype(np.int64))
+    views = evenly_spread(problem.views, SAMPLE)
     seen = problem.layout.fill_halo(estimate.object)
     total, rows = problem.evaluator.in_memory(lambda: _sums(problem, estimate, views, seen))
     (by_pixel,), (by_view,) = problem.fields.totals(total), problem.world.sum(rows)

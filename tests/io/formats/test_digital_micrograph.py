@@ -134,7 +134,7 @@ def test_a_stack_whose_shape_stands_elsewhere(tmp_path: Path, frames: Any, load:
 
 def test_axes_without_units_are_asked_for(tmp_path: Path, frames: Any, load: Any, upright: Any) -> None:
     path = dm(tmp_path / "a.dm4", image(frames, [""] * 4, [1.0] * 4))
-    with pytest.raises(BadInput, match=r"3 x 4 x 12 x 16 .*no unit.*set data\.frames\.axes"):
+    with pytest.raises(BadInput, match=r"3 x 4 x 12 x 16 .*units none, none, none, none, .*set data\.frames\.axes"):
         load(path)
     m = load(path, {"raster": {"step_px": 2}}, frames={"axes": "rcyx"}, object_pixel_m=1e-11)
     np.testing.assert_array_equal(upright(m), frames.reshape(-1, *SIDES))

@@ -329,10 +329,11 @@ def _axes(image: Image, path: Path) -> str:
         return orders[tuple(of_pattern)]
     if len(of_pattern) == 3 and not any(of_pattern):
         return "nyx"  # a series in time
-    units = ", ".join(unit or "no unit" for _, unit in image.scales)
+    sides = " x ".join(map(str, image.shape))
+    units = ", ".join(unit or "none" for _, unit in image.scales)
     raise BadInput(
-        f"The axes of {path}, {' x '.join(map(str, image.shape))} (slowest first), have the units {units}, which do "
-        "not tell scan from pattern; set data.frames.axes to rcyx if the pattern's axes come last, to yxrc if first."
+        f"The axes of {path}, {sides} (slowest first), have the units {units}, which do not tell scan "
+        "from pattern; set data.frames.axes to rcyx if the pattern's axes come last, to yxrc if first."
     )
 
 
