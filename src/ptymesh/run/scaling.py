@@ -400,5 +400,5 @@ def save(found: Mapping[str, Any], folder: Path) -> tuple[Path, Path]:
 
 
 def _title(found: Mapping[str, Any]) -> str:
-    threads = found["threads_per_rank"]
-    return f"{found['device']}, {threads} thread{'s' * (threads > 1)} per rank, {found['trials_per_count']} trials"
+    threads, trials = found["threads_per_rank"], found["trials_per_count"]
+    return f"{found['device']}, {threads} thread{'s' * (threads > 1)} per rank, {trials} trial{'s' * (trials > 1)}"
