@@ -47,7 +47,7 @@ def command_of_recipe() -> Any:
 
     import ptymesh.compare.align
     import ptymesh.diagnosis.report
-    import ptymesh.kernels.compiled
+    import ptymesh.kernels.cpu.compiled.windows
     import ptymesh.run.session
     from ptymesh.cli.main import main
 

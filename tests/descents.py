@@ -11,7 +11,7 @@ import torch
 from ptymesh.engines import Engine
 from ptymesh.errors import Interrupted
 from ptymesh.estimate import Estimate
-from ptymesh.io import checkpoint
+from ptymesh.io.checkpoint import store as checkpoint
 from ptymesh.physics import fidelity
 from ptymesh.physics.model import power
 from ptymesh.problem import Problem

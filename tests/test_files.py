@@ -24,7 +24,7 @@ from ptymesh import files
 from ptymesh.distributed.world import Solo
 from ptymesh.errors import BadInput, PtymeshError
 from ptymesh.geometry import Geometry
-from ptymesh.io import checkpoint
+from ptymesh.io.checkpoint import store as checkpoint
 from ptymesh.io.formats.cxi_writer import write_cxi
 from ptymesh.io.results import ObjectTiles, Result
 from ptymesh.plot import save_figure, save_tiff

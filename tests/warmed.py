@@ -20,7 +20,7 @@ torch.set_num_threads(1)
 with contextlib.suppress(ImportError):  # GPUs do without it
     import numba
 
-    import ptymesh.kernels.cpu
+    import ptymesh.kernels.cpu.backend
 
     # numba's own tables of types, which the first function fills; kernels themselves would start threads
     numba.njit(numba.float64(numba.float64[::1]))(lambda x: x[0])

@@ -63,7 +63,7 @@ class ArraySource:
 
 @dataclass(frozen=True)
 class Checks:
-    """Treatment of data that look faulty (ptymesh.io.checks), each `auto`, `warn` or `off`.
+    """Treatment of data that look faulty (ptymesh.io.prepare.checks), each `auto`, `warn` or `off`.
 
     Attributes:
         views: left out if they have no counts, almost none, or far too many, or lie far from all others.

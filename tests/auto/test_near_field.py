@@ -21,7 +21,7 @@ from ptymesh.auto.stage_search import StageSearch
 from ptymesh.auto.sweeps import default_sweeps
 from ptymesh.distributed.world import Solo
 from ptymesh.io import load_measurement
-from ptymesh.io.near_field import near_field_signs
+from ptymesh.io.prepare.near_field import near_field_signs
 from ptymesh.recipe.schema import Recipe
 
 

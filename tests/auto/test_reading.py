@@ -17,7 +17,7 @@ from ptymesh.distributed.world import Solo, World
 from ptymesh.errors import BadInput
 from ptymesh.io import load_measurement
 from ptymesh.io.options import PositionOptions
-from ptymesh.io.positions import row_length, turn
+from ptymesh.io.prepare.positions import row_length, turn
 from ptymesh.recipe.schema import Recipe
 
 ORDER = QUESTIONS[0]

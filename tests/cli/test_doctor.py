@@ -11,7 +11,7 @@ import pytest
 
 from ptymesh.cli.doctor import lines
 from ptymesh.cli.main import main
-from ptymesh.kernels import compiling
+from ptymesh.kernels.cpu import compiling
 from ptymesh.launcher import doctor
 
 GPUS = [

@@ -19,7 +19,7 @@ import torch
 import ptymesh as pm
 from ptymesh.cli import main as module
 from ptymesh.cli import streams
-from ptymesh.io.checks import refuse_featureless
+from ptymesh.io.prepare.checks import refuse_featureless
 from ptymesh.measurement import ArraySource
 from ptymesh.paths import usable
 from ptymesh.printable import printable

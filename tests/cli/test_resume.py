@@ -17,7 +17,8 @@ import ptymesh as pm
 from ptymesh.cli import main as module
 from ptymesh.distributed.world import Solo
 from ptymesh.errors import BadInput
-from ptymesh.io import checkpoint, digests
+from ptymesh.io.checkpoint import store as checkpoint
+from ptymesh.io.hdf5 import digests
 from ptymesh.io.results import Result
 from ptymesh.recipe.schema import Recipe, load_recipe
 from ptymesh.run import session

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ptymesh.errors import BadInput
-from ptymesh.io import checkpoint
+from ptymesh.io.checkpoint import store as checkpoint
 from ptymesh.io.results import Result
 from ptymesh.recipe.schema import load_recipe
 from ptymesh.run.checkpoint_counters import Counters, counters_of

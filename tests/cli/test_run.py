@@ -16,7 +16,7 @@ import pytest
 
 from ptymesh.distributed import program
 from ptymesh.distributed.watchdog import FailureVerdict
-from ptymesh.io import checkpoint
+from ptymesh.io.checkpoint import store as checkpoint
 from ptymesh.io.results import Result
 from ptymesh.launcher import launch as launcher
 from ptymesh.run import session

@@ -13,7 +13,7 @@ import pytest
 from ptymesh import stopping
 from ptymesh.cli import running
 from ptymesh.distributed import child
-from ptymesh.io import checkpoint
+from ptymesh.io.checkpoint import store as checkpoint
 from ptymesh.io.results import Result
 from ptymesh.launcher import launch as launcher
 from ptymesh.recipe.schema import Recipe

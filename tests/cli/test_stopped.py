@@ -20,7 +20,7 @@ import torch
 
 from ptymesh import stopping
 from ptymesh.io.results import Result
-from ptymesh.kernels.ready import make_ready
+from ptymesh.kernels.cpu.ready import make_ready
 from ptymesh.run.simulate_file import write
 from ptymesh.simulate import checked
 from warm import python

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ptymesh.cli.main import main
-from ptymesh.kernels import compiling, ready
+from ptymesh.kernels.cpu import compiling, ready
 
 
 def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:

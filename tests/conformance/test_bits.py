@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ptymesh.distributed.world import Solo, World
 from ptymesh.engines import ENGINES, LSQML
 from ptymesh.errors import Diverged, Interrupted
-from ptymesh.io import checkpoint
+from ptymesh.io.checkpoint import store as checkpoint
 from ptymesh.physics.rounding import shifts_for
 from ptymesh.problem import accumulator
 from ptymesh.problem.accumulator import expected_magnitudes

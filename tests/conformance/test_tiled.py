@@ -10,7 +10,7 @@ from test_ranks import CONSTRAINED, TOLERANCE, outcome, same
 from ptymesh.distributed.world import Solo, World
 from ptymesh.engines import DM, ENGINES, LBFGS, LSQML, RPIE, Adam, Engine
 from ptymesh.errors import Interrupted
-from ptymesh.io import checkpoint
+from ptymesh.io.checkpoint import store as checkpoint
 from ptymesh.run.loop import Loop
 from ptymesh.run.state import RunState
 from ptymesh.storage.fetched import Staged

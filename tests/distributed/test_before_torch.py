@@ -15,7 +15,7 @@ from ptymesh.distributed.before_torch import LARGE_PAGES, RUNTIME
 LOADED = """
 {first}
 import torch
-from ptymesh.kernels.ready import make_ready
+from ptymesh.kernels.cpu.ready import make_ready
 from ptymesh.distributed import before_torch
 torch.set_num_threads(2)
 make_ready(torch.complex64)

@@ -25,9 +25,9 @@ from ptymesh.distributed import program, watchdog
 from ptymesh.distributed.heartbeat import Heartbeat
 from ptymesh.distributed.watchdog import Watchdog
 from ptymesh.errors import BadInput
-from ptymesh.io import checkpoint
+from ptymesh.io.checkpoint import store as checkpoint
 from ptymesh.io.results import Result
-from ptymesh.kernels.ready import make_ready
+from ptymesh.kernels.cpu.ready import make_ready
 from ptymesh.run.simulate_file import write
 from ptymesh.run_folder.lock import hold_folder, take_folder
 from ptymesh.simulate import checked

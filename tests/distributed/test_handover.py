@@ -15,7 +15,7 @@ from ptymesh.distributed.owners import owners
 from ptymesh.distributed.world import Solo, World
 from ptymesh.engines import DM, LSQML, RPIE
 from ptymesh.errors import Interrupted
-from ptymesh.io import checkpoint
+from ptymesh.io.checkpoint import store as checkpoint
 from ptymesh.planning.batches import balance, draw, hold_out
 from ptymesh.problem import Problem
 from ptymesh.run.loop import Loop

@@ -19,7 +19,7 @@ from ptymesh.engines.regularisers import REGULARISERS
 from ptymesh.engines.sweep import covered
 from ptymesh.errors import BadInput, Interrupted
 from ptymesh.estimate import Estimate
-from ptymesh.io import checkpoint
+from ptymesh.io.checkpoint import store as checkpoint
 from ptymesh.physics import fidelity
 from ptymesh.physics.fidelity import Data
 from ptymesh.problem import Batch, Problem

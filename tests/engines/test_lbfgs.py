@@ -10,7 +10,7 @@ from ptymesh.distributed.world import World
 from ptymesh.engines import LBFGS, RPIE
 from ptymesh.errors import BadInput, Interrupted
 from ptymesh.estimate import Estimate
-from ptymesh.io import checkpoint
+from ptymesh.io.checkpoint import store as checkpoint
 from ptymesh.problem import Batch
 from ptymesh.run.loop import Loop
 from ptymesh.run.state import RunState

@@ -20,7 +20,7 @@ from ptymesh.engines.optimisers import ELEMENTWISE
 from ptymesh.engines.sweep import packed, unpacked
 from ptymesh.errors import BadInput, Interrupted
 from ptymesh.estimate import Estimate
-from ptymesh.io import checkpoint
+from ptymesh.io.checkpoint import store as checkpoint
 from ptymesh.problem import Batch
 from ptymesh.recipe.schema import Recipe
 from ptymesh.run.loop import Loop

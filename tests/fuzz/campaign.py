@@ -39,7 +39,7 @@ PATIENT = Limits(seconds=25.0)
 #: Nothing takes longer to make; what does ends the process, and the case is lost.
 MAKING_S = 30
 #: Compiles the kernels, should they not be on disk yet: a try has no time for it.
-READY = "import torch, ptymesh.kernels.ready as r; r.make_ready(torch.complex64); r.make_ready(torch.complex128)"
+READY = "import torch, ptymesh.kernels.cpu.ready as r; r.make_ready(torch.complex64); r.make_ready(torch.complex128)"
 
 
 class Sources:

@@ -14,7 +14,7 @@ from programs import PATIENCE_S, Ended, Programs
 
 from ptymesh.distributed.tiles import Rect
 from ptymesh.errors import BadInput
-from ptymesh.io import checkpoint
+from ptymesh.io.checkpoint import store as checkpoint
 from ptymesh.io.results import Result
 from ptymesh.run.simulate_file import write
 from ptymesh.simulate import checked

@@ -30,7 +30,7 @@ from judged import Scene  # noqa: E402
 from numba.core.caching import _CacheLocator  # noqa: E402
 from programs import Programs  # noqa: E402
 
-from ptymesh import kernels  # noqa: E402
+from ptymesh.kernels.cpu import compiled  # noqa: E402
 
 EPOCHS = 8
 RECIPE = f"""
@@ -249,8 +249,8 @@ class Ground:
     def _fill_cache(self, compiling: Programs) -> None:
         """What is compiled already is copied from where numba keeps it, so that the rest is soon done."""
         self.scenes[False].learn(self.programs, 1)
-        kept = Path(kernels.__file__).parent
-        there = self.cache / _CacheLocator.get_suitable_cache_subpath(str(kept / "cpu.py"))
+        kept = Path(compiled.__file__).parent
+        there = self.cache / _CacheLocator.get_suitable_cache_subpath(str(kept / "windows.py"))
         there.mkdir(parents=True, exist_ok=True)
         for path in (kept / "__pycache__").glob("*.nb[ic]"):
             shutil.copy(path, there)

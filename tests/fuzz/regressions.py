@@ -17,7 +17,7 @@ import numpy as np
 import yaml
 
 from fuzz import archives, cases, originals, signing
-from ptymesh.io.damage import HEAP
+from ptymesh.io.hdf5.damage import HEAP
 
 REFUSED = ("2",)
 EITHER = ("0", "2")

@@ -12,14 +12,14 @@ import h5py
 from fuzz import groups
 
 #: Whether this ptymesh writes digests.
-DIGESTS = find_spec("ptymesh.io.digests") is not None
+DIGESTS = find_spec("ptymesh.io.hdf5.digests") is not None
 
 
 def result(path: Path) -> str:
     """The digests of a result, which is without them where this process cannot read it all; in words, what was done."""
     if not DIGESTS:
         return "without digests"
-    from ptymesh.io import digests
+    from ptymesh.io.hdf5 import digests
 
     with h5py.File(path, "r+") as file:
         nodes = [file[name] for name in groups.names(file)]
@@ -45,7 +45,7 @@ def shard(checkpoint: Path, changed: Path) -> str:
             if (path.parent / entry["name"]) == changed:
                 entry["bytes"] = changed.stat().st_size
                 if DIGESTS:
-                    from ptymesh.io import digests
+                    from ptymesh.io.hdf5 import digests
 
                     entry[digests.NAME] = digests.of_file(changed)
         manifest(path, tree)
@@ -56,7 +56,7 @@ def manifest(path: Path, tree: Any) -> None:
     """Writes a manifest with its digest, where it can have one."""
     tree = json.loads(json.dumps(tree))  # whose keys are texts
     if DIGESTS and isinstance(tree, dict):
-        from ptymesh.io import digests
+        from ptymesh.io.hdf5 import digests
 
         tree = {**tree, digests.NAME: digests.of_json(tree)}
     path.write_text(json.dumps(tree), encoding="utf-8")

@@ -19,7 +19,7 @@ from ptymesh.errors import BadInput
 from ptymesh.io import load_measurement, staging
 from ptymesh.io.arrays import ANY, detector_array, load_array
 from ptymesh.io.cache import cache_folder
-from ptymesh.io.hdf5 import native
+from ptymesh.io.hdf5.reading import native
 from ptymesh.io.options import DataOptions, PositionOptions
 
 COUNTS = np.random.default_rng(3).integers(0, 99, (6, 16, 20)).astype(np.uint16)

@@ -15,7 +15,9 @@ import torch
 
 from ptymesh.distributed.world import World
 from ptymesh.errors import BadInput, PtymeshError
-from ptymesh.io import checkpoint, digests, manifests
+from ptymesh.io.checkpoint import manifests
+from ptymesh.io.checkpoint import store as checkpoint
+from ptymesh.io.hdf5 import digests
 
 
 class Threads:
@@ -147,7 +149,7 @@ def test_the_current_generation_and_the_one_before_stay(tmp_path: Path) -> None:
     assert sorted(p.name for p in (tmp_path / "000002").iterdir()) == ["manifest.json", *RANKS[:2]]
 
 
-@pytest.mark.parametrize("moment", ["checkpoint._write_shard", "manifests.write", "manifests.make_current"])
+@pytest.mark.parametrize("moment", ["store._write_shard", "manifests.write", "manifests.make_current"])
 def test_a_save_that_dies_leaves_the_previous_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
     Threads(2).run(saver(tmp_path, 2, 0))
 
@@ -158,7 +160,7 @@ def test_a_save_that_dies_leaves_the_previous_one(tmp_path: Path, monkeypatch: p
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(f"ptymesh.io.{moment}", die)
+        patch.setattr(f"ptymesh.io.checkpoint.{moment}", die)
         with pytest.raises(Killed):
             saver(tmp_path, 1, 1)(FakeWorld(Threads(1), 0))
     assert_holds(tmp_path, 0)
@@ -193,7 +195,7 @@ def test_a_failing_manifest_is_raised_on_all(tmp_path: Path, monkeypatch: pytest
     def refuse(*_: Any) -> None:
         raise OSError("read-only")
 
-    monkeypatch.setattr("ptymesh.io.manifests.make_current", refuse)
+    monkeypatch.setattr("ptymesh.io.checkpoint.manifests.make_current", refuse)
     assert all(isinstance(error, PtymeshError) for error in Threads(2).run(saver(tmp_path, 2, 1)))
     assert_holds(tmp_path, 0)
 

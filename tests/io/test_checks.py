@@ -15,11 +15,11 @@ from scipy import ndimage
 from ptymesh.errors import BadInput
 from ptymesh.geometry import Geometry
 from ptymesh.io import load_measurement
-from ptymesh.io.checks import check_marks, check_patterns, check_scan
-from ptymesh.io.findings import apply_findings, checked_options, stored_regions
 from ptymesh.io.options import DataOptions, PositionOptions
-from ptymesh.io.outliers import dark_regions, odd_views, regions_of
-from ptymesh.io.survey import survey
+from ptymesh.io.prepare.checks import check_marks, check_patterns, check_scan
+from ptymesh.io.prepare.findings import apply_findings, checked_options, stored_regions
+from ptymesh.io.prepare.outliers import dark_regions, odd_views, regions_of
+from ptymesh.io.prepare.survey import survey
 from ptymesh.measurement import ArraySource, Checks, Measurement
 
 SIDE, STEP, WINDOW = 12, 5.0, 32

@@ -22,9 +22,9 @@ from ptymesh.errors import BadInput
 from ptymesh.geometry import Geometry
 from ptymesh.io import load_measurement
 from ptymesh.io.formats.cxi import write_cxi
-from ptymesh.io.hdf5 import dataset_of, open_hdf5, read_dataset, reading
-from ptymesh.io.inspection import summarise
+from ptymesh.io.hdf5.reading import dataset_of, open_hdf5, read_dataset, reading
 from ptymesh.io.options import DataOptions, PositionOptions
+from ptymesh.io.prepare.inspection import summarise
 from ptymesh.measurement import Measurement
 from ptymesh.run.reconstruction import Reconstruction
 

@@ -14,7 +14,8 @@ import pytest
 from ptymesh.distributed.world import World
 from ptymesh.errors import BadInput
 from ptymesh.geometry import Geometry
-from ptymesh.io import identity, load_measurement
+from ptymesh.io import load_measurement
+from ptymesh.io.checkpoint import identity
 from ptymesh.io.options import DataOptions, PositionOptions
 from ptymesh.measurement import ArraySource, Measurement
 

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from ptymesh.geometry import Geometry, near_field
-from ptymesh.io import load_measurement, survey
-from ptymesh.io.inspection import InspectionReport, summarise
+from ptymesh.io import load_measurement
 from ptymesh.io.options import DataOptions, PositionOptions
+from ptymesh.io.prepare import survey
+from ptymesh.io.prepare.inspection import InspectionReport, summarise
 from ptymesh.measurement import ArraySource, Measurement
 
 SIDE, STEP, WINDOW, DIAMETER = 12, 5.0, 64, 24

@@ -12,11 +12,11 @@ import pytest
 from near_scans import NearScan, simulate_near
 from ptymesh.errors import BadInput
 from ptymesh.io import load_measurement
-from ptymesh.io.checks import check_near_field, check_scan
-from ptymesh.io.inspection import summarise
-from ptymesh.io.near_field import near_field_doubt, near_field_signs
 from ptymesh.io.options import DataOptions, PositionOptions
-from ptymesh.io.positions import turn
+from ptymesh.io.prepare.checks import check_near_field, check_scan
+from ptymesh.io.prepare.inspection import summarise
+from ptymesh.io.prepare.near_field import near_field_doubt, near_field_signs
+from ptymesh.io.prepare.positions import turn
 from ptymesh.simulate import simulate
 
 

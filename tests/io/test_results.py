@@ -13,7 +13,7 @@ import pytest
 
 from ptymesh import limits
 from ptymesh.errors import BadInput, PtymeshError
-from ptymesh.io import digests, own_datasets
+from ptymesh.io.hdf5 import digests, own_datasets
 from ptymesh.io.results import ObjectTiles, Result
 
 

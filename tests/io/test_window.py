@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ptymesh.errors import BadInput
 from ptymesh.io.options import DataOptions
-from ptymesh.io.window import Window, axis, resampled_probe, window_of
+from ptymesh.io.prepare.window import Window, axis, resampled_probe, window_of
 
 
 def table(n: int, **changes: Any) -> list[list[int]]:

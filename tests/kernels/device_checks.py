@@ -13,8 +13,8 @@ from pretended import DEVICE, Pretended
 from wait_checks import FUSED, device, moved, problem_on, run, run_here
 
 from ptymesh.engines import ENGINES
-from ptymesh.kernels import triton_backend
-from ptymesh.kernels.triton_backend import GpuBackend
+from ptymesh.kernels.gpu import backend as triton_backend
+from ptymesh.kernels.gpu.backend import GpuBackend
 from ptymesh.physics.backend import Backend
 from ptymesh.physics.modes import orthogonalise
 from ptymesh.problem import Batch

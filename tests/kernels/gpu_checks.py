@@ -32,7 +32,7 @@ from ptymesh.distributed.tiled import Tiled  # noqa: E402
 from ptymesh.distributed.world import Solo  # noqa: E402
 from ptymesh.engines import ENGINES  # noqa: E402
 from ptymesh.kernels import VARIABLE  # noqa: E402
-from ptymesh.kernels.triton_backend import GpuBackend  # noqa: E402
+from ptymesh.kernels.gpu.backend import GpuBackend  # noqa: E402
 from ptymesh.physics.backend import Backend  # noqa: E402
 from ptymesh.physics.elementwise import over_window  # noqa: E402
 from ptymesh.physics.propagate import try_transforms  # noqa: E402

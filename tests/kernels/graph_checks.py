@@ -19,8 +19,8 @@ from wait_checks import device, moved, problem_on, run, run_here, within_epochs
 
 from ptymesh.engines.lsqml import LSQML
 from ptymesh.engines.pie import RPIE
-from ptymesh.kernels import graphs
-from ptymesh.kernels.triton_backend import GpuBackend
+from ptymesh.kernels.gpu import graphs
+from ptymesh.kernels.gpu.backend import GpuBackend
 from ptymesh.physics.backend import Backend
 from ptymesh.problem import Problem
 from ptymesh.run.loop import Loop

@@ -14,7 +14,7 @@ import pytest
 from pretended import Pretended
 from wait_checks import device, moved, problem_on, run, within_epochs
 
-from ptymesh.kernels.triton_backend import GpuBackend
+from ptymesh.kernels.gpu.backend import GpuBackend
 from ptymesh.run import memory
 from toy import make
 

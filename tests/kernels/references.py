@@ -101,7 +101,7 @@ class Case:
     @property
     def fused(self) -> Backend:
         """The kernels."""
-        from ptymesh.kernels.cpu import CpuBackend  # kernels of GPUs are compared where there is no numba
+        from ptymesh.kernels.cpu.backend import CpuBackend  # kernels of GPUs are compared where there is no numba
 
         return CpuBackend(self.dtype)
 

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from ptymesh.distributed.layout import BlockSparseField
 from ptymesh.estimate import BLOCK
-from ptymesh.kernels import blocks, cpu_sums
-from ptymesh.kernels.cpu import CpuBackend
+from ptymesh.kernels.cpu import blocks
+from ptymesh.kernels.cpu import sums as cpu_sums
+from ptymesh.kernels.cpu.backend import CpuBackend
 from ptymesh.physics.backend import Backend
 from ptymesh.physics.blocks import FieldView, RegularisedQuotient, blocked
 from ptymesh.physics.sums import RankSums

@@ -26,8 +26,10 @@ from references import (
 )
 
 from ptymesh.distributed.boxes import Boxes
-from ptymesh.kernels import arguments, cpu, cpu_sums
-from ptymesh.kernels.cpu import CpuBackend
+from ptymesh.kernels.cpu import arguments
+from ptymesh.kernels.cpu import backend as cpu
+from ptymesh.kernels.cpu import sums as cpu_sums
+from ptymesh.kernels.cpu.backend import CpuBackend
 from ptymesh.kernels.fused import FusedBackend
 from ptymesh.physics.backend import Backend
 from ptymesh.physics.blocks import FieldView, blocked

@@ -12,7 +12,8 @@ import torch
 
 from ptymesh.engines import ENGINES
 from ptymesh.errors import BadInput
-from ptymesh.kernels import VARIABLE, compiling, kernel_backend, ready
+from ptymesh.kernels import VARIABLE, kernel_backend
+from ptymesh.kernels.cpu import compiling, ready
 from ptymesh.physics.backend import Backend
 from ptymesh.run.loop import Loop
 from ptymesh.run.state import RunState
@@ -138,7 +139,9 @@ MAKE_READY = """
 import sys, ptymesh.kernels
 assert not {{'numba', 'llvmlite'}} & set(sys.modules), 'the package itself loads no compiler'
 import torch; torch.set_num_threads(1)
-from ptymesh.kernels import compiled_blocks, compiling, ready
+from ptymesh.kernels.cpu.compiled import blocks as compiled_blocks
+from ptymesh.kernels.cpu import compiling
+from ptymesh.kernels.cpu import ready
 kernel = compiled_blocks.clear
 for room in compiling.KERNEL_MODULES:
     if room is not compiled_blocks:
@@ -169,7 +172,7 @@ def test_compiled_once_and_by_nobody_who_computes(stale: bool, tmp_path: Path) -
 
 
 def test_what_was_compiled_from_other_files_is_deleted_alone(tmp_path: Path) -> None:
-    names = ("compiled.exit_waves-60.py311.nbi", "compiled_probes.ramped-9.py311.1.nbc", "others.sweep-1.py311.nbi")
+    names = ("windows.exit_waves-60.py311.nbi", "probes.ramped-9.py311.1.nbc", "others.sweep-1.py311.nbi")
     for name in names:
         (tmp_path / name).touch()
     compiling.mark_as(tmp_path, "new")

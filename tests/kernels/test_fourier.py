@@ -12,9 +12,9 @@ import pytest
 import torch
 from references import Case, compare_scenes
 
-from ptymesh.kernels import column_panels
-from ptymesh.kernels.cpu import CpuBackend
-from ptymesh.kernels.ready import keep_memory
+from ptymesh.kernels.cpu.backend import CpuBackend
+from ptymesh.kernels.cpu.compiled import column_panels
+from ptymesh.kernels.cpu.ready import keep_memory
 
 #: Sides of every kind of stage, two of which (13, 22) have none, and some that are too short; widths of whole and part
 #: panels.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ptymesh.kernels import panels
+from ptymesh.kernels.cpu import panels
 
 
 @pytest.mark.parametrize(("h", "w"), [(8, 8), (8, 16), (9, 10), (12, 15)])

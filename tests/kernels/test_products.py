@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ptymesh.kernels import kernel_backend, products
+from ptymesh.kernels import kernel_backend
+from ptymesh.kernels.cpu import products
 from ptymesh.physics.elementwise import PRODUCTS, times
 
 SHAPES = [((8, 2, 101, 90), (8, 1, 101, 90)), ((101, 90), (3, 2, 101, 90)), ((5, 1, 64, 64), (64, 64))]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ptymesh.kernels import compiling, ready
+from ptymesh.kernels.cpu import compiling, ready
 
 
 def test_without_a_place_for_the_lock_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,7 +80,7 @@ def test_a_program_that_ends_waits_for_who_reads_kernels(reads_s: float, waits_s
     """As long as it may: a run whose data are missing ends while they are read."""
     program = f"""
 import atexit, threading, time, torch
-from ptymesh.kernels import ready
+from ptymesh.kernels.cpu import ready
 atexit.register(lambda: print(threading.active_count()))  # what is registered first comes last
 ready._read_or_compile, ready.ENDS_S = lambda dtype: time.sleep({reads_s}), {waits_s}
 ready.start_preparing(torch.complex64)

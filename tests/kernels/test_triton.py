@@ -20,8 +20,11 @@ from toy import relative
 
 pytest.importorskip("triton", reason="Triton is not installed (pip install 'ptymesh[gpu]')")
 
-from ptymesh.kernels import triton_backend, triton_blocks, triton_detector, triton_kernels
-from ptymesh.kernels.triton_backend import GpuBackend
+from ptymesh.kernels.gpu import backend as triton_backend
+from ptymesh.kernels.gpu import blocks as triton_blocks
+from ptymesh.kernels.gpu import detector as triton_detector
+from ptymesh.kernels.gpu import windows as triton_kernels
+from ptymesh.kernels.gpu.backend import GpuBackend
 
 #: All kernels, and the types of their arguments.
 SIGNATURES = triton_kernels.SIGNATURES | triton_detector.SIGNATURES | triton_blocks.SIGNATURES
@@ -207,7 +210,7 @@ def test_offsets_beyond_32_bits() -> None:
     obj = torch.zeros(width, width, dtype=torch.complex64, device="cuda")
     corner = torch.tensor([[width - 20, width - 18]], device="cuda")
     obj[-20:-4, -18:-2] = torch.randn(window, dtype=torch.complex64, device="cuda")
-    from ptymesh.kernels import triton_backend as backend
+    from ptymesh.kernels.gpu import backend
 
     beams, out = torch.ones(1, 1, *window, dtype=torch.complex64, device="cuda"), obj.new_empty((1, 1, *window))
     given = (obj, corner, beams, torch.ones(1, device="cuda"), out)

@@ -28,9 +28,9 @@ from references import (
 from torch import Tensor
 
 from ptymesh.engines import ENGINES
-from ptymesh.kernels import triton_backend
 from ptymesh.kernels.fused import FusedIntermediates, KeptProbes, StackedIntermediates
-from ptymesh.kernels.triton_backend import GpuBackend
+from ptymesh.kernels.gpu import backend as triton_backend
+from ptymesh.kernels.gpu.backend import GpuBackend
 from ptymesh.physics.backend import Adjoints, Backend, Chunk
 from ptymesh.physics.halves import Halves
 from ptymesh.physics.kinds import SUMS

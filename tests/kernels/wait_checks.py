@@ -23,8 +23,9 @@ from ptymesh.distributed.tiled import Tiled
 from ptymesh.distributed.world import Solo
 from ptymesh.engines import ENGINES
 from ptymesh.errors import Interrupted
-from ptymesh.kernels import graphs, triton_backend
-from ptymesh.kernels.triton_backend import GpuBackend
+from ptymesh.kernels.gpu import backend as triton_backend
+from ptymesh.kernels.gpu import graphs
+from ptymesh.kernels.gpu.backend import GpuBackend
 from ptymesh.physics.backend import Backend
 from ptymesh.problem import Problem
 from ptymesh.run.loop import Loop

@@ -177,7 +177,7 @@ def test_a_run_keeps_it(name: str, tmp_path: Path) -> None:
     assert read.unknowns.keys() == values.keys()
     assert all(np.array_equal(read.unknowns[n], whole.state.estimate.others[n].numpy()) for n in values)
 
-    from ptymesh.io import checkpoint
+    from ptymesh.io.checkpoint import store as checkpoint
 
     half = pm.Reconstruction(scan, precision="double", optics={name: True}, seed=1)
     half.stages = [Adam(**{k: v for k, v in stage.items() if k != "engine"})]

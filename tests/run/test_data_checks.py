@@ -13,10 +13,10 @@ import ptymesh as pm
 from ptymesh.distributed.world import Solo, World
 from ptymesh.errors import BadInput
 from ptymesh.io import load_measurement
-from ptymesh.io.checks import check_patterns
-from ptymesh.io.findings import apply_findings
+from ptymesh.io.prepare.checks import check_patterns
+from ptymesh.io.prepare.findings import apply_findings
+from ptymesh.io.prepare.survey import survey
 from ptymesh.io.results import Result
-from ptymesh.io.survey import survey
 from ptymesh.measurement import NO_CHECKS, ArraySource, Measurement
 from ptymesh.recipe.schema import Recipe, load_recipe
 from ptymesh.run.data_checks import checked_recipe

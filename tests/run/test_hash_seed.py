@@ -22,7 +22,7 @@ import sys
 from pathlib import Path
 import numpy as np
 import ptymesh as pm
-from ptymesh.io import checkpoint
+from ptymesh.io.checkpoint import store as checkpoint
 
 recon = pm.Reconstruction(pm.load("scan.cxi"), precision="double", seed=1, optics={"view_defocus": True})
 stages = [

@@ -9,7 +9,7 @@ import torch
 from ptymesh.distributed.world import Solo, World
 from ptymesh.engines import ENGINES, MPIE, RPIE, Engine
 from ptymesh.errors import BadInput, Diverged, Interrupted
-from ptymesh.io import checkpoint
+from ptymesh.io.checkpoint import store as checkpoint
 from ptymesh.run.loop import Loop
 from ptymesh.run.state import RunState
 from ptymesh.run_folder.reports import BatchReport, Callback, EpochReport

@@ -22,7 +22,7 @@ from ptymesh.distributed.world import Solo, World
 from ptymesh.engines import DM, ENGINES, LBFGS, LSQML, RPIE
 from ptymesh.errors import BadInput, PtymeshError, ran_out_of_memory
 from ptymesh.geometry import Geometry
-from ptymesh.io import checkpoint
+from ptymesh.io.checkpoint import store as checkpoint
 from ptymesh.io.results import Result
 from ptymesh.problem import Batch
 from ptymesh.run import machine, memory

@@ -13,7 +13,7 @@ import ptymesh as pm
 from ptymesh.distributed.world import Solo, World
 from ptymesh.engines import ENGINES, Engine
 from ptymesh.errors import BadInput, Interrupted
-from ptymesh.io import checkpoint
+from ptymesh.io.checkpoint import store as checkpoint
 from ptymesh.problem import Problem
 from ptymesh.problem.counts import mean_pattern
 from ptymesh.run.loop import Loop

@@ -9,7 +9,7 @@ import torch
 from ptymesh.distributed.world import Solo, World
 from ptymesh.engines import AP, DM, RAAR, RPIE, Engine
 from ptymesh.errors import Interrupted
-from ptymesh.io import checkpoint
+from ptymesh.io.checkpoint import store as checkpoint
 from ptymesh.run.loop import Loop
 from ptymesh.run.reconstruction import Reconstruction
 from ptymesh.run.state import RunState

@@ -9,7 +9,7 @@ import torch
 from ptymesh.distributed.world import Solo, World
 from ptymesh.engines import RPIE
 from ptymesh.errors import BadInput, Interrupted
-from ptymesh.io import checkpoint
+from ptymesh.io.checkpoint import store as checkpoint
 from ptymesh.physics.resample import coarser, finer
 from ptymesh.run import resolution
 from ptymesh.run.loop import Loop

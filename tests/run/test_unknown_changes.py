@@ -12,7 +12,7 @@ import torch
 from ptymesh.distributed.world import Solo, World
 from ptymesh.engines import RPIE
 from ptymesh.errors import Interrupted
-from ptymesh.io import checkpoint
+from ptymesh.io.checkpoint import store as checkpoint
 from ptymesh.run.loop import Loop
 from ptymesh.run.state import RunState
 from ptymesh.run.unknown_changes import COLUMNS, measure_changes, sample_unknowns

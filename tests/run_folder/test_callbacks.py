@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 
 from ptymesh.errors import BadInput
-from ptymesh.io import manifests
-from ptymesh.io.survey import too_far_apart
+from ptymesh.io.checkpoint import manifests
+from ptymesh.io.prepare.survey import too_far_apart
 from ptymesh.run_folder import callbacks, start_record
 from ptymesh.run_folder.callbacks import (
     Clock,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ptymesh.errors import BadInput, Diverged
-from ptymesh.io import manifests
+from ptymesh.io.checkpoint import manifests
 from ptymesh.run_folder import start_record
 
 

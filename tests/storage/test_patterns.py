@@ -274,7 +274,7 @@ from ptymesh.io.options import DataOptions, PositionOptions
 from ptymesh.distributed.layout import Replicated
 from ptymesh.storage.memory_budget import MemoryBudget
 from ptymesh.distributed.world import Solo
-from ptymesh.kernels import ready
+from ptymesh.kernels.cpu import ready
 from ptymesh.physics.model import Model
 from ptymesh.problem import Problem
 from ptymesh.problem.counts import mean_pattern

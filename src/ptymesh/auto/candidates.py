@@ -19,7 +19,7 @@ from ptymesh.distributed.world import World
 from ptymesh.engines import Engine
 from ptymesh.errors import Diverged, Interrupted
 from ptymesh.estimate import Estimate
-from ptymesh.io.checkpoint import Checkpoint
+from ptymesh.io.checkpoint.store import Checkpoint
 from ptymesh.measurement import Measurement
 from ptymesh.physics import probes
 from ptymesh.planning.batches import hold_out

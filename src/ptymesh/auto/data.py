@@ -17,11 +17,11 @@ from ptymesh.auto.orientation import centres_of_mass, rotation, unexplained
 from ptymesh.errors import BadInput
 from ptymesh.geometry import electron_wavelength_m
 from ptymesh.io import load_measurement
-from ptymesh.io.checks import check_scan, scan_fault, without_marks
-from ptymesh.io.inspection import InspectionReport, summarise
-from ptymesh.io.near_field import DETECTOR_LIES, SCAN_LIES, NearFieldSigns, near_field_signs
 from ptymesh.io.options import MOST_BAD_PIXELS, DataOptions, PositionOptions
-from ptymesh.io.preprocess import PreparedSource
+from ptymesh.io.prepare.checks import check_scan, scan_fault, without_marks
+from ptymesh.io.prepare.inspection import InspectionReport, summarise
+from ptymesh.io.prepare.near_field import DETECTOR_LIES, SCAN_LIES, NearFieldSigns, near_field_signs
+from ptymesh.io.prepare.preprocess import PreparedSource
 from ptymesh.io.samples import located
 from ptymesh.measurement import Measurement, PatternSource
 from ptymesh.recipe.schema import AUTO, Recipe, apply_overrides, raw_recipe

@@ -7,7 +7,7 @@ from typing import Any
 
 import h5py
 
-from ptymesh.io.hdf5 import is_hdf5, open_hdf5
+from ptymesh.io.hdf5.reading import is_hdf5, open_hdf5
 from ptymesh.io.load import READERS
 from ptymesh.io.options import DataOptions
 from ptymesh.io.staging import is_npz, npz_members, unpacked

@@ -12,7 +12,7 @@ from ptymesh.distributed.world import World
 from ptymesh.errors import BadInput
 from ptymesh.files import replacing
 from ptymesh.io import load_measurement
-from ptymesh.io.checks import refuse_featureless
+from ptymesh.io.prepare.checks import refuse_featureless
 from ptymesh.measurement import Measurement
 from ptymesh.recipe.schema import Recipe
 from ptymesh.run.data_checks import checked_recipe

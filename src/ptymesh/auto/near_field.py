@@ -1,7 +1,7 @@
 """Choice of the propagation: far field, near field of a parallel beam, or near field behind a focus.
 
-Patterns alone show the magnification (ptymesh.io.near_field). First epochs of reconstructions show whether a near field
-explains held-out views better than a far field, and which distance does.
+Patterns alone show the magnification (io/prepare/near_field.py). First epochs of reconstructions show whether a near
+field explains held-out views better than a far field, and which distance does.
 
 Mag     magnification, (z1 + z2) / z1
 z1, z2  focus to sample, sample to detector;  z = z2 / Mag, the distance of the parallel beam that diffracts as much
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ptymesh.auto.candidates import Candidate, OverBudget, is_better
-from ptymesh.io.near_field import DETECTOR_LIES, PARALLEL, SCAN_LIES, NearFieldSigns, near_field_signs
+from ptymesh.io.prepare.near_field import DETECTOR_LIES, PARALLEL, SCAN_LIES, NearFieldSigns, near_field_signs
 from ptymesh.measurement import Measurement
 from ptymesh.recipe.schema import Recipe
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from ptymesh.auto.candidates import Candidate
 from ptymesh.auto.optics import bright_radius
-from ptymesh.io.positions import row_length
+from ptymesh.io.prepare.positions import row_length
 from ptymesh.measurement import Measurement
 from ptymesh.recipe.schema import Recipe
 

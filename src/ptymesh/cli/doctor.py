@@ -57,7 +57,7 @@ def kernels() -> dict[str, bool]:
 
     if not can_compile():
         return {}
-    from ptymesh.kernels import compiling
+    from ptymesh.kernels.cpu import compiling
 
     return {name: not compiling.missing(waves) for name, waves in (("single", "complex64"), ("double", "complex128"))}
 

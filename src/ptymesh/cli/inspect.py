@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from ptymesh.io.inspection import InspectionReport
+    from ptymesh.io.prepare.inspection import InspectionReport
 
 FIGURES = (".png", ".pdf", ".svg", ".jpg")
 Lines = Iterator[tuple[str, str]]
@@ -32,7 +32,7 @@ def command(
     """Tell geometry, sampling, overlap, dose and bad pixels of a data set, and what is suspicious."""
     from ptymesh.cli.dataset import load_dataset
     from ptymesh.errors import BadInput
-    from ptymesh.io.inspection import summarise
+    from ptymesh.io.prepare.inspection import summarise
 
     if figure is not None and figure.suffix.lower() not in FIGURES:
         raise BadInput(f"--figure {figure} has an unknown ending; it should be one of {' '.join(FIGURES)}.")

@@ -24,7 +24,7 @@ def command(
     """Go on with a run that was stopped, or for longer (--set stages...), on any number of ranks."""
     from ptymesh.cli.running import check_folder, execute, owned
     from ptymesh.errors import BadInput
-    from ptymesh.io import checkpoint
+    from ptymesh.io.checkpoint import store as checkpoint
     from ptymesh.paths import usable
     from ptymesh.recipe.schema import Recipe
     from ptymesh.run.checkpoint_counters import counters_of

@@ -67,7 +67,7 @@ def _run(
     from ptymesh.cli.running import check_folder, execute, owned, refuse_to_overwrite, restarted
     from ptymesh.distributed.child import launched
     from ptymesh.errors import BadInput
-    from ptymesh.io import checkpoint
+    from ptymesh.io.checkpoint import store as checkpoint
     from ptymesh.run_folder import start_record
 
     if time is not None and not 0 < time < float("inf"):

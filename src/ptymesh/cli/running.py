@@ -82,7 +82,7 @@ def refuse_to_overwrite(out: Path, *, force: bool, recipe: str | None = None) ->
         recipe: of the new run, as YAML.
     """
     from ptymesh.errors import BadInput
-    from ptymesh.io import checkpoint
+    from ptymesh.io.checkpoint import store as checkpoint
     from ptymesh.run_folder import start_record
 
     _refuse_odd_files(out)

@@ -91,7 +91,7 @@ def command(
 ) -> None:
     """Print a Slurm job script for a recipe: `ptymesh slurm recipe.yaml > job.sh`, then `sbatch job.sh`."""
     from ptymesh.errors import BadInput
-    from ptymesh.io.manifests import MANIFEST
+    from ptymesh.io.checkpoint.manifests import MANIFEST
     from ptymesh.recipe.schema import load_recipe
     from ptymesh.run_folder.start_record import STARTED
 

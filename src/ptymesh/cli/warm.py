@@ -33,7 +33,7 @@ def command(
 
     if not can_compile():
         raise BadInput("There is nothing to compile kernels with; install a numba that goes with this numpy.")
-    from ptymesh.kernels import compiling, ready
+    from ptymesh.kernels.cpu import compiling, ready
 
     if not compiling.places():
         raise BadInput(

@@ -12,7 +12,7 @@ from ptymesh.diagnosis.cause import Evidence, Remedy
 from ptymesh.diagnosis.shadows import upright
 from ptymesh.diagnosis.view import ResultView
 from ptymesh.io.options import MOST_BAD_PIXELS
-from ptymesh.io.preprocess import PreparedSource
+from ptymesh.io.prepare.preprocess import PreparedSource
 
 #: Neighbours of a pixel, without itself.
 RING = np.array([[1, 1, 1], [1, 0, 1], [1, 1, 1]], bool)

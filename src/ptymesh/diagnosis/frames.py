@@ -8,7 +8,7 @@ import numpy as np
 
 from ptymesh.diagnosis.cause import Evidence, Remedy
 from ptymesh.diagnosis.view import ResultView
-from ptymesh.io.preprocess import PreparedSource
+from ptymesh.io.prepare.preprocess import PreparedSource
 
 #: Total, over the median of all, below and above which a frame is bad if it does not fit either.
 DARK, GLARING = 0.2, 5.0

@@ -9,7 +9,7 @@ from ptymesh.diagnosis.cause import Evidence, Remedy
 from ptymesh.diagnosis.frames import linear_centres
 from ptymesh.diagnosis.shadows import shadow_map
 from ptymesh.diagnosis.view import ResultView
-from ptymesh.io.shadows import AS_GIVEN_DEG, Shadows
+from ptymesh.io.prepare.shadows import AS_GIVEN_DEG, Shadows
 
 #: Views from which on centres of mass are a gradient or not.
 MIN_VIEWS = 40

@@ -16,8 +16,8 @@ import numpy as np
 
 from ptymesh.diagnosis.cause import Evidence, Remedy
 from ptymesh.diagnosis.view import ResultView
-from ptymesh.io.near_field import WIDE, effective_width
-from ptymesh.io.shadows import Shadows, find_shadows, neighbour_pairs
+from ptymesh.io.prepare.near_field import WIDE, effective_width
+from ptymesh.io.prepare.shadows import Shadows, find_shadows, neighbour_pairs
 
 #: Detector pixels per object pixel that are tried; angles (degrees) of R.
 SIZES, ANGLES = np.geomspace(0.3, 8, 45), np.arange(-180, 180, 10)

@@ -19,9 +19,9 @@ import torch
 from ptymesh.compare import illumination
 from ptymesh.errors import PtymeshError
 from ptymesh.geometry import Geometry
+from ptymesh.io.prepare.survey import speckle_diameter_px
 from ptymesh.io.results import Result
 from ptymesh.io.source import evenly_spread
-from ptymesh.io.survey import speckle_diameter_px
 from ptymesh.measurement import Measurement
 from ptymesh.physics.counting import misfit_of
 from ptymesh.physics.model import Model

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ptymesh.errors import BadInput, PtymeshError
-from ptymesh.io.hdf5 import (
+from ptymesh.io.hdf5.reading import (
     DAMAGE,
     dataset_of,
     first_line,

@@ -22,9 +22,9 @@ from ptymesh.io.formats import (
     tike,
     velox,
 )
-from ptymesh.io.hdf5 import is_hdf5, listing, open_hdf5
+from ptymesh.io.hdf5.reading import is_hdf5, listing, open_hdf5
 from ptymesh.io.options import DataOptions, FrameOptions, PositionOptions
-from ptymesh.io.preprocess import measurement_of
+from ptymesh.io.prepare.preprocess import measurement_of
 from ptymesh.io.rasters import select_frames
 from ptymesh.io.samples import located
 from ptymesh.io.scan import RawScan

@@ -13,7 +13,7 @@ from typing import BinaryIO
 import numpy as np
 
 from ptymesh.errors import BadInput
-from ptymesh.io.hdf5 import DAMAGE, first_line, native
+from ptymesh.io.hdf5.reading import DAMAGE, first_line, native
 
 #: Largest number of values that is read into memory for any purpose: an object of 16384 x 16384 pixels.
 MOST_VALUES = 1 << 28

@@ -11,7 +11,7 @@ import numpy as np
 
 from ptymesh import constants
 from ptymesh.errors import BadInput
-from ptymesh.io.hdf5 import Hdf5File, attribute, dataset_of, item_of, read_dataset, text_of
+from ptymesh.io.hdf5.reading import Hdf5File, attribute, dataset_of, item_of, read_dataset, text_of
 from ptymesh.io.units import ENERGY_J, LENGTH_M, normalised
 
 #: Largest number of values of a dataset of which the first is taken, such as one for each view.

@@ -44,9 +44,9 @@ from ptymesh.displayed import Displayed
 from ptymesh.distributed.program import on_first_rank
 from ptymesh.errors import BadInput
 from ptymesh.files import replacing, target_of, writing
-from ptymesh.io import digests, own_datasets
-from ptymesh.io.hdf5 import reading
-from ptymesh.io.new_hdf5 import new_hdf5
+from ptymesh.io.hdf5 import digests, own_datasets
+from ptymesh.io.hdf5.reading import reading
+from ptymesh.io.hdf5.writing import new_hdf5
 from ptymesh.paths import usable
 from ptymesh.unknowns import LARGEST
 

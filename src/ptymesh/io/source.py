@@ -18,8 +18,8 @@ import h5py
 import numpy as np
 
 from ptymesh.errors import BadInput
-from ptymesh.io.damage import ChunkCheck
-from ptymesh.io.hdf5 import (
+from ptymesh.io.hdf5.damage import ChunkCheck
+from ptymesh.io.hdf5.reading import (
     CACHE_BYTES,
     DAMAGE,
     Hdf5File,

@@ -19,7 +19,7 @@ import numpy as np
 from ptymesh.errors import BadInput, PtymeshError
 from ptymesh.io.cache import CacheEntry, Sink, get_or_make, safe_name
 from ptymesh.io.fingerprint import fingerprint
-from ptymesh.io.hdf5 import DAMAGE, first_line
+from ptymesh.io.hdf5.reading import DAMAGE, first_line
 from ptymesh.io.npy import MOST_VALUES, Header, check_numbers, read_header, read_values
 from ptymesh.io.source import Hdf5Source, MappedSource, SlabSource
 

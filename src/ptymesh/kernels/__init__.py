@@ -33,7 +33,7 @@ def _launches(device: torch.device) -> bool:
     import torch
 
     try:
-        from ptymesh.kernels.triton_backend import tried
+        from ptymesh.kernels.gpu.backend import tried
 
         tried(device)
     except torch.OutOfMemoryError:
@@ -70,7 +70,7 @@ def can_compile() -> bool:
 def start_preparing(device: torch.device, dtype: torch.dtype) -> None:
     """Start to read, or to compile, what `kernel_backend` will need, and return at once."""
     if device.type == "cpu" and os.environ.get(VARIABLE, "auto") == "auto" and can_compile():
-        from ptymesh.kernels import ready
+        from ptymesh.kernels.cpu import ready
 
         ready.start_preparing(dtype)
 
@@ -91,11 +91,11 @@ def kernel_backend(device: torch.device, dtype: torch.dtype) -> Backend:
     if device.type == "cpu":
         if not can_compile():
             return Backend()
-        from ptymesh.kernels.cpu import CpuBackend
+        from ptymesh.kernels.cpu.backend import CpuBackend
 
         return CpuBackend(dtype)
     if device.type in TRITON and find_spec("triton") and _launches(device):
-        from ptymesh.kernels.triton_backend import GpuBackend
+        from ptymesh.kernels.gpu.backend import GpuBackend
 
         return GpuBackend(capture=choice != "launched")
     return Backend()

@@ -25,19 +25,19 @@ CountArray = NDArray[np.number]
 
 #: Constants, plan and twiddles of a transform (arguments.Transform).
 Tables = tuple[RealArray, IntArray, RealArray]
-#: What exit waves are made of: object, corners of windows, beams, amplitudes (compiled.py).
+#: What exit waves are made of: object, corners of windows, beams, amplitudes (cpu/compiled/windows.py).
 ExitInputs = tuple[ComplexArray, IntArray, ComplexArray, RealArray]
-#: Spectrum or probe, fractions, shares (shifts.py).
+#: Spectrum or probe, fractions, shares (cpu/compiled/shifts.py).
 ShiftInputs = tuple[ComplexArray, RealArray, RealArray]
-#: Number of slices, kernels between them and to the near field, whether probes are shifted (compiled_detector.py).
+#: Number of slices, kernels between them and to the near field, whether probes are shifted (cpu/compiled/detector.py).
 PathInputs = tuple[int, RealArray, RealArray, bool]
-#: Counts as bytes, indices of patterns, mask and background in panels (compiled_detector.py).
+#: Counts as bytes, indices of patterns, mask and background in panels (cpu/compiled/detector.py).
 DetectorInputs = tuple[IntArray, IntArray, RealArray, RealArray]
-#: Dtype of counts, background, product, fidelity and task as numbers (compiled_detector.py).
+#: Dtype of counts, background, product, fidelity and task as numbers (cpu/compiled/detector.py).
 DetectorOptions = tuple[int, bool, bool, int, int]
-#: Sums of a background, rounding shifts, limits (background.py).
+#: Sums of a background, rounding shifts, limits (cpu/compiled/background.py).
 BackgroundArrays = tuple[RealArray, RealArray, RealArray]
-#: Windows, light, sums, lights, OPR sums, OPR lights, shifts, reached, probes, asked (compiled_detector.py).
+#: Windows, light, sums, lights, OPR sums, OPR lights, shifts, reached, probes, asked (cpu/compiled/detector.py).
 SumArrays = tuple[
     ComplexArray,
     RealArray,

@@ -1,4 +1,4 @@
-"""Base of the backends with fused passes: cpu.py gives them numba's kernels, triton_backend.py Triton's.
+"""Base of the backends with fused passes: cpu/backend.py gives them numba's kernels, gpu/backend.py Triton's.
 
 B, M, h, w   views of the chunk, modes, window pixels;  K  OPR modes
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 #: Number of terms up to which torch computes a sum in one thread.
 TOGETHER = 1 << 14
-#: Faster functions for the same products on a CPU, by dtype (kernels/products.py); they return None if not applicable.
+#: Faster functions for the same products on a CPU, by dtype (kernels/cpu/products.py); None where not applicable.
 PRODUCTS: dict[torch.dtype, Callable[[Tensor, Tensor], Tensor | None]] = {}
 
 

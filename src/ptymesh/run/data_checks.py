@@ -1,4 +1,4 @@
-"""Data are looked at before they are believed: the checks of ptymesh.io.checks, on the ranks of a run.
+"""Data are looked at before they are believed: the checks of ptymesh.io.prepare.checks, on the ranks of a run.
 
 h, w    window pixels
 
@@ -21,16 +21,16 @@ import torch
 from ptymesh.distributed.exact import Reduction
 from ptymesh.distributed.world import World
 from ptymesh.io import load_measurement
-from ptymesh.io.checks import (
+from ptymesh.io.prepare.checks import (
     check_marks,
     check_near_field,
     check_patterns,
     check_scan,
 )
-from ptymesh.io.findings import Findings, apply_findings, checked_options
-from ptymesh.io.outliers import regions_of
+from ptymesh.io.prepare.findings import Findings, apply_findings, checked_options
+from ptymesh.io.prepare.outliers import regions_of
+from ptymesh.io.prepare.survey import Gathering, Survey
 from ptymesh.io.source import slabs
-from ptymesh.io.survey import Gathering, Survey
 from ptymesh.measurement import NO_CHECKS, Measurement, PatternSource
 from ptymesh.recipe.schema import Recipe
 

@@ -13,8 +13,8 @@ from pydantic import BaseModel
 
 from ptymesh.distributed.agreement import flatten
 from ptymesh.engines import Engine
-from ptymesh.io import digests
-from ptymesh.io.identity import identity
+from ptymesh.io.checkpoint.identity import identity
+from ptymesh.io.hdf5 import digests
 from ptymesh.measurement import ArraySource, Measurement
 from ptymesh.recipe.schema import Recipe
 

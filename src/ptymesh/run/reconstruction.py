@@ -34,9 +34,9 @@ from ptymesh.distributed.world import World
 from ptymesh.engines import Adam, Engine
 from ptymesh.errors import BadInput, Poor, PtymeshError
 from ptymesh.estimate import REACH
-from ptymesh.io import identity
-from ptymesh.io.checkpoint import Checkpoint
-from ptymesh.io.findings import apply_findings
+from ptymesh.io.checkpoint import identity
+from ptymesh.io.checkpoint.store import Checkpoint
+from ptymesh.io.prepare.findings import apply_findings
 from ptymesh.io.results import CHANGE, ObjectTiles, Result
 from ptymesh.measurement import NO_CHECKS, Measurement
 from ptymesh.paths import usable

@@ -21,8 +21,9 @@ from ptymesh.distributed.owners import owners
 from ptymesh.distributed.world import World
 from ptymesh.errors import BadInput, Diverged, Interrupted, PtymeshError
 from ptymesh.files import target_of
-from ptymesh.io import checkpoint, load_measurement
-from ptymesh.io.checks import refuse_featureless, without_marks
+from ptymesh.io import load_measurement
+from ptymesh.io.checkpoint import store as checkpoint
+from ptymesh.io.prepare.checks import refuse_featureless, without_marks
 from ptymesh.io.results import Result
 from ptymesh.measurement import NO_CHECKS
 from ptymesh.planning.batches import balance, draw, hold_out

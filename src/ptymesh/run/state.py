@@ -18,7 +18,7 @@ from torch import Tensor
 from ptymesh.distributed.tiles import Rect
 from ptymesh.errors import BadInput
 from ptymesh.estimate import Estimate
-from ptymesh.io import checkpoint
+from ptymesh.io.checkpoint import store as checkpoint
 from ptymesh.problem import Problem
 from ptymesh.run import memory
 from ptymesh.run.checkpoint_counters import Counters, counters_of

@@ -28,7 +28,7 @@ from rich.text import Text
 from ptymesh.distributed.devices import memory_nodes, say_cpus
 from ptymesh.errors import BadInput
 from ptymesh.files import target_of
-from ptymesh.io import manifests
+from ptymesh.io.checkpoint import manifests
 from ptymesh.printable import printable
 from ptymesh.run_folder import start_record
 from ptymesh.run_folder.progress import runs_in_notebook

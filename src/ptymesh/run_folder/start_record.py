@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ptymesh.errors import BadInput
-from ptymesh.io import manifests
+from ptymesh.io.checkpoint import manifests
 
 STARTED = "started.yaml"
 #: In place of a digest where there is no checkpoint.

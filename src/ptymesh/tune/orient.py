@@ -28,7 +28,7 @@ from ptymesh.distributed.joining import join
 from ptymesh.distributed.world import Solo
 from ptymesh.errors import BadInput, PtymeshError
 from ptymesh.io import load_measurement
-from ptymesh.io.checks import refuse_featureless, without_marks
+from ptymesh.io.prepare.checks import refuse_featureless, without_marks
 from ptymesh.measurement import Measurement
 from ptymesh.recipe.schema import DEFAULT_STAGES, Recipe, put
 from ptymesh.run.reconstruction import Reconstruction

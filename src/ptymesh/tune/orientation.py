@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ptymesh.io.options import PositionOptions
-from ptymesh.io.positions import turn
+from ptymesh.io.prepare.positions import turn
 
 KEYS = ("data.flip_y", "data.flip_x", "data.transpose", "positions.rotation_deg")
 

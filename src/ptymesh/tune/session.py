@@ -16,7 +16,7 @@ from ptymesh.displayed import Displayed
 from ptymesh.distributed.rank_info import world
 from ptymesh.errors import BadInput, Interrupted, PtymeshError
 from ptymesh.io import load_measurement
-from ptymesh.io.checks import refuse_featureless, without_marks
+from ptymesh.io.prepare.checks import refuse_featureless, without_marks
 from ptymesh.io.results import Result
 from ptymesh.launcher.launch import launch
 from ptymesh.recipe.schema import Recipe

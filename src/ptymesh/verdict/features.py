@@ -1,4 +1,4 @@
-"""Map from positions to moves of the patterns' features, to a fraction of a degree (see io/shadows.py for the idea).
+"""Map from positions to moves of the patterns' features, to a fraction of a degree (idea: io/prepare/shadows.py).
 
 s       move of a pattern's features from one view to the next, s = A (p_j - p_i), detector pixels
 p       position of a view, object pixels
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ptymesh.io.shadows import Shadows, find_shadows, neighbour_pairs, pattern_waves
+from ptymesh.io.prepare.shadows import Shadows, find_shadows, neighbour_pairs, pattern_waves
 from ptymesh.measurement import Measurement
 
 #: Views that are looked at, those in the middle of the scan; numbers in their patterns, at most; fewest views.

@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 from scipy.spatial import cKDTree
 
-from ptymesh.io.shadows import correlation_at, correlations, pattern_waves
+from ptymesh.io.prepare.shadows import correlation_at, correlations, pattern_waves
 
 #: Frames by which positions may lag, at most; nearest views that are compared.
 MAX_LAG, NEAREST = 12, 6

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ptymesh.errors import BadInput
-from ptymesh.io.hdf5 import Hdf5File, is_hdf5, open_hdf5
+from ptymesh.io.hdf5.reading import Hdf5File, is_hdf5, open_hdf5
 from ptymesh.io.options import DataOptions
 
 

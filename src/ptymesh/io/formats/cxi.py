@@ -21,7 +21,7 @@ from ptymesh.errors import BadInput
 from ptymesh.geometry import LENGTHS_M, Pair, Propagation, Radiation
 from ptymesh.io.formats.about import About
 from ptymesh.io.formats.cxi_writer import DETECTOR, OWN, SOURCE, write_cxi, write_measurement
-from ptymesh.io.hdf5 import (
+from ptymesh.io.hdf5.reading import (
     Hdf5File,
     attribute,
     dataset_of,

@@ -23,7 +23,7 @@ from ptymesh import constants
 from ptymesh.errors import BadInput
 from ptymesh.files import replacing, target_of, writing
 from ptymesh.geometry import Geometry
-from ptymesh.io.new_hdf5 import new_hdf5
+from ptymesh.io.hdf5.writing import new_hdf5
 from ptymesh.io.source import slabs
 from ptymesh.measurement import Measurement
 

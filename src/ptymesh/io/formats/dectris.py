@@ -17,7 +17,7 @@ from ptymesh.errors import BadInput
 from ptymesh.geometry import Pair, Radiation
 from ptymesh.io.formats.about import About
 from ptymesh.io.formats.contents import is_hdf5_with
-from ptymesh.io.hdf5 import (
+from ptymesh.io.hdf5.reading import (
     DAMAGE,
     Hdf5File,
     attribute,

@@ -11,9 +11,9 @@ import numpy as np
 from ptymesh.errors import BadInput
 from ptymesh.geometry import Pair
 from ptymesh.io.arrays import ANY, load_array, names_file
-from ptymesh.io.hdf5 import check_count, check_kind, dataset_of, has, is_hdf5, open_hdf5, read_dataset, reading
+from ptymesh.io.hdf5.reading import check_count, check_kind, dataset_of, has, is_hdf5, open_hdf5, read_dataset, reading
 from ptymesh.io.options import DataOptions, KeyMap, Unit
-from ptymesh.io.positions import METRES
+from ptymesh.io.prepare.positions import METRES
 from ptymesh.io.quantities import (
     DISTANCE,
     ENERGY,

@@ -17,7 +17,7 @@ from ptymesh.errors import BadInput
 from ptymesh.geometry import Pair, Radiation
 from ptymesh.io.formats.about import About
 from ptymesh.io.formats.contents import is_hdf5_with
-from ptymesh.io.hdf5 import (
+from ptymesh.io.hdf5.reading import (
     DAMAGE,
     Hdf5File,
     attribute,
@@ -29,7 +29,7 @@ from ptymesh.io.hdf5 import (
     text_of,
 )
 from ptymesh.io.options import DataOptions, Unit
-from ptymesh.io.positions import METRES
+from ptymesh.io.prepare.positions import METRES
 from ptymesh.io.quantities import DISTANCE, ENERGY, PIXEL, WAVELENGTH, holds_numbers, read_number, unit_of
 from ptymesh.io.scan import Optics, RawScan
 from ptymesh.io.source import Hdf5Source

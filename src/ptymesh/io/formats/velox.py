@@ -18,7 +18,7 @@ from ptymesh.errors import BadInput
 from ptymesh.geometry import Pair
 from ptymesh.io.formats.about import About
 from ptymesh.io.formats.contents import is_hdf5_with
-from ptymesh.io.hdf5 import DAMAGE, Hdf5File, dataset_of, item_of, open_hdf5, reading
+from ptymesh.io.hdf5.reading import DAMAGE, Hdf5File, dataset_of, item_of, open_hdf5, reading
 from ptymesh.io.options import DataOptions
 from ptymesh.io.rasters import orientation_note, scan_shape
 from ptymesh.io.scan import Optics, RawScan

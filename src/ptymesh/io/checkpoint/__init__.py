@@ -1,0 +1,1 @@
+"""Checkpoints: the state on disk from which any number of ranks continue, and what identifies their data."""

@@ -1,0 +1,1 @@
+"""Preparation of a scan: checks, window, positions, and what a survey of all patterns tells."""

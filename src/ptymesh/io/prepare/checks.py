@@ -1,0 +1,392 @@
+"""Checks of data before a reconstruction: what looks wrong is left out, masked, refused, or reported.
+
+N       views
+h, w    window pixels, laid out as the patterns
+
+Checks come one after the other, so that a fault found by one does not hide what the next one would see: of positions
+and units; of a few patterns, for pixels that never hold data and for a near field that nobody says; and of all
+patterns, as they are read (survey.py). Decisions depend on the data alone. Measurement.checks says which checks
+are wanted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from scipy.sparse import coo_matrix
+from scipy.sparse.csgraph import connected_components
+from scipy.spatial import cKDTree
+
+from ptymesh.errors import BadInput
+from ptymesh.geometry import Geometry
+from ptymesh.io.options import MOST_REGIONS
+from ptymesh.io.prepare.findings import Findings, SelectedSource, apply_findings, stored_regions, stored_views
+from ptymesh.io.prepare.near_field import near_field_doubt
+from ptymesh.io.prepare.outliers import dark_regions, odd_views
+from ptymesh.io.prepare.preprocess import PreparedSource
+from ptymesh.io.prepare.survey import Survey, has_one_pattern, odd_pixels, step_of, survey, too_far_apart, upright
+from ptymesh.io.source import evenly_spread
+from ptymesh.measurement import Measurement
+
+#: Least step in object pixels; positions with a smaller one are in another unit than they are taken for.
+LEAST_STEP_PX = 0.1
+#: Largest share of views apart from the rest that are taken for wrong readings, and not for a second area.
+MOST_STRAY = 0.05
+#: Largest number of patterns in the first look.
+SAMPLED_VIEWS = 24
+#: Largest size in bytes of these patterns.
+SAMPLED_BYTES = 64 << 20
+#: A pixel that holds the same number in this many views does not count,
+LEAST_SAMPLED = 8
+#: if the number is at least this large.
+LEAST_STUCK = 50.0
+#: Number of views in which features are looked for.
+FEATURELESS_VIEWS = 16
+#: Remedy for patterns without features.
+WRONG_DATASET = "check which dataset is read (data.keys.patterns), and the mask"
+#: Share of a view's counts in one pixel that hides how many counts the view has.
+HOT_SHARE = 0.1
+#: Least number of values from which it is told whether patterns are roots of counts.
+LEAST_ROOTS = 100
+#: Counts below which values are used for that.
+MOST_ROOT = 500.0
+#: Least share of these values whose root is no whole number.
+LEAST_SHARE = 0.1
+#: Values that detectors write in place of a missing count.
+MARKERS = (2.0**16 - 1, 2.0**31 - 1, 2.0**32 - 1)
+#: Usual photon energies in eV; a person is asked first about what lies outside.
+USUAL_EV = (50.0, 2e5)
+#: Usual sides of detector pixels in metres, likewise.
+USUAL_PIXEL_M = (1e-6, 1e-3)
+
+
+def refuse_featureless(scan: Measurement) -> None:
+    """Raise BadInput if a sample of patterns holds nothing from which an object can be found.
+
+    Such patterns have no counts, or the same count on every pixel, or are all equal. What is reconstructed from them
+    fits perfectly, and means nothing.
+    """
+    views = evenly_spread(scan.views, FEATURELESS_VIEWS)
+    counts = scan.patterns.read(views)[:, scan.mask]
+    which = f"{'All' if len(views) == scan.views else 'The'} {len(views)} patterns"
+    if len(views) < scan.views:
+        which += f" that were looked at, of {scan.views},"
+    if not (counts > 0).any():
+        raise BadInput(f"{which} of {scan.name} have no counts on the detector's good pixels; {WRONG_DATASET}.")
+    known = counts >= 0
+    least = np.where(known, counts, counts.max()).min(axis=1)
+    most = np.where(known, counts, counts.min()).max(axis=1)
+    if counts.shape[1] > 1 and (least >= most).all():
+        raise BadInput(
+            f"{which} of {scan.name} have the same count on every pixel, as no diffraction has; {WRONG_DATASET}."
+        )
+    if len(views) > 1 and (counts == counts[:1]).all():
+        raise BadInput(
+            f"{which} of {scan.name} are one and the same, as those of no scan are, nor of counts; "
+            "check which dataset is read (data.keys.patterns)."
+        )
+
+
+def check_scan(measurement: Measurement) -> Findings:
+    """Check positions and units; raise BadInput if they cannot be right and `checks.scan` is auto."""
+    m = measurement
+    doubts: list[str] = []
+    if m.checks.scan != "off" and m.views > 1:
+        wrong = scan_fault(m)
+        if wrong and m.checks.scan == "auto":
+            raise BadInput(near_field_doubt(m) or wrong)
+        doubts += [wrong] if wrong else []
+        if not wrong and _on_a_line(m.positions):
+            doubts.append("All positions lie on a line: only a stripe of the object is seen, and across it badly.")
+    stray = stray_views(m.positions, m.window) if m.checks.views != "off" else np.empty(0, np.int64)
+    if not len(stray):
+        return Findings(doubts=tuple(doubts))
+    what = f"{_count(len(stray), 'view')} further from all others than the window is wide"
+    return _leaving_out(m, [(stray, what, "their positions cannot be right")], tuple(doubts))
+
+
+def scan_fault(measurement: Measurement) -> str:
+    """Return a sentence that says why positions or units cannot be right; empty if they can."""
+    m = measurement
+    extent = float(np.ptp(m.positions, axis=0).max())
+    if extent == 0:
+        return (
+            f"All {m.views} positions of {m.name} are the same, and views of one place do not make an image: check "
+            f"which dataset is read (data.keys.positions), or give positions.raster."
+        )
+    along = max(m.views - 1, 1) if _on_a_line(m.positions) else max(np.sqrt(m.views) - 1, 1)
+    step = extent / along
+    if step >= LEAST_STEP_PX:
+        return too_far_apart(m.positions, m.window)
+    return f"Views of {m.name} are {step:.2g} object pixels apart{_pixel(m.geometry)}: {_units(m.geometry)}."
+
+
+def check_near_field(measurement: Measurement) -> Findings:
+    """Check a few patterns for a near field that is taken for a far field, which is reported only."""
+    doubt = "" if measurement.checks.scan == "off" else near_field_doubt(measurement)
+    return Findings(doubts=(doubt,) if doubt else ())
+
+
+def _pixel(geometry: Geometry) -> str:
+    pixel = geometry.object_pixel_m
+    return "" if pixel is None else f", which have {max(pixel):.3g} m"
+
+
+def _units(geometry: Geometry) -> str:
+    """Return words for the keys to check, those with unusual values first."""
+    g = geometry
+    odd: list[str] = []
+    others: list[str] = []
+    energy = g.energy_eV
+    if energy is not None:
+        limits = USUAL_EV if g.radiation == "photon" else (1e4, 2e6)
+        usual = limits[0] <= energy <= limits[1]
+        (others if usual else odd).append(f"data.energy_eV ({energy:.4g})")
+    if g.detector_pixel_m is not None:
+        usual = all(USUAL_PIXEL_M[0] <= side <= USUAL_PIXEL_M[1] for side in g.detector_pixel_m)
+        (others if usual else odd).append(f"data.detector_pixel_m ({g.detector_pixel_m[0]:.4g})")
+    if g.distance_m is not None:
+        (others if 1e-3 <= g.distance_m <= 100 else odd).append(f"data.distance_m ({g.distance_m:.4g})")
+    others.append("positions.unit")
+    if odd:
+        return f"check {', '.join(odd)} first, then {', '.join(others)}"
+    return f"check {', '.join(others)}"
+
+
+def _on_a_line(positions: np.ndarray) -> bool:
+    """Return True if three or more distinct positions (N, 2) lie on one line, to a hundredth of a pixel."""
+    if len(positions) < 3:
+        return False
+    centred = positions - positions.mean(axis=0)
+    along = np.linalg.svd(centred, full_matrices=False)[2][0]
+    across = np.abs(centred @ np.array([-along[1], along[0]])).max()
+    return bool(across < max(0.01, 1e-6 * np.abs(centred).max()))
+
+
+def stray_views(positions: np.ndarray, window: tuple[int, int]) -> np.ndarray:
+    """Return the views (k,) at positions (N, 2) that overlap with none of the rest, if they are few."""
+    if len(positions) < 4:
+        return np.empty(0, np.int64)
+    reach = max(*window, 3 * step_of(positions))
+    pairs = cKDTree(positions).query_pairs(reach, output_type="ndarray") if len(positions) <= 2000 else None
+    if pairs is None:  # all pairs within reach would be too many: take the nearest ones
+        near = cKDTree(positions).query(positions, k=min(len(positions), 9), distance_upper_bound=reach)[1]
+        rows = np.repeat(np.arange(len(positions)), near.shape[1])
+        there = near.ravel() < len(positions)
+        pairs = np.stack([rows[there], near.ravel()[there]], axis=1)
+    shape = len(positions), len(positions)
+    links = coo_matrix((np.ones(len(pairs)), (pairs[:, 0], pairs[:, 1])), shape=shape)
+    group = connected_components(links, directed=False)[1]
+    stray = np.flatnonzero(group != np.bincount(group).argmax())
+    return stray if len(stray) <= max(1, MOST_STRAY * len(positions)) else np.empty(0, np.int64)
+
+
+def check_marks(measurement: Measurement) -> Findings:
+    """Check a few patterns for pixels that never hold data: markers, NaN, negative values, and very hot ones.
+
+    Such pixels would hide odd views from the check of all patterns, so they are masked before.
+    """
+    m = measurement
+    if m.checks.pixels == "off":
+        return Findings(masked=np.zeros(m.window, bool))
+    frame = 4 * int(np.prod(m.window))
+    count = min(m.views, SAMPLED_VIEWS, max(4, SAMPLED_BYTES // frame))
+    views = evenly_spread(m.views, count)
+    source = m.patterns
+    forgiving = isinstance(source, PreparedSource) and source.invalid == "refuse"
+    if isinstance(source, PreparedSource):
+        source = replace(source, invalid="missing")
+    some = SelectedSource(source, views)
+    few = replace(m, patterns=some, positions=m.positions[views], intensity=None, stored_positions=None)
+    seen = survey(few)
+    least, most = _laid_out(m, seen.least), _laid_out(m, seen.most)
+    never = np.zeros(m.window, bool)
+    if forgiving:
+        never = m.mask & (_present(few) == 0)
+    constant = m.mask & (least == most) & (most > 0)
+    marks = constant & np.isin(most, MARKERS) if len(views) > 1 else np.zeros(m.window, bool)
+    if len(views) >= LEAST_SAMPLED:
+        marks |= constant & (most >= LEAST_STUCK)
+    if len(views) > 1 and has_one_pattern(few, seen):  # which says nothing of the detector
+        marks = np.zeros(m.window, bool)
+    hot = np.zeros(m.window, bool)
+    if len(views) >= LEAST_SAMPLED:
+        known = replace(few, mask=m.mask & ~(never | marks))
+        if known.mask.any():
+            bright = np.zeros(m.window, bool)
+            bright[tuple(odd_pixels(known, seen)["hot"].T)] = True
+            light = float(np.median(seen.totals)) - float((seen.mean * upright(m, marks)).sum())
+            hot = _laid_out(m, bright & (seen.mean > HOT_SHARE * light))
+    found = _masking(
+        m,
+        [
+            (never, "without a count in any view (negative, or not a number)"),
+            (marks, "with the same number in all views"),
+            (hot, "far brighter than all around"),
+        ],
+    )
+    roots = _amplitudes(some.read(np.arange(len(views)))) if m.checks.scan != "off" else ""
+    return replace(found, doubts=(*found.doubts, roots)) if roots else found
+
+
+def _amplitudes(counts: np.ndarray) -> str:
+    """Return a sentence if patterns (n, h, w) are roots of counts: their squares are multiples of one number."""
+    positive = counts[counts > 0]
+    if counts.dtype.kind != "f" or positive.size < LEAST_ROOTS or np.array_equal(positive, np.rint(positive)):
+        return ""
+    squares = np.square(positive.astype(np.float64))
+    for unit in (1.0, float(squares.min())):
+        some = squares[squares < MOST_ROOT * unit] / unit
+        whole = np.abs(some - np.rint(some)) <= 1e-5 * MOST_ROOT
+        roots = np.sqrt(some)  # of scaled counts, these are whole numbers, too
+        share = float((np.abs(roots - np.rint(roots)) > 1e-3).mean()) if len(some) else 0.0
+        if len(some) >= LEAST_ROOTS and share > LEAST_SHARE and whole.all():
+            gain = "" if abs(unit - 1) < 1e-3 else f" and data.gain={unit:.6g}"
+            return (
+                f"Patterns hold square roots of counts (their squares are multiples of {unit:.4g}, they are not): set "
+                f"data.amplitudes=true{gain}."
+            )
+    return ""
+
+
+def without_marks(measurement: Measurement) -> Measurement:
+    """Return the measurement with pixels masked that never hold data, as far as `checks.pixels` allows."""
+    return apply_findings(measurement, check_marks(measurement))
+
+
+def _present(measurement: Measurement) -> np.ndarray:
+    """Return the number of views (h, w) that have data in each pixel."""
+    counts = measurement.patterns.read(np.arange(measurement.views))
+    return np.asarray((counts >= 0).sum(axis=0))
+
+
+def check_patterns(measurement: Measurement, seen: Survey, *, related: bool = True) -> Findings:
+    """Check views and pixels by what one pass over all patterns has gathered.
+
+    Args:
+        measurement: the scan.
+        seen: survey of all of its views.
+        related: False if neighbouring positions do not share a part of the sample (single exposures).
+    """
+    m = measurement
+    pixels = _masking(m, [] if m.checks.pixels == "off" else odd_kinds(m, seen))
+    if m.checks.views == "off":
+        return pixels
+    totals = seen.totals if m.intensity is None else seen.totals / m.intensity
+    odd = odd_views(totals, m.positions, related=related)
+    kinds = (
+        (odd.empty, "without counts", "the beam or the detector was off"),
+        (odd.lost, "with less than 3 % of the counts of their neighbours", "the beam was lost"),
+        (odd.bright, "with over 5 times the counts of their neighbours", "the beam or the detector failed"),
+    )
+    same = ("All views hold nearly the same pattern: check which dataset is read (data.keys.patterns).",)
+    views = _leaving_out(
+        m,
+        [(some, f"{_count(len(some), 'view')} {what}", why) for some, what, why in kinds],
+        same if has_one_pattern(m, seen) else (),
+    )
+    return replace(
+        pixels,
+        left_out=views.left_out,
+        done=views.done + pixels.done,
+        would=views.would + pixels.would,
+        doubts=views.doubts + pixels.doubts,
+    )
+
+
+def odd_kinds(measurement: Measurement, seen: Survey) -> list[tuple[np.ndarray, str]]:
+    """Return pixels (h, w) bool that look wrong, each with words for what is wrong with them."""
+    m = measurement
+    far = m.geometry.propagation == "far_field"
+    dark = _laid_out(m, dark_regions(seen.mean * m.views, seen.most, upright(m, m.mask), far=far))
+    kinds = [(dark, "without counts between bright ones")]
+    if has_one_pattern(m, seen):
+        return []
+    found = odd_pixels(replace(m, mask=m.mask & ~dark) if dark.any() and (m.mask & ~dark).any() else m, seen)
+    for kind, what in (
+        ("dead", "dark beside bright ones"),
+        ("stuck", "with the same number in all views"),
+        ("hot", "far brighter than all around"),
+    ):
+        pixels = np.zeros(m.window, bool)
+        pixels[tuple(found[kind].T)] = True
+        kinds.append((_laid_out(m, pixels), what))
+    return kinds
+
+
+def _leaving_out(
+    measurement: Measurement, kinds: Sequence[tuple[np.ndarray, str, str]], doubts: tuple[str, ...] = ()
+) -> Findings:
+    """Return which views are left out; only a report if `checks.views` is warn or no view would be left.
+
+    Args:
+        measurement: the scan.
+        kinds: views (k,), words for how many of what kind they are, and the likely cause.
+        doubts: further sentences of the report.
+    """
+    some = [kind for kind in kinds if len(kind[0])]
+    left_out = np.sort(np.concatenate([views for views, _, _ in some])) if some else np.empty(0, np.int64)
+    parts = [(f"{what} ({_names(measurement, views)}) of {measurement.views}", why) for views, what, why in some]
+    if measurement.checks.views == "warn" or len(left_out) == measurement.views:
+        said = tuple(f"There are {what}: {why}; data.checks.views=auto leaves them out." for what, why in parts)
+        return Findings(doubts=doubts + said)
+    return Findings(
+        left_out=left_out,
+        done=tuple(f"Left out {what}: {why}; data.checks.views=warn keeps them." for what, why in parts),
+        would=tuple(f"{what} would be left out: {why}; data.checks.views=warn keeps them." for what, why in parts),
+        doubts=doubts,
+    )
+
+
+def _masking(measurement: Measurement, kinds: Sequence[tuple[np.ndarray, str]]) -> Findings:
+    """Return which pixels are masked; only a report if `checks.pixels` is warn or they are too many.
+
+    Args:
+        measurement: the scan.
+        kinds: pixels (h, w) bool, and words for what is wrong with them.
+    """
+    masked, parts = np.zeros(measurement.window, bool), []
+    for pixels, what in kinds:
+        new = pixels & measurement.mask & ~masked
+        if new.any():
+            masked |= new
+            parts.append(f"{_count(int(new.sum()), 'pixel')} {what} ({_places(measurement, new)})")
+    if not parts:
+        return Findings(masked=masked)
+    many = len(stored_regions(measurement, masked)) > MOST_REGIONS
+    if measurement.checks.pixels == "warn" or many or not (measurement.mask & ~masked).any():
+        remedy = "give data.mask" if many else "data.checks.pixels=auto masks them"
+        said = tuple(f"There are {what}; {remedy}." for what in parts)
+        return Findings(masked=np.zeros_like(masked), doubts=said)
+    return Findings(
+        masked=masked,
+        done=tuple(f"Masked {what}; data.checks.pixels=warn keeps them." for what in parts),
+        would=tuple(f"{what} would be masked; data.checks.pixels=warn keeps them." for what in parts),
+    )
+
+
+def _names(measurement: Measurement, views: np.ndarray) -> str:
+    names = stored_views(measurement, views)
+    return ", ".join(str(view) for view in names[:6]) + (" ..." if len(names) > 6 else "")
+
+
+def _places(measurement: Measurement, pixels: np.ndarray) -> str:
+    """Return words for the largest regions of pixels (h, w), as stored."""
+    regions = sorted(stored_regions(measurement, pixels), key=lambda r: -(r[1] - r[0]) * (r[3] - r[2]))
+    some = [
+        f"[{top}, {left}]" if (bottom - top, right - left) == (1, 1) else f"[{top}:{bottom}, {left}:{right}]"
+        for top, bottom, left, right in regions[:4]
+    ]
+    return ", ".join(some) + (" ..." if len(regions) > 4 else "")
+
+
+def _count(count: int, what: str) -> str:
+    return f"{count} {what}{'s' * (count != 1)}"
+
+
+def _laid_out(measurement: Measurement, pixels: np.ndarray) -> np.ndarray:
+    """Return an array (h, w) with DC in the middle in the layout of the patterns."""
+    far = measurement.geometry.propagation == "far_field"
+    return np.fft.ifftshift(pixels, axes=(-2, -1)) if far else pixels

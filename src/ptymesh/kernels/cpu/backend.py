@@ -1,0 +1,616 @@
+"""The passes on a CPU: numba's loops (compiled/), with torch's FFT where these have none.
+
+B, M, h, w   views of the chunk, modes, window pixels;  K  OPR modes
+
+Fused are sweeps of any number of slices, near and far field alike, with every kind of sub-pixel position; of what
+remains with several slices the detector's pass is, and the rest is left to torch (`Backend`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ptymesh.kernels.arrays import ExitInputs
+from ptymesh.kernels.cpu import products
+from ptymesh.kernels.cpu.arguments import (
+    Transform,
+    array_of,
+    arrays_of,
+    bands_of_rows,
+    constants_of,
+    numpy_dtype,
+    strips_of,
+    threads_for,
+    transform_for,
+    untransformed,
+    views_of_strip,
+)
+from ptymesh.kernels.cpu.compiled import detector as compiled_detector
+from ptymesh.kernels.cpu.compiled import moves as compiled_moves
+from ptymesh.kernels.cpu.compiled import object as compiled_object
+from ptymesh.kernels.cpu.compiled import probes as compiled_probes
+from ptymesh.kernels.cpu.compiled import windows as compiled
+from ptymesh.kernels.cpu.paths import CpuPaths, amplitudes_of, deep, record_largest, sweep_products_of
+from ptymesh.kernels.cpu.ready import make_ready, share_threads
+from ptymesh.kernels.fused import Beams, FusedIntermediates, corners, shifts_probe, steps_of, varies, window_of
+from ptymesh.physics import views
+from ptymesh.physics.backend import Adjoints, Chunk, Task, Wanted
+from ptymesh.physics.background import BackgroundSums
+from ptymesh.physics.elementwise import times
+from ptymesh.physics.kinds import OBJECT_WEIGHT, SUMS
+from ptymesh.physics.model import Intermediates, Model
+from ptymesh.physics.propagate import derivatives, ifft
+
+
+class CpuBackend(CpuPaths):
+    """The backend of CPUs, by numba.
+
+    Args:
+        dtype: complex64 or complex128.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__(dtype)
+        make_ready(dtype)
+        products.offer(dtype)
+        self.constants = constants_of(self.real, 1.0)
+        #: Inputs of passes over waves that exist already.
+        none = np.zeros(0, numpy_dtype(self.real))
+        no_shares = np.zeros((0, 0), none.dtype)
+        self._no_path = (self._no_windows[0], np.zeros((0, 2), none.dtype), no_shares), (1, none, none, False)
+
+    prepare = staticmethod(share_threads)
+
+    def supports(self, model: Model, chunk: Chunk, wanted: Wanted) -> bool:
+        """Return True if the kernels take such views, with transforms that they know, through the operation in one go.
+
+        They take waves to a far detector; views from the probe to the sums; systems of several slices, or of probes
+        that are shifted view by view; steps of positions in the near field.
+
+        Args:
+            model: the forward model.
+            chunk: the views.
+            wanted: name of the operation.
+        """
+        window, single = window_of(chunk.mask), super().supports(model, chunk, wanted)
+        if wanted == "apply_at_detector":
+            return self._knows_far_field(model, window)
+        at_once, sliced = self.at_once(model, window), model.slice_kernel is not None
+        if wanted in ("sweep", "steps", "gap_products"):
+            return at_once
+        if wanted == "systems":
+            shifted = single and self.at_once(model, window) and shifts_probe(model, chunk)
+            return at_once if sliced else shifted
+        if wanted == "position_step":
+            return single or self._moves_image(model, window)
+        if wanted == "detector":
+            return at_once or (single and self._knows_far_field(model, window))
+        return single or (wanted == "forward" and sliced and at_once)
+
+    # --- forward ---
+
+    def exit_waves(self, intermediates: FusedIntermediates) -> Tensor:
+        """Return a_j beams_jm S_j O, (B, M, h, w)."""
+        obj, corner, beams, amplitudes = _kernel_arrays(intermediates)
+        out = torch.empty((len(corner), *beams.shape[1:]), dtype=intermediates.beams.waves.dtype)
+        compiled.exit_waves(obj, corner, beams, amplitudes, out.numpy())
+        return out
+
+    def interpolated(self, chunk: Chunk, obj: Tensor, window: tuple[int, int]) -> Tensor:
+        """Return the object at bilinear positions, (B h, w): window after window.
+
+        Args:
+            chunk: the views.
+            obj: (1, H, W) complex.
+            window: pixels h, w.
+        """
+        corner, t = corners(chunk)
+        out = torch.empty((len(t), *window), dtype=obj.dtype)
+        numbers = torch.tensor([0, 1], dtype=t.dtype)
+        compiled.interpolated(*arrays_of(obj[0], corner, t, numbers, out))
+        return out.view(-1, window[1])
+
+    def ramped(self, spectrum: Tensor, fractions: Tensor, amplitudes: Tensor, axis: int) -> Tensor:
+        """Return F^H of a_j exp(-2 pi i k.f_j) spectrum_m, (B, M, h, w).
+
+        Args:
+            spectrum: (M, h, w) complex, probes in Fourier space.
+            fractions: (B, 2) real, sub-pixel parts of the positions in pixels.
+            amplitudes: (B,) real, amplitude of each view's beam.
+            axis: 0 or 1 for the derivative along y or x, which is times 2 pi i k_axis; -1 for none.
+        """
+        transform = transform_for(window_of(spectrum), self.real)
+        if not transform.known:
+            return _ramped(spectrum, fractions, amplitudes, axis)
+        out = torch.empty((len(amplitudes), *spectrum.shape), dtype=spectrum.dtype)
+        given = arrays_of(spectrum, fractions, amplitudes)
+        work = self._work(threads_for(len(out)), out.shape[1:])
+        compiled_probes.ramped(work, *given, axis, transform.tables, out.numpy())
+        return out
+
+    # --- the detector ---
+
+    def at_detector(
+        self, model: Model, chunk: Chunk, detected: Tensor, task: Task, background_sums: BackgroundSums | None = None
+    ) -> Tensor:
+        """Apply a task to waves on the detector, in place and in one pass.
+
+        Args:
+            model: the forward model.
+            chunk: the views.
+            detected: (B, M, h, w) complex, waves on the detector, overwritten.
+            task: see `Backend.at_detector`.
+            background_sums: sums of the background for "loss_gradient".
+
+        Returns:
+            (B, 6) float64, see `Backend.at_detector`.
+        """
+        assert detected.is_contiguous(), "waves on the detector come from a transform"
+        given = _waves_alone(chunk, detected)
+        far = untransformed(window_of(detected), self.real)
+        return self._detector(model, chunk, given, task, far, background_sums, detected)[1]
+
+    def apply_at_detector(
+        self, model: Model, chunk: Chunk, waves: Tensor, task: Task, background_sums: BackgroundSums | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Propagate waves to the detector, apply a task there, and propagate the result back; in the far field view by
+        view.
+
+        Args:
+            model: the forward model.
+            chunk: the views.
+            waves: (B, M, h, w) complex.
+            task: see `Backend.at_detector`.
+            background_sums: sums of the background for "loss_gradient".
+
+        Returns:
+            Waves (B, M, h, w), undefined for "evaluate"; and the columns of `at_detector`, (B, 6) float64.
+        """
+        if not self.supports(model, chunk, "apply_at_detector"):
+            return super().apply_at_detector(model, chunk, waves, task, background_sums)
+        return self._detector(model, chunk, _waves_alone(chunk, waves), task, self.transform(waves), background_sums)
+
+    def detector(
+        self,
+        model: Model,
+        chunk: Chunk,
+        intermediates: Intermediates,
+        task: Task,
+        background_sums: BackgroundSums | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Apply `apply_at_detector` to exit waves, which are made on the way.
+
+        Args:
+            model: the forward model.
+            chunk: the views.
+            intermediates: windows and waves of the views.
+            task: see `Backend.at_detector`.
+            background_sums: sums of the background for "loss_gradient".
+
+        Returns:
+            Waves (B, M, h, w), undefined for "evaluate"; and the columns of `at_detector`, (B, 6) float64.
+        """
+        if not self.supports(model, chunk, "detector"):
+            return super().detector(model, chunk, intermediates, task, background_sums)
+        assert isinstance(intermediates, FusedIntermediates)
+        if deep(model) or (varies(chunk) and self.at_once(model, intermediates.window)):
+            return self.detect_fused(model, chunk, intermediates, task, background_sums)
+        far = self.transform(intermediates.beams.waves)
+        return self._detector(model, chunk, (_kernel_arrays(intermediates), True), task, far, background_sums)
+
+    def sweep(
+        self,
+        model: Model,
+        chunk: Chunk,
+        intermediates: Intermediates,
+        task: Task,
+        into: Adjoints,
+        keep: bool = False,
+        steps: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        """Compute `detector`, and add the `adjoint` of its waves to the sums, strip by strip, so that each pass finds
+        in a cache what the last one wrote.
+
+        Shifted and variable probes, waves between slices and what comes of them stay in one core's cache view by view.
+        Where all views share the probe, a single slice in the far field gains nothing by that: passes over a strip sum
+        faster what is summed over views.
+
+        Args:
+            model: the forward model.
+            chunk: the views.
+            intermediates: windows and waves of the views.
+            task: see `Backend.at_detector`.
+            into: the sums of the batch.
+            keep: True if the caller uses the waves that are returned.
+            steps: True if `position_step` and `weight_step` follow with these intermediates and waves.
+
+        Returns:
+            Waves (B, M, h, w), undefined without `keep`; and the columns of `at_detector`, (B, 6) float64.
+        """
+        if not self.supports(model, chunk, "sweep"):
+            return super().sweep(model, chunk, intermediates, task, into, keep, steps)
+        assert isinstance(intermediates, FusedIntermediates)
+        if into.shifted or deep(model) or varies(chunk):
+            return self.sweep_fused(model, chunk, intermediates, task, into, keep, steps)
+        far = self.transform(into.probe_weight)
+        return self._sweep_shared(model, chunk, intermediates, task, into, keep or steps, far)
+
+    def recompute_waves(self, model: Model, chunk: Chunk, intermediates: Intermediates, task: Task) -> Tensor:
+        """Return the waves of a `sweep` with `keep`, (B, M, h, w), equal to the last bit.
+
+        Args:
+            model: the forward model.
+            chunk: the views.
+            intermediates: windows and waves of the views.
+            task: see `Backend.at_detector`.
+        """
+        shifted = shifts_probe(model, chunk)
+        if not (self.supports(model, chunk, "sweep") and (shifted or deep(model) or varies(chunk))):
+            return super().recompute_waves(model, chunk, intermediates, task)
+        assert isinstance(intermediates, FusedIntermediates)
+        return self.recompute_fused(model, chunk, intermediates, task, shifted)
+
+    def _sweep_shared(
+        self,
+        model: Model,
+        chunk: Chunk,
+        intermediates: FusedIntermediates,
+        task: Task,
+        into: Adjoints,
+        keep: bool,
+        far: Transform,
+    ) -> tuple[Tensor, Tensor]:
+        """Sweep views that share the probe of a single slice in the far field, strip by strip."""
+        assert into.probe is not None
+        obj, beams = (
+            self.arrays("object", intermediates.whole_object)[0],
+            self.arrays("probe", intermediates.probe)[None],
+        )
+        n, a = array_of(chunk.anchors), amplitudes_of(chunk)
+        count, shape = len(n), beams.shape[1:]
+        size = min(count, views_of_strip(intermediates.probe))
+        waves = intermediates.probe.new_empty((count, *shape)) if keep else intermediates.probe
+        (counts, places, *planes), how, found = self._comparison(model, chunk, task, True)
+        terms, work = found.numpy(), self._work(threads_for(count), shape)
+        windows_of_strip = self.workspace("windows", size, intermediates.window, self.dtype)
+        light = self.workspace("light", 1, intermediates.window, self.real)
+        in_place = not keep and shape[0] == 1  # windows take the place of chi
+        room = 0 if keep or in_place else size
+        out = waves.numpy() if keep else self.workspace("waves", room, shape, waves.dtype)
+        reached, by_probe = np.zeros((bands_of_rows(), SUMS)), arrays_of(into.probe, into.probe_weight)
+        squares, background_sums = 1.0, self._background_arrays(into.background)
+        for some in strips_of(count, size):
+            at, f = n[some], a[some]
+            windows = windows_of_strip[: len(at)]
+            chi = out[some] if keep else windows[:, None] if in_place else out[: len(at)]
+            data = (counts, places[some], *planes)
+            made, into_sums = (obj, at, beams, f), (self._no_sums, background_sums)
+            compiled_detector.detector(
+                work, made, *self._no_path, data, how, True, far.tables, chi, terms[some], *into_sums
+            )
+            given = (chi, obj, at, f, beams, into.shifts.numpy())
+            compiled.to_probe(*given, *by_probe, windows, light, reached)
+            squares = max(squares, float(np.square(f).max()))
+            self.add_windows(into, windows, light, at, f)
+        reached[:, OBJECT_WEIGHT] *= squares
+        record_largest(into, reached)
+        return waves, found
+
+    def sweep_bytes(self, model: Model, probe: Tensor, steps: bool, whole: bool) -> int:
+        """Return the bytes per view of the largest array that `sweep` without `keep` writes and reads again.
+
+        It is 0 where a chunk of any size is swept panel by panel and no waves are kept for steps of positions
+        (`sweep_fused`).
+
+        Args:
+            model: the forward model.
+            probe: (M, h, w) complex.
+            steps: True if `position_step` and `weight_step` follow with these intermediates and waves.
+            whole: True if all views lie on whole pixels.
+        """
+        told = not steps or (model.kernel is None and model.subpixel == "fourier" and not whole)
+        by_panels = told and self.at_once(model, window_of(probe))
+        return 0 if by_panels else super().sweep_bytes(model, probe, steps, whole)
+
+    def _knows_far_field(self, model: Model, window: tuple[int, int]) -> bool:
+        """Return True if the kernels know the transform to the detector."""
+        return model.kernel is None and transform_for(window, self.real).known
+
+    def _detector(
+        self,
+        model: Model,
+        chunk: Chunk,
+        given: tuple[ExitInputs, bool],
+        task: Task,
+        transform: Transform,
+        background_sums: BackgroundSums | None = None,
+        out: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Apply the task to waves, in `out` if that is given, and return them and the sums of each view.
+
+        given: the kernel's intermediates, and True if exit waves are to be made of them.
+        """
+        intermediates, product = given
+        (_, *wave), count = intermediates[2].shape, len(intermediates[3])
+        if out is None:  # an evaluation returns no waves
+            out = torch.empty((0 if task == "evaluate" else count, *wave), dtype=self.real.to_complex())
+        data, how, found = self._comparison(model, chunk, task, product)
+        work, arrays = self._work(threads_for(count), tuple(wave)), arrays_of(out, found)
+        into = self._no_sums, self._background_arrays(background_sums)
+        compiled_detector.detector(
+            work, intermediates, *self._no_path, data, how, True, transform.tables, *arrays, *into
+        )
+        return out, found
+
+    # --- adjoints ---
+
+    def to_object(
+        self, model: Model, chunk: Chunk, intermediates: FusedIntermediates, waves: Tensor, into: Adjoints
+    ) -> None:
+        """Add sum_j S_j^H sum_m conj(a_j beams_jm) waves_jm to the object's sums, and the same of |a_j beams_jm|^2 to
+        its weight.
+
+        Args:
+            model: the forward model.
+            chunk: the views.
+            intermediates: windows and waves of the views.
+            waves: (B, M, h, w) complex.
+            into: the sums of the batch.
+        """
+        bilinear = model.subpixel == "bilinear"
+        corner, t = arrays_of(*corners(chunk)) if bilinear else (array_of(chunk.anchors), None)
+        _, _, beams, amplitudes = _kernel_arrays(intermediates)
+        count, reached, window = len(corner), np.zeros((len(corner), SUMS)), window_of(waves)
+        windows = self.workspace("windows", count, window, self.dtype)
+        light = self.workspace("light", min(count, len(beams)), window, self.real)
+        compiled.to_windows(array_of(waves), beams, amplitudes, windows, light, reached)
+        self.add_windows(into, windows, light, corner, amplitudes, t)
+        reached[:, OBJECT_WEIGHT] *= max(1.0, float(np.square(amplitudes).max()))
+        record_largest(into, reached)
+
+    def illuminate(self, model: Model, chunk: Chunk, light: Tensor, shifts: Tensor, out: Tensor) -> None:
+        """Add the illumination of the views, w_j0^2 S_j^H light at the integer anchors, to a sum.
+
+        Args:
+            model: the forward model.
+            chunk: the views.
+            light: (h, w) real.
+            shifts: (6, 2) float64, rounding shifts.
+            out: (parts, H, W) float64, changed in place.
+        """
+        given = arrays_of(light, chunk.anchors, chunk.weights[:, 0], shifts)
+        compiled_object.add_light(*given, bands_of_rows(), array_of(out))
+
+    def to_probe(self, intermediates: FusedIntermediates, waves: Tensor, amplitudes: Tensor, into: Adjoints) -> None:
+        """Add sum_j a_j conj(S_j O) waves_jm to the probe's sums, and sum_j a_j^2 |S_j O|^2 to its weight.
+
+        Args:
+            intermediates: windows and waves of the views.
+            waves: (B, M, h, w) complex.
+            amplitudes: (B,) real, amplitude of each view's beam.
+            into: the sums of the batch.
+        """
+        assert into.probe is not None
+        obj, corner, beams, _ = _kernel_arrays(intermediates)
+        arrays = (array_of(waves), obj, corner, array_of(amplitudes), beams, into.shifts.numpy())
+        reached = np.zeros((bands_of_rows(), SUMS))
+        compiled.to_probe(*arrays, *arrays_of(into.probe, into.probe_weight), *self._no_windows, reached)
+        record_largest(into, reached)
+
+    def to_probes(self, intermediates: FusedIntermediates, waves: Tensor) -> Tensor:
+        """Return conj(S_j O) waves_jm, (B, M, h, w)."""
+        out = torch.empty_like(waves)
+        ones = np.ones(len(waves), numpy_dtype(self.real))
+        compiled.to_probes(array_of(waves), *_kernel_arrays(intermediates)[:2], ones, bands_of_rows(), array_of(out))
+        return out
+
+    def to_spectrum(
+        self,
+        model: Model,
+        chunk: Chunk,
+        intermediates: FusedIntermediates,
+        chi: Tensor,
+        amplitudes: Tensor,
+        into: Adjoints,
+    ) -> None:
+        """Add sum_j exp(+2 pi i k.f_j) F a_j conj(S_j O) chi_jm to the probe's sums, and sum_j a_j^2 |S_j O|^2 to its
+        weight.
+
+        Sums stay in bands until `finish`.
+
+        Args:
+            model: the forward model.
+            chunk: the views.
+            intermediates: windows and waves of the views.
+            chi: (B, M, h, w) complex, changes of the exit waves.
+            amplitudes: (B,) real, amplitude of each view's beam.
+            into: the sums of the batch.
+        """
+        assert into.probe is not None
+        transform = transform_for(window_of(chi), self.real)
+        if not transform.known:
+            window = intermediates.windows[:, 0]
+            illumination = window.real.square() + window.imag.square()
+            self.gather(model, chunk, self.to_probes(intermediates, chi), illumination, into)
+            return
+        obj, corner, _, _ = _kernel_arrays(intermediates)
+        work, reached = self._work(threads_for(len(chi)), chi.shape[1:]), np.zeros((len(chi), SUMS))
+        given = (array_of(chi), obj, corner, *arrays_of(amplitudes, chunk.fractions))
+        into_bands = (into.shifts.numpy(), *self._bands_of(into)[:2], reached)
+        compiled_probes.to_spectrum(work, *given, transform.tables, *into_bands)
+        record_largest(into, reached)
+
+    # --- sums of single views ---
+
+    def _moves_image(self, model: Model, window: tuple[int, int]) -> bool:
+        """Return True if views shift the probe, and their images back with it, in a way that the kernels know: a single
+        slice."""
+        near = model.kernel is not None and model.slice_kernel is None
+        return near and model.subpixel == "fourier" and self.at_once(model, window)
+
+    def position_step(
+        self,
+        model: Model,
+        chunk: Chunk,
+        obj: Tensor,
+        probe: Tensor,
+        opr: Tensor,
+        intermediates: Intermediates,
+        chi: Tensor,
+    ) -> Tensor:
+        """Return <d_a psi, chi> / ||d_a psi||^2 of each view along y and x, (B, 2) real, in pixels.
+
+        In the near field derivatives are taken by transforms of eight lines of pixels at a time.
+
+        Args:
+            model: the forward model.
+            chunk: the views.
+            obj: (L, H, W) complex.
+            probe: (M, h, w) complex.
+            opr: (K, h, w) complex, variable-probe modes.
+            intermediates: windows and waves of the views.
+            chi: (B, M, h, w) complex, changes of the exit waves.
+        """
+        window = window_of(chi)
+        if not self._moves_image(model, window):
+            return super().position_step(model, chunk, obj, probe, opr, intermediates, chi)
+        assert isinstance(intermediates, FusedIntermediates)
+        found = torch.empty((len(chi), 5), dtype=torch.float64)
+        work = self.workspace("images", threads_for(len(chi)), (compiled_moves.image_work_size(*window),), self.real)
+        given = (array_of(chi), *_kernel_arrays(intermediates), self.transform(chi).tables)
+        compiled_moves.moves_of_images(work, *given, found.numpy())
+        return steps_of(found[:, 0:4:2], found[:, 1:4:2], found[:, 4], chi)
+
+    def weight_step(
+        self, model: Model, chunk: Chunk, probe: Tensor, opr: Tensor, intermediates: Intermediates, chi: Tensor
+    ) -> Tensor:
+        """Return <d psi/d w_jk, chi> / ||d psi/d w_jk||^2 of each view for the probe and its OPR modes, (B, 1 + K).
+
+        For a beam alone they come from the systems of step lengths, with a probe of amplitude 1 as the direction.
+
+        Args:
+            model: the forward model.
+            chunk: the views.
+            probe: (M, h, w) complex.
+            opr: (K, h, w) complex, variable-probe modes.
+            intermediates: windows and waves of the views.
+            chi: (B, M, h, w) complex, changes of the exit waves.
+        """
+        alone = not varies(chunk) and super().supports(model, chunk, "forward")
+        if not alone or sweep_products_of(intermediates, chi) is not None:
+            return super().weight_step(model, chunk, probe, opr, intermediates, chi)
+        assert isinstance(intermediates, FusedIntermediates)
+        ones = replace(chunk, weights=torch.ones_like(chunk.weights))
+        found = self.systems(model, ones, intermediates, intermediates.whole_object, probe, chi)
+        return (found[:, 4] / found[:, 1].clamp(min=torch.finfo(self.real).tiny))[:, None].to(self.real)
+
+    def along_positions(self, intermediates: FusedIntermediates, chi: Tensor, by_y: Tensor, by_x: Tensor) -> Tensor:
+        """Return <d_y, chi>, <d_x, chi>, ||psi||^2 of each view with d_a = -O by_a, (B, 3) float64.
+
+        Args:
+            intermediates: windows and waves of the views.
+            chi: (B, M, h, w) complex, changes of the exit waves.
+            by_y: (B, M, h, w) complex, derivative of the beams along y.
+            by_x: (B, M, h, w) complex, derivative of the beams along x.
+        """
+        found = torch.empty((len(chi), 3), dtype=torch.float64)
+        arrays = (array_of(chi), *_kernel_arrays(intermediates), *arrays_of(by_y, by_x))
+        compiled.along_positions(*arrays, self.constants, found.numpy())
+        return found
+
+    def systems(
+        self, model: Model, chunk: Chunk, intermediates: Intermediates, d_object: Tensor, d_probe: Tensor, chi: Tensor
+    ) -> Tensor:
+        """Return ||P dO||^2, ||dP O||^2, <P dO, dP O>, <P dO, chi>, <dP O, chi> of each view, (B, 5) float64.
+
+        Shifted directions of the probe stay in the cache view by view.
+
+        Args:
+            model: the forward model.
+            chunk: the views.
+            intermediates: windows and waves of the views.
+            d_object: (L, H, W) complex, direction of the object.
+            d_probe: (M, h, w) complex, direction of the probe.
+            chi: (B, M, h, w) complex, changes of the exit waves.
+        """
+        if not self.supports(model, chunk, "systems"):
+            return super().systems(model, chunk, intermediates, d_object, d_probe, chi)
+        assert isinstance(intermediates, FusedIntermediates)
+        if model.slice_kernel is not None:
+            return self.through_slices(model, chunk, intermediates, d_object, d_probe, chi)
+        far = self.transform(chi)
+        modes, threads = chi.shape[1], threads_for(len(chi))
+        spectrum = self.spectrum(chunk, d_probe if modes == len(d_probe) else d_probe[:modes])
+        obj, corner, _, amplitudes = _kernel_arrays(intermediates)
+        beams, d_beams = intermediates.beams.waves[:, :modes], chi.new_empty((threads, *chi.shape[1:]))
+        arrays = (array_of(chi), obj, array_of(d_object[0]), corner, array_of(beams), amplitudes, array_of(spectrum))
+        shift, out = (array_of(chunk.fractions), amplitudes_of(chunk)), torch.empty((len(chi), 5), dtype=torch.float64)
+        work = self._work(threads, chi.shape[1:])
+        compiled_probes.shifted_systems(work, *arrays, shift, far.tables, *arrays_of(d_beams, out))
+        return out
+
+    def gap_products(
+        self, model: Model, chunk: Chunk, intermediates: Intermediates, rates: Tensor, chi: Tensor
+    ) -> Tensor:
+        """Return <d_k psi, chi> and ||d_k psi||^2 of each view for unknowns of the gaps between slices, (B, K, 2)
+        float64.
+
+        Waves are made anew from the probe, and stay in the cache view by view.
+
+        Args:
+            model: the forward model.
+            chunk: the views.
+            intermediates: windows and waves of the views.
+            rates: (K, h, w) real, derivative of the phase of the transfer function between slices by each unknown.
+            chi: (B, M, h, w) complex, changes of the exit waves.
+        """
+        if not self.supports(model, chunk, "gap_products"):
+            return super().gap_products(model, chunk, intermediates, rates, chi)
+        assert isinstance(intermediates, FusedIntermediates)
+        return self.over_gaps(model, chunk, intermediates, rates, chi)
+
+    def step_systems(
+        self, intermediates: FusedIntermediates, change: Tensor, beams: Tensor, d_beams: Beams, chi: Tensor
+    ) -> Tensor:
+        """Return `systems` for the modes of beams and chi, (B, 5) float64.
+
+        Args:
+            intermediates: windows and waves of the views.
+            change: (H', W') complex, direction of the object, at the pixels of the intermediates' object.
+            beams: (1 or B, M, h, w) complex.
+            d_beams: direction of the beams.
+            chi: (B, M, h, w) complex, changes of the exit waves.
+        """
+        out = torch.empty((len(chi), 5), dtype=torch.float64)
+        obj, corner, _, amplitudes = _kernel_arrays(intermediates)
+        arrays = (array_of(chi), obj, array_of(change), corner, array_of(beams), amplitudes)
+        compiled.step_systems(*arrays, *arrays_of(d_beams.waves, d_beams.amplitudes), self.constants, out.numpy())
+        return out
+
+
+def _ramped(spectrum: Tensor, fractions: Tensor, amplitudes: Tensor, axis: int) -> Tensor:
+    """Return what `CpuBackend.ramped` does, where the kernels do not know the transform."""
+    window = window_of(spectrum)
+    ramps = views.ramps(fractions, window) * amplitudes[:, None, None]
+    if axis >= 0:
+        ramps = times(ramps, derivatives(window, ramps.dtype, ramps.device)[axis])
+    return ifft(times(ramps[:, None], spectrum))
+
+
+def _kernel_arrays(intermediates: FusedIntermediates) -> ExitInputs:
+    """Return object, corners, beams and their amplitudes, for all kernels of a chunk."""
+    if intermediates.kernel_arrays is None:
+        obj, corner, beams = intermediates.object, intermediates.corners, intermediates.beams
+        arrays = array_of(obj), array_of(corner), array_of(beams.waves), array_of(beams.amplitudes)
+        intermediates.kernel_arrays = arrays
+    return intermediates.kernel_arrays
+
+
+def _waves_alone(chunk: Chunk, waves: Tensor) -> tuple[ExitInputs, bool]:
+    """Return waves in the place of what exit waves are made of, and False: they are not; nothing else is read."""
+    nothing, amplitudes = waves.new_empty((1, 1)), waves.new_empty(len(waves), dtype=waves.real.dtype)
+    return (array_of(nothing), array_of(chunk.anchors), array_of(waves), array_of(amplitudes)), False

@@ -1,0 +1,192 @@
+"""Powers on the detector compared with counts, for each fidelity: what kernels of the detector are made of.
+
+S, y, b      power of the waves, counts (-1 where there are no data), background: planes (h w',), panel after panel
+kind         of the fidelity, see KINDS;  constants: real 0, 1, DARK, sqrt(DARK), BRIGHTEST_RATIO, Newton steps,
+             scale of the transform, UNLIT over the window's pixels; of backgrounds FAINT over these, FAINTEST
+least        power below which a pixel of the view has no light
+
+The equations are those of physics/fidelity.py.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ptymesh.kernels.arrays import RealArray
+from ptymesh.kernels.cpu.compiled.column_panels import ZERO, U
+from ptymesh.kernels.cpu.compiled.jit import inlined
+
+#: Pixels that are summed in the precision of the waves before they join a sum in double precision.
+PART = U(1024)
+#: Fidelities as numbers.
+KINDS = {"amplitude": 0, "poisson": 1, "intensity": 2}
+
+
+@inlined
+def compare(
+    size: int,
+    S: RealArray,
+    change: RealArray,
+    own: int,
+    y: RealArray,
+    b: RealArray,
+    at: int,
+    constants: RealArray,
+    least: float,
+    has_background: bool,
+    kind: int,
+    task: int,
+    j: int,
+    terms: RealArray,
+) -> None:
+    """Add a panel's terms to the sums of a view, and write the factor by which its waves are to change.
+
+    For Newton steps the factor is the direction of the step.
+
+    Args:
+        size: pixels of the panel.
+        S: real, power of the waves.
+        change: real, written.
+        own: index of the panel in `S` and `change`.
+        y: (h w',) real, counts, -1 where there are no data.
+        b: (h w',) real, background.
+        at: index of the panel in `y` and `b`.
+        constants: (10,) real, see comparison.py.
+        least: power below which a pixel has no light.
+        has_background: True if the background is not 0 everywhere.
+        kind: fidelity, see KINDS.
+        task: 0, 1 or 2, see detector.py.
+        j: index of the view.
+        terms: (B, 6) float64; see Backend.at_detector.
+    """
+    zero, one, dark, dark_root = constants[0], constants[1], constants[2], constants[3]
+    misfit, total, absolute, roots, squares = zero, zero, zero, zero, zero
+    for i in range(size):
+        good = y[at + i] >= zero
+        counts = y[at + i] if good else zero
+        root_y, root_I = np.sqrt(counts), np.sqrt(S[own + i] + b[at + i])
+        difference = root_I - root_y if good else zero
+        misfit += difference * difference
+        absolute += abs(difference)
+        total += counts
+        roots += root_y
+        squares += counts * counts
+        # 1 - sqrt(y / I), or without background the same as the projection
+        change[own + i] = root_y / max(root_I, dark_root) - one if good and S[own + i] >= least else zero
+    terms[j, 1] += misfit
+    terms[j, 2] += total
+    terms[j, 3] += absolute
+    terms[j, 4] += roots
+    terms[j, 5] += squares
+    if kind == 0:
+        terms[j, 0] += misfit
+        if has_background and task == 1:
+            for i in range(size):
+                signal = max(y[at + i] - b[at + i], zero)
+                lit = y[at + i] >= zero and S[own + i] >= least
+                change[own + i] = np.sqrt(signal / max(S[own + i], dark)) - one if lit else zero
+    else:
+        terms[j, 0] += _loss(kind, size, S, own, y, b, at, dark, zero)
+        _slope(kind, size, S, change, own, y, b, at, constants, least, task == 1)
+
+
+@inlined
+def _loss(
+    kind: int, size: int, S: RealArray, own: int, y: RealArray, b: RealArray, at: int, dark: float, zero: float
+) -> float:
+    """Return the loss of a panel, for the fidelities with a likelihood of their own."""
+    total = zero
+    if kind == 1:
+        for i in range(size):
+            I = S[own + i] + b[at + i]
+            total += I - y[at + i] * np.log(max(I, dark)) if y[at + i] >= zero else zero
+    else:
+        for i in range(size):
+            difference = S[own + i] + b[at + i] - y[at + i] if y[at + i] >= zero else zero
+            total += difference * difference
+    return total
+
+
+@inlined
+def _slope(
+    kind: int,
+    size: int,
+    S: RealArray,
+    out: RealArray,
+    own: int,
+    y: RealArray,
+    b: RealArray,
+    at: int,
+    constants: RealArray,
+    least: float,
+    newton: bool,
+) -> None:
+    """Write -dL/dI; for a Newton step its direction xi = dL/dI, with y/I capped."""
+    zero, one, dark, brightest = constants[0], constants[1], constants[2], constants[4]
+    sign = -one if newton else one
+    if kind == 1:
+        for i in range(size):
+            ratio = y[at + i] / max(S[own + i] + b[at + i], dark)
+            ratio = min(ratio, brightest) if newton else ratio
+            out[own + i] = sign * (ratio - one) if y[at + i] >= zero and S[own + i] >= least else zero
+    else:
+        for i in range(size):
+            slope = (y[at + i] - S[own + i] - b[at + i]) * (one + one)
+            out[own + i] = sign * slope if y[at + i] >= zero and S[own + i] >= least else zero
+
+
+@inlined
+def newton_step(kind: int, S: RealArray, y: RealArray, xi: RealArray, b: RealArray, constants: RealArray) -> float:
+    """Return -alpha of Psi' = (1 - alpha xi) Psi of a view; see fidelity._poisson_step.
+
+    Args:
+        kind: fidelity, see KINDS.
+        S: (h w',) real, power of the waves.
+        y: (h w',) real, counts, -1 where there are no data.
+        xi: (h w',) real, direction of the step.
+        b: (h w',) real, background.
+        constants: (10,) real, see comparison.py.
+    """
+    one, dark, steps = constants[1], constants[2], int(constants[5])
+    alpha = np.empty(1, S.dtype)  # a cell, so that alpha keeps its precision
+    alpha[0] = one / (one + one)
+    for _ in range(steps if kind == 1 else 1):
+        first, second, size = 0.0, 0.0, U(len(S))
+        for k in range(ZERO, size, PART):
+            parts = _newton_part(kind, S, y, xi, b, k, min(k + PART, size), alpha[0], constants)
+            first += parts[0]
+            second += parts[1]
+        if kind == 1:
+            alpha[0] = min(max(alpha[0] - first / max(second, float(dark)), 0.0), 1.0)
+        else:
+            alpha[0] = first / max(second, float(dark)) if second > 0 else 0.0
+    return -alpha[0]
+
+
+@inlined
+def _newton_part(
+    kind: int,
+    S: RealArray,
+    y: RealArray,
+    xi: RealArray,
+    b: RealArray,
+    begin: int,
+    end: int,
+    a: float,
+    constants: RealArray,
+) -> tuple[float, float]:
+    """Return the first and second derivative of the loss by alpha, over some pixels."""
+    zero, one, dark = constants[0], constants[1], constants[2]
+    two, first, second = one + one, zero, zero
+    if kind == 1:
+        for i in range(begin, end):
+            scale = one - a * xi[i]
+            over = one / max(S[i] * scale * scale + b[i], dark)
+            dI, d2I, misfit = -two * S[i] * xi[i] * scale, two * S[i] * xi[i] * xi[i], one - y[i] * over
+            first += misfit * dI
+            second += y[i] * (dI * over) * (dI * over) + misfit * d2I
+    else:
+        for i in range(begin, end):
+            first += two * S[i] * xi[i] * xi[i]
+            second += two * S[i] * xi[i] * xi[i] * (two * two * S[i] + xi[i])
+    return first, second

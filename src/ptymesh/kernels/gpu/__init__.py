@@ -1,0 +1,1 @@
+"""Fused passes on a GPU: the backend, and Triton's loops beneath it."""
