@@ -15,6 +15,8 @@ from ptymesh.files import size
 CGROUPS = Path("/sys/fs/cgroup")
 #: File with the control groups of this process.
 OWN = Path("/proc/self/cgroup")
+#: Bytes that are allocated without a look at what is free.
+NEGLIGIBLE = 1 << 16
 #: Number of open files reserved for everything else.
 SPARE_FILES = 32
 
@@ -36,6 +38,8 @@ def check_room(needed: int, what: str, remedy: str, share: float = 1.0) -> None:
         remedy: end of the sentence.
         share: of the free memory that may be allocated.
     """
+    if needed <= NEGLIGIBLE:
+        return
     free = free_memory()
     if needed > share * free:
         raise BadInput(f"{what} needs {size(needed)} of memory, and {size(free)} are free: {remedy}.")

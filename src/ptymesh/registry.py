@@ -11,7 +11,10 @@ It is imported when its name is looked up. Names of ptymesh's own and of registe
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, ItemsView, Iterator, ValuesView
+import os
+import sys
+from collections.abc import Callable, ItemsView, Iterable, Iterator, ValuesView
+from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import ClassVar, Generic, TypeVar
 
@@ -91,7 +94,8 @@ class Registry(Generic[Thing]):
 
     def offered(self) -> list[EntryPoint]:
         """Return the entry points of installed packages; nothing is imported."""
-        return list(entry_points(group=self.group))
+        places = tuple((place, _changed_at(place)) for place in sys.path)
+        return list(_offered(entry_points, self.group, places))
 
     def names(self) -> list[str]:
         """Return all names that `find` knows."""
@@ -138,6 +142,21 @@ class Registry(Generic[Thing]):
             if known is thing:
                 return name
         return f"{thing.__module__}:{thing.__qualname__}"  # type: ignore[attr-defined]
+
+
+@lru_cache(maxsize=64)
+def _offered(
+    search: Callable[..., Iterable[EntryPoint]], group: str, places: tuple[tuple[str, float], ...]
+) -> tuple[EntryPoint, ...]:
+    """Return the entry points of a group. All packages are searched for them, once while no place changes."""
+    return tuple(search(group=group))
+
+
+def _changed_at(place: str) -> float:
+    try:
+        return os.stat(place or ".").st_mtime
+    except OSError:
+        return 0.0
 
 
 def subclass_of(base: type) -> Callable[[object], bool]:

@@ -217,6 +217,7 @@ def test_a_changed_attribute_is_noticed(tmp_path: Path) -> None:
 def test_a_dataset_without_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The memory that this process may take counts, not what the machine has."""
     monkeypatch.setattr(own_datasets, "FREELY", 0)
+    monkeypatch.setattr(limits, "NEGLIGIBLE", 0)
     monkeypatch.setattr(limits, "free_memory", lambda: 1000)
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["a"] = np.ones(1000)

@@ -6,11 +6,14 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Callable
+from functools import cache
 from importlib import import_module
 from typing import Annotated
 
 import typer
 import typer.completion
+import typer.main
 
 from ptymesh import __version__, stopping
 from ptymesh.cli import streams
@@ -100,6 +103,12 @@ for _name, _short in COMMANDS.items():
     )
 
 
+@cache
+def _commands(app: typer.Typer) -> Callable[..., object]:
+    """Return the commands of an app; Typer makes them of its functions, which takes longer than many a command."""
+    return typer.main.get_command(app)
+
+
 def main() -> None:
     """Run the command line and exit with its status; errors are printed as one sentence on stderr."""
     streams.install()
@@ -119,7 +128,7 @@ def main() -> None:
                 typer.completion.completion_init()
             share_cores()
             _check_working_folder()
-            app(arguments, prog_name="ptymesh")
+            _commands(app)(arguments, prog_name="ptymesh")
         finally:
             stopping.over()
     except SystemExit as left:

@@ -80,20 +80,19 @@ def changed_recipe(recipe: Recipe, remedy: Remedy) -> Recipe | None:
     """Return the recipe with a remedy's settings; None where it refuses them, or says the same already."""
     if remedy.unless and _is_set(recipe, remedy.unless):
         return None
-    before = recipe.to_yaml()
-    raw: dict[str, Any] = yaml.safe_load(before)
+    raw = recipe.as_values()
     try:
         for key, value in _absolute(recipe, remedy).items():
             put(raw, key, deepcopy(value), "the setting")
         changed = Recipe.parse(raw)
     except PtymeshError:
         return None
-    return changed if changed.to_yaml() != before else None
+    return changed if changed.as_values() != recipe.as_values() else None
 
 
 def _is_set(recipe: Recipe, key: str) -> bool:
     """Return True if a key has a value other than none or false; of `stage.X`, if it has in any stage."""
-    raw = yaml.safe_load(recipe.to_yaml())
+    raw = recipe.as_values()
     if key.startswith(LAST_STAGE):
         return any(_value(stage, key[len(LAST_STAGE) :]) for stage in raw["stages"] if isinstance(stage, dict))
     return bool(_value(raw, key))

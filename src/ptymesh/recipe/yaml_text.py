@@ -8,6 +8,8 @@ none of it is of use in a recipe.
 from __future__ import annotations
 
 import re
+from copy import deepcopy
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -117,18 +119,23 @@ def _children(node: Node) -> list[Node]:
     return node.value if isinstance(node, SequenceNode) else []
 
 
+@lru_cache(maxsize=8)  # the recipe of a run is read by several parts of it
+def _value_of(text: str) -> Any:
+    loader = _Loader(text)
+    try:
+        return loader.get_single_data()
+    except _REFUSED as error:  # of the scanner, such as an escape beyond the last character
+        raise _refused(short(str(error), 80), loader.get_mark()) from error
+    finally:
+        loader.dispose()
+
+
 def parsed(text: str, what: str) -> Any:
     """Return the value that a YAML text stands for. Raises BadInput with the line where it cannot be read."""
     if len(text) > MOST_TEXT:
         raise BadInput(f"{what} has {len(text)} characters; {MOST_TEXT} are the most that is read.")
     try:
-        loader = _Loader(text)
-        try:
-            return loader.get_single_data()
-        except _REFUSED as error:  # of the scanner, such as an escape beyond the last character
-            raise _refused(short(str(error), 80), loader.get_mark()) from error
-        finally:
-            loader.dispose()
+        return deepcopy(_value_of(text))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = "" if mark is None else f" (line {mark.line + 1}); mend that line"

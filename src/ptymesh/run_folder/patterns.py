@@ -6,10 +6,7 @@ h, w    window pixels
 
 from __future__ import annotations
 
-from copy import deepcopy
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import torch
@@ -141,13 +138,9 @@ def modelled(model: Model, result: Result, views: np.ndarray) -> np.ndarray:
 
 def optics_of(result: Result) -> tuple[WaveOperator, ...]:
     """Return the operators of the model that the result's recipe names. Raises BadInput where one is not known here."""
-    return tuple(named(deepcopy(_optics_options(result.recipe)), OPTICS, "optics").values())
-
-
-@lru_cache(maxsize=4)  # diagnosis makes many models of one result
-def _optics_options(recipe: str) -> dict[str, Any]:
-    found = parsed(recipe, "The recipe of the result") if recipe else None
-    return (found.get("optics") if isinstance(found, dict) else None) or {}
+    found = parsed(result.recipe, "The recipe of the result") if result.recipe else None
+    options = (found.get("optics") if isinstance(found, dict) else None) or {}
+    return tuple(named(options, OPTICS, "optics").values())
 
 
 def _values(model: Model, result: Result, views: np.ndarray, real: np.dtype) -> dict[str, torch.Tensor]:
