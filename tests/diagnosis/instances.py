@@ -118,6 +118,24 @@ def bad_frames(rng: np.random.Generator, severity: int) -> Made:
     return scan.measurement(patterns), {}
 
 
+def over_subtracted(rng: np.random.Generator, severity: int) -> Made:
+    """A dark pattern is subtracted a second time: half of the mean count, or three times as much."""
+    scan = sim.make(rng)
+    counts = scan.counts()
+    dark = (0.5, 3.0)[severity] * counts.mean()
+    return scan.measurement(np.where(counts > dark, counts - np.floor(dark), 0).astype(counts.dtype)), {}
+
+
+def astray(rng: np.random.Generator, severity: int) -> Made:
+    """One view, or three, lie a dozen pixels from where their positions say."""
+    scan = sim.make(rng)
+    positions = scan.positions.copy()
+    chosen = rng.permutation(len(positions))[: (1, 3)[severity]]
+    middle = positions.mean(axis=0)
+    positions[chosen] += 12 * np.where(positions[chosen] > middle, -1, 1)
+    return scan.measurement(positions=positions), {}
+
+
 def near_field(rng: np.random.Generator, severity: int) -> Made:
     """Near-field images taken for far-field patterns, without or with a background of the detector."""
     scan = sim.make(rng, kind="near", photons=(1e6, 1e7)[severity])
@@ -234,6 +252,8 @@ INSTANCES: dict[str, tuple[Maker, tuple[str, ...]]] = {
     "few_slices": (few_slices, ("few_slices",)),
     "dead_region": (dead_region, ("dead_region",)),
     "bad_frames": (bad_frames, ("bad_frames",)),
+    "over_subtracted": (over_subtracted, ("over_subtracted",)),
+    "astray": (astray, ("astray",)),
     "near_field": (near_field, ("near_field",)),
     "amplitudes": (amplitudes, ("amplitudes",)),
     "two_beams": (two_beams, ("two_beams",)),

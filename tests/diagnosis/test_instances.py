@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import instances
 
 #: Kinds that are made in every run of the tests: those that no part of the fit has a say in are quick.
-QUICK = ["transposed", "defocus_sign", "lag", "serpentine", "near_field", "amplitudes"]
+QUICK = ["transposed", "defocus_sign", "lag", "serpentine", "over_subtracted", "astray", "near_field", "amplitudes"]
 #: A sample of several slices is named by a trial alone, which a small scan in fog does not always allow.
 OTHERS = [name for name in instances.INSTANCES if name not in (*QUICK, "few_slices")]
 

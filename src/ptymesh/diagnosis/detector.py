@@ -14,6 +14,8 @@ from ptymesh.diagnosis.view import ResultView
 from ptymesh.io.options import MOST_BAD_PIXELS
 from ptymesh.io.prepare.preprocess import PreparedSource
 
+#: Mean counts of pixels that are looked at for zeros, and how many such pixels are needed.
+LIT, MIN_LIT = 2.0, 20
 #: Neighbours of a pixel, without itself.
 RING = np.array([[1, 1, 1], [1, 0, 1], [1, 1, 1]], bool)
 #: Fewest pixels with the largest count, and that count, for saturation.
@@ -25,14 +27,36 @@ MAX_RATIO, MIN_LEVELS = 1000.0, 6
 
 
 def find_saturation(view: ResultView) -> Evidence | None:
-    """Return the number of pixels with the largest count, over the number of those with the 20 % below it."""
+    """Return how many pixels hold the largest count, over how many hold each of the counts 20 % below it."""
     y = view.y[view.good]
     top = float(y.max())
     times = int(np.count_nonzero(y == top))
-    below = int(np.count_nonzero((y >= 0.8 * top) & (y < top)))
+    below = int(np.count_nonzero((y >= 0.8 * top) & (y < top))) / max(1.0, 0.2 * top)
     number = times / (1 + below) if times >= MIN_SATURATED else 0.0
-    sentence = f"{times} pixels hold the largest count, {top:g}, {number:.2g} times as many as the 20 % below it"
+    sentence = f"{times} pixels hold the largest count, {top:g}, {number:.2g} times as many as hold one a little less"
     return Evidence(number, sentence, (Remedy({"data.saturation": top}),))
+
+
+def find_over_subtraction(view: ResultView) -> Evidence | None:
+    """Return how many pixels are without a count, over the most that light of their brightness leaves without one.
+
+    No light varies more from view to view than fully developed speckle of one mode, whose counts of mean m are 0 with
+    probability 1 / (1 + m) (Goodman, Statistical Optics, section 9.2). More zeros come from what is subtracted.
+    """
+    if view.noise_level is None:
+        return None
+    totals = view.y.sum(axis=(1, 2))
+    middle = np.median(totals)
+    usual = view.y[(totals > 0.2 * middle) & (totals < 5 * middle)]  # a lost beam leaves zeros, too
+    mean = usual.mean(axis=0)
+    lit = view.good.all(axis=0) & (mean > LIT)
+    if lit.sum() < MIN_LIT:
+        return None
+    zeros, most = float((usual[:, lit] == 0).mean(axis=0).sum()), float((1 / (1 + mean[lit])).sum())
+    sentence = f"{zeros / most:.2g} times as many pixels are without a count as even speckle leaves so"
+    told = view.recipe is not None and view.recipe.data.dark is not None
+    source = "data.dark, which the file may have had subtracted already" if told else "a dark pattern subtracted twice"
+    return Evidence(zeros / most, sentence, (Remedy(advice=f"look for what was subtracted from the file: {source}"),))
 
 
 def find_hot_pixels(view: ResultView) -> Evidence | None:

@@ -14,6 +14,8 @@ from ptymesh.io.prepare.preprocess import PreparedSource
 DARK, GLARING = 0.2, 5.0
 #: Residual of a view over the median of all that is far off; share of the views up to which bad ones are single ones.
 FAR_OFF, FEW = 4.0, 0.25
+#: Share of the views up to which those that do not fit are single ones in a scan that does.
+ASTRAY = 0.06
 #: Views that are named.
 NAMED = 6
 #: Consecutive parts of a scan whose means are compared; fewest on either side of a change.
@@ -30,7 +32,9 @@ def find_bad_frames(view: ResultView) -> Evidence | None:
     middle = float(np.median(totals))
     odd = (totals <= DARK * middle) | (totals > GLARING * middle)
     if residuals is not None and len(residuals) == len(totals):
-        odd &= (totals == 0) | (residuals > FAR_OFF * np.median(residuals))
+        # frames that outshine all others are what a fit takes care of first
+        sure = (totals == 0) | (totals > GLARING**2 * middle)
+        odd &= sure | (residuals > FAR_OFF * np.median(residuals))
     bad = np.flatnonzero(odd)
     if not len(bad) or len(bad) > FEW * len(totals):
         return Evidence(0.0)
@@ -39,6 +43,25 @@ def find_bad_frames(view: ResultView) -> Evidence | None:
     sentence = f"{len(bad)} view{'s' * (len(bad) > 1)} ({some}) hold {counts}"
     remedies = (*_left_out(view, bad), Remedy(advice=f"leave out views {some}"))
     return Evidence(float(len(bad)), sentence, remedies)
+
+
+def find_astray_views(view: ResultView) -> Evidence | None:
+    """Return how many views do not fit though the others do, and are as bright as these: their positions are wrong."""
+    totals, residuals = view.scan_pass.totals, view.result.residuals
+    if residuals is None or len(residuals) != len(totals) or len(totals) < MIN_VIEWS:
+        return None
+    middle, usual = float(np.median(totals)), float(np.median(residuals))
+    off = residuals > FAR_OFF * usual
+    astray = np.flatnonzero(off & (totals > DARK * middle) & (totals < GLARING * middle))
+    spread = float(np.quantile(residuals[~off], 0.9)) if not off.all() else np.inf
+    if not len(astray) or off.sum() > ASTRAY * len(totals) or spread > 3 * usual:
+        return Evidence(0.0)
+    some = ", ".join(str(one) for one in astray[:NAMED]) + (" ..." if len(astray) > NAMED else "")
+    one = len(astray) == 1
+    named = f"{len(astray)} view{'' if one else 's'} ({some}) {'does' if one else 'do'} not fit where positions say"
+    sentence = f"{named}, though the others do and {'it is' if one else 'they are'} as bright as these"
+    advice = "look for what went wrong at views " + some
+    return Evidence(float(len(astray)), sentence, (*_left_out(view, astray), Remedy(advice=advice)))
 
 
 def _left_out(view: ResultView, bad: np.ndarray) -> tuple[Remedy, ...]:

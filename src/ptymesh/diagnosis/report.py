@@ -25,8 +25,6 @@ SHOWN = 3
 CERTAIN = 10.0
 #: Share of the residual without a remedy below which it helps much; strength of a finding that just does.
 MUCH, SMALLEST_GAIN = 0.9, 2.0
-#: Wavelength in metres below which radiation is taken for electrons; photons of 100 keV have more.
-ELECTRONS_M = 1e-11
 #: Strength of causes that the verdict has a sign of: above what others can have.
 SURE = 1e6
 #: Verdicts of which the cause is asked.
@@ -161,7 +159,7 @@ def _findings(view: ResultView, found: list[tuple[Cause, Evidence]], trials: Tri
     """Return what is reported, the likeliest first; causes that need a trial only where that helps much."""
     certain = sorted((one for one in found if not one[0].needs_trial), key=lambda one: -strength(*one))
     findings = [finding(view, *one, trials if place < SHOWN else None) for place, one in enumerate(certain)]
-    if not certain and trials is None and _is_of_electrons(view):  # nothing else is known to leave so much
+    if not certain and trials is None and view.is_of_electrons:  # nothing else is known to leave so much
         return [finding(view, *one) for one in found]
     sure = bool(findings) and findings[0].strength > CERTAIN
     for cause, evidence in found:
@@ -169,12 +167,6 @@ def _findings(view: ResultView, found: list[tuple[Cause, Evidence]], trials: Tri
             tried = tried_finding(view, cause, evidence, trials)
             findings += [] if tried is None else [tried]
     return sorted(findings, key=lambda one: -one.strength)
-
-
-def _is_of_electrons(view: ResultView) -> bool:
-    """Return True if the wavelength is that of electrons."""
-    wavelength = None if view.scan is None else view.scan.geometry.wavelength_m
-    return wavelength is not None and wavelength < ELECTRONS_M
 
 
 def tried_finding(view: ResultView, cause: Cause, evidence: Evidence, trials: Trials) -> Finding | None:

@@ -77,8 +77,8 @@ def find_near_field(view: ResultView) -> Evidence | None:
     """
     scan, shadows = view.scan, shadow_map(view)
     assert scan is not None
-    if scan.geometry.propagation != "far_field" or shadows is None or not shadows.is_clear:
-        return None
+    if scan.geometry.propagation != "far_field" or shadows is None or not shadows.is_clear or view.is_of_electrons:
+        return None  # the disc of a convergent beam of electrons shows the sample at any defocus
     mean = view.y.mean(axis=0)
     seen = effective_width(mean) / shadows.size
     number = seen / (WIDE * float(np.sqrt(mean.size)))

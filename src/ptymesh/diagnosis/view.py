@@ -34,7 +34,8 @@ from ptymesh.verdict.scan_pass import ScanPass, scan_pass
 MOST_VIEWS, MOST_NUMBERS, LEAST_VIEWS = 256, 1 << 24, 16
 #: Half of the distance, in pixels, over which intensities are differentiated by positions.
 STEP_PX = 0.25
-
+#: Wavelength in metres below which radiation is taken for electrons; photons of 100 keV have more.
+ELECTRONS_M = 1e-11
 
 #: Residual, in multiples of the noise floor, that is good; and residual that is good where the floor is not known.
 GOOD_TIMES, GOOD_RESIDUAL = 1.3, 1e-3
@@ -59,6 +60,12 @@ class ResultView:
     scan: Measurement | None = None
     path: Path | None = None
     memo: dict[str, object] = field(default_factory=dict, repr=False)
+
+    @property
+    def is_of_electrons(self) -> bool:
+        """True if the wavelength is that of electrons."""
+        wavelength = None if self.scan is None else self.scan.geometry.wavelength_m
+        return wavelength is not None and wavelength < ELECTRONS_M
 
     # --- how good it is ---
 

@@ -20,8 +20,8 @@ that of the right model on the same data:
 What a fit hides is asked of signs.py: any sign makes a result poor. Of 20 right models and as many faults (level 3 of
 benchmarks/fog.py) the median over views of what a move takes off the misfit was
 
-    right                       0.32 to 0.75 (noise alone 0.35); positions that are refined up to 48, which is not asked
-    wrong                       above 1 (twenty cases of twenty-one); 0.5 of a stretch, which a beam takes on
+    right                       0.32 to 1.1 (noise alone 0.35); positions that are refined up to 48, which is not asked
+    wrong                       above 1.15 (twenty cases of twenty-one); 0.5 of a stretch, which a beam takes on
 
 Noise may exceed that of counting (a gain, a detector's own). Of a weak sample u is then near 1 with any model: the cryo
 set has t = 2.1 and u = 0.98, and a good picture. Residuals do not tell such noise from a fog.

@@ -38,7 +38,7 @@ LEAST_APART = 0.3
 #: F, and pixels, from which on moves are a drift.
 DRIFT_RATIO, DRIFT_PX = 6.0, 0.03
 #: Median over views of the fall of the misfit by a move from which on no right model asks for it; noise makes 0.35.
-MOST_GAIN = 1.0
+MOST_GAIN = 1.15
 #: Share of the misfit that a blur of the modelled patterns explains, and its standard errors, from which on it is one.
 BLUR_SHARE, BLUR_ERRORS = 0.002, 8.0
 #: Standard errors and pixels (of the views at one standard deviation from the middle) from which on moves are one map.

@@ -25,7 +25,7 @@ SHARP = 0.7
 #: Least counts of a typical view; with fewer, a view can be dark by chance.
 LEAST_COUNTS = 100.0
 #: Largest share of views that are taken for too bright by a fault.
-FEW_BRIGHT = 0.05
+FEW_BRIGHT = 0.1
 #: Least number of views of a scan in which too bright views are looked for.
 LEAST_VIEWS = 16
 #: Neighbours in the scan lie within this many steps.
