@@ -82,7 +82,7 @@ def test_pixel_units_have_no_pixel_size(tmp_path: Path) -> None:
     bare.save(tmp_path / "bare.h5")
     with h5py.File(tmp_path / "bare.h5") as file:
         assert "pixel_size_m" not in file["object"].attrs
-        assert set(file) == {"object", "probe", "positions_px", "history", "recipe"}
+        assert set(file) == {"object", "probe", "positions_px", "history", "recipe", "entry"}
     read = Result.load(tmp_path / "bare.h5")
     assert read.pixel_size_m is None and read.positions_m is None and read.weights is None and read.history == {}
 
@@ -100,6 +100,35 @@ def test_file_is_plain_hdf5(tmp_path: Path) -> None:
         assert file["recipe"].asstr()[()].startswith("data:")
         assert file["opr/weights"].shape == (7, 1)
         assert file.attrs["engine"] == "rpie" and file.attrs["ranks"] == 3
+
+
+@pytest.mark.parametrize("metric", [True, False])
+def test_viewers_find_object_and_probe(tmp_path: Path, metric: bool) -> None:
+    """The default leads to a complex image with one coordinate per pixel, as the NeXus manual says of NXdata."""
+    result = example()
+    if metric:
+        result.positions_m = (result.positions_px - (3.25, 4.5)) * np.array(result.pixel_size_m)
+    else:
+        result.positions_m = result.pixel_size_m = None
+    result.save(tmp_path / "result.h5")
+    with h5py.File(tmp_path / "result.h5") as file:
+        entry = file[file.attrs["default"]]
+        shown = entry[entry.attrs["default"]]
+        assert [node.attrs["NX_class"] for node in (file, entry, shown)] == ["NXroot", "NXentry", "NXdata"]
+        assert list(shown.attrs["axes"]) == ["z", "y", "x"]
+        np.testing.assert_array_equal(shown[shown.attrs["signal"]], result.object)
+        assert tuple(len(shown[axis]) for axis in shown.attrs["axes"]) == result.object.shape
+        assert [int(shown.attrs[f"{axis}_indices"]) for axis in "zyx"] == [0, 1, 2]
+        size = result.pixel_size_m or (1.0, 1.0)
+        zero = (3.25, 4.5) if metric else (0.0, 0.0)
+        np.testing.assert_allclose(shown["y"], (np.arange(40) - zero[0]) * size[0], atol=1e-16)
+        np.testing.assert_allclose(shown["x"], (np.arange(48) - zero[1]) * size[1], atol=1e-16)
+        assert shown["y"].attrs.get("units") == ("m" if metric else None)
+        assert shown["z"].attrs["units"] == "m"
+        probe = entry["probe"]
+        np.testing.assert_array_equal(probe["data"], result.probe)
+        assert probe["y"][8] == 0 and probe["x"][6] == 0 and len(probe["mode"]) == 3
+    assert "default" not in Result.load(tmp_path / "result.h5").attrs
 
 
 def test_failed_save_leaves_the_old_file(tmp_path: Path) -> None:

@@ -111,10 +111,7 @@ def _frame(result: Result) -> tuple[np.ndarray, np.ndarray, str]:
     """Return the pixel size, the object pixel at the zero of the coordinates, and their unit."""
     if result.pixel_size_m is None:
         return np.ones(2), np.zeros(2), "px"
-    pixel = np.array(result.pixel_size_m)
-    if result.positions_m is None:
-        return pixel, np.zeros(2), "m"
-    return pixel, np.median(result.positions_px - result.positions_m / pixel, axis=0), "m"
+    return np.array(result.pixel_size_m), np.array(result.origin_px), "m"
 
 
 def _axis(name: str, index: np.ndarray, pixel: float, unit: str) -> tuple[str, np.ndarray, dict[str, str]]:

@@ -21,6 +21,7 @@ h, w    window pixels
     /history/*              (epochs,)            epoch, stage, loss, residual, seconds, held_out, rate, and change_* of
                                                  each unknown that was moved, per epoch (run/unknown_changes.py)
     /recipe                 string               the YAML that reproduces the run
+    /entry                                       NXdata groups for viewers: links to object and probe (hdf5/nxdata.py)
     attributes of the file                       final_residual, ptymesh_version, engine, ...
     attribute xxh3_128 of file and datasets      digests (digests.py), which are checked when the file is read; a file
                                                  that was changed on purpose is read once they are deleted
@@ -45,6 +46,7 @@ from ptymesh.distributed.program import on_first_rank
 from ptymesh.errors import BadInput
 from ptymesh.files import replacing, target_of, writing
 from ptymesh.io.hdf5 import digests, own_datasets
+from ptymesh.io.hdf5.nxdata import VIEWED, write_default_plot
 from ptymesh.io.hdf5.reading import reading
 from ptymesh.io.hdf5.writing import new_hdf5
 from ptymesh.paths import usable
@@ -197,6 +199,14 @@ class Result(Displayed):
         """Phase of the object (rad) between -pi and pi, (L, H, W); `ptymesh.plot.unwrapped_phase` unwraps it."""
         return np.angle(self.object)
 
+    @property
+    def origin_px(self) -> tuple[float, float]:
+        """Object pixel (y, x), fractional, under a window's corner whose `positions_m` are zero; (0, 0) without any."""
+        if self.positions_m is None or self.pixel_size_m is None or not len(self.positions_m):
+            return 0.0, 0.0
+        y, x = np.median(self.positions_px - self.positions_m / np.asarray(self.pixel_size_m), axis=0)
+        return float(y), float(x)
+
     def plot(self) -> Any:
         """Return a figure of object, strongest probe modes, illumination and residual, which a notebook shows."""
         return self._figure()
@@ -267,6 +277,7 @@ class Result(Displayed):
         dataset.attrs["slice_spacing_m"] = float(self.slice_spacing_m)
         dataset.attrs["tilt_rad"] = np.asarray(self.tilt_rad, dtype=np.float64)
         file.create_dataset("probe", data=self.probe)
+        write_default_plot(file, self.pixel_size_m, self.slice_spacing_m, self.origin_px)
         file.create_dataset("positions_px", data=np.asarray(self.positions_px, dtype=np.float64))
         for name, key in _ARRAYS.items():
             if (array := getattr(self, name)) is not None:
@@ -429,8 +440,8 @@ def _unknowns(file: h5py.File, path: Path) -> dict[str, np.ndarray]:
 
 
 def _attributes(file: h5py.File) -> dict[str, Any]:
-    """Return the file's attributes as Python's numbers, strings and lists, without its digest."""
-    found = {key: value for key, value in file.attrs.items() if key != digests.NAME}
+    """Return the file's attributes as Python's numbers, strings and lists, without its digest and those for viewers."""
+    found = {key: value for key, value in file.attrs.items() if key not in (digests.NAME, *VIEWED)}
     return {key: value.tolist() if hasattr(value, "tolist") else value for key, value in found.items()}
 
 
