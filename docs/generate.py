@@ -1,6 +1,7 @@
 """Writes docs/reference/recipe.md from the models of a recipe and docs/meanings.yaml: python docs/generate.py
 
-It also writes docs/reference/formats.md, whose table is made of what each reader says of itself (`ABOUT`).
+It also writes docs/reference/formats.md and docs/reference/exchange.md, whose tables are made of what each reader of
+data (`ABOUT`) and each format of results (`FORMAT`) says of itself.
 
 Types, limits and defaults come from the models; what a key means stands in meanings.yaml, under the model that
 declares it; a field with a description needs none. A key without a meaning, or a meaning without a key, is an error.
@@ -23,6 +24,8 @@ from pydantic_core import PydanticUndefined
 
 from ptymesh.engines import ENGINES, Constraint, Engine
 from ptymesh.engines.base import OnOff, Schedule
+from ptymesh.io.exchange.convert import FORMATS as RESULT_FORMATS
+from ptymesh.io.exchange.result_format import PARTS
 from ptymesh.io.formats.about import About
 from ptymesh.io.load import READERS
 from ptymesh.models import MODELS, OPTICS, Parametrisation, WaveOperator
@@ -31,6 +34,7 @@ from ptymesh.recipe.starts import PROBE_STARTS, ProbeStart
 
 PAGE = Path(__file__).parent / "reference" / "recipe.md"
 FORMATS = PAGE.with_name("formats.md")
+EXCHANGE = PAGE.with_name("exchange.md")
 MEANINGS: dict[str, dict[str, str]] = yaml.safe_load(
     Path(__file__).with_name("meanings.yaml").read_text(encoding="utf-8")
 )
@@ -109,6 +113,19 @@ ptymesh inspect scan.h5 --set data.keys.patterns=/entry/data/data --set data.key
   --set positions.unit=um --set data.energy_eV=8.8e3 --set data.radiation=photon \\
   --set data.distance_m=1.92 --set data.detector_pixel_m=75e-6
 ```
+"""
+EXCHANGE_HEAD = """\
+# Exchange of results
+
+<!-- Written by docs/generate.py. Change it or the formats in src/ptymesh/io/exchange, not this page. -->
+
+[`ptymesh convert`](../how-to/exchange.md) writes a result in these formats, and reads it back where they hold object,
+probe and positions; a file to be read is recognised by its content. Axes are named in the order that numpy has.
+"""
+EXCHANGE_TAIL = """\
+A position is of the window of a view; the optical axis of a window of (h, w) pixels lies on pixel (h//2, w//2).
+The complex convention is that of all these programs: the far field is the forward Fourier transform of the exit wave
+(numpy's `fft2`), so that no format needs a conjugate. Rows run down, y with them. Squares of the probe are counts.
 """
 STAGES = """\
 ## stages
@@ -363,7 +380,22 @@ def formats() -> str:
     return "\n".join([FORMATS_HEAD, *rows, "", FORMATS_TAIL])
 
 
+def exchange() -> str:
+    """The page of formats of results, its tables from what each says of itself."""
+    rows = ["| program | `--to`, endings | object and probe | positions | lengths | layout described by |"]
+    rows.append("|---|---|---|---|---|---|")
+    held = ["| format | read back | in pixel units | what it does not hold |", "|---|---|---|---|"]
+    for one in RESULT_FORMATS.values():
+        about, names = one.about, ", ".join(f"`{ending}`" for ending in one.endings)
+        cells = (about.program, f"`{one.name}`: {names}", about.layout, about.positions, about.lengths, about.source)
+        rows.append("| " + " | ".join(cells) + " |")
+        missing = ", ".join(name for name in PARTS if name not in one.holds) or "nothing"
+        back, pixels = ("no" if one.read is None else "yes"), ("no" if one.needs_metres else "yes")
+        held.append(f"| `{one.name}` | {back} | {pixels} | {missing} |")
+    return "\n".join([EXCHANGE_HEAD, *rows, "", *held, "", EXCHANGE_TAIL])
+
+
 if __name__ == "__main__":
-    for page, text in ((PAGE, Page().text()), (FORMATS, formats())):
+    for page, text in ((PAGE, Page().text()), (FORMATS, formats()), (EXCHANGE, exchange())):
         page.write_text(text, encoding="utf-8")
         sys.stdout.write(f"{page}\n")

@@ -56,6 +56,7 @@ def test_the_page_of_keys_is_up_to_date() -> None:
     generate = load(ROOT / "docs" / "generate.py", "generate")
     assert generate.PAGE.read_text(encoding="utf-8") == generate.Page().text(), "run: python docs/generate.py"
     assert generate.FORMATS.read_text(encoding="utf-8") == generate.formats(), "run: python docs/generate.py"
+    assert generate.EXCHANGE.read_text(encoding="utf-8") == generate.exchange(), "run: python docs/generate.py"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -1,32 +1,85 @@
-"""ptymesh convert: any data set that ptymesh reads, as CXI."""
+"""ptymesh convert: any data set that ptymesh reads, as CXI; a result, as other programs' files and back."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+if TYPE_CHECKING:
+    from ptymesh.io.exchange.result_format import ResultFormat
+
 
 def command(
-    source: Annotated[Path, typer.Argument(metavar="IN", help="Data set, or a recipe that names one.")],
-    target: Annotated[Path, typer.Argument(metavar="OUT.cxi", help="CXI file to write.")],
+    source: Annotated[
+        Path, typer.Argument(metavar="IN", help="Result of ptymesh or another program; data set, or a recipe.")
+    ],
+    target: Annotated[Path, typer.Argument(metavar="OUT", help="File to write; of a result, its ending says which.")],
+    to: Annotated[
+        str | None, typer.Option("--to", metavar="FORMAT", help="Format of a result, where the ending does not say it.")
+    ] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="data.KEY=VALUE or positions.KEY=VALUE.")
     ] = None,
     uncompressed: Annotated[bool, typer.Option("--uncompressed", help="One plain chunk per pattern: faster.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace OUT.cxi if it exists.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace OUT if it exists.")] = False,
 ) -> None:
-    """Write a data set, prepared as --set says, as CXI 1.6."""
-    from ptymesh.cli.dataset import load_dataset
+    """Write a result in another program's format, or another program's result as ptymesh's; or a data set as CXI.
+
+    What the format cannot hold is said, one line each. `--set` and `--uncompressed` are for data sets.
+    """
     from ptymesh.errors import BadInput
-    from ptymesh.io.formats.cxi import write_measurement
+    from ptymesh.io.exchange.convert import format_of
 
     if target.exists() and not force:
         raise BadInput(f"{target} exists; choose another name, or replace it with --force.")
     if target.exists() and source.exists() and target.samefile(source):
         raise BadInput(f"{target} is the data set itself; choose another name.")
-    measurement = load_dataset(source, set_ or ())
+    found = format_of(source)
+    if found is None:
+        _convert_data_set(source, target, to, set_ or (), uncompressed)
+        return
+    if set_ or uncompressed:
+        raise BadInput(
+            f"{source} is a result ({found.name}), and --set and --uncompressed are for data sets; leave them out."
+        )
+    _convert_result(source, target, found, to)
+
+
+def _convert_result(source: Path, target: Path, found: ResultFormat, to: str | None) -> None:
+    """Write a result in the format that `to` or the target's ending names."""
+    from ptymesh.io.exchange.convert import read_result, target_format, write_result
+
+    wanted = target_format(target, found, to)
+    result, _, notes = read_result(source)
+    notes += write_result(result, target, wanted)
+    slices, height, width = result.object.shape
+    typer.echo(
+        f"{target}: {wanted.name}, object of {slices} x {height} x {width} pixels, {len(result.probe)} probe "
+        f"mode{'s' * (len(result.probe) != 1)}, {len(result.positions_px)} views"
+    )
+    for note in notes:
+        typer.echo(note)
+
+
+def _convert_data_set(
+    source: Path, target: Path, to: str | None, settings: list[str] | tuple[()], uncompressed: bool
+) -> None:
+    """Write a data set, prepared as the settings say, as CXI 1.6."""
+    from ptymesh.cli.dataset import load_dataset
+    from ptymesh.errors import BadInput
+    from ptymesh.io.exchange.convert import FORMATS
+    from ptymesh.io.formats.cxi import write_measurement
+
+    ending = target.suffix.lower()
+    others = {known for one in FORMATS.values() for known in one.endings} - {".h5", ".hdf5", ".cxi"}
+    if source.is_file() and (to is not None or ending in others):
+        said = f"--to {to}" if to is not None else ending
+        raise BadInput(
+            f"{source} is no result that ptymesh knows, and {said} is for results; of a data set, write a .cxi file."
+        )
+    measurement = load_dataset(source, settings)
     write_measurement(measurement, target, compression=None if uncompressed else "gzip")
     h, w = measurement.window
     typer.echo(f"{target}: {measurement.views} views of {h} x {w} pixels ({measurement.patterns.dtype})")

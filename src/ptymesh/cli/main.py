@@ -39,7 +39,7 @@ COMMANDS = {
     "diagnose": "Why is a result poor?",
     "compare": "How far do two results agree?",
     "simulate": "Make a data set with known truth.",
-    "convert": "Write any data set as CXI.",
+    "convert": "Exchange results with other programs; data sets as CXI.",
     "plan": "Memory and messages on many ranks, without running.",
     "tune": "Search for the recipe that suits best.",
     "orient": "How does the detector lie to the scan?",

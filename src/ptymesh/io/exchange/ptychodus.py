@@ -1,0 +1,232 @@
+"""Ptychodus products, as HDF5 and as npz (Pty-Chi's front end).
+
+L, M, K     object layers, incoherent modes, variable-probe (OPR) modes
+N           views
+H, W        object pixels
+h, w        window pixels
+
+    HDF5                                npz
+    attributes of the file              arrays of the same names
+    probe (1+K, M, h, w) complex        probe
+      @pixel_height_m, @pixel_width_m   probe_pixel_height_m, probe_pixel_width_m
+    opr_weights (N, 1+K)                opr_weights
+    object (L, H, W) complex            object
+      @center_x_m, @center_y_m ...      object_center_x_m, object_center_y_m, object_pixel_height_m, ...
+    object_layer_spacing_m (L-1,)       the same
+    probe_position_indexes, probe_position_x_m, probe_position_y_m (N,)
+    loss_epochs, loss_values
+
+A position in metres is the middle of the probe's window, and the object's centre the middle of its array, both counted
+from edges of pixels: x_px = (x - center) / pixel + W/2, and the window begins at x_px - w/2. (Pty-Chi counts from the
+middles of pixels, so that Ptychodus hands it positions that lie half a pixel further.) The probe of view j is
+sum_c weights[j, c] probe[c, 0] in its first mode, and probe[0, m] in others. Source: Ptychodus' own reader and writer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ptymesh.errors import BadInput
+from ptymesh.files import replacing
+from ptymesh.io.exchange.building import build_result, file_has, number_attribute
+from ptymesh.io.exchange.result_format import (
+    FormatAbout,
+    ResultFormat,
+    energy_of,
+    new_file,
+    pixel_size_of,
+    setting_of,
+)
+from ptymesh.io.hdf5.reading import has, item_of, open_hdf5, read_dataset
+from ptymesh.io.results import Result
+from ptymesh.io.staging import is_npz, npz_members, read_member
+
+NEEDED = ("probe", "object", "probe_position_x_m", "probe_position_y_m")
+#: Numbers of objects and probes, which are attributes in HDF5 and arrays with the prefix in npz.
+PLACES = {
+    "object": ("center_x_m", "center_y_m", "pixel_height_m", "pixel_width_m"),
+    "probe": ("pixel_height_m", "pixel_width_m"),
+}
+
+
+def write(result: Result, path: Path) -> None:
+    """Write a product; as npz where the path ends so, else as HDF5.
+
+    Raises:
+        BadInput: the result is in pixel units, or the path cannot be a file.
+    """
+    about, numbers, arrays = _contents(result, path)
+    if path.suffix.lower() == ".npz":
+        flat = {f"{array}_{name}": value for array, named in numbers.items() for name, value in named.items()}
+        needed = sum(np.asarray(array).nbytes for array in arrays.values())
+        with replacing(path, needed) as temporary, temporary.open("wb") as stream:
+            np.savez(stream, **about, **flat, **arrays)
+        return
+    with new_file(result, path) as file:
+        file.attrs.update(about)
+        for name, array in arrays.items():
+            file.create_dataset(name, data=array)
+        for name, named in numbers.items():
+            file[name].attrs.update(named)
+
+
+def _contents(result: Result, path: Path) -> tuple[dict[str, Any], dict[str, dict[str, float]], dict[str, np.ndarray]]:
+    """Return what a product says of itself, numbers of its object and probe, and its arrays."""
+    pixel = np.array(pixel_size_of(result))
+    extent, window = (np.array(array.shape[-2:]) for array in (result.object, result.probe))
+    # The centre is put where positions in metres are those of the scan (plus half a pixel of windows with odd sides).
+    centre = (extent / 2 - window / 2 - np.array(result.origin_px)) * pixel
+    positions = (result.positions_px + window / 2 - extent / 2) * pixel + centre
+    power = float((np.abs(result.probe.astype(np.complex128)) ** 2).sum())
+    about = {
+        "name": path.stem,
+        "comments": "Converted by ptymesh.",
+        "detector_object_distance_m": float(setting_of(result, "distance_m") or 0.0),
+        "probe_energy_eV": energy_of(result) or 0.0,
+        "probe_photon_count": power,
+        "exposure_time_s": 0.0,
+        "mass_attenuation_m2_kg": 0.0,
+        "tomography_angle_deg": 0.0,
+    }
+    size = {"pixel_height_m": float(pixel[0]), "pixel_width_m": float(pixel[1])}
+    numbers = {"object": {"center_x_m": float(centre[1]), "center_y_m": float(centre[0]), **size}, "probe": size}
+    probe = result.probe[None]
+    if result.opr is not None:
+        varying = np.zeros((len(result.opr), *result.probe.shape), result.probe.dtype)
+        varying[:, 0] = result.opr
+        probe = np.concatenate((probe, varying))
+    losses = np.asarray(result.history.get("loss", np.zeros(0)), dtype=np.float64)
+    arrays = {
+        "probe": probe,
+        "object": result.object,
+        "object_layer_spacing_m": np.full(len(result.object) - 1, result.slice_spacing_m),
+        "probe_position_indexes": np.arange(len(positions)),
+        "probe_position_x_m": positions[:, 1],
+        "probe_position_y_m": positions[:, 0],
+        "loss_epochs": np.arange(len(losses)),
+        "loss_values": losses,
+    }
+    if result.weights is not None:
+        arrays["opr_weights"] = np.asarray(result.weights, dtype=np.float64)
+    return about, numbers, arrays
+
+
+def recognises(path: Path) -> bool:
+    """Return True for HDF5 and npz with the arrays of a product."""
+    if file_has(path, *NEEDED):
+        return True
+    try:
+        return is_npz(path) and set(NEEDED) <= set(npz_members(path))
+    except BadInput:
+        return False
+
+
+def read(path: Path) -> tuple[Result, list[str]]:
+    """Return the result in a product, and sentences about what was left out.
+
+    Raises:
+        BadInput: its arrays do not fit together.
+    """
+    if is_npz(path):
+        names = npz_members(path)
+        return _read(path, lambda name: read_member(path, name) if name in names else None, {})
+    with open_hdf5(path) as file:
+        attributes: dict[str, float | None] = {}
+        for array, named in PLACES.items():
+            for name in named:
+                attributes[f"{array}_{name}"] = number_attribute(file, item_of(file, array), name)
+        attributes["probe_energy_eV"] = number_attribute(file, item_of(file, "/"), "probe_energy_eV")
+        attributes["detector_object_distance_m"] = number_attribute(
+            file, item_of(file, "/"), "detector_object_distance_m"
+        )
+        return _read(path, lambda name: read_dataset(file, name) if has(file, name) else None, attributes)
+
+
+def _read(
+    path: Path, array_of: Callable[[str], np.ndarray | None], attributes: dict[str, float | None]
+) -> tuple[Result, list[str]]:
+    """Return the result and sentences, given a function that returns an array by its name, or None."""
+    notes = []
+
+    def number(name: str) -> float:
+        value = attributes.get(name)
+        if value is None and (array := array_of(name)) is not None and array.size == 1:
+            value = float(array.reshape(-1)[0])
+        if value is None:
+            raise BadInput(f"{path} does not say {name}; it is no complete product of Ptychodus.")
+        return value
+
+    probe, obj, x, y = (_array(path, name, array_of(name)) for name in NEEDED)
+    weights, opr = array_of("opr_weights"), None
+    if probe.ndim == 4:
+        probe, varying = probe[0], probe[1:, 0]
+        if weights is None and len(varying):
+            notes.append(f"{len(varying)} variable-probe (OPR) modes without weights are left out.")
+        elif weights is not None and len(varying):
+            opr = np.ascontiguousarray(varying)
+    if weights is not None and weights.shape != (len(x), 1 + (0 if opr is None else len(opr))):
+        raise BadInput(f"opr_weights in {path} has shape {weights.shape}; it does not fit probe and positions.")
+    pixel = np.array([number("object_pixel_height_m"), number("object_pixel_width_m")])
+    centre = np.array([number("object_center_y_m"), number("object_center_x_m")])
+    if obj.ndim < 2 or probe.ndim < 2 or not (pixel > 0).all():
+        raise BadInput(f"Object, probe or pixel size in {path} are not those of a product of Ptychodus.")
+    extent, window = np.array(obj.shape[-2:]), np.array(probe.shape[-2:])
+    positions = (np.stack((y, x), axis=1) - centre) / pixel + extent / 2 - window / 2
+    spacing = _spacing(path, array_of("object_layer_spacing_m"), obj, notes)
+    attrs = {
+        "energy_eV": number("probe_energy_eV") or None,
+        "distance_m": number("detector_object_distance_m") or None,
+    }
+    made = build_result(
+        path,
+        FORMAT.about.program,
+        object=obj,
+        probe=probe,
+        positions_px=positions,
+        pixel_size_m=(float(pixel[0]), float(pixel[1])),
+        origin_px=extent / 2 - window / 2 - centre / pixel,
+        slice_spacing_m=spacing,
+        weights=weights,
+        opr=opr,
+        attrs=attrs,
+    )
+    return made, notes
+
+
+def _array(path: Path, name: str, array: np.ndarray | None) -> np.ndarray:
+    if array is None or array.dtype.kind not in "fciu":
+        raise BadInput(f"{name} in {path} holds no numbers; it is no product of Ptychodus.")
+    if name.startswith("probe_position"):
+        array = array.reshape(-1)
+    return array
+
+
+def _spacing(path: Path, found: np.ndarray | None, obj: np.ndarray, notes: list[str]) -> float:
+    """Return the distance between layers; raise BadInput if they are not equally far apart."""
+    spacings = np.zeros(0) if found is None else np.atleast_1d(found).astype(np.float64)
+    if obj.ndim < 3 or len(obj) == 1 or not len(spacings):
+        return 0.0
+    if not np.allclose(spacings, spacings[0], rtol=1e-6, atol=0):
+        raise BadInput(f"The layers of the object in {path} are {spacings} m apart; all should be equally far apart.")
+    return float(spacings[0])
+
+
+FORMAT = ResultFormat(
+    name="ptychodus",
+    endings=(".npz", ".h5"),
+    about=FormatAbout(
+        program="Ptychodus, Pty-Chi",
+        layout="`object` (layer, y, x), `probe` (1 + OPR, mode, y, x), `opr_weights`, which act on the first mode",
+        positions="`probe_position_y_m`, `probe_position_x_m`: middle of the window, counted from pixels' edges",
+        lengths="m; `pixel_height_m`, `pixel_width_m`, `center_y_m`, `center_x_m` beside `object`",
+        source="its own reader and writer",
+    ),
+    holds=frozenset({"probe", "modes", "slices", "positions", "opr", "intensities"}),
+    write=write,
+    recognises=recognises,
+    read=read,
+)
