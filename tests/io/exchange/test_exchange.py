@@ -9,6 +9,8 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+import tifffile
+from scipy.io import loadmat
 
 from ptymesh.errors import BadInput
 from ptymesh.io.exchange import convert
@@ -28,7 +30,7 @@ def example(
         return (rng.normal(size=sides) + 1j * rng.normal(size=sides)).astype(np.complex64)
 
     positions = rng.uniform(0, np.array(shape) - window, (7, 2))
-    pixel = np.array((1e-8, 2e-8))
+    pixel = np.array(more.get("pixel_size_m") or (1e-8, 2e-8))
     fields: dict[str, Any] = {
         "object": waves(slices, *shape),
         "probe": waves(modes, *window),
@@ -61,7 +63,17 @@ def assert_same(back: Result, there: Result) -> None:
 
 
 #: Formats that are read back: name, ending, numbers of slices that they hold.
-BOTH_WAYS = [("ptychodus", ".h5", (1, 3)), ("ptychodus", ".npz", (1, 3))]
+BOTH_WAYS = [
+    ("ptychodus", ".h5", (1, 3)),
+    ("ptychodus", ".npz", (1, 3)),
+    ("ptypy", ".ptyr", (1,)),
+    ("ptyrad", ".hdf5", (1, 3)),
+    ("ptychoshelves", ".mat", (1, 3)),
+    ("cxi", ".cxi", (1, 3)),
+    ("hyperspy", ".hspy", (1, 3)),
+]
+#: Formats whose positions in metres keep the scan's own zero.
+KEEP_ORIGIN = ("ptychodus", "ptypy", "cxi", "hyperspy")
 
 
 @pytest.mark.parametrize(("shape", "window"), SHAPES)
@@ -71,11 +83,14 @@ BOTH_WAYS = [("ptychodus", ".h5", (1, 3)), ("ptychodus", ".npz", (1, 3))]
 def test_a_round_trip(
     name: str, ending: str, slices: int, shape: tuple[int, int], window: tuple[int, int], tmp_path: Path
 ) -> None:
-    there = example(shape, window, slices)
+    pixel = (1e-8, 1e-8) if name == "ptyrad" else (1e-8, 2e-8)
+    there = example(shape, window, slices, pixel_size_m=pixel)
     back = exchanged(there, tmp_path / f"result{ending}", name)
     assert_same(back, there)
-    assert back.positions_m is not None
-    np.testing.assert_allclose(back.positions_m, there.positions_m, atol=1e-14)
+    assert back.positions_m is not None and there.positions_m is not None
+    difference = back.positions_m - there.positions_m
+    shift = 0 if name in KEEP_ORIGIN else np.broadcast_to(difference[0], difference.shape)
+    np.testing.assert_allclose(difference, shift, atol=1e-14)
     assert back.attrs["converted_from"] == convert.FORMATS[name].about.program
 
 
@@ -107,6 +122,207 @@ def test_a_product_of_ptychodus(ending: str, tmp_path: Path) -> None:
     assert back.attrs["energy_eV"] == 8000
 
 
+@pytest.mark.parametrize(("shape", "window"), SHAPES)
+def test_a_view_of_ptypy(shape: tuple[int, int], window: tuple[int, int], tmp_path: Path) -> None:
+    """Its own rule of which pixels a view covers (core.classes): their first is the nearest to the position."""
+    result = example(shape, window)
+    result.positions_px = np.rint(result.positions_px)
+    convert.write_result(result, tmp_path / "run.ptyr", convert.FORMATS["ptypy"])
+    with h5py.File(tmp_path / "run.ptyr") as file:
+        assert file["header/kind"].asstr()[()] == "minimal"
+        (storage,) = file["content/obj"].values()
+        (places,) = file["content/positions"].values()
+        (probe,) = file["content/probe"].values()
+        assert storage["data"].shape == (1, *shape) and probe["data"].shape == (2, *window)
+        pixels = (places[()] - storage["_origin"][()]) / storage["_psize"][()]
+        first = np.round(pixels + 0.00001).astype(int) - np.array(window) // 2
+        np.testing.assert_array_equal(first, result.positions_px)
+        np.testing.assert_allclose(storage["_center"], -storage["_origin"][()] / storage["_psize"][()])
+        assert storage["_energy"][()] == pytest.approx(8.0)
+        names: list[str] = []
+        file["content"].visititems(lambda name, node: names.append(name) if "type" not in node.attrs else None)
+        assert names == [], "h5rw says the type of every item"
+
+
+def test_a_reconstruction_of_ptypy_in_which_views_are_repeated(tmp_path: Path) -> None:
+    """ptypy has a view for each pair of modes, and several storages for several scans."""
+    result = example(modes=2)
+    convert.write_result(result, tmp_path / "run.ptyr", convert.FORMATS["ptypy"])
+    with h5py.File(tmp_path / "run.ptyr", "r+") as file:
+        (name,) = file["content/positions"]
+        places = file["content/positions"][name][()]
+        del file["content/positions"][name]
+        file["content/positions"][name] = np.repeat(places, 2, axis=0)
+        file.copy("content/obj/" + name, "content/obj/Tother")
+    back, _, notes = convert.read_result(tmp_path / "run.ptyr")
+    np.testing.assert_allclose(back.positions_px, result.positions_px, atol=1e-6)
+    assert any("2 storages" in note for note in notes)
+    with h5py.File(tmp_path / "run.ptyr", "r+") as file:
+        del file["content/positions"]
+    with pytest.raises(BadInput, match="no positions"):
+        convert.read_result(tmp_path / "run.ptyr")
+
+
+def test_slices_become_their_product_in_ptypy(tmp_path: Path) -> None:
+    result = example(slices=3)
+    lost = convert.write_result(result, tmp_path / "run.ptyr", convert.FORMATS["ptypy"])
+    assert "The product of 3 slices is written." in lost
+    back, _, _ = convert.read_result(tmp_path / "run.ptyr")
+    np.testing.assert_allclose(back.object[0], np.prod(result.object, axis=0), rtol=1e-5)
+
+
+@pytest.mark.parametrize("radiation", ["photon", "electron"])
+def test_a_model_of_ptyrad(radiation: str, tmp_path: Path) -> None:
+    """Corners are whole pixels and shifts the rest; lengths are in angstrom for electrons; tilts in mrad."""
+    result = example(slices=2, pixel_size_m=(4e-11, 4e-11), slice_spacing_m=2e-9, tilt_rad=(1e-3, -2e-3))
+    result.attrs["radiation"] = radiation
+    lost = convert.write_result(result, tmp_path / "model.hdf5", convert.FORMATS["ptyrad"])
+    assert lost == []
+    unit = 1e-10 if radiation == "electron" else 1.0
+    with h5py.File(tmp_path / "model.hdf5") as file:
+        tensors, model = file["optimizable_tensors"], file["model_attributes"]
+        assert tensors["objp"].shape == (1, 2, 40, 48) and tensors["objp"].dtype == np.float32
+        waves = tensors["obja"][0] * np.exp(1j * tensors["objp"][0])
+        np.testing.assert_allclose(waves, result.object, rtol=1e-5, atol=1e-6)
+        assert model["crop_pos"].dtype.kind == "i" and np.abs(tensors["probe_pos_shifts"]).max() <= 0.5
+        corner = model["crop_pos"][()] + tensors["probe_pos_shifts"][()]
+        np.testing.assert_allclose(corner, result.positions_px, atol=1e-6)
+        assert model["dx"][()] * unit == pytest.approx(4e-11)
+        assert model["dk"][()] == pytest.approx(1 / (12 * model["dx"][()]))
+        np.testing.assert_allclose(tensors["obj_tilts"], [[1.0, -2.0]], rtol=1e-6)
+    back, _, notes = convert.read_result(tmp_path / "model.hdf5")
+    assert back.pixel_size_m == pytest.approx((4e-11, 4e-11)) and back.slice_spacing_m == pytest.approx(2e-9)
+    assert back.tilt_rad == pytest.approx((1e-3, -2e-3))
+    assert any("angstrom" in note for note in notes) == (radiation == "electron")
+    with pytest.raises(BadInput, match="square"):
+        convert.write_result(example(), tmp_path / "other.hdf5", convert.FORMATS["ptyrad"])
+
+
+@pytest.mark.parametrize(("shape", "window"), SHAPES)
+@pytest.mark.parametrize("radiation", ["photon", "electron"])
+def test_windows_of_fold_slice(shape: tuple[int, int], window: tuple[int, int], radiation: str, tmp_path: Path) -> None:
+    """Its own rule of where a window begins (find_reconstruction_ROI), counted from 1 there and from 0 here."""
+    result = example(shape, window, slices=3, pixel_size_m=(4e-11, 5e-11), slice_spacing_m=2e-9)
+    result.attrs |= {"radiation": radiation, "energy_eV": 300e3}
+    result.history = {"residual": np.array([0.3, 0.2])}
+    convert.write_result(result, tmp_path / "Niter10.mat", convert.FORMATS["ptychoshelves"])
+    found = loadmat(tmp_path / "Niter10.mat", simplify_cells=True)
+    assert found["object"].shape == (*shape, 3) and found["probe"].shape == (*window, 2)
+    rows_first = found["outputs"]["probe_positions"][:, ::-1]
+    np.testing.assert_array_equal(found["outputs"]["fourier_error_out"], [0.3, 0.2])
+    begins = rows_first + np.ceil(np.array(shape) / 2 - np.array(window) / 2) - 1
+    np.testing.assert_allclose(begins, result.positions_px, atol=1e-9)
+    unit = 1e-10 if radiation == "electron" else 1.0
+    np.testing.assert_allclose(found["p"]["dx_spec"] * unit, (4e-11, 5e-11))
+    assert found["p"]["lambda"] * unit == pytest.approx(
+        1.96875e-12 if radiation == "electron" else 4.1328e-12, rel=1e-4
+    )
+    np.testing.assert_allclose(found["p"]["multi_slice_param"]["z_distance"][:2] * unit, 2e-9)
+    assert np.isinf(found["p"]["multi_slice_param"]["z_distance"][2])
+    back, _, _ = convert.read_result(tmp_path / "Niter10.mat")
+    assert_same(back, result)
+
+
+def test_a_mat_of_version_7_3(tmp_path: Path) -> None:
+    """HDF5 behind a block of 512 bytes, axes reversed, complex numbers of parts real and imag: as MATLAB writes."""
+    there = example(slices=2)
+    convert.write_result(there, tmp_path / "old.mat", convert.FORMATS["ptychoshelves"])
+    old = loadmat(tmp_path / "old.mat", simplify_cells=True)
+
+    def parts(array: np.ndarray) -> np.ndarray:
+        made = np.empty(array.shape[::-1], [("real", "f4"), ("imag", "f4")])
+        made["real"], made["imag"] = array.T.real, array.T.imag
+        return made
+
+    path = tmp_path / "Niter10.mat"
+    with h5py.File(path, "w", userblock_size=512) as file:
+        file["object"], file["probe"] = parts(old["object"]), parts(np.stack([old["probe"], old["probe"]], axis=3))
+        file["outputs/probe_positions"] = old["outputs"]["probe_positions"].T
+        file["p/dx_spec"] = old["p"]["dx_spec"].reshape(2, 1)
+        file["p/multi_slice_param/z_distance"] = old["p"]["multi_slice_param"]["z_distance"].reshape(-1, 1)
+    with path.open("r+b") as stream:
+        stream.write(b"MATLAB 7.3 MAT-file, Platform: GLNXA64")
+    back, found, notes = convert.read_result(path)
+    assert found.name == "ptychoshelves" and any("2 variable-probe" in note for note in notes)
+    assert_same(back, there)
+
+
+@pytest.mark.parametrize(("shape", "window"), SHAPES)
+def test_translations_of_cxi(shape: tuple[int, int], window: tuple[int, int], tmp_path: Path) -> None:
+    """The middle of the object is the origin of the sample, as CXI says where nothing else is said."""
+    result = example(shape, window)
+    convert.write_result(result, tmp_path / "r.cxi", convert.FORMATS["cxi"])
+    with h5py.File(tmp_path / "r.cxi") as file:
+        image = file["entry_1/image_1"]
+        assert file["cxi_version"][()] == 160 and image["data_space"].asstr()[()] == "real"
+        np.testing.assert_allclose(image["image_size"], [shape[1] * 2e-8, shape[0] * 1e-8, 0])
+        moved = file["entry_1/data_1/translation"][()]
+        row = moved[:, 1] / 1e-8 + (shape[0] - 1) / 2
+        column = moved[:, 0] / 2e-8 + (shape[1] - 1) / 2
+        axis = result.positions_px + np.array(window) // 2
+        np.testing.assert_allclose(np.stack((row, column), 1), axis, atol=1e-9)
+        assert file["entry_1/instrument_1/source_1/energy"][()] == pytest.approx(8000 * 1.602176634e-19)
+        assert file["entry_1/instrument_1/source_1/wavelength"][()] == pytest.approx(1.5498e-10, rel=1e-4)
+        del image
+    with h5py.File(tmp_path / "r.cxi", "r+") as file:  # as other programs write it
+        del file["entry_1/ptymesh"], file["entry_1/image_1/x_pixel_size"], file["entry_1/image_1/y_pixel_size"]
+    back, _, _ = convert.read_result(tmp_path / "r.cxi")
+    assert_same(back, result)
+
+
+@pytest.mark.parametrize("metric", [True, False])
+def test_signals_of_hyperspy(metric: bool, tmp_path: Path) -> None:
+    """Two signals of images with calibrated axes; what is not a signal comes back, too."""
+    more: dict[str, Any] = {} if metric else {"pixel_size_m": None, "positions_m": None}
+    result = example(slices=3, opr=example(modes=2).probe, weights=np.full((7, 3), 0.5), **more)
+    lost = convert.write_result(result, tmp_path / "r.hspy", convert.FORMATS["hyperspy"])
+    assert lost == []
+    with h5py.File(tmp_path / "r.hspy") as file:
+        assert file.attrs["file_format"] == "HyperSpy"
+        signal = file["Experiments/object"]
+        axes = [dict(signal[f"axis-{i}"].attrs) for i in range(3)]
+        assert [axis["name"] for axis in axes] == ["z", "y", "x"]
+        assert [axis["size"] for axis in axes] == [3, 40, 48] and signal["data"].shape == (3, 40, 48)
+        assert [bool(axis["navigate"]) for axis in axes] == [True, False, False]
+        assert axes[1]["units"] == ("m" if metric else "px")
+        assert axes[1]["scale"] == (1e-8 if metric else 1.0)
+        assert axes[1]["offset"] == pytest.approx(-3.3e-8 if metric else 0.0)
+        assert signal["metadata/General"].attrs["title"] == "object"
+        assert dict(file["Experiments/probe/axis-2"].attrs)["offset"] == pytest.approx(-6 * (2e-8 if metric else 1.0))
+    back, _, _ = convert.read_result(tmp_path / "r.hspy")
+    for name in ("object", "probe", "positions_px", "opr", "weights"):
+        np.testing.assert_array_equal(getattr(back, name), getattr(result, name))
+    assert back.pixel_size_m == result.pixel_size_m and back.slice_spacing_m == result.slice_spacing_m
+
+
+@pytest.mark.parametrize("metric", [True, False])
+@pytest.mark.parametrize("slices", [1, 3])
+def test_a_hyperstack(slices: int, metric: bool, tmp_path: Path) -> None:
+    result = example(slices=slices, **({} if metric else {"pixel_size_m": None, "positions_m": None}))
+    lost = convert.write_result(result, tmp_path / "r.tif", convert.FORMATS["tiff"])
+    assert lost == ["The probe is left out.", "The positions are left out."]
+    with tifffile.TiffFile(tmp_path / "r.tif") as file:
+        images = file.asarray().reshape(slices, 2, 40, 48)
+        about = file.imagej_metadata
+        page = file.pages[0]
+        assert about is not None and images.dtype == np.float32
+        np.testing.assert_allclose(images[:, 0], np.abs(result.object), rtol=1e-6)
+        np.testing.assert_allclose(images[:, 1], np.angle(result.object), rtol=1e-5, atol=1e-6)
+        assert about["unit"] == ("nm" if metric else "pixel") and about["Labels"][1] == "phase (rad), slice 0"
+        if metric:
+            for tag, per_nm in (("XResolution", 1 / 20), ("YResolution", 1 / 10)):
+                over, under = page.tags[tag].value
+                assert over / under == pytest.approx(per_nm, rel=1e-6)
+            assert slices == 1 or about["spacing"] == pytest.approx(300)
+    assert convert.format_of(tmp_path / "r.tif") is None
+
+
+def test_every_format_has_a_test_both_ways() -> None:
+    assert {name for name, *_ in BOTH_WAYS} == {
+        one.name for one in convert.FORMATS.values() if one.read is not None
+    } - {"ptymesh"}
+
+
 def test_what_is_lost_is_said(tmp_path: Path) -> None:
     result = example(
         background=np.ones((16, 12)), nominal_px=np.zeros((7, 2)), recipe="a: 1", parameters={"lens": {"C10": 1e-6}}
@@ -128,11 +344,13 @@ def test_endings_choose_the_format() -> None:
     own = convert.FORMATS["ptymesh"]
     assert convert.target_format(Path("a.h5"), own).name == "ptychodus"
     assert convert.target_format(Path("a.h5"), convert.FORMATS["ptychodus"]).name == "ptymesh"
+    assert convert.target_format(Path("a.ptyr"), own).name == "ptypy"
+    assert convert.target_format(Path("a.hdf5"), own).name == "ptyrad"
     assert convert.target_format(Path("a.NPZ"), own).name == "ptychodus"
     assert convert.target_format(Path("a.dat"), own, "ptychodus").name == "ptychodus"
     with pytest.raises(BadInput, match=r"\.npz \(ptychodus\)"):
         convert.target_format(Path("a.dat"), own)
-    with pytest.raises(BadInput, match="there are ptymesh, ptychodus"):
+    with pytest.raises(BadInput, match="there are ptymesh, ptypy, ptychodus"):
         convert.target_format(Path("a.dat"), own, "ptychodos")
 
 

@@ -6,13 +6,16 @@ from pathlib import Path
 
 from ptymesh.errors import BadInput
 from ptymesh.files import target_of, writing
-from ptymesh.io.exchange import own, ptychodus
+from ptymesh.io.exchange import cxi_result, hyperspy, own, ptychodus, ptychoshelves, ptypy, ptyrad, tiff
 from ptymesh.io.exchange.result_format import ResultFormat
 from ptymesh.io.results import Result
 from ptymesh.sentences import quote
 
 #: Formats of results, ptymesh's own first.
-FORMATS: dict[str, ResultFormat] = {one.name: one for one in (own.FORMAT, ptychodus.FORMAT)}
+FORMATS: dict[str, ResultFormat] = {
+    module.FORMAT.name: module.FORMAT
+    for module in (own, ptypy, ptychodus, ptyrad, ptychoshelves, cxi_result, hyperspy, tiff)
+}
 
 
 def format_of(path: Path) -> ResultFormat | None:

@@ -66,7 +66,8 @@ class ResultFormat:
 
     def losses(self, result: Result) -> list[str]:
         """Return one sentence for each part of the result that this format does not hold."""
-        return [sentence for name, say in PARTS.items() if name not in self.holds and (sentence := say(result))]
+        without = self.holds | (frozenset() if "probe" in self.holds else OF_PROBE)
+        return [sentence for name, say in PARTS.items() if name not in without and (sentence := say(result))]
 
 
 def _modes(result: Result) -> str:
@@ -112,6 +113,10 @@ PARTS: dict[str, Callable[[Result], str]] = {
     "history": lambda result: "The history of the run is left out." if result.history else "",
     "recipe": lambda result: "The recipe is left out." if result.recipe else "",
 }
+
+
+#: Parts of the probe, of which nothing more is said where it is left out as a whole.
+OF_PROBE = frozenset({"modes", "opr", "intensities"})
 
 
 def pixel_size_of(result: Result) -> tuple[float, float]:

@@ -1,0 +1,156 @@
+"""hyperspy's signals, .hspy (HDF5 after its specification; h5py writes it, no code of hyperspy's).
+
+L, M    object slices, probe modes
+N       views
+
+    @file_format "HyperSpy", @file_format_version "3.1"
+    /Experiments/object/{data (L, H, W) or (H, W), axis-0 ..., metadata, original_metadata}
+    /Experiments/probe/{data (M, h, w), ...}
+    /Experiments/object/original_metadata/ptymesh       what signals have no place for, ours alone: positions_px, ...
+
+Each axis is an empty group with the attributes name, size, scale, offset, units, navigate, is_binned. Zero of y and x
+is where that of the positions is; of the probe, the optical axis. Source: RosettaSciIO's documentation of HSpy.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from ptymesh.errors import BadInput
+from ptymesh.io.exchange.building import build_result, file_has, number_in
+from ptymesh.io.exchange.result_format import FormatAbout, ResultFormat, new_file
+from ptymesh.io.hdf5.reading import has, open_hdf5, read_dataset
+from ptymesh.io.results import Result
+
+OWN = "Experiments/object/original_metadata/ptymesh"
+#: Arrays of a result that stand in the group of our own.
+FURTHER = ("nominal_px", "background", "weights", "opr", "residuals")
+
+
+def write(result: Result, path: Path) -> None:
+    """Write object and probe as two signals of complex images.
+
+    Raises:
+        BadInput: the path cannot be a file.
+    """
+    pixel = result.pixel_size_m or (1.0, 1.0)
+    unit = "px" if result.pixel_size_m is None else "m"
+    spacing = result.slice_spacing_m
+    through = ("z", spacing, "m") if spacing > 0 else ("slice", 1.0, "")
+    images = result.object[0] if len(result.object) == 1 else result.object
+    window = result.probe.shape[-2:]
+    with new_file(result, path) as file:
+        file.attrs["file_format"], file.attrs["file_format_version"] = "HyperSpy", "3.1"
+        _write_signal(file, "object", images, through, pixel, result.origin_px, unit)
+        _write_signal(file, "probe", result.probe, ("mode", 1.0, ""), pixel, (window[0] // 2, window[1] // 2), unit)
+        own = file.create_group(OWN)
+        own["positions_px"] = result.positions_px
+        own["origin_px"] = np.array(result.origin_px)
+        own["slice_spacing_m"], own["tilt_rad"] = spacing, np.array(result.tilt_rad)
+        if result.pixel_size_m is not None:
+            own["pixel_size_m"] = np.array(result.pixel_size_m)
+        for name in FURTHER:
+            if (array := getattr(result, name)) is not None:
+                own[name] = array
+        own.attrs["recipe"] = result.recipe
+
+
+def _write_signal(
+    file: h5py.File,
+    title: str,
+    images: np.ndarray,
+    through: tuple[str, float, str],
+    pixel: tuple[float, float],
+    zero: tuple[float, float],
+    unit: str,
+) -> None:
+    """Write one signal.
+
+    Args:
+        file: open for writing.
+        title: of the signal, and name of its group.
+        images: (H, W) or (K, H, W) complex.
+        through: name, scale and unit of the navigation axis of a stack.
+        pixel: scales of y and x.
+        zero: pixel (y, x) at which they are zero.
+        unit: of y and x.
+    """
+    group = file.create_group(f"Experiments/{title}")
+    group.attrs["package"], group.attrs["package_version"] = "", ""
+    group["data"] = images
+    axes = [(*through, 0.0, True)] if images.ndim == 3 else []
+    axes += [("yx"[i], pixel[i], unit, -pixel[i] * zero[i], False) for i in range(2)]  # type: ignore[misc]
+    for index, (name, scale, units, offset, navigate) in enumerate(axes):
+        axis = group.create_group(f"axis-{index}")
+        axis.attrs.update({"_type": "UniformDataAxis", "name": name, "size": images.shape[index]})
+        axis.attrs.update({"scale": float(scale), "offset": float(offset), "units": units})
+        axis.attrs.update({"navigate": navigate, "is_binned": False, "index_in_array": index})
+    group.create_group("metadata/General").attrs["title"] = title
+    signal = group.create_group("metadata/Signal")
+    signal.attrs["signal_type"] = ""
+    signal.attrs["quantity"] = "transmission" if title == "object" else "amplitude"
+    group.require_group("original_metadata")
+
+
+def recognises(path: Path) -> bool:
+    """Return True for signals that ptymesh wrote: those of others hold no positions."""
+    return file_has(path, f"{OWN}/positions_px", "Experiments/object/data", "Experiments/probe/data")
+
+
+def read(path: Path) -> tuple[Result, list[str]]:
+    """Return the result in signals that ptymesh wrote.
+
+    Raises:
+        BadInput: their arrays do not fit together.
+    """
+    with open_hdf5(path) as file:
+
+        def own(name: str) -> np.ndarray | None:
+            return read_dataset(file, f"{OWN}/{name}", None, "buifc") if has(file, f"{OWN}/{name}") else None
+
+        obj, probe = (read_dataset(file, f"Experiments/{name}/data", None, "buifc") for name in ("object", "probe"))
+        positions = read_dataset(file, f"{OWN}/positions_px", None, "iuf")
+        pixel, origin, tilt = own("pixel_size_m"), own("origin_px"), own("tilt_rad")
+        spacing = number_in(file, f"{OWN}/slice_spacing_m", 0.0)
+        further: dict[str, Any] = {name: own(name) for name in FURTHER}
+    for name, pair in (("pixel_size_m", pixel), ("origin_px", origin), ("tilt_rad", tilt)):
+        if pair is not None and (pair.shape != (2,) or pair.dtype.kind not in "iuf"):
+            raise BadInput(f"{name} in {path} has shape {pair.shape}; it should be two numbers.")
+    made = build_result(
+        path,
+        FORMAT.about.program,
+        object=obj,
+        probe=probe,
+        positions_px=positions,
+        pixel_size_m=None if pixel is None else (float(pixel[0]), float(pixel[1])),
+        origin_px=np.zeros(2) if origin is None else origin,
+        slice_spacing_m=spacing,
+        tilt_rad=(0.0, 0.0) if tilt is None else (float(tilt[0]), float(tilt[1])),
+        **further,
+    )
+    return made, []
+
+
+FORMAT = ResultFormat(
+    name="hyperspy",
+    endings=(".hspy",),
+    about=FormatAbout(
+        program="hyperspy",
+        layout="`/Experiments/object/data` ([slice,] y, x), `/Experiments/probe/data` (mode, y, x)",
+        positions="of our own, in `original_metadata.ptymesh.positions_px` of the object: object pixel under the "
+        "window's top-left corner",
+        lengths="m, or px; `scale` and `offset` of the axes",
+        source="RosettaSciIO's documentation",
+    ),
+    holds=frozenset(
+        {"probe", "modes", "slices", "tilt", "positions", "opr", "intensities", "background", "nominal", "recipe"}
+    ),
+    write=write,
+    recognises=recognises,
+    read=read,
+    needs_metres=False,
+)

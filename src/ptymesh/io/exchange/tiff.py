@@ -1,0 +1,66 @@
+"""The object as an ImageJ hyperstack of 32 bits: amplitude and phase (rad, -pi to pi) as channels, slices as z.
+
+L, H, W     object slices and pixels
+
+The size of a pixel is in the resolution tags and in ImageJ's description, in nanometres (or pixels). Source: ImageJ's
+documentation of TIFF and tifffile's, which writes it.
+"""
+
+from __future__ import annotations
+
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+
+from ptymesh.errors import BadInput
+from ptymesh.files import replacing
+from ptymesh.io.exchange.result_format import FormatAbout, ResultFormat
+from ptymesh.io.results import Result
+
+#: Bytes that ImageJ's TIFF may have, with room for its tags.
+MOST_BYTES = (1 << 32) - (1 << 20)
+
+
+def write(result: Result, path: Path) -> None:
+    """Write amplitude and phase of the object, (L, 2, H, W).
+
+    Raises:
+        BadInput: the object is larger than ImageJ's TIFF, or the path cannot be a file.
+    """
+    import tifffile
+
+    stack = np.stack((np.abs(result.object), np.angle(result.object)), axis=1).astype(np.float32)
+    if stack.nbytes > MOST_BYTES:
+        raise BadInput(f"Amplitude and phase take {stack.nbytes:g} bytes, more than ImageJ's TIFF holds (4 GB).")
+    about = {
+        "axes": "ZCYX",
+        "unit": "pixel",
+        "mode": "grayscale",
+        "Labels": [f"{name}, slice {i}" for i in range(len(stack)) for name in ("amplitude", "phase (rad)")],
+    }
+    resolution = None
+    if result.pixel_size_m is not None:
+        y, x = result.pixel_size_m
+        about |= {"unit": "nm", "spacing": result.slice_spacing_m * 1e9 or 1.0}
+        resolution = 1e-9 / x, 1e-9 / y  # pixels per unit, x first
+    packed = BytesIO()  # in memory: errors of the disk then come from one plain write
+    tifffile.imwrite(packed, stack, imagej=True, resolution=resolution, metadata=about)
+    with replacing(path, packed.getbuffer().nbytes) as temporary:
+        temporary.write_bytes(packed.getbuffer())
+
+
+FORMAT = ResultFormat(
+    name="tiff",
+    endings=(".tif", ".tiff"),
+    about=FormatAbout(
+        program="ImageJ, Fiji and others",
+        layout="amplitude and phase (rad) of the object, (slice, channel, y, x), float32; no probe",
+        positions="none",
+        lengths="nm, or pixels; resolution tags and `unit`, `spacing` of ImageJ's description",
+        source="ImageJ's and tifffile's documentation",
+    ),
+    holds=frozenset({"slices"}),
+    write=write,
+    needs_metres=False,
+)
