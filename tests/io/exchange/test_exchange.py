@@ -10,7 +10,7 @@ import h5py
 import numpy as np
 import pytest
 import tifffile
-from scipy.io import loadmat
+from scipy.io import loadmat, savemat
 
 from ptymesh.errors import BadInput
 from ptymesh.io.exchange import convert
@@ -223,6 +223,19 @@ def test_windows_of_fold_slice(shape: tuple[int, int], window: tuple[int, int], 
     assert_same(back, result)
 
 
+def test_axes_of_length_one_stay_in_a_mat(tmp_path: Path) -> None:
+    """One view, one mode with variable probes: no axis is taken for another one."""
+    there = example(modes=1)
+    there = Result(there.object, there.probe, there.positions_px[:1], pixel_size_m=there.pixel_size_m)
+    convert.write_result(there, tmp_path / "one.mat", convert.FORMATS["ptychoshelves"])
+    found = {name: array for name, array in loadmat(tmp_path / "one.mat").items() if not name.startswith("_")}
+    found["probe"] = np.stack([found["probe"], 0.1 * found["probe"]], axis=3)
+    savemat(tmp_path / "two.mat", found)
+    for name in ("one.mat", "two.mat"):
+        back, _, _ = convert.read_result(tmp_path / name)
+        assert_same(back, there)
+
+
 def test_a_mat_of_version_7_3(tmp_path: Path) -> None:
     """HDF5 behind a block of 512 bytes, axes reversed, complex numbers of parts real and imag: as MATLAB writes."""
     there = example(slices=2)
@@ -381,5 +394,41 @@ def test_unsound_products(spoil: Callable[[h5py.File], Any], word: str, tmp_path
     with h5py.File(path, "r+") as file:
         spoil(file)
     with pytest.raises(BadInput, match=word) as raised:
+        convert.read_result(path)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "ending", "place", "value", "word"),
+    [
+        ("ptypy", ".ptyr", "content/obj/Sscan_00G00/_psize", [0.0, 0.0], "_psize"),
+        ("ptypy", ".ptyr", "content/obj/Sscan_00G00/data", np.ones(3), "object"),
+        ("ptypy", ".ptyr", "content/positions/Sscan_00G00", np.ones((7, 3)), "positions"),
+        ("ptyrad", ".hdf5", "model_attributes/dx", -1e-11, "object pixel"),
+        ("ptyrad", ".hdf5", "optimizable_tensors/obja", np.ones((1, 1, 3, 3)), "do not fit"),
+        ("ptyrad", ".hdf5", "model_attributes/crop_pos", np.ones((6, 2)), "do not fit"),
+        ("cxi", ".cxi", "entry_1/image_1/y_pixel_size", 0.0, "positive"),
+        ("cxi", ".cxi", "entry_1/sample_1/geometry_1/translation", np.ones(7), "translations"),
+        ("hyperspy", ".hspy", "Experiments/object/original_metadata/ptymesh/pixel_size_m", np.ones(3), "pixel_size_m"),
+        ("hyperspy", ".hspy", "Experiments/probe/data", np.full((2, 16, 12), np.nan), "finite"),
+    ],
+)
+def test_unsound_files(name: str, ending: str, place: str, value: Any, word: str, tmp_path: Path) -> None:
+    path = tmp_path / f"r{ending}"
+    convert.write_result(example(pixel_size_m=(1e-8, 1e-8)), path, convert.FORMATS[name])
+    with h5py.File(path, "r+") as file:
+        del file[place]
+        file[place] = value
+    with pytest.raises(BadInput, match=word) as raised:
+        convert.read_result(path)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(("name", "ending"), [(name, ending) for name, ending, _ in BOTH_WAYS])
+def test_half_a_file_is_refused(name: str, ending: str, tmp_path: Path) -> None:
+    path = tmp_path / f"r{ending}"
+    convert.write_result(example(pixel_size_m=(1e-8, 1e-8)), path, convert.FORMATS[name])
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.raises(BadInput) as raised:
         convert.read_result(path)
     assert "\n" not in str(raised.value)

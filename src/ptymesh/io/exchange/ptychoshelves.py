@@ -100,7 +100,7 @@ def read(path: Path) -> tuple[Result, list[str]]:
         from scipy.io import loadmat
 
         with reading(str(path)):
-            variables = loadmat(path, variable_names=["object", "probe", "outputs", "p"], simplify_cells=True)
+            variables = loadmat(path, variable_names=["object", "probe", "outputs", "p"])
         return _read(path, lambda name: _inside(variables, name))
     with open_hdf5(path) as file:
 
@@ -116,13 +116,14 @@ def read(path: Path) -> tuple[Result, list[str]]:
 
 
 def _inside(variables: dict[str, Any], name: str) -> np.ndarray | None:
-    """Return an array in nested dicts, None if there is none."""
-    node: Any = variables
-    for part in name.split("/"):
-        if not isinstance(node, dict) or part not in node:
+    """Return an array within scipy's nested structs (record arrays), None if there is none."""
+    first, *fields = name.split("/")
+    node: Any = variables.get(first)
+    for field in fields:
+        if not isinstance(node, np.ndarray) or field not in (node.dtype.names or ()) or node.size == 0:
             return None
-        node = node[part]
-    return np.asarray(node)
+        node = node[field].reshape(-1)[0]
+    return node if isinstance(node, np.ndarray) else None
 
 
 def _read(path: Path, array_of: Callable[[str], np.ndarray | None]) -> tuple[Result, list[str]]:
