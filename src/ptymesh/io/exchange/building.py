@@ -100,6 +100,11 @@ def file_has(path: Path, *names: str) -> bool:
 def number_in(file: Hdf5File, name: str, default: float | None = None) -> float:
     """Return a dataset of one number.
 
+    Args:
+        file: open file.
+        name: of the dataset.
+        default: what is returned where it is missing; None: that is an error.
+
     Raises:
         BadInput: it is something else, or it is missing and there is no default.
     """
@@ -112,7 +117,16 @@ def number_in(file: Hdf5File, name: str, default: float | None = None) -> float:
 
 
 def number_attribute(file: Hdf5File, item: Any, name: str) -> float | None:
-    """Return a number among the attributes of a group or dataset, None if there is none."""
+    """Return a number among the attributes of a group or dataset, None if there is none.
+
+    Args:
+        file: open file, for messages.
+        item: group or dataset.
+        name: of the attribute.
+
+    Raises:
+        BadInput: it is no number.
+    """
     value = attribute(item, name)
     if value is None:
         return None

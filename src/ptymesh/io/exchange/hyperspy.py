@@ -83,7 +83,7 @@ def _write_signal(
     group.attrs["package"], group.attrs["package_version"] = "", ""
     group["data"] = images
     axes = [(*through, 0.0, True)] if images.ndim == 3 else []
-    axes += [("yx"[i], pixel[i], unit, -pixel[i] * zero[i], False) for i in range(2)]  # type: ignore[misc]
+    axes += [("yx"[i], pixel[i], unit, -pixel[i] * zero[i], False) for i in range(2)]
     for index, (name, scale, units, offset, navigate) in enumerate(axes):
         axis = group.create_group(f"axis-{index}")
         axis.attrs.update({"_type": "UniformDataAxis", "name": name, "size": images.shape[index]})

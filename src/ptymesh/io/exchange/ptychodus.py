@@ -61,10 +61,11 @@ def write(result: Result, path: Path) -> None:
     """
     about, numbers, arrays = _contents(result, path)
     if path.suffix.lower() == ".npz":
-        flat = {f"{array}_{name}": value for array, named in numbers.items() for name, value in named.items()}
-        needed = sum(np.asarray(array).nbytes for array in arrays.values())
+        members: dict[str, Any] = {**about, **arrays}
+        members |= {f"{array}_{name}": value for array, named in numbers.items() for name, value in named.items()}
+        needed = sum(array.nbytes for array in arrays.values())
         with replacing(path, needed) as temporary, temporary.open("wb") as stream:
-            np.savez(stream, **about, **flat, **arrays)
+            np.savez(stream, **members)
         return
     with new_file(result, path) as file:
         file.attrs.update(about)

@@ -1,4 +1,4 @@
-"""What every format of other programs' results offers, and what it says of itself for the reference.
+"""Interface of the formats of other programs' results, with the description of each for the reference.
 
 L, M, K     object slices, probe modes, variable-probe (OPR) modes
 N           views

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -33,7 +34,7 @@ def write(result: Result, path: Path) -> None:
     stack = np.stack((np.abs(result.object), np.angle(result.object)), axis=1).astype(np.float32)
     if stack.nbytes > MOST_BYTES:
         raise BadInput(f"Amplitude and phase take {stack.nbytes:g} bytes, more than ImageJ's TIFF holds (4 GB).")
-    about = {
+    about: dict[str, Any] = {
         "axes": "ZCYX",
         "unit": "pixel",
         "mode": "grayscale",
