@@ -99,7 +99,8 @@ def test_a_product_of_ptychodus(ending: str, tmp_path: Path) -> None:
     """Its own geometry: a position, counted from pixels' edges, is the middle of the window on the object."""
     result = example(opr=example(modes=3).probe, weights=np.random.default_rng(0).uniform(0.5, 1, (7, 4)))
     path = tmp_path / f"product{ending}"
-    assert convert.write_result(result, path, convert.FORMATS["ptychodus"]) == []
+    lost = convert.write_result(result, path, convert.FORMATS["ptychodus"])
+    assert lost == ["The beam's amplitude in each view acts on the first probe mode alone."]
     if ending == ".npz":
         with np.load(path, allow_pickle=False) as file:
             values = {name: file[name] for name in file}
@@ -344,6 +345,26 @@ def test_what_is_lost_is_said(tmp_path: Path) -> None:
     for word in ("background", "before refinement", "lens/C10", "recipe"):
         assert word in said
     assert convert.write_result(result, tmp_path / "own.h5", convert.FORMATS["ptymesh"]) == []
+
+
+def test_what_is_not_known_is_said(tmp_path: Path) -> None:
+    """The recipe is asked where the result itself is silent."""
+    bare = example(attrs={}, pixel_size_m=(1e-8, 1e-8))
+    said = {
+        name: convert.write_result(bare, tmp_path / f"{name}.x", convert.FORMATS[name])
+        for name in ("ptychodus", "ptyrad", "ptychoshelves", "cxi", "ptypy")
+    }
+    assert said["ptychodus"] == [
+        "The energy is not known: 0 is written.",
+        "The distance to the detector is not known: 0 is written.",
+    ]
+    assert said["ptyrad"] == ["The radiation is not known: lengths are in angstrom."]
+    assert said["ptychoshelves"] == ["The radiation is not known: lengths are in metres."]
+    assert said["cxi"] == said["ptypy"] == []
+    bare.recipe = "data: {energy_eV: 8e3, radiation: photon, distance_m: 1.5}"
+    for name in ("ptychodus", "ptyrad", "ptychoshelves"):
+        assert convert.write_result(bare, tmp_path / f"{name}.x", convert.FORMATS[name]) == ["The recipe is left out."]
+    assert convert.read_result(tmp_path / "ptychodus.x")[0].attrs["energy_eV"] == 8000
 
 
 def test_pixel_units_are_refused_where_there_are_lengths(tmp_path: Path) -> None:

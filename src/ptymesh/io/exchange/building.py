@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 
 from ptymesh.errors import BadInput
+from ptymesh.io.exchange.result_format import ANGSTROM_M
 from ptymesh.io.hdf5.reading import Hdf5File, attribute, has, is_hdf5, open_hdf5, read_dataset, text_of
 from ptymesh.io.results import Result
 
 #: Pixel sizes and spacings above this are in angstrom, for no object pixel is as large as 0.1 mm, nor as small as
 #: 1e-4 angstrom.
 LARGEST_PIXEL_M = 1e-4
-ANGSTROM_M = 1e-10
 
 
 def build_result(

@@ -26,7 +26,7 @@ from ptymesh import constants
 from ptymesh.errors import BadInput
 from ptymesh.geometry import electron_wavelength_m, photon_wavelength_m
 from ptymesh.io.exchange.building import build_result, file_has, number_in
-from ptymesh.io.exchange.result_format import FormatAbout, ResultFormat, energy_of, new_file, pixel_size_of, setting_of
+from ptymesh.io.exchange.result_format import FormatAbout, ResultFormat, new_file, number_of, pixel_size_of, setting_of
 from ptymesh.io.hdf5.reading import attribute, has, item_of, open_hdf5, read_dataset
 from ptymesh.io.results import Result
 
@@ -72,7 +72,7 @@ def write(result: Result, path: Path) -> None:
 
 def _write_source(file: h5py.File, result: Result) -> None:
     """Write energy and wavelength, where they are known."""
-    energy = energy_of(result)
+    energy = number_of(result, "energy_eV")
     if energy is None:
         return
     source = file["/entry_1/instrument_1/source_1"]

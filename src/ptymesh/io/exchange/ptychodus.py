@@ -36,10 +36,9 @@ from ptymesh.io.exchange.building import build_result, file_has, number_attribut
 from ptymesh.io.exchange.result_format import (
     FormatAbout,
     ResultFormat,
-    energy_of,
     new_file,
+    number_of,
     pixel_size_of,
-    setting_of,
 )
 from ptymesh.io.hdf5.reading import has, item_of, open_hdf5, read_dataset
 from ptymesh.io.results import Result
@@ -86,8 +85,8 @@ def _contents(result: Result, path: Path) -> tuple[dict[str, Any], dict[str, dic
     about = {
         "name": path.stem,
         "comments": "Converted by ptymesh.",
-        "detector_object_distance_m": float(setting_of(result, "distance_m") or 0.0),
-        "probe_energy_eV": energy_of(result) or 0.0,
+        "detector_object_distance_m": number_of(result, "distance_m") or 0.0,
+        "probe_energy_eV": number_of(result, "energy_eV") or 0.0,
         "probe_photon_count": power,
         "exposure_time_s": 0.0,
         "mass_attenuation_m2_kg": 0.0,
@@ -114,6 +113,18 @@ def _contents(result: Result, path: Path) -> tuple[dict[str, Any], dict[str, dic
     if result.weights is not None:
         arrays["opr_weights"] = np.asarray(result.weights, dtype=np.float64)
     return about, numbers, arrays
+
+
+def remarks(result: Result) -> list[str]:
+    """Return sentences about numbers that are not known, and about weights, which act on the first mode alone."""
+    said = [
+        f"The {word} is not known: 0 is written."
+        for word, name in (("energy", "energy_eV"), ("distance to the detector", "distance_m"))
+        if number_of(result, name) is None
+    ]
+    if result.weights is not None and len(result.probe) > 1 and (result.weights[:, 0] != 1).any():
+        said.append("The beam's amplitude in each view acts on the first probe mode alone.")
+    return said
 
 
 def recognises(path: Path) -> bool:
@@ -230,4 +241,5 @@ FORMAT = ResultFormat(
     write=write,
     recognises=recognises,
     read=read,
+    remarks=remarks,
 )

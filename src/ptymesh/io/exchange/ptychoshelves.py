@@ -25,8 +25,8 @@ import numpy as np
 from ptymesh.errors import BadInput
 from ptymesh.files import replacing
 from ptymesh.geometry import electron_wavelength_m, photon_wavelength_m
-from ptymesh.io.exchange.building import ANGSTROM_M, build_result, file_has, in_metres
-from ptymesh.io.exchange.result_format import FormatAbout, ResultFormat, energy_of, pixel_size_of, setting_of
+from ptymesh.io.exchange.building import build_result, file_has, in_metres
+from ptymesh.io.exchange.result_format import ANGSTROM_M, FormatAbout, ResultFormat, number_of, pixel_size_of, unit_of
 from ptymesh.io.hdf5.reading import has, open_hdf5, read_dataset, reading
 from ptymesh.io.results import Result
 
@@ -46,15 +46,15 @@ def write(result: Result, path: Path) -> None:
     from scipy.io import savemat
 
     pixel = np.array(pixel_size_of(result))
-    radiation, energy = setting_of(result, "radiation"), energy_of(result)
-    unit = ANGSTROM_M if radiation == "electron" else 1.0
+    unit, _ = unit_of(result, 1.0)
+    energy = number_of(result, "energy_eV")
     if result.object.nbytes >= MOST_BYTES:
         raise BadInput(f"The object has {result.object.nbytes:g} bytes, more than a .mat of version 5 holds.")
     window, extent = (np.array(array.shape[-2:]) for array in (result.probe, result.object))
     middle = np.ceil(extent / 2 - window / 2) - 1
     p: dict[str, Any] = {"dx_spec": (pixel / unit)[None]}
     if energy is not None:
-        wavelength = electron_wavelength_m(energy) if radiation == "electron" else photon_wavelength_m(energy)
+        wavelength = electron_wavelength_m(energy) if unit == ANGSTROM_M else photon_wavelength_m(energy)
         p["lambda"] = wavelength / unit
     if len(result.object) > 1:
         spacings = [result.slice_spacing_m / unit] * (len(result.object) - 1)
@@ -191,4 +191,5 @@ FORMAT = ResultFormat(
     write=write,
     recognises=recognises,
     read=read,
+    remarks=lambda result: unit_of(result, 1.0)[1],
 )

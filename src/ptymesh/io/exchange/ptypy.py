@@ -27,10 +27,9 @@ from ptymesh.io.exchange.building import build_result, file_has
 from ptymesh.io.exchange.result_format import (
     FormatAbout,
     ResultFormat,
-    energy_of,
     new_file,
+    number_of,
     pixel_size_of,
-    setting_of,
 )
 from ptymesh.io.hdf5.reading import Hdf5File, has, item_of, open_hdf5, read_dataset, reading
 from ptymesh.io.results import Result
@@ -50,9 +49,9 @@ def write(result: Result, path: Path) -> None:
     window = np.array(result.probe.shape[-2:])
     origin = -(np.array(result.origin_px) + window // 2) * pixel
     positions = (result.positions_px + window // 2) * pixel + origin
-    energy = energy_of(result)
+    energy = number_of(result, "energy_eV")
     projection = np.prod(result.object, axis=0, keepdims=True)
-    data = {"energy": None if energy is None else energy / 1e3, "distance": setting_of(result, "distance_m")}
+    data = {"energy": None if energy is None else energy / 1e3, "distance": number_of(result, "distance_m")}
     content = {
         "probe": {STORAGE: _storage(result.probe, pixel, -(window // 2) * pixel, energy)},
         "obj": {STORAGE: _storage(projection, pixel, origin, energy)},

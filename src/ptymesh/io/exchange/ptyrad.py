@@ -20,8 +20,8 @@ from pathlib import Path
 import numpy as np
 
 from ptymesh.errors import BadInput
-from ptymesh.io.exchange.building import ANGSTROM_M, build_result, file_has, in_metres, number_in
-from ptymesh.io.exchange.result_format import FormatAbout, ResultFormat, new_file, pixel_size_of, setting_of
+from ptymesh.io.exchange.building import build_result, file_has, in_metres, number_in
+from ptymesh.io.exchange.result_format import ANGSTROM_M, FormatAbout, ResultFormat, new_file, pixel_size_of, unit_of
 from ptymesh.io.hdf5.reading import has, open_hdf5, read_dataset
 from ptymesh.io.results import Result
 
@@ -37,7 +37,7 @@ def write(result: Result, path: Path) -> None:
     y, x = pixel_size_of(result)
     if abs(y / x - 1) > 1e-6:
         raise BadInput(f"The object pixels are {y:g} x {x:g} m, and PtyRAD's are square; choose another format.")
-    unit = 1.0 if setting_of(result, "radiation") == "photon" else ANGSTROM_M
+    unit, _ = unit_of(result, ANGSTROM_M)
     corners = np.rint(result.positions_px).astype(np.int32)
     with new_file(result, path) as file:
         tensors, model = file.create_group(TENSORS), file.create_group(MODEL)
@@ -121,4 +121,5 @@ FORMAT = ResultFormat(
     write=write,
     recognises=recognises,
     read=read,
+    remarks=lambda result: unit_of(result, ANGSTROM_M)[1],
 )

@@ -53,6 +53,7 @@ class ResultFormat:
         recognises: returns True if a file is of this format, by its content; None where it cannot be read back.
         read: returns the result in a file, and sentences about what was assumed or left out.
         needs_metres: True if it cannot hold a result in pixel units.
+        remarks: returns sentences about what is written in place of what is not known, or means less than it does here.
     """
 
     name: str
@@ -63,11 +64,13 @@ class ResultFormat:
     recognises: Callable[[Path], bool] | None = None
     read: Callable[[Path], tuple[Result, list[str]]] | None = None
     needs_metres: bool = True
+    remarks: Callable[[Result], list[str]] = lambda _: []
 
     def losses(self, result: Result) -> list[str]:
-        """Return one sentence for each part of the result that this format does not hold."""
+        """Return one sentence for each part of the result that this format does not hold, and its remarks."""
         without = self.holds | (frozenset() if "probe" in self.holds else OF_PROBE)
-        return [sentence for name, say in PARTS.items() if name not in without and (sentence := say(result))]
+        lost = [sentence for name, say in PARTS.items() if name not in without and (sentence := say(result))]
+        return lost + self.remarks(result)
 
 
 def _modes(result: Result) -> str:
@@ -115,6 +118,7 @@ PARTS: dict[str, Callable[[Result], str]] = {
 }
 
 
+ANGSTROM_M = 1e-10
 #: Parts of the probe, of which nothing more is said where it is left out as a whole.
 OF_PROBE = frozenset({"modes", "opr", "intensities"})
 
@@ -140,13 +144,29 @@ def setting_of(result: Result, name: str) -> Any:
         return None
 
 
-def energy_of(result: Result) -> float | None:
-    """Return the energy in eV, None where neither the result nor its recipe says it."""
-    value = setting_of(result, "energy_eV")
+def number_of(result: Result, name: str) -> float | None:
+    """Return `energy_eV` or `distance_m`, None where neither the result nor its recipe says a number."""
+    value = setting_of(result, name)
     try:
         return float(value) if value is not None else None
     except (TypeError, ValueError):
         return None
+
+
+def unit_of(result: Result, unknown: float) -> tuple[float, list[str]]:
+    """Return metres per unit of length in formats that have angstrom for electrons and metres for X-rays.
+
+    Args:
+        result: whose radiation counts.
+        unknown: unit where it is not known, ANGSTROM_M or 1.
+
+    Returns:
+        The unit, and a sentence where it had to be chosen.
+    """
+    radiation = setting_of(result, "radiation")
+    if radiation in ("photon", "electron"):
+        return (ANGSTROM_M if radiation == "electron" else 1.0), []
+    return unknown, [f"The radiation is not known: lengths are in {'metres' if unknown == 1 else 'angstrom'}."]
 
 
 @contextmanager
