@@ -24,7 +24,6 @@ import numpy as np
 import torch
 from record import about, write
 
-from ptymesh.auto.judging import judge
 from ptymesh.engines import ENGINES
 from ptymesh.estimate import BLOCK
 from ptymesh.measurement import Measurement
@@ -35,6 +34,7 @@ from ptymesh.recipe.schema import engine_of
 from ptymesh.run.bench import spread_views
 from ptymesh.run.reconstruction import Reconstruction
 from ptymesh.simulate import simulate
+from ptymesh.verdict.held_out import judge_held_out
 
 TURNS, HELD = 6, 0.2
 POSITIONS, INTENSITY = {"positions": True}, {"probe": {"intensity": True}}
@@ -99,7 +99,7 @@ class Way:
         problem, estimate = self.recon.problem, self.recon.state.estimate
         held = hold_out(problem.unturned, HELD, 0)
         began = time.process_time()
-        judge(problem, estimate, held, self.own)
+        judge_held_out(problem, estimate, held, self.own)
         self.judged.append(time.process_time() - began)
 
 

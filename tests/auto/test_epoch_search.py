@@ -14,12 +14,12 @@ import torch
 from ptymesh.auto import epoch_search as module
 from ptymesh.auto.candidates import Budget, Candidate, CandidateRunner, SearchContext
 from ptymesh.auto.epoch_search import ADAM, STRIDE, EpochSearch
-from ptymesh.auto.judging import Judged
 from ptymesh.distributed.world import Solo
 from ptymesh.io import load_measurement
 from ptymesh.recipe.schema import Recipe
 from ptymesh.run.simulate_file import write
 from ptymesh.simulate import checked
+from ptymesh.verdict.held_out import Judged
 
 OPENING = {"engine": "rpie", "batch": 8}
 BOLD = "adam 0.03"

@@ -15,7 +15,6 @@ import torch
 from near_scans import simulate_near
 from ptymesh.auto.candidates import Budget, Candidate, OverBudget, SearchContext
 from ptymesh.auto.data import described
-from ptymesh.auto.judging import Judged
 from ptymesh.auto.near_field import DistanceSearch, NearField, near_fields
 from ptymesh.auto.stage_search import StageSearch
 from ptymesh.auto.sweeps import default_sweeps
@@ -23,6 +22,7 @@ from ptymesh.distributed.world import Solo
 from ptymesh.io import load_measurement
 from ptymesh.io.prepare.near_field import near_field_signs
 from ptymesh.recipe.schema import Recipe
+from ptymesh.verdict.held_out import Judged
 
 
 @dataclass

@@ -14,7 +14,6 @@ from ptymesh.auto import decide, described
 from ptymesh.auto import stage_search as module
 from ptymesh.auto.candidates import Budget, Candidate, CandidateRunner, OverBudget, SearchContext, Undecided
 from ptymesh.auto.hypotheses import GAINS, Hypothesis
-from ptymesh.auto.judging import Judged
 from ptymesh.auto.recipe_text import recipe_text
 from ptymesh.auto.stage_search import ENGINE, TRIAL_EPOCHS, Decision, StageSearch, StageTrial
 from ptymesh.distributed.world import Solo
@@ -22,6 +21,7 @@ from ptymesh.io import load_measurement
 from ptymesh.recipe.schema import Recipe
 from ptymesh.run.simulate_file import write
 from ptymesh.simulate import checked
+from ptymesh.verdict.held_out import Judged
 
 
 @pytest.fixture(autouse=True)

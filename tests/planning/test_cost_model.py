@@ -9,10 +9,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from ptymesh.auto.judging import judging
 from ptymesh.engines import ENGINES, MPIE, RPIE, Adam
 from ptymesh.engines.optimisers import SGD
-from ptymesh.planning.cost_model import EpochCost, EpochSize, batch_for, cost_of_stage, epoch_size, sweep_work
+from ptymesh.planning.cost_model import (
+    EpochCost,
+    EpochSize,
+    batch_for,
+    cost_of_judging,
+    cost_of_stage,
+    epoch_size,
+    sweep_work,
+)
 from ptymesh.planning.device_pace import DevicePace, measure_pace
 from ptymesh.simulate import simulate
 
@@ -41,7 +48,7 @@ def test_judging_costs_what_was_measured() -> None:
     for row in json.loads(MEASURED.read_text())["rows"]:
         model = row["near"], row["slices"], row["waves"], row["opr"]
         price, own = EpochCost(ENGINES[row["engine"]].cost, *model), frozenset(row["own"])
-        declared = judging(price, own, row["held"] * row["views"] * math.prod(row["window"]))
+        declared = cost_of_judging(price, own, row["held"] * row["views"] * math.prod(row["window"]))
         measured = row["judgement_s"] * row["rate"] * math.prod(row["window"])
         (fits if own else passes).append(abs(math.log(declared / measured)))
     assert len(fits) > 30 and len(passes) > 50
@@ -63,8 +70,10 @@ def test_nothing_is_free(engine: str, near: bool, slices: int) -> None:
     plain = pixels()
     for own in ("positions", "intensity", "opr"):
         assert pixels(own) > plain
-        assert judging(priced(own), frozenset({own}), 1e5) > judging(priced(own), frozenset(), 1e5) > 0
-        assert judging(priced(own, waves=2), frozenset({own}), 1e5) > judging(priced(own), frozenset({own}), 1e5)
+        assert cost_of_judging(priced(own), frozenset({own}), 1e5) > cost_of_judging(priced(own), frozenset(), 1e5) > 0
+        assert cost_of_judging(priced(own, waves=2), frozenset({own}), 1e5) > cost_of_judging(
+            priced(own), frozenset({own}), 1e5
+        )
     assert pixels(lit=True) > plain and pixels(waves=2) > plain
     assert EpochCost(ENGINES[engine].cost, near, slices, 1, 4, frozenset({"opr"})).epoch_work(SIZE) > pixels("opr")
     assert plain >= EpochCost(ENGINES[engine].cost).epoch_work(SIZE) >= EpochCost().epoch_work(SIZE)

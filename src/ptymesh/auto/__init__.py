@@ -15,7 +15,6 @@ readings         the list of these
 hypotheses       the list of changes of the model
 epoch_search     numbers of epochs of the stages
 candidates       candidates that continue one estimate, and what runs them
-judging          the residual of held-out views
 recipe_text      the recipe as text, with the reasons as comments
 python           the same in one call
 """

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from ptymesh.auto.judging import Judged, judge, judging
 from ptymesh.distributed.layout import Replicated
 from ptymesh.distributed.world import World
 from ptymesh.engines import Engine
@@ -23,12 +22,13 @@ from ptymesh.io.checkpoint.store import Checkpoint
 from ptymesh.measurement import Measurement
 from ptymesh.physics import probes
 from ptymesh.planning.batches import hold_out
-from ptymesh.planning.cost_model import EpochSize, cost_of_stage, sweep_work
+from ptymesh.planning.cost_model import EpochSize, cost_of_judging, cost_of_stage, sweep_work
 from ptymesh.recipe.initial import opr_modes
 from ptymesh.recipe.schema import Recipe, engine_of
 from ptymesh.run.loop import Loop
 from ptymesh.run.reconstruction import Reconstruction
 from ptymesh.run.state import HISTORY, RunState
+from ptymesh.verdict.held_out import Judged, judge_held_out
 
 #: Number of held-out views: enough to tell a difference.
 HELD_VIEWS = 40
@@ -203,7 +203,7 @@ class CandidateRunner:
         price = cost_of_stage(engine, near, slices, candidate.modes, len(estimate.opr))
         batches, pixels = math.ceil(self.views / (engine.batch or self.views)), math.prod(estimate.extent)
         epoch = price.epoch_work(EpochSize(self.views, h * w, batches, pixels, pixels))
-        judged = judging(price, candidate.own, len(self.held) * h * w)
+        judged = cost_of_judging(price, candidate.own, len(self.held) * h * w)
         return self.share * (epochs * epoch + judged) / sweep_work(self.scan)
 
     @staticmethod
@@ -270,7 +270,7 @@ class CandidateRunner:
         try:
             for report in loop.epochs():
                 if report.epoch % every == 0:
-                    judged = judge(problem, state.estimate, self.held, candidate.own)
+                    judged = judge_held_out(problem, state.estimate, self.held, candidate.own)
                     history = {name: list(row) for name, row in state.history.items()}
                     yield replace(candidate, estimate=_copy(state.estimate), history=history, judged=judged)
         except Diverged:

@@ -313,6 +313,8 @@ def _conclude(recipe: Recipe, outcome: RunOutcome) -> None:
     final, floor = attributes["final_residual"], attributes.get("noise_floor")
     noise = f" (noise floor {floor:.4g} to {attributes['noise_level']:.4g})" if floor else ""
     typer.echo(f"Final residual {final:.6f}{noise}, R {attributes['final_r']:.4f}: {outcome.path}")
+    if recipe.hold_out:
+        typer.echo(f"It is of {attributes['residual_views']}.")
     for name, numbers in outcome.result.parameters.items():
         if any(name in stage.models for stage in recipe.stages):
             typer.echo(f"{name}: {', '.join(f'{term} {number:.6g}' for term, number in numbers.items())}")

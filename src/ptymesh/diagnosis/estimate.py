@@ -83,12 +83,14 @@ def find_weak_modes(view: ResultView) -> Evidence | None:
 def find_over_fitting(view: ResultView) -> Evidence | None:
     """Return the larger of the held-out residual's rise and of its excess over what noise explains; 1 is too much.
 
-    None where no views were held out, or positions were refined: held-out views keep theirs, which may be wrong.
+    None where no views were held out, or in older results with refined positions: of these, held-out views kept those
+    of the start.
     """
     held = np.asarray(view.result.history.get("held_out", ()), dtype=float)
     residual = np.asarray(view.result.history.get("residual", ()), dtype=float)
     known = np.isfinite(held)
-    if view.result.nominal_px is not None or not known.any() or len(held) != len(residual) or not known[-1]:
+    refined = view.result.nominal_px is not None and "positions" not in (view.result.attrs.get("held_out_fitted") or ())
+    if refined or not known.any() or len(held) != len(residual) or not known[-1]:
         return None
     stage = np.asarray(view.result.history.get("stage", np.zeros(len(held))))
     last = known & (stage == stage[-1])

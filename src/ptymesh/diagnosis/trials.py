@@ -23,14 +23,12 @@ from ptymesh.run.reconstruction import Reconstruction
 
 #: Views, epochs and views of a batch of a trial, at most.
 VIEWS, EPOCHS, BATCH = 64, 15, 16
-#: Share of the views that is held out of a trial whose remedy fits more numbers.
+#: Share of the views that is held out of a trial, whose remedy may fit more numbers.
 HELD_OUT = 0.1
 #: A remedy helps if the residual ends below this share of what it is without it.
 HELPS = 0.95
 #: Pixels of all patterns of a trial, beyond which it takes more than seconds.
 MOST_PIXELS = VIEWS * 128 * 128
-#: Recipe keys whose remedies move single views, so that held-out ones cannot judge them.
-PER_VIEW = ("positions", "models", "intensity")
 
 
 @dataclass(frozen=True)
@@ -38,14 +36,13 @@ class RemedyTrial:
     """Result of a trial.
 
     Attributes:
-        without, with_remedy: residuals, of held-out views if `held_out`, after so many `epochs` of `views` views.
+        without, with_remedy: residuals of held-out views, after so many `epochs` of `views` views.
     """
 
     without: float
     with_remedy: float
     epochs: int
     views: int
-    held_out: bool
 
     @property
     def helps(self) -> bool:
@@ -53,10 +50,8 @@ class RemedyTrial:
         return self.with_remedy < HELPS * self.without
 
     def __str__(self) -> str:
-        which = "held-out residual" if self.held_out else "residual"
-        return (
-            f"tried: {which} {self.without:.3g} to {self.with_remedy:.3g} in {self.epochs} epochs of {self.views} views"
-        )
+        change = f"{self.without:.3g} to {self.with_remedy:.3g}"
+        return f"tried: held-out residual {change} in {self.epochs} epochs of {self.views} views"
 
 
 class Trials:
@@ -70,7 +65,7 @@ class Trials:
     def __init__(self, view: ResultView, limit_s: float) -> None:
         self.view, self.limit_s = view, limit_s
         self.start = time.monotonic()
-        self._without: dict[bool, float] = {}
+        self._without: float | None = None
 
     def run(self, remedy: UsableRemedy) -> RemedyTrial | None:
         """Return what came of a trial; None where none can be made in seconds."""
@@ -80,16 +75,15 @@ class Trials:
         if min(VIEWS, scan.views) * math.prod(scan.window) * (changed.probe.modes or 1) > MOST_PIXELS:
             return None
         recipe = self.view.recipe or assumed_recipe(self.view)
-        held_out = not any(word in key for key in remedy.settings for word in PER_VIEW)
         try:
             chosen = self._central_views()
-            if held_out not in self._without:
-                self._without[held_out] = _residual(_part(scan, chosen), recipe, held_out)
+            if self._without is None:
+                self._without = _residual(_part(scan, chosen), recipe)
             other = self._changed_scan(recipe, changed)
-            ended = _residual(_part(other, chosen), changed, held_out)
+            ended = _residual(_part(other, chosen), changed)
         except PtymeshError:
             return None
-        return RemedyTrial(self._without[held_out], ended, EPOCHS, len(chosen), held_out)
+        return RemedyTrial(self._without, ended, EPOCHS, len(chosen))
 
     def _changed_scan(self, recipe: Recipe, changed: Recipe) -> Measurement:
         """Return the scan as the changed recipe reads it. Raises BadInput."""
@@ -119,8 +113,8 @@ def _part(scan: Measurement, views: np.ndarray) -> Measurement:
     )
 
 
-def _residual(scan: Measurement, recipe: Recipe, held_out: bool) -> float:
-    """Return the residual that the last stage ends with, of held-out views, or frozen of all. Raises BadInput."""
+def _residual(scan: Measurement, recipe: Recipe) -> float:
+    """Return the residual of held-out views that the last stage ends with. Raises BadInput."""
     stage = recipe.stages[-1]
     size: dict[str, Any] = {"epochs": EPOCHS, "batch": min(stage.batch or BATCH, BATCH)}
     recon = Reconstruction(
@@ -134,7 +128,5 @@ def _residual(scan: Measurement, recipe: Recipe, held_out: bool) -> float:
         device="cpu",
     )
     recon.stages = [type(stage).parse({**stage.model_dump(), **size})]
-    recon.loop(hold_out=HELD_OUT if held_out else 0.0).run()
-    if held_out:
-        return float(recon.state.history["held_out"][-1])
-    return float(recon.problem.residual(recon.state.estimate)[0])
+    recon.loop(hold_out=HELD_OUT).run()
+    return float(recon.state.history["held_out"][-1])

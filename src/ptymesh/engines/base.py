@@ -7,6 +7,7 @@ in `per_view`: tensors by name, which are kept between calls and in checkpoints.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PrivateAttr, SerializeAsAny, field_validator, model_validator
@@ -236,6 +237,25 @@ class Engine(Options):
         for constraint in self.constraints.values():
             if constraint.active(epoch):
                 constraint.apply(problem, estimate, self)
+
+    def moved_optics(self, optics: Sequence[Unknown]) -> frozenset[str]:
+        """Return the names of those of the operators' unknowns that this stage moves, in whichever of its epochs."""
+        return frozenset()
+
+    def view_unknowns(self, optics: Sequence[Unknown], opr_modes: int) -> frozenset[str]:
+        """Return what this stage moves of each view alone, in whichever of its epochs.
+
+        Args:
+            optics: unknowns of the model's operators.
+            opr_modes: number of variable-probe modes.
+
+        Returns:
+            "positions"; "intensity" and "opr", the columns of the weights; and names of operators' unknowns.
+        """
+        found = {one.name for one in optics if one.scope == "view"} & self.moved_optics(optics)
+        found |= {"positions"} if self.positions else set()
+        found |= {"intensity"} if self.probe.intensity else set()
+        return frozenset(found | ({"opr"} if self.probe.opr and opr_modes else set()))
 
     def rate(self, epoch: int) -> float:
         """Return the learning rate of this epoch (from 1), 0 for an engine without one that changes."""

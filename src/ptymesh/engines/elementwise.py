@@ -16,7 +16,7 @@ The optimiser's memory is kept in `state` as `unknown.name`, for each unknown fr
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from inspect import signature, unwrap
 from typing import Annotated, Any, ClassVar
@@ -35,6 +35,7 @@ from ptymesh.errors import BadInput
 from ptymesh.estimate import Estimate
 from ptymesh.models import declared
 from ptymesh.problem import Batch, Problem
+from ptymesh.unknowns import Unknown
 
 
 class UnknownSchedule(Schedule):
@@ -180,6 +181,20 @@ class Elementwise(Autodiff):
                     f"unknowns.{name} belongs to optics.{declared()[name].operator}, which the recipe does not have; "
                     f"add optics: {{{declared()[name].operator}: true}}, or remove it."
                 )
+
+    def moved_optics(self, optics: Sequence[Unknown]) -> frozenset[str]:
+        """Return the names of those of the operators' unknowns that this stage moves, in whichever of its epochs."""
+        return frozenset(one.name for one in optics) & self.unknowns.moving().keys()
+
+    def view_unknowns(self, optics: Sequence[Unknown], opr_modes: int) -> frozenset[str]:
+        """Return what this stage moves of each view alone; see `Engine.view_unknowns`.
+
+        Args:
+            optics: unknowns of the model's operators.
+            opr_modes: number of variable-probe modes.
+        """
+        weights = {"intensity", *(["opr"] if opr_modes else [])} if self.unknowns.weights else set()
+        return super().view_unknowns(optics, opr_modes) | weights
 
     @property
     def from_vacuum(self) -> bool:

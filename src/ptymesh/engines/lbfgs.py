@@ -21,6 +21,7 @@ Inner products and decisions are over all pixels and ranks. Meant for few, large
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -33,6 +34,7 @@ from ptymesh.engines.sweep import Part, packed, unpacked
 from ptymesh.estimate import Estimate
 from ptymesh.physics.rounding import total_of
 from ptymesh.problem import Batch, Problem
+from ptymesh.unknowns import Unknown
 
 Vector = dict[str, Tensor]
 
@@ -70,6 +72,10 @@ class LBFGS(Autodiff):
     memory: PositiveInt = 10
     armijo: float = Field(1e-4, gt=0, lt=0.5)
     tries: PositiveInt = 8
+
+    def moved_optics(self, optics: Sequence[Unknown]) -> frozenset[str]:
+        """Return the names of all of the operators' unknowns: all are part of the joint step."""
+        return frozenset(one.name for one in optics)
 
     def step(self, problem: Problem, estimate: Estimate, batch: Batch) -> None:
         """Take one step along the quasi-Newton direction, and remember its pair. Collective.

@@ -21,6 +21,7 @@ from ptymesh.engines import Engine
 from ptymesh.engines.cost import EngineCost
 from ptymesh.engines.elementwise import Elementwise
 from ptymesh.measurement import Measurement
+from ptymesh.verdict.held_out import BUILT_IN, fit_steps
 
 #: A batch of rPIE whatever its size, where no clock is asked; and an epoch, in batches.
 BATCH, EPOCH = 120_000, 3.4
@@ -41,7 +42,7 @@ PLAIN_POSITIONS = 6.3
 
 @dataclass(frozen=True)
 class FitCost:
-    """Work per pixel of one step of the fits of a held-out view's own unknowns (judging.py).
+    """Work per pixel of one step of the fits of a held-out view's own unknowns (verdict/held_out.py).
 
     Attributes:
         fixed: whatever is fitted.
@@ -61,6 +62,8 @@ class FitCost:
 
 #: With one slice, and with several, for each of them (but for what OPR modes take).
 FITS, SLICE_FITS = FitCost(0.0, 0.73, 1.05, 0.3, (1.5, 3.2, 1.6)), FitCost(2.2, 1.3, 1.9, 0.05, (1.9, 2.7, 1.7))
+#: Work per pixel of such a step for the unknowns of an operator of the model, for each wave, without kernels.
+OPERATOR_FIT = 8.0
 #: Factor on these in the near field, where no beam varies.
 NEAR_FITS = 1.42
 #: Such a step, however few pixels there are.
@@ -133,13 +136,15 @@ class EpochCost:
         """Return the work per pixel of a view that is judged.
 
         Args:
-            fitted: unknowns of the view that are fitted before; without any, it is that of a pass.
+            fitted: unknowns of the view that are fitted before ("positions", "intensity", "opr", and names of
+                operators' unknowns); without any, it is that of a pass.
             steps: of these fits.
         """
         if not fitted:
             return (PASS + PASS_WAVE * (self.waves + self.opr)) * (1 + PASS_SLICE * (self.slices - 1))
         fits = SLICE_FITS if self.slices > 1 else FITS
         moved = fits.positions * ("positions" in fitted)
+        moved += OPERATOR_FIT * bool(fitted - BUILT_IN)
         if "opr" in fitted:
             fixed, wave, mode = fits.varied
             return steps * ((fixed + (wave + moved) * self.waves) * self.slices + mode * self.opr)
@@ -158,6 +163,20 @@ class EpochCost:
         shared = size.views * size.window * cost.per_pixel + size.batches * size.stepped * cost.per_object_pixel
         serial = batch * (size.batches * cost.per_batch + EPOCH) + size.object * cost.per_epoch
         return shared / threads + serial
+
+
+def cost_of_judging(price: EpochCost, own: frozenset[str], pixels: float) -> float:
+    """Return the cost of judging held-out views, in pixels.
+
+    This is one pass, or the fits of the views' own unknowns on either half of their pixels (verdict/held_out.py).
+
+    Args:
+        price: what the model's parts cost.
+        own: what each view has for itself, as `EpochCost.judging_work` takes it.
+        pixels: detector pixels of all judged views together.
+    """
+    steps = 2 * fit_steps(own)
+    return pixels * price.judging_work(own, steps) + steps * FIT_STEP
 
 
 def cost_of_stage(engine: Engine, near: bool, slices: int, modes: int, opr_modes: int) -> EpochCost:

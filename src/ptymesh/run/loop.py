@@ -29,6 +29,7 @@ from ptymesh.run.state import RunState
 from ptymesh.run.unknown_changes import UnknownSamples, measure_changes, sample_unknowns
 from ptymesh.run_folder.reports import BatchReport, Callback, EpochReport, Traffic
 from ptymesh.unknowns import LARGEST
+from ptymesh.verdict.held_out import judge_held_out, own_unknowns
 
 #: A residual above 1 is worse than that of an empty model; so many rising epochs above it in a row are a divergence.
 RISING_EPOCHS = 3
@@ -41,7 +42,8 @@ class Loop:
         problem, state: what is solved, and how far it is; in a coarse stage, `self.problem` is the coarse one.
         stages: engines, one per stage; their memory is taken from and left in the state.
         seed: of the batches, and of the views held out.
-        hold_out: fraction of the views that no update sees; their residual is in the history.
+        hold_out: fraction of the views that no update sees; their residual is in the history. What each view has for
+            itself is fitted on half of its pixels before (verdict/held_out.py).
         callbacks: watchers (rank 0's).
         stop: asked before each batch whether to stop; any rank's yes stops all.
         save: writes a checkpoint of the state and `self.problem` (collective), or None.
@@ -158,7 +160,7 @@ class Loop:
         loss, residual, _ = problem.evaluator.running()
         state.epoch, state.batch, state.epoch_seconds = state.epoch + 1, 0, 0.0
         seconds = time.perf_counter() - began
-        held_out = problem.residual(state.estimate, self.held_out)[0] if len(self.held_out) else None
+        held_out = self._held_out_residual()
         rate = engine.rate(state.epoch)
         self._append_history(loss, residual, seconds, held_out, rate, moved)
         report = EpochReport(
@@ -186,6 +188,19 @@ class Loop:
         if self.save and problem.world.agree(problem.world.rank == 0 and (self.due(state.done_epochs) or last)):
             self._save()
         return report
+
+    def _held_out_residual(self) -> float | None:
+        """Return the residual of the held-out views, None without any. Collective.
+
+        What the stages so far move of each view alone is fitted on half of its pixels, and judged on the others.
+        """
+        if not len(self.held_out):
+            return None
+        problem, estimate = self.problem, self.state.estimate
+        own = own_unknowns(self.stages[: self.state.stage + 1], problem.model.unknowns, len(estimate.opr))
+        if not own:
+            return problem.residual(estimate, self.held_out)[0]
+        return judge_held_out(problem, estimate, self.held_out, own).residual
 
     def _batches(self, engine: Engine, began: float) -> None:
         problem, state = self.problem, self.state

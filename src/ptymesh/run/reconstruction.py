@@ -11,6 +11,7 @@ The same lines run on several ranks under torchrun: every rank holds its own vie
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -75,6 +76,7 @@ from ptymesh.verdict import (
     signs_of_misfits,
     signs_of_scan,
 )
+from ptymesh.verdict.held_out import own_unknowns, sum_held_out
 
 #: Views that a result's attributes name as not explained, at most.
 MOST_NAMED = 64
@@ -176,6 +178,8 @@ class Reconstruction(Displayed):
         self.started = datetime.now(UTC)
         self._identity: dict[str, str] = {}
         self._noise: tuple[NoiseFloor | None] | None = None
+        #: (n,) int64, views that no update of the last loop has seen.
+        self._held_out = np.empty(0, dtype=np.int64)
         self._fitted_count: tuple[int, int] | None = None  # epochs after which it was counted, and the count
         if saved is not None and not other_data and "data" in saved.meta:
             self._identity = self._everywhere(lambda: identity.check(saved.meta["data"], self.scan, self.world))
@@ -355,8 +359,8 @@ class Reconstruction(Displayed):
         if self._fitted_count is None or self._fitted_count[0] != epochs:
             moved = {name for name, column in self._history().items() if name.startswith(CHANGE) and np.nansum(column)}
             moved = {name.removeprefix(CHANGE) for name in moved} or {"object", "probe"}
-            if any(stage.moves_optics for stage in self.stages):
-                moved |= set(self.state.estimate.others)
+            optics = self.problem.model.unknowns
+            moved = moved.union(*(stage.moved_optics(optics) for stage in self.stages))
             limits = self.stages[-1].object.amplitude if self.stages else None
             held = limits is not None and limits.low is not None and limits.low == limits.high
             count = count_fitted(
@@ -385,7 +389,9 @@ class Reconstruction(Displayed):
             self._count_fitted()
         floor = None if self.noise is None or self._fitted_count is None else self.noise.fitted(self._fitted_count[1])
         watch |= {"noise_floor": floor, "noise_level": self.noise_level}
-        return Loop(self.problem, self.state, self.stages, seed=self.seed, **watch)
+        loop = Loop(self.problem, self.state, self.stages, seed=self.seed, **watch)
+        self._held_out = loop.held_out
+        return loop
 
     def run(self, engine: Stage | Sequence[Stage], epochs: int | None = None, batch: int | None = None) -> Reports:
         """Run one more stage, or several, yielding after each epoch; an engine used before goes on with its memory.
@@ -495,15 +501,45 @@ class Reconstruction(Displayed):
     def _final_residuals(self) -> tuple[float, float, np.ndarray]:
         """Return residual and R of all views, and misfit and counts of each, (N, 2): one pass in which nothing moves.
 
-        Collective.
+        What held-out views have for themselves is fitted on half of their pixels, and judged on the others. Collective.
         """
-        each = torch.zeros(self.scan.views, 2, dtype=torch.float64, device=self.world.device)
-        residual, r = self.problem.residual(self.state.estimate, each=each)
-        return residual, r, self.world.sum(each)[0].cpu().numpy()
+        problem, estimate, own = self.problem, self.state.estimate, self._fitted_of_held_out
+        if not own:
+            each = torch.zeros(self.scan.views, 2, dtype=torch.float64, device=self.world.device)
+            residual, r = problem.residual(estimate, each=each)
+            return residual, r, self.world.sum(each)[0].cpu().numpy()
+        sums = np.empty((self.scan.views, 4))
+        for views, fitted in ((self._training, frozenset[str]()), (self._held_out, own)):
+            sums[views] = sum_held_out(problem, estimate, views, fitted)
+        misfit, counts, absolute, roots = sums.sum(axis=0).tolist()
+        return misfit / counts if counts else math.nan, absolute / roots if roots else math.nan, sums[:, :2]
+
+    @property
+    def _training(self) -> np.ndarray:
+        """Views (n,) int64 that updates of the last loop have seen."""
+        return np.setdiff1d(np.arange(self.scan.views), self._held_out)
+
+    @property
+    def _fitted_of_held_out(self) -> frozenset[str]:
+        """What held-out views have for themselves, which is fitted on half of their pixels before they are judged."""
+        if not len(self._held_out):
+            return frozenset()
+        return own_unknowns(self.stages, self.problem.model.unknowns, len(self.state.estimate.opr))
+
+    def _name_residual_views(self) -> str:
+        """Return of which views the final residual is, in words."""
+        held, own = len(self._held_out), self._fitted_of_held_out
+        if not held:
+            return f"all {self.scan.views} views"
+        said = f"all {self.scan.views} views, {held} of which no update has seen"
+        if not own:
+            return said
+        return f"{said}: their {', '.join(sorted(own))} fitted on half of their pixels, and judged on the other half"
 
     def _judge(self, residual: float, by_view: np.ndarray) -> Verdict:
         """Return the verdict on the estimate as it is; by_view: (N, 2) misfit and counts. Collective."""
-        misfits = collect_misfits(self.problem, self.state.estimate, by_view)
+        training = self._training if self._fitted_of_held_out else None
+        misfits = collect_misfits(self.problem, self.state.estimate, by_view, training)
         fitted = 0 if self.noise is None else self._count_fitted()
         return judge(residual, self.noise, fitted, misfits, self._history(), self._signs(misfits))
 
@@ -553,6 +589,8 @@ class Reconstruction(Displayed):
             attrs={
                 "final_residual": residual,
                 "final_r": r,
+                "residual_views": self._name_residual_views(),
+                "held_out_fitted": sorted(self._fitted_of_held_out) or None,
                 "noise_floor": verdict.noise_floor,
                 "noise_level": self.noise_level,
                 "times_noise": verdict.times,

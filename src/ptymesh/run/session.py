@@ -65,6 +65,7 @@ JUDGED = (
     "unexplained_views",
     "times_noise",
     "final_residual",
+    "residual_views",
     "noise_floor",
     "noise_level",
     "convergence",

@@ -17,7 +17,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ptymesh.auto.judging import judge, own_unknowns
 from ptymesh.compare import compare_results, illuminated, illumination
 from ptymesh.distributed.world import World
 from ptymesh.errors import BadInput, PtymeshError
@@ -63,13 +62,13 @@ def values(goal: Goal, recipe: Recipe, world: World, stop: Stop) -> Values:
 
 def _one(goal: Goal, recipe: Recipe, world: World, stop: Stop) -> Values:
     recon = reconstruction(recipe, world)
-    call, own = entry(goal.call) if isinstance(goal, Function) else None, own_unknowns(recipe)
+    call = entry(goal.call) if isinstance(goal, Function) else None
     loop = recon.loop(hold_out=recipe.hold_out, stop=stop)
 
     def value(held_out: float | None) -> float:
         if isinstance(goal, HeldOut):
             assert held_out is not None, "a tune file's recipes hold views out"
-            return judge(recon.problem, recon.state.estimate, loop.held_out, own).residual if own else held_out
+            return held_out
         return contrast(CurrentResult.of(recon)) if call is None else function(call, recon.result(recipe.to_yaml()))
 
     report = None

@@ -37,6 +37,7 @@ from ptymesh.tune.options import Tuning
 from ptymesh.tune.orientation import KEYS, Orientation, apart_but_for_twin_deg, discrete, wrapped
 from ptymesh.tune.records import Record
 from ptymesh.tune.session import run_study
+from ptymesh.verdict.held_out import judge_held_out, own_unknowns
 
 C10 = Literal["recipe", "negative", "positive", "unknown"]
 #: The detector crop holds every ring of the mean pattern that is at least so bright against the brightest; its sides
@@ -400,13 +401,18 @@ def _standard_errors(a: _Rerun, b: _Rerun) -> float:
     """Return the mean difference of the held-out views' residuals, b - a, in standard errors; nan where it has none."""
     if len(a.held_out) < FEWEST_HELD_OUT:
         return math.nan
-    each = [
-        [one.recon.problem.residual(one.recon.state.estimate, np.array([view]))[0] for view in a.held_out]
-        for one in (a, b)
-    ]
-    difference = np.subtract(each[1], each[0])
+    first, second = (_residuals(one, a.held_out) for one in (a, b))
+    difference = second - first
     spread = float(difference.std(ddof=1)) / math.sqrt(len(difference))
     return float(difference.mean()) / spread if spread else math.nan
+
+
+def _residuals(one: _Rerun, views: np.ndarray) -> np.ndarray:
+    """Return the residual (n,) of each of these held-out views."""
+    problem, estimate = one.recon.problem, one.recon.state.estimate
+    own = own_unknowns(one.recon.stages, problem.model.unknowns, len(estimate.opr))
+    judged = judge_held_out(problem, estimate, views, own)
+    return judged.misfit / judged.counts
 
 
 def _settled_by_probe(rerun: _Rerun, c10: C10 | Sequence[float], values: list[float]) -> str:

@@ -69,13 +69,20 @@ class Misfits:
         return float(self.by_view[:, MISFIT].sum() / max(self.by_view[:, COUNTS].sum(), 1e-300))
 
 
-def collect_misfits(problem: Problem, estimate: Estimate, by_all: np.ndarray) -> Misfits:
+def collect_misfits(
+    problem: Problem, estimate: Estimate, by_all: np.ndarray, training: np.ndarray | None = None
+) -> Misfits:
     """Compare some 256 patterns with their model. Collective: every rank gets the same.
 
     Args:
+        problem: the data and the model.
+        estimate: the unknowns.
         by_all: (N, 2) float64, misfit and sum y of every view.
+        training: (n,) int64, views out of which these are; None for all. Views that were held out have no values of
+            the unknowns that each view has for itself.
     """
-    views = evenly_spread(problem.views, SAMPLE)
+    views = evenly_spread(problem.views if training is None else len(training), SAMPLE)
+    views = views if training is None else training[views]
     seen = problem.layout.fill_halo(estimate.object)
     total, rows = problem.evaluator.in_memory(lambda: _sums(problem, estimate, views, seen))
     (by_pixel,), (by_view,) = problem.fields.totals(total), problem.world.sum(rows)

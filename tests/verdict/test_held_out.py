@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from ptymesh.auto import judging
-from ptymesh.auto.judging import Gains, Judged, judge
 from ptymesh.distributed.world import World
 from ptymesh.estimate import Estimate
+from ptymesh.verdict import held_out
+from ptymesh.verdict.held_out import Gains, Judged, judge_held_out
 from toy import Toy, make, share
 
 HELD = np.array([1, 8, 13, 21, 30])
@@ -32,19 +32,28 @@ def moved(toy: Toy, by: float) -> Estimate:
 
 def test_what_is_shared_is_judged_by_the_views_as_they_are(toy: Toy) -> None:
     problem = toy.problem()
-    found = judge(problem, toy.truth, HELD, frozenset())
+    found = judge_held_out(problem, toy.truth, HELD, frozenset())
     assert found.residual == pytest.approx(problem.residual(toy.truth, HELD)[0], rel=1e-12)
     assert len(found.misfit) == len(HELD)
 
 
+@pytest.mark.parametrize("window", [(24, 24), (32, 48), (30, 20), (8, 12)])
+def test_either_half_has_half_of_the_light(window: tuple[int, int]) -> None:
+    """Patterns have their centre in the corner, and may have nothing beyond the squares around it."""
+    black = held_out.checkerboard(window, torch.device("cpu"))
+    y, x = (torch.minimum(torch.arange(n) + 0.5, n - torch.arange(n) - 0.5) for n in window)
+    light = torch.exp(-(y[:, None] ** 2 + x**2) / 9)
+    assert 0.4 < float(light[black].sum() / light.sum()) < 0.6
+
+
 def test_positions_are_fitted_where_they_are_not_judged(toy: Toy) -> None:
     problem, own = toy.problem(), frozenset({"positions"})
-    true = judge(problem, toy.truth, HELD, frozenset()).residual
+    true = judge_held_out(problem, toy.truth, HELD, frozenset()).residual
     wrong = moved(toy, 0.8)
     before = wrong.positions.clone()
-    assert judge(problem, wrong, HELD, frozenset()).residual > 2 * true
-    fitted = judge(problem, toy.truth, HELD, own).residual
-    assert judge(problem, wrong, HELD, own).residual == pytest.approx(fitted, rel=0.05)
+    assert judge_held_out(problem, wrong, HELD, frozenset()).residual > 2 * true
+    fitted = judge_held_out(problem, toy.truth, HELD, own).residual
+    assert judge_held_out(problem, wrong, HELD, own).residual == pytest.approx(fitted, rel=0.05)
     assert torch.equal(wrong.positions, before), "the estimate stays"
     # what is fitted to the noise of one half is no gain on the other
     assert true < fitted < 1.05 * true
@@ -53,13 +62,13 @@ def test_positions_are_fitted_where_they_are_not_judged(toy: Toy) -> None:
 def test_fits_have_come_to_their_end(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where positions are off by up to 1.2 px; steps of one length would still be on their way."""
     problem, own, wrong = toy.problem(), frozenset({"positions", "intensity"}), moved(toy, 1.2)
-    found = judge(problem, wrong, HELD, own).residual
+    found = judge_held_out(problem, wrong, HELD, own).residual
     with monkeypatch.context() as change:
-        change.setattr(judging, "STEPS", 10 * judging.STEPS)
-        last = judge(problem, wrong, HELD, own).residual
+        change.setattr(held_out, "STEPS", 10 * held_out.STEPS)
+        last = judge_held_out(problem, wrong, HELD, own).residual
     assert found == pytest.approx(last, rel=0.03)
-    monkeypatch.setattr(judging, "POSITION_GAINS", (4.0, 4.0, 4.0))
-    assert judge(problem, wrong, HELD, own).residual > 1.1 * last
+    monkeypatch.setattr(held_out, "POSITION_GAINS", (4.0, 4.0, 4.0))
+    assert judge_held_out(problem, wrong, HELD, own).residual > 1.1 * last
 
 
 def test_gains_find_the_curvature() -> None:
@@ -76,12 +85,12 @@ def test_gains_find_the_curvature() -> None:
 
 def test_intensities_are_fitted_where_they_are_not_judged(toy: Toy) -> None:
     problem = toy.problem()
-    true = judge(problem, toy.truth, HELD, frozenset()).residual
+    true = judge_held_out(problem, toy.truth, HELD, frozenset()).residual
     weights = toy.truth.weights.clone()
     weights[HELD, 0] *= torch.tensor([0.8, 1.2, 1.1, 0.9, 0.7], dtype=weights.dtype)
     wrong = replace(toy.truth, weights=weights)
-    assert judge(problem, wrong, HELD, frozenset()).residual > 1.5 * true
-    assert judge(problem, wrong, HELD, frozenset({"intensity"})).residual == pytest.approx(true, rel=0.02)
+    assert judge_held_out(problem, wrong, HELD, frozenset()).residual > 1.5 * true
+    assert judge_held_out(problem, wrong, HELD, frozenset({"intensity"})).residual == pytest.approx(true, rel=0.02)
 
 
 def by_rank(world: World, layout: str) -> tuple[list[float], list[float]]:
@@ -89,7 +98,7 @@ def by_rank(world: World, layout: str) -> tuple[list[float], list[float]]:
     problem = toy.problem(world, layout)
     estimate = share(moved(toy, 0.5), problem)
     problem.begin_epoch(estimate)
-    found = judge(problem, estimate, HELD, frozenset({"positions", "intensity"}))
+    found = judge_held_out(problem, estimate, HELD, frozenset({"positions", "intensity"}))
     return found.misfit.tolist(), found.counts.tolist()
 
 
