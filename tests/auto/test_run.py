@@ -14,7 +14,7 @@ import torch
 import ptymesh as pm
 from ptymesh.auto import decide, described
 from ptymesh.cli import main as module
-from ptymesh.distributed.world import World
+from ptymesh.distributed.world import Solo, World
 from ptymesh.errors import BadInput
 from ptymesh.io.results import Result
 from ptymesh.recipe.schema import Recipe, load_recipe
@@ -58,6 +58,12 @@ def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_
 def same(a: Result, b: Result) -> None:
     for name in ("object", "probe", "positions_px"):
         np.testing.assert_array_equal(getattr(a, name), getattr(b, name))
+
+
+def test_operators_are_not_left_out_in_silence(scan: Path) -> None:
+    recipe = Recipe.parse({"data": {"path": str(scan)}, "optics": {"view_defocus": True}, "stages": "auto"})
+    with pytest.raises(BadInput, match=r"stages: auto tries no operators of optics \(view_defocus\); name the stages"):
+        decide(recipe, Solo(), lambda: False)
 
 
 def test_a_file_alone(run: Run, scan: Path, tmp_path: Path) -> None:

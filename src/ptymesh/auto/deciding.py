@@ -67,6 +67,11 @@ def decide(
 
 def _load_scan(recipe: Recipe) -> Measurement:
     """Return the recipe's scan; raise BadInput if no stages can be found from it."""
+    if recipe.optics:
+        raise BadInput(
+            f"stages: auto tries no operators of optics ({', '.join(recipe.optics)}); name the stages, such as stages: "
+            "[{engine: adam, epochs: 50}] with the operator's unknowns, or remove optics."
+        )
     scan = load_measurement(recipe.data, recipe.positions)
     refuse_featureless(scan)
     if scan.views == 1:

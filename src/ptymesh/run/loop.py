@@ -22,6 +22,8 @@ from ptymesh.distributed.handover import follow_draw
 from ptymesh.distributed.world import World
 from ptymesh.engines import Engine, parametrised, positions, variable
 from ptymesh.errors import BadInput, Diverged, Interrupted
+from ptymesh.estimate import Estimate
+from ptymesh.physics.operators import Placed
 from ptymesh.planning import batches
 from ptymesh.problem import Batch, Problem
 from ptymesh.run import memory, resolution
@@ -82,6 +84,7 @@ class Loop:
         for engine in self.stages:
             engine.check(problem)
             resolution.check_coarsening(engine, problem)
+        refuse_resting_unknowns(self.stages, problem.model.operators, state.estimate)
 
     def epochs(self) -> Iterator[EpochReport]:
         """Run what is left, an epoch at a time. Raises Interrupted (after a checkpoint) and Diverged."""
@@ -341,6 +344,31 @@ class Loop:
             self._save()
             raise Interrupted("Stopped after a checkpoint; `ptymesh resume` continues from here.")
         raise Interrupted("Stopped between two batches.")
+
+
+def refuse_resting_unknowns(stages: Sequence[Engine], operators: Sequence[Placed], estimate: Estimate) -> None:
+    """Refuse engines that cannot move an unknown of the model's operators, where nothing has moved it or will.
+
+    Args:
+        stages: of the run.
+        operators: of the model.
+        estimate: the unknowns; values other than the declared start have been given, or moved before.
+
+    Raises:
+        BadInput: an unknown would stay where it starts, though no stage was asked to leave it there.
+    """
+    fixed = next((engine for engine in stages if not engine.moves_optics), None)
+    if fixed is None:
+        return
+    for operator in (placed.operator for placed in operators):
+        for one in operator.unknowns:
+            moves = any(one.name in stage.moved_optics(operator.unknowns) for stage in stages)
+            if not moves and bool((estimate.others[one.name] == one.start).all()):
+                raise BadInput(
+                    f"{fixed.name} cannot move {one.name} of optics.{operator.name}, which would stay as it starts; "
+                    f"add a stage of adam with unknowns: {{object: true, probe: true, {one.name}: true}}, or one of "
+                    f"lbfgs, or remove optics.{operator.name}."
+                )
 
 
 def _count_traffic(world: World) -> tuple[int, int, int, int]:
