@@ -33,6 +33,7 @@ class Unknown:
         start: its value where nothing else is known.
         dataset: its place in a result file; empty where the result stores it in another form.
         largest: largest magnitude of a valid value.
+        least: least valid value of a real unknown, at which engines hold it; None for none.
         common_to: of a row per view, the unknown that takes the part common to all views; where both are refined, views
             change only relative to each other.
     """
@@ -46,7 +47,12 @@ class Unknown:
     start: float = 0.0
     dataset: str = ""
     largest: float = LARGEST
+    least: float | None = None
     common_to: str = ""
+
+    def __post_init__(self) -> None:
+        if self.least is not None and (self.complex or not self.least <= self.start <= self.largest):
+            raise ValueError(f"least of {self.name} is {self.least:g}; it needs a real unknown that starts no lower")
 
     def shape(self, sizes: dict[str, int]) -> tuple[int, ...]:
         """Return the shape of its array, given the lengths of the axes."""

@@ -25,6 +25,7 @@ from ptymesh.io.source import evenly_spread
 from ptymesh.measurement import Measurement
 from ptymesh.physics.counting import misfit_of
 from ptymesh.physics.model import Model
+from ptymesh.planning.batches import hold_out
 from ptymesh.recipe.schema import Recipe
 from ptymesh.run_folder.patterns import CHUNK, optics_of
 from ptymesh.run_folder.patterns import modelled as intensities_of
@@ -175,10 +176,18 @@ class ResultView:
 
     @cached_property
     def views(self) -> np.ndarray:
-        """Indices of the views that are looked at, evenly along the scan, (B,)."""
-        assert self.scan is not None
-        h, w = self.scan.window
-        return evenly_spread(self.scan.views, min(MOST_VIEWS, max(LEAST_VIEWS, MOST_NUMBERS // (h * w))))
+        """Indices of the views that are looked at, evenly along the scan, (B,).
+
+        Views that were held out are left out where what each view has for itself was refined, as theirs was not.
+        """
+        scan, recipe = self.scan, self.recipe
+        assert scan is not None
+        views = np.arange(scan.views)
+        if recipe is not None and self.result.attrs.get("held_out_fitted") is not None:
+            unturned = scan.positions if scan.stored_positions is None else scan.stored_positions
+            views = np.setdiff1d(views, hold_out(unturned, recipe.hold_out, recipe.seed))
+        h, w = scan.window
+        return views[evenly_spread(len(views), min(MOST_VIEWS, max(LEAST_VIEWS, MOST_NUMBERS // (h * w))))]
 
     @cached_property
     def good(self) -> np.ndarray:
@@ -215,7 +224,7 @@ class ResultView:
             dtype=torch.complex64 if result.probe.dtype == np.complex64 else torch.complex128,
         )
         chunks = [self.views[start : start + CHUNK] for start in range(0, len(self.views), CHUNK)]
-        found = np.concatenate([intensities_of(how, result, chunk) for chunk in chunks])
+        found = np.concatenate([intensities_of(how, result, chunk, self.scan) for chunk in chunks])
         return np.where(self.good, np.maximum(found, 0), 0)
 
     @cached_property

@@ -223,8 +223,11 @@ class Autodiff(Engine):
                 obj.copy_(torch.polar(leaves["amplitude"] + 1 if "amplitude" in leaves else kept, phase))
         for name in leaves.keys() & {"probe", "opr", "weights"}:
             real(estimate[name]).copy_(leaves[name] * parts[name].unit)
+        bounds = {one.name: one.least for one in problem.model.unknowns}
         for name in leaves.keys() & estimate.others.keys():
             real(estimate.others[name]).copy_(leaves[name] * parts[name].unit)
+            if bounds[name] is not None:
+                estimate.others[name].clamp_(min=bounds[name])
         if "background" in leaves:
             estimate.background.copy_((leaves["background"] * parts["background"].unit).clamp(min=0))
         # Spacing and tilt are numbers on the host: one transfer from the device for both.

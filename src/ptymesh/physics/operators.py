@@ -5,20 +5,26 @@ psi        waves (B, M, h, w) that enter the operator;  theta  its unknowns
 G(theta)   the operator, linear in psi
 
 An operator defines G, its adjoint, and how G psi follows theta, view by view and without ranks. Everything
-else (sums over views and ranks, steps, checkpoints, results) follows from the declaration of its unknowns.
+else (sums over views and ranks, steps, checkpoints, results) follows from the declaration of its unknowns. Methods
+of an operator that have an argument `views` are told which views the waves belong to (`Views`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
+from inspect import signature
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 import torch
+from pydantic import Field, field_validator
 from torch import Tensor
 
+from ptymesh.errors import BadInput
 from ptymesh.geometry import Geometry
+from ptymesh.measurement import Measurement
 from ptymesh.options import Options
 from ptymesh.physics.propagate import try_transforms
 from ptymesh.unknowns import Unknown
@@ -28,6 +34,35 @@ Tables = tuple[Tensor, ...]
 Place = Literal["probe", "exit"]
 #: Values of a model without operators.
 NOTHING: Values = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class Views:
+    """Views of a chunk, for operators that depend on where and when a view was taken.
+
+    Attributes:
+        positions: (B, 2) float64, y x, present positions: object pixels under the windows' top-left corners.
+        fractions: (B, 2) real, their sub-pixel parts.
+        scan: (B, 2) float64, y x, positions as they were measured, in object pixels from the scan's own origin.
+        numbers: (B,) int64, indices of the views in the scan.
+    """
+
+    positions: Tensor
+    fractions: Tensor
+    scan: Tensor
+    numbers: Tensor
+
+
+class ViewValues(dict[str, Tensor]):
+    """Values of the operators' unknowns for some views, by name, with these views.
+
+    Attributes:
+        views: the views.
+    """
+
+    def __init__(self, values: Values, views: Views) -> None:
+        super().__init__(values)
+        self.views = views
 
 
 class WaveOperator(Options):
@@ -44,6 +79,20 @@ class WaveOperator(Options):
     unknowns: ClassVar[tuple[Unknown, ...]] = ()
     #: Unknowns that keep their start if this operator is in the model, as its own unknowns replace them.
     replaces: ClassVar[frozenset[str]] = frozenset()
+
+    start: dict[str, float] = Field(
+        default_factory=dict,
+        description="values at which its unknowns start, by name, one for all views and elements; else as declared",
+    )
+
+    @field_validator("start")
+    @classmethod
+    def _known(cls, start: dict[str, float]) -> dict[str, float]:
+        known = [one.name for one in cls.unknowns]
+        for name in start:
+            if name not in known:
+                raise ValueError(f"{cls.name} has no unknown {name}; it has {', '.join(known) or 'none'}")
+        return start
 
     def axes(self, window: tuple[int, int]) -> dict[str, int]:
         """Return the lengths of axes that no other unknown has, by name; window is (h, w)."""
@@ -67,6 +116,19 @@ class WaveOperator(Options):
         known = sizes | self.axes((sizes["h"], sizes["w"]))
         kinds = {u.name: real.to_complex() if u.complex else real for u in self.unknowns}
         return {u.name: torch.full(u.shape(known), u.start, dtype=kinds[u.name], device=device) for u in self.unknowns}
+
+    def start_values(self, measurement: Measurement) -> Mapping[str, Any]:
+        """Return what unknowns start at, by name, where the measurement or the recipe tells it.
+
+        An operator that reads them from the measurement adds what this returns, so that the recipe's word counts.
+
+        Args:
+            measurement: the scan.
+
+        Returns:
+            Numbers, or arrays of the unknown's shape; unknowns that are left out start as `starts` says.
+        """
+        return self.start
 
     def sizes(self, geometry: Geometry) -> dict[str, float]:
         """Return the size of a change that matters, by unknown and in its unit (1 if not named); learning rates count
@@ -155,6 +217,25 @@ class Placed:
         return cls(operator, tables, {u.name: 1.0 for u in operator.unknowns} | operator.sizes(geometry))
 
 
+@cache
+def _takes_views(kind: type[WaveOperator], method: str) -> bool:
+    """Return True if a method of these operators has an argument `views`."""
+    return "views" in signature(getattr(kind, method)).parameters
+
+
+def _views_for(operator: WaveOperator, method: str, values: Values) -> dict[str, Views]:
+    """Return the argument `views` of an operator's method, nothing if it has none.
+
+    Raises:
+        BadInput: the values do not say to which views they belong.
+    """
+    if not _takes_views(type(operator), method):
+        return {}
+    if not isinstance(values, ViewValues):
+        raise BadInput(f"optics.{operator.name} depends on the views; give its values as ViewValues, with their views.")
+    return {"views": values.views}
+
+
 def apply_operators(placed: tuple[Placed, ...], at: Place, psi: Tensor, values: Values) -> Tensor:
     """Apply all operators at a place, in their order.
 
@@ -166,7 +247,7 @@ def apply_operators(placed: tuple[Placed, ...], at: Place, psi: Tensor, values: 
     """
     for piece in placed:
         if piece.operator.at == at:
-            psi = piece.operator.forward(psi, values, piece.tables)
+            psi = piece.operator.forward(psi, values, piece.tables, **_views_for(piece.operator, "forward", values))
     return psi
 
 
@@ -181,7 +262,7 @@ def apply_operator_adjoints(placed: tuple[Placed, ...], at: Place, psi: Tensor, 
     """
     for piece in reversed(placed):
         if piece.operator.at == at:
-            psi = piece.operator.adjoint(psi, values, piece.tables)
+            psi = piece.operator.adjoint(psi, values, piece.tables, **_views_for(piece.operator, "adjoint", values))
     return psi
 
 
@@ -200,7 +281,8 @@ def slopes(
     here = [piece for piece in placed if piece.operator.at == at]
     before = [psi]
     for piece in here[:-1]:
-        before.append(piece.operator.forward(before[-1], values, piece.tables))
+        before.append(apply_operators((piece,), at, before[-1], values))
     for piece, wave in zip(reversed(here), reversed(before[: len(here)]), strict=True):
-        yield from piece.operator.slopes(wave, values, piece.tables, back).items()
-        back = piece.operator.adjoint(back, values, piece.tables)
+        views = _views_for(piece.operator, "slopes", values)
+        yield from piece.operator.slopes(wave, values, piece.tables, back, **views).items()
+        back = apply_operator_adjoints((piece,), at, back, values)

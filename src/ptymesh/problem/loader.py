@@ -22,6 +22,7 @@ from ptymesh.distributed.tiled import Tiled
 from ptymesh.estimate import Estimate
 from ptymesh.measurement import Measurement
 from ptymesh.physics.backend import Chunk
+from ptymesh.physics.operators import Views, ViewValues
 from ptymesh.physics.resample import corner_crop
 from ptymesh.problem.batch import Batch
 from ptymesh.problem.local_views import LocalViewIndex
@@ -66,6 +67,8 @@ class ViewLoader:
 
     def __init__(self, setup: Setup, measurement: Measurement, patterns: Patterns) -> None:
         self.setup, self.views, self.patterns = setup, measurement.views, patterns
+        #: (N, 2) float64, positions as measured, in pixels of the running problem, for operators of the model.
+        self.scan = torch.as_tensor(measurement.positions, dtype=torch.float64).to(setup.device)
         self.mask = torch.as_tensor(measurement.mask, device=setup.device)
         #: Views of the next batch, if known: their patterns are read while this batch is computed.
         self.coming = np.empty(0, dtype=np.int64)
@@ -85,6 +88,7 @@ class ViewLoader:
         made = copy(self)
         made.setup, made.local_views, made._sizes_of = setup, LocalViewIndex(setup.layout, setup.real), {}
         made.patterns, made.mask = self.patterns.cropped(c), corner_crop(self.mask, c)
+        made.scan = self.scan / c
         return made
 
     def begin_epoch(self, estimate: Estimate) -> None:
@@ -165,17 +169,27 @@ class ViewLoader:
                 self.border_swept()
             row, anchors, fractions, weights = of_views
             fixed = (counts, self.mask, estimate.background, whole, sweep, places, done < border)
-            values = self._values(estimate, some)
+            values = self._values(estimate, some, fractions)
             done += some.shape[0]
             self.setup.world.heartbeat.moves += 1
             yield Chunk(some, row, anchors, fractions, weights, *fixed, values, other)
 
-    def _values(self, estimate: Estimate, views: Tensor) -> dict[str, Tensor]:
-        """Return the unknowns of the model's operators: the rows of these views, or all of a shared one."""
-        return {
+    def _values(self, estimate: Estimate, views: Tensor, fractions: Tensor) -> dict[str, Tensor]:
+        """Return the unknowns of the model's operators, the rows of these views or all of a shared one, with the views.
+
+        Args:
+            estimate: the unknowns.
+            views: (B,) int64, global indices.
+            fractions: (B, 2), sub-pixel parts of their positions.
+        """
+        if not self.setup.model.operators:
+            return {}
+        found = {
             one.name: estimate[one.name].index_select(0, views) if one.scope == "view" else estimate[one.name]
             for one in self.setup.model.unknowns
         }
+        positions = estimate.positions.index_select(0, views)
+        return ViewValues(found, Views(positions, fractions, self.scan.index_select(0, views), views))
 
     def integer_positions(self, estimate: Estimate, views: np.ndarray) -> bool:
         """Return True if all views of the scan lie on whole pixels, so that nothing needs to be shifted.

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -109,7 +110,35 @@ def initial_estimate(
     )
     for one in optics:
         made.others |= one.starts(made.sizes(), device, real)
+        for name, values in one.start_values(measurement).items():
+            _set_start(made.others, one, name, values)
     return made
+
+
+def _set_start(others: dict[str, torch.Tensor], operator: WaveOperator, name: str, values: Any) -> None:
+    """Set what an operator says that one of its unknowns starts at.
+
+    Args:
+        others: unknowns of operators by name, changed in place.
+        operator: that says so.
+        name: of the unknown.
+        values: a number, or an array of the unknown's shape.
+
+    Raises:
+        BadInput: another shape, or values that the unknown cannot have.
+    """
+    declared = {one.name: one for one in operator.unknowns}
+    array, into = np.asarray(values), others[name]
+    if array.shape not in ((), tuple(into.shape)):
+        raise BadInput(
+            f"optics.{operator.name} starts {name} with values of shape {array.shape}; give a number, or "
+            f"{tuple(into.shape)}."
+        )
+    least = declared[name].least
+    if not (np.abs(array) <= declared[name].largest).all() or (least is not None and (array < least).any()):
+        bounds = f"up to {declared[name].largest:g}" if least is None else f"{least:g} to {declared[name].largest:g}"
+        raise BadInput(f"optics.{operator.name} starts {name} with values beyond its bounds, {bounds}; give others.")
+    into.copy_(torch.as_tensor(array).to(into.device, into.dtype).expand(into.shape))
 
 
 def opr_modes(probe: torch.Tensor, modes: int, seed: int) -> torch.Tensor:

@@ -254,9 +254,10 @@ def _check_numbers(saved: checkpoint.Checkpoint, run: Counters, problem: Problem
     most = {one.name: one.largest for one in BUILT_IN if one.scope != "tiled" and one.name != "positions"}
     most |= {OTHERS + one.name: one.largest for one in problem.model.unknowns}
     most |= dict.fromkeys(("nominal", "positions", "start"), max(run.extent) + max(window))
+    least = {OTHERS + one.name: one.least for one in problem.model.unknowns if one.least is not None}
     for name, limit in most.items():
         array = saved.shared[name] if name in saved.shared else saved.per_view[name]
-        if not (np.abs(array) <= limit).all():  # False on NaN too
+        if not (np.abs(array) <= limit).all() or (name in least and (array < least[name]).any()):  # True on NaN too
             raise BadInput(f"The checkpoint's {name} holds numbers that cannot be; copy the folder again.")
 
 

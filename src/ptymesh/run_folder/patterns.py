@@ -16,7 +16,7 @@ from ptymesh.io.results import Result
 from ptymesh.measurement import Measurement
 from ptymesh.models import OPTICS, named
 from ptymesh.physics.model import Model
-from ptymesh.physics.operators import WaveOperator
+from ptymesh.physics.operators import Views, ViewValues, WaveOperator
 from ptymesh.recipe.yaml_text import parsed
 
 #: Most views of which the typical and the worst pattern are chosen; in larger scans they are evenly spaced.
@@ -76,14 +76,14 @@ def compared_patterns(result: Result, scan: Measurement) -> PatternPairs:
     if residuals is None:
         views = np.unique(np.linspace(0, scan.views - 1, min(scan.views, LOOKED_AT)).round().astype(np.int64))
         chunks = [views[start : start + CHUNK] for start in range(0, len(views), CHUNK)]
-        residuals = np.concatenate([_residuals(scan, chunk, modelled(model, result, chunk)) for chunk in chunks])
+        residuals = np.concatenate([_residuals(scan, chunk, modelled(model, result, chunk, scan)) for chunk in chunks])
     order = np.argsort(residuals, kind="stable")
     few = "" if len(views) == scan.views else f" of {len(views)}"
     pairs = {}
     for name, index in ((f"typical{few}", order[len(order) // 2]), (f"worst{few}", order[-1])):
         view = views[index : index + 1]
         title = f"{name}: view {view[0]}, residual {residuals[index]:.3g}"
-        pairs[title] = (scan.patterns.read(view)[0].astype(np.float64), modelled(model, result, view)[0])
+        pairs[title] = (scan.patterns.read(view)[0].astype(np.float64), modelled(model, result, view, scan)[0])
     return PatternPairs(pairs, scan.mask, scan.geometry.propagation == "far_field")
 
 
@@ -104,13 +104,14 @@ def check_same(result: Result, scan: Measurement) -> None:
         raise BadInput(f"{scan.path} has changed since the run; put the file back that the run read.")
 
 
-def modelled(model: Model, result: Result, views: np.ndarray) -> np.ndarray:
+def modelled(model: Model, result: Result, views: np.ndarray, scan: Measurement) -> np.ndarray:
     """Return the intensities of views, with the result's weights and background.
 
     Args:
         model: of the result.
         result: object, probe and all other unknowns.
         views: (B,) integer, indices.
+        scan: that the result was made from.
 
     Returns:
         (B, h, w) float64, counts.
@@ -118,6 +119,9 @@ def modelled(model: Model, result: Result, views: np.ndarray) -> np.ndarray:
     positions = result.positions_px[views]
     anchors = np.floor(positions + 0.5)
     real = result.probe.real.dtype
+    fractions = torch.as_tensor((positions - anchors).astype(real))
+    measured = torch.as_tensor(scan.positions[views], dtype=torch.float64)
+    of_views = Views(torch.as_tensor(positions), fractions, measured, torch.as_tensor(views))
     weights = np.ones((len(views), 1)) if result.weights is None else result.weights[views]
     background = None if result.background is None else torch.as_tensor(result.background.astype(real))
     return (
@@ -125,11 +129,11 @@ def modelled(model: Model, result: Result, views: np.ndarray) -> np.ndarray:
             torch.as_tensor(result.object.astype(result.probe.dtype)),
             torch.as_tensor(result.probe),
             torch.as_tensor(anchors.astype(np.int64)),
-            torch.as_tensor((positions - anchors).astype(real)),
+            fractions,
             torch.as_tensor(weights.astype(real)),
             background,
             None if result.opr is None else torch.as_tensor(result.opr),
-            _values(model, result, views, real),
+            ViewValues(_values(model, result, views, real), of_views),
         )
         .numpy()
         .astype(np.float64)

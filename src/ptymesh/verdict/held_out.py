@@ -262,6 +262,9 @@ def _move(problem: Problem, fitted: Estimate, name: str, gains: Gains, asked: Te
     step *= limit / step.norm(dim=1, keepdim=True).clamp(min=limit)
     if name != "positions":
         x += step.to(x.dtype)
+        least = next(one.least for one in problem.model.unknowns if one.name == name)
+        if least is not None:
+            x.clamp_(min=least)
         return
     reach = 1.0 if problem.model.subpixel == "bilinear" else math.inf
     low, high = fitted.anchors - reach, fitted.anchors + reach
