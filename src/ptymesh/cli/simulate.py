@@ -40,6 +40,15 @@ def command(
     focus_distance: Annotated[
         float | None, typer.Option(help="Near field: metres from the beam's focus to the sample.")
     ] = None,
+    optics: Annotated[
+        str, typer.Option(metavar="YAML", help="Operators between probe and detector, such as {view_defocus: true}.")
+    ] = "{}",
+    unknown_errors: Annotated[
+        str,
+        typer.Option(
+            metavar="YAML", help="By how much their unknowns differ from their start, such as {defocus: 1e-6}."
+        ),
+    ] = "{}",
     seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
     compression: Annotated[
         str, typer.Option(help="gzip, or none: larger, but any pattern is read at the disk's speed.")
@@ -48,6 +57,7 @@ def command(
 ) -> None:
     """Simulate a data set with known truth, and write it as CXI."""
     from ptymesh.errors import BadInput
+    from ptymesh.recipe.yaml_text import parsed
     from ptymesh.run.simulate_file import write
     from ptymesh.simulate import checked
 
@@ -70,6 +80,8 @@ def command(
         background_counts=background,
         defect=defect,
         focus_distance_m=focus_distance,
+        optics=parsed(optics, "--optics"),
+        unknown_errors=parsed(unknown_errors, "--unknown-errors"),
         seed=seed,
     )
     data, truth = write(options, out, force=force, compression="gzip" if compression == "gzip" else None)

@@ -54,7 +54,7 @@ def write(
         mask=_shifted(made, made.mask),
         probe=made.guess(),
         background=_shifted(made, made.background) if options.background_counts else None,
-        attributes={"simulation": options.model_dump_json()},
+        attributes={"simulation": options.as_json()},
         compression=compression,
     )
     truth_result(made).save(beside)
@@ -75,6 +75,7 @@ def truth_result(made: Truth) -> Result:
         attrs={"engine": "simulate", "subpixel": "fourier", "propagation": made.geometry.propagation},
         nominal_px=made.nominal,
         background=made.background if made.options.background_counts else None,
+        unknowns=made.unknowns,
     )
 
 

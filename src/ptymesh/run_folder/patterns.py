@@ -16,7 +16,7 @@ from ptymesh.io.results import Result
 from ptymesh.measurement import Measurement
 from ptymesh.models import OPTICS, named
 from ptymesh.physics.model import Model
-from ptymesh.physics.operators import Views, ViewValues, WaveOperator
+from ptymesh.physics.operators import Values, Views, ViewValues, WaveOperator
 from ptymesh.recipe.yaml_text import parsed
 
 #: Most views of which the typical and the worst pattern are chosen; in larger scans they are evenly spaced.
@@ -104,14 +104,14 @@ def check_same(result: Result, scan: Measurement) -> None:
         raise BadInput(f"{scan.path} has changed since the run; put the file back that the run read.")
 
 
-def modelled(model: Model, result: Result, views: np.ndarray, scan: Measurement) -> np.ndarray:
+def modelled(model: Model, result: Result, views: np.ndarray, scan: Measurement | None = None) -> np.ndarray:
     """Return the intensities of views, with the result's weights and background.
 
     Args:
         model: of the result.
         result: object, probe and all other unknowns.
         views: (B,) integer, indices.
-        scan: that the result was made from.
+        scan: that the result was made from; None if no operator of the model depends on where views were measured.
 
     Returns:
         (B, h, w) float64, counts.
@@ -120,8 +120,10 @@ def modelled(model: Model, result: Result, views: np.ndarray, scan: Measurement)
     anchors = np.floor(positions + 0.5)
     real = result.probe.real.dtype
     fractions = torch.as_tensor((positions - anchors).astype(real))
-    measured = torch.as_tensor(scan.positions[views], dtype=torch.float64)
-    of_views = Views(torch.as_tensor(positions), fractions, measured, torch.as_tensor(views))
+    values: Values = _values(model, result, views, real)
+    if scan is not None:
+        measured = torch.as_tensor(scan.positions[views], dtype=torch.float64)
+        values = ViewValues(values, Views(torch.as_tensor(positions), fractions, measured, torch.as_tensor(views)))
     weights = np.ones((len(views), 1)) if result.weights is None else result.weights[views]
     background = None if result.background is None else torch.as_tensor(result.background.astype(real))
     return (
@@ -133,7 +135,7 @@ def modelled(model: Model, result: Result, views: np.ndarray, scan: Measurement)
             torch.as_tensor(weights.astype(real)),
             background,
             None if result.opr is None else torch.as_tensor(result.opr),
-            ViewValues(_values(model, result, views, real), of_views),
+            values,
         )
         .numpy()
         .astype(np.float64)

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Annotated, Literal
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, SerializeAsAny, field_validator, model_validator
 from torch import Tensor
 
 from ptymesh.distributed.devices import free_bytes
@@ -26,9 +26,11 @@ from ptymesh.estimate import BLOCK, Estimate
 from ptymesh.files import size
 from ptymesh.geometry import Geometry, electron_wavelength_m, far_field, near_field, photon_wavelength_m
 from ptymesh.measurement import ArraySource, Measurement
+from ptymesh.models import OPTICS, WaveOperator, named
 from ptymesh.options import Options
 from ptymesh.physics import probes
 from ptymesh.physics.model import Model
+from ptymesh.physics.operators import Views, ViewValues
 from ptymesh.simulate import phantoms, scans
 
 Kind = Literal["xray", "near", "electron"]
@@ -72,6 +74,9 @@ class Simulation(Options):
         focus_distance_m: near field only: the beam diverges from a focus this far upstream of the sample.
         probe_guess: probe in the data set: none, the design's (one mode, defocus 10 % off; smoothed in the near field),
             or the true one.
+        optics: operators between probe and detector, as in a recipe; their unknowns have the values at which they
+            start (`start`, or what the operator reads from positions and geometry).
+        unknown_errors: true values of these unknowns differ from that by up to this, uniformly, in their units.
         seed: of all random numbers.
     """
 
@@ -101,7 +106,27 @@ class Simulation(Options):
     detector_pixel_m: Positive | None = None
     focus_distance_m: Positive | None = None
     probe_guess: Literal["none", "design", "true"] = "design"
+    optics: dict[str, SerializeAsAny[WaveOperator]] = Field(default_factory=dict)
+    unknown_errors: dict[str, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)
     seed: int = Field(default=0, ge=0, lt=2**63)
+
+    @field_validator("optics", mode="before")
+    @classmethod
+    def _operators(cls, given: Any) -> Any:
+        return named(given, OPTICS, "optics")
+
+    @model_validator(mode="after")
+    def _known_unknowns(self) -> Simulation:
+        known = [one.name for operator in self.optics.values() for one in operator.unknowns]
+        for name in self.unknown_errors:
+            if name not in known:
+                there = f"these have {', '.join(known)}" if known else "there are none"
+                raise ValueError(f"unknown_errors names {name}, which no operator of optics declares; {there}")
+        return self
+
+    def as_json(self) -> str:
+        """Return all options as JSON; without the keys of operators where there are none, as before there were any."""
+        return self.model_dump_json(exclude=None if self.optics else {"optics", "unknown_errors"})
 
 
 @dataclass(frozen=True)
@@ -142,6 +167,7 @@ class Truth:
         mask: (h, w) bool, True for good pixels, laid out as the patterns (far field: DC at the corner).
         background: (h, w) float64 counts, laid out as the patterns.
         slice_spacing_m: distance between neighbouring slices; 0 for one slice.
+        unknowns: true values of the operators' unknowns, by name, float64 or complex128.
     """
 
     options: Simulation
@@ -154,6 +180,7 @@ class Truth:
     mask: np.ndarray
     background: np.ndarray
     slice_spacing_m: float
+    unknowns: dict[str, np.ndarray] = field(default_factory=dict)
 
     @property
     def dtype(self) -> np.dtype:
@@ -182,7 +209,7 @@ class Truth:
             background=self.background if options.background_counts else None,
             probe=self.guess(),
             name=f"simulated-{options.kind}",
-            fingerprint=f"simulation {options.model_dump_json()}",
+            fingerprint=f"simulation {options.as_json()}",
         )
 
     def guess(self) -> np.ndarray | None:
@@ -216,6 +243,10 @@ class Truth:
             slice_spacing_m=self.slice_spacing_m,
             tilt_rad=self.options.tilt_rad,
             origin=self.origin,
+            others={
+                name: torch.from_numpy(values).to(device, dtype if np.iscomplexobj(values) else real)
+                for name, values in self.unknowns.items()
+            },
         )
 
 
@@ -282,7 +313,7 @@ def truth(options: Simulation) -> Truth:
     error = np.random.default_rng([options.seed, 7]).uniform(-1, 1, nominal.shape) * options.position_error_px
     modes = probes.extra_modes(_probe(options, geometry), options.modes, options.mode_powers, options.seed)
     lit = (int(2 * reach[0] + width_px), int(2 * reach[1] + width_px))
-    return Truth(
+    made = Truth(
         options=options,
         geometry=geometry,
         object=_object(options, geometry, (sides[0], sides[1]), lit, slices),
@@ -294,6 +325,34 @@ def truth(options: Simulation) -> Truth:
         background=np.full(geometry.shape, options.background_counts),
         slice_spacing_m=spacing_m,
     )
+    if any("object" in operator.replaces for operator in options.optics.values()):
+        made.object[:] = 1  # an operator's unknowns are in its place
+    return replace(made, unknowns=_unknowns(made)) if options.optics else made
+
+
+def _unknowns(made: Truth) -> dict[str, np.ndarray]:
+    """Return the true values of the operators' unknowns, within the bounds that they declare.
+
+    Args:
+        made: the truth without them.
+
+    Raises:
+        BadInput: the geometry does not have what an operator needs.
+    """
+    options, estimate, found = made.options, made.estimate(), {}
+    blank = np.broadcast_to(np.zeros((), made.dtype), (options.views, *made.geometry.shape))
+    measurement = made.measurement(blank)
+    for operator in options.optics.values():
+        operator.check(made.geometry)
+        starts = operator.starts(estimate.sizes(), "cpu", torch.float64)
+        told = operator.start_values(measurement)
+        for number, one in enumerate(operator.unknowns):
+            start = starts[one.name].numpy()
+            rng = np.random.default_rng([options.seed, 11, number])
+            real, imaginary = rng.uniform(-1, 1, (2, *start.shape)) * options.unknown_errors.get(one.name, 0.0)
+            values = told.get(one.name, start) + (real + 1j * imaginary if one.complex else real)
+            found[one.name] = values if one.complex else np.clip(values, one.least, one.largest)
+    return found
 
 
 def _check_memory(numbers: int) -> None:
@@ -346,16 +405,22 @@ def patterns(made: Truth) -> Iterator[np.ndarray]:
         slices=len(made.object),
         slice_spacing_m=made.slice_spacing_m,
         tilt_rad=options.tilt_rad,
+        optics=tuple(options.optics.values()),
         dtype=torch.complex128,
     )
+    scan = estimate.nominal - torch.tensor(made.origin, dtype=torch.float64)
     for start in range(0, options.views, CHUNK):
         views = torch.arange(start, min(start + CHUNK, options.views))
+        fractions = estimate.fractions(views)
+        rows = {one.name: estimate[one.name] for one in model.unknowns}
+        rows |= {one.name: rows[one.name][views] for one in model.unknowns if one.scope == "view"}
         intensity = model.intensity(
             estimate.object,
             estimate.probe,
             estimate.anchors[views],
-            estimate.fractions(views),
+            fractions,
             background=estimate.background,
+            values=ViewValues(rows, Views(estimate.positions[views], fractions, scan[views], views)),
         )
         yield _counts(made, start, intensity)
 

@@ -1,0 +1,80 @@
+"""Scans with known truth for any operator of the model: those of the package, and a user's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import ptymesh as pm
+from beam_tilt import BeamTilt
+from ptymesh.errors import BadInput
+from ptymesh.io.results import Result
+from ptymesh.models import OPTICS
+from ptymesh.run.simulate_file import write
+from ptymesh.simulate import Simulation, checked, simulate
+
+ERRORS = {"beam_tilt": {"shift": 0.8}, "view_defocus": {"defocus": 3e-5}, "rpi": {"sample": 0.3}}
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(OPTICS, "_own", {**OPTICS._own, "beam_tilt": BeamTilt})
+    yield
+
+
+def test_every_operator_of_the_package_is_tried() -> None:
+    assert set(ERRORS) == set(OPTICS)
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_truth_of_an_operator(name: str) -> None:
+    """The true estimate explains the patterns to the last digits; where the unknown starts, it does not."""
+    made = simulate(views=20, window=32, noise=False, optics={name: True}, unknown_errors=ERRORS[name], seed=2)
+    (unknown,) = ERRORS[name]
+    values, error = made.truth.unknowns[unknown], ERRORS[name][unknown]
+    start = OPTICS[name].unknowns[0].start
+    assert 0.8 * error < abs(values.real - start).max() <= error
+    recon = pm.Reconstruction(made.measurement, optics={name: True}, precision="double", subpixel="fourier")
+    estimate, truth = recon.state.estimate, made.truth.estimate()
+    y, x = (estimate.positions[0] - truth.positions[0]).round().long().tolist()
+    h, w = truth.extent
+    inside = (slice(None), slice(max(y, 0), y + h), slice(max(x, 0), x + w))
+    estimate.object[inside] = truth.object[:, max(-y, 0) :, max(-x, 0) :][
+        :, : estimate.object[inside].shape[1], : estimate.object[inside].shape[2]
+    ]
+    estimate.probe.copy_(truth.probe)
+    at_start = recon.problem.residual(estimate)[0]
+    estimate.others[unknown].copy_(truth.others[unknown])
+    assert recon.problem.residual(estimate)[0] < 1e-12 and at_start > 1e-4
+
+
+def test_without_operators_all_is_as_before() -> None:
+    plain = Simulation(views=4, window=16)
+    assert "optics" not in plain.as_json() and "unknown_errors" not in plain.as_json()
+    with_operator = checked(plain, optics={"view_defocus": True}, unknown_errors={"defocus": 1e-6})
+    assert Simulation.parse({**plain.model_dump(), "optics": {"view_defocus": True}}).optics == with_operator.optics
+    assert '"defocus":1e-6' in with_operator.as_json() or '"defocus":1e-06' in with_operator.as_json()
+    assert simulate(plain).truth.unknowns == {}
+    starts = simulate(plain, optics={"view_defocus": {"start": {"defocus": 2e-6}}}).truth.unknowns["defocus"]
+    assert np.array_equal(starts, np.full(4, 2e-6))
+
+
+def test_names_that_no_operator_declares_are_refused() -> None:
+    with pytest.raises(
+        BadInput, match="Unknown_errors names shift, which no operator of optics declares; there are none"
+    ):
+        Simulation(unknown_errors={"shift": 1.0})
+    with pytest.raises(BadInput, match="these have defocus"):
+        Simulation(optics={"view_defocus": True}, unknown_errors={"defokus": 1e-6})
+
+
+def test_files_hold_the_truth(tmp_path: Path) -> None:
+    options = checked(views=4, window=16, optics={"view_defocus": True}, unknown_errors={"defocus": 1e-5})
+    _, beside = write(options, tmp_path / "scan.cxi")
+    found = Result.load(beside).unknowns["defocus"]
+    assert np.array_equal(found, simulate(options).truth.unknowns["defocus"])
+    assert torch.as_tensor(found).abs().max() > 0
