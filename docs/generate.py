@@ -146,8 +146,8 @@ OPERATORS = """\
 Pieces of the forward model between probe and detector, in their order, each under its name, on/off. What they declare
 stays where it starts unless a stage of an elementwise optimiser has it among its `unknowns` (`unknowns: {object: true,
 probe: true, NAME: true}`); lbfgs moves it always. Engines that cannot move it refuse, unless another stage does, or the
-recipe says where it starts: `optics: {PIECE: {start: {NAME: 0.1}}}`, one number for all views and elements. Results hold
-it as `/unknowns/NAME`. A piece that takes the object's part leaves object and probe as they are.
+recipe says where it starts: `optics: {PIECE: {start: {NAME: 0.1}}}`, one number for all views and elements. Results
+hold it as `/unknowns/NAME`. A piece that takes the object's part leaves object and probe as they are.
 """
 STAGE, MORE = "stages.N.", ". The same for "
 WORDS = {int: "whole number", float: "number", bool: "`true` or `false`", str: "text", Path: "path", NoneType: "none"}

@@ -18,6 +18,7 @@ from inspect import signature
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 import torch
 from pydantic import Field, field_validator
 from torch import Tensor
@@ -117,7 +118,7 @@ class WaveOperator(Options):
         kinds = {u.name: real.to_complex() if u.complex else real for u in self.unknowns}
         return {u.name: torch.full(u.shape(known), u.start, dtype=kinds[u.name], device=device) for u in self.unknowns}
 
-    def start_values(self, measurement: Measurement) -> Mapping[str, Any]:
+    def start_values(self, measurement: Measurement) -> Mapping[str, float | np.ndarray]:
         """Return what unknowns start at, by name, where the measurement or the recipe tells it.
 
         An operator that reads them from the measurement adds what this returns, so that the recipe's word counts.

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -115,7 +114,7 @@ def initial_estimate(
     return made
 
 
-def _set_start(others: dict[str, torch.Tensor], operator: WaveOperator, name: str, values: Any) -> None:
+def _set_start(others: dict[str, torch.Tensor], operator: WaveOperator, name: str, values: float | np.ndarray) -> None:
     """Set what an operator says that one of its unknowns starts at.
 
     Args:

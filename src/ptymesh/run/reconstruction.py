@@ -521,7 +521,7 @@ class Reconstruction(Displayed):
 
     @property
     def _fitted_of_held_out(self) -> frozenset[str]:
-        """What held-out views have for themselves, which is fitted on half of their pixels before they are judged."""
+        """Names of what each held-out view has for itself, fitted on half of its pixels before it is judged."""
         if not len(self._held_out):
             return frozenset()
         return own_unknowns(self.stages, self.problem.model.unknowns, len(self.state.estimate.opr))
