@@ -26,7 +26,7 @@ def command(shell: Annotated[Shell, typer.Argument(metavar="SHELL", help="bash, 
     bash:  echo 'eval "$(ptymesh completion bash)"' >> ~/.bashrc
     zsh:   echo 'eval "$(ptymesh completion zsh)"' >> ~/.zshrc   (after compinit)
     fish:  ptymesh completion fish > ~/.config/fish/completions/ptymesh.fish
-    """
+    """  # noqa: D301
     from typer.completion import get_completion_script
 
     typer.echo(get_completion_script(prog_name="ptymesh", complete_var=ASKED, shell=shell.value))

@@ -64,7 +64,8 @@ def align(
     """Align an image with a reference in global phase, scale, linear phase ramp and sub-pixel shift.
 
     Args:
-        moving, reference: (H, W) complex or real; the shapes may differ.
+        moving: (H, W) complex or real, the image that is moved.
+        reference: (H, W) complex or real, what it is moved onto; its shape may differ.
         region: bool, of the reference's shape: the pixels that count. None: all.
         moving_region: bool, of the moving image's shape: its pixels that count. None: all.
         start: (y, x) pixels, a shift to try beside those found from the images.
@@ -104,7 +105,8 @@ def object_error(reconstructed: np.ndarray, truth: np.ndarray, region: np.ndarra
     """Return the NRMSE of an object against the truth after `align`; several slices are aligned one by one.
 
     Args:
-        reconstructed, truth: (H, W) or (L, H, W) complex; H and W may differ, L may not.
+        reconstructed: (H, W) or (L, H, W) complex.
+        truth: likewise; H and W may differ from the reconstructed object's, L may not.
         region: (H, W) bool in the frame of the truth, the pixels that count. None: all.
 
     Returns:

@@ -87,7 +87,8 @@ def ring_correlation(
     """Return the Fourier ring correlation of two aligned complex images over a region.
 
     Args:
-        first, second: (H, W) complex.
+        first: (H, W) complex.
+        second: (H, W) complex, aligned with the first.
         region: (H, W) bool; None: all.
         pixel_size_m: (y, x); None: pixel units.
 

@@ -1,5 +1,7 @@
-"""Causes in how the scan samples the object: too little overlap, a probe in another plane, a regular grid, a beam
-larger than its window."""
+"""Causes in how the scan samples the object.
+
+Too little overlap, a probe in another plane, a regular grid, a beam larger than its window.
+"""
 
 from __future__ import annotations
 
@@ -95,7 +97,10 @@ def _modulation(
     """Return c of the least-squares fit Re(c exp(2 pi i f.r)) to values about a weighted quadratic in y and x.
 
     Args:
-        values, weight: (n,) at the pixels (y, x), each (n,).
+        values: (n,) real, at the pixels.
+        weight: (n,) of each value.
+        y: (n,) rows of the pixels.
+        x: (n,) columns of the pixels.
         frequency: (y, x) in periods per pixel.
     """
     phase = 2 * np.pi * (frequency[0] * y + frequency[1] * x)

@@ -229,7 +229,7 @@ class ResultView:
 
     @cached_property
     def misfit(self) -> np.ndarray:
-        """sqrt y - sqrt I, (B, h, w)."""
+        """Misfit sqrt y - sqrt I of amplitudes, (B, h, w)."""
         return np.asarray(np.sqrt(self.y) - np.sqrt(self.modelled))
 
     @cached_property

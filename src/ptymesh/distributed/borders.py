@@ -18,7 +18,8 @@ def relayed_is_less(tiles: list[Rect], parts: list[Rect]) -> bool:
     """Return True if relaying sums through block owners takes clearly fewer bytes than sending them to every holder.
 
     Args:
-        tiles, parts: tile and part of each rank, in order of rank.
+        tiles: tile of each rank, in order of rank.
+        parts: part of each rank, in order of rank.
     """
     sample = sorted({int(r) for r in np.linspace(0, len(parts) - 1, SAMPLE).round()})
     edges = np.array(parts)

@@ -165,7 +165,8 @@ class Layout:
         Args:
             target: the array.
             version: torch's version counter of the array before the write.
-            rows, columns: (n,) int64, coordinates of the written blocks.
+            rows: (n,) int64, rows of the written blocks, counted in blocks.
+            columns: (n,) int64, their columns.
         """
 
     def last_filled(self, obj: Tensor) -> Tensor:
@@ -284,7 +285,8 @@ class Layout:
         """Return Re sum conj(a) b over the object's pixels, each counted once, 0-d float64. Collective.
 
         Args:
-            a, b: this rank's part (L, H, W), or fields on the same blocks.
+            a: this rank's part (L, H, W), or a field on some blocks.
+            b: the same kind, on the same blocks.
             estimate: the estimate of which the object is part.
         """
         return self.dots([(a, b)], estimate)[0]

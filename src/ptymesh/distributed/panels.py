@@ -197,7 +197,8 @@ class Panels(Tiled):
         Args:
             target: the array.
             version: torch's version counter of the array before the write.
-            rows, columns: (n,) int64, coordinates of the written blocks.
+            rows: (n,) int64, rows of the written blocks, counted in blocks.
+            columns: (n,) int64, their columns.
         """
         for kept in self._shared_arrays.values():
             if kept.source is target and kept.version == version:

@@ -38,7 +38,8 @@ def copied(source: int, target: int, size: int) -> float:
     """Return the shortest time of a few copies between two devices, in seconds.
 
     Args:
-        source, target: numbers of the CUDA devices.
+        source: number of the CUDA device that is read.
+        target: number of the one that is written to.
         size: bytes of a copy.
 
     Raises:

@@ -99,7 +99,8 @@ class SharedSums:
         """Return the object's sums over ranks on touched blocks, and those of other tensors. Collective.
 
         Args:
-            rows, columns: (n,) int64, coordinates of the touched blocks.
+            rows: (n,) int64, rows of the touched blocks, counted in blocks.
+            columns: (n,) int64, their columns.
             reached: (n,) int64, the ranks whose views reach each block, as bits; None where that is not known: this
                 rank then adds all ranks on its share, n/R of the blocks.
             count: number of blocks that this rank counts as traffic.
@@ -131,7 +132,8 @@ def rectangles(rows: np.ndarray, columns: np.ndarray) -> list[tuple[int, int, in
     """Return rectangles of pixels that together cover the blocks.
 
     Args:
-        rows, columns: (n,) int64, block coordinates ordered by row, then column.
+        rows: (n,) int64, rows of the blocks, counted in blocks; ordered by row, then column.
+        columns: (n,) int64, their columns.
 
     Returns:
         Top, bottom, left and right of each rectangle; bottom and right are excluded.

@@ -352,7 +352,8 @@ class Tiled(Layout):
         Args:
             field: (..., H, W) of this rank's part.
             corner: first pixel of the part.
-            sends, receives: rectangle for each rank; empty ones are left out.
+            sends: rectangle that each rank is sent; empty ones are left out.
+            receives: rectangle that each rank sends to this one; empty ones are left out.
         """
         out = {r: field[(..., *rect.inside(corner))].contiguous() for r, rect in sends.items() if not rect.empty}
         arrived = {
@@ -487,7 +488,8 @@ class TiledMigration(Handover):
         """Set the new tiles, parts and owners of the layout.
 
         Args:
-            tiles, parts: of each rank, in order of rank.
+            tiles: of each rank, in order of rank.
+            parts: of each rank, in order of rank.
             owner: (N,) int64, rank of each view.
         """
         layout = self.layout

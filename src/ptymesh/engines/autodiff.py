@@ -162,8 +162,9 @@ class Autodiff(Engine):
     def _penalty(
         self, problem: Problem, estimate: Estimate, terms: list[tuple[Density, float]]
     ) -> tuple[Tensor, Tensor]:
-        """Return the mean density over the pixels under windows, each counted once, and its slope by the object
-        there.
+        """Return the mean density over the pixels under windows, and its slope by the object there.
+
+        A pixel that lies under several windows counts once.
         """
         if self._covered is None:  # resumed within an epoch
             self._covered = covered(estimate)

@@ -179,18 +179,15 @@ class Engine(Options):
 
     @property
     def per_view(self) -> dict[str, Tensor]:
-        """Memory of the engine for views, by name: one row for each view of this rank, in the order of
-        `problem.layout.own`.
+        """Memory of the engine for views, by name: one row for each view of this rank.
 
-        Exit waves, which follow the gauges, are declared in `remembers`. All is dropped when a later stage starts,
-        which changes the estimate without it.
+        Rows are in the order of `problem.layout.own`. Exit waves, which follow the gauges, are declared in `remembers`.
+        All is dropped when a later stage starts, which changes the estimate without it.
         """
         return self._per_view
 
     def outside(self, name: str) -> float:
-        """Return the value outside of the object of an array of the object's shape in `state`, for when the object
-        grows.
-        """
+        """Return what an array of the object's shape in `state` holds outside of the object, for when that grows."""
         return next((one.outside for one in self.remembers if one.name == name), 0.0)
 
     def check(self, problem: Problem) -> None:
@@ -262,8 +259,9 @@ class Engine(Options):
         return 0.0
 
     def before_epoch(self, problem: Problem, estimate: Estimate) -> None:
-        """Compute what is needed once per epoch, before its first batch, and store it in `state`: epochs may be
-        interrupted.
+        """Compute what is needed once per epoch, before its first batch.
+
+        It is stored in `state`, as epochs may be interrupted.
         """
 
     def step(self, problem: Problem, estimate: Estimate, batch: Batch) -> None:

@@ -214,8 +214,9 @@ def floored(weight: Weight, delta: float) -> Weight:
 
 
 def lowest(steps: Tensor, losses: Tensor) -> Tensor:
-    """Return the minimum of the parabola through the least of the losses (n,) and its neighbours; the step itself at
-    an end.
+    """Return the minimum of the parabola through the least of the losses (n,) and its neighbours.
+
+    At an end of the line, the step itself is returned.
     """
     k = int(losses.argmin())
     if k == 0 or k == len(steps) - 1:

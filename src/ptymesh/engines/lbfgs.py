@@ -134,8 +134,9 @@ class LBFGS(Autodiff):
     # --- memory: `unknown.s0`, `unknown.y0` the oldest pair; `products` (2, 2, m, m) <s_i, s_j>, <s_i, y_j> ... ---
 
     def _remember(self, problem: Problem, estimate: Estimate, x: Vector, s: Vector, y: Vector) -> None:
-        """Store the pair s, y with its inner products, and drop the oldest beyond `memory`; skip a pair without
-        curvature.
+        """Store the pair s, y with its inner products, and drop the oldest beyond `memory`.
+
+        A pair without curvature is skipped.
         """
         count = self._pairs(x)
         known = self._remembered(x)
@@ -190,8 +191,9 @@ def _scaled(gradient: Gradient, parts: dict[str, Part]) -> Vector:
 
 
 def combination(products: Tensor) -> Tensor:
-    """Return H g as a combination (2m + 1,) of s_i, y_i and g, from their inner products (2m + 1, 2m + 1): the two
-    loops.
+    """Return H g as a combination (2m + 1,) of s_i, y_i and g, by the two loops.
+
+    They are computed from the inner products (2m + 1, 2m + 1) alone.
     """
     m = len(products) // 2
     q, first = torch.zeros_like(products[0]), products.new_zeros(m)
@@ -207,8 +209,9 @@ def combination(products: Tensor) -> Tensor:
 
 
 def _dots(problem: Problem, estimate: Estimate, pairs: list[tuple[Vector, Vector]]) -> Tensor:
-    """Return <a, b> over all unknowns for n pairs, (n,) float64 on the host; one message for the object's pixels.
-    Collective.
+    """Return <a, b> over all unknowns for n pairs, (n,) float64 on the host.
+
+    Collective; one message for the object's pixels.
     """
     names = list(pairs[0][0])
     total = torch.zeros(len(pairs), dtype=torch.float64, device=problem.device)

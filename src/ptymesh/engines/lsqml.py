@@ -38,10 +38,9 @@ from ptymesh.unknowns import DECLARED, Unknown
 
 
 class Momentum(Schedule):
-    """Acceleration of object and probe by their updates of whole epochs, each while the Fourier error falls and its own
-    updates agree.
+    """Acceleration of object and probe by their updates of whole epochs, each while the Fourier error falls.
 
-    In the paper (sec. 3.4) it is of the object in compact batches.
+    Its own updates have to agree, too. In the paper (sec. 3.4) it is of the object in compact batches.
 
     Attributes:
         gain: of the velocity.
@@ -202,9 +201,7 @@ def _velocity(
     on: bool,
     dot: Callable[[Tensor, Tensor], Tensor],
 ) -> Tensor | None:
-    """Add this epoch's update of an unknown to its velocity, and return the velocity if it is to be applied, else
-    None.
-    """
+    """Add this epoch's update of an unknown to its velocity; return that if it is to be applied, else None."""
     earlier = [state[name] for age in range(1, memory + 1) if (name := f"{prefix}update{age}") in state]
     velocity = state.setdefault(f"{prefix}velocity", torch.zeros_like(update))
     friction = _friction(update, earlier, dot) if on and len(earlier) == memory else None
@@ -218,8 +215,9 @@ def _velocity(
 
 
 def _friction(update: Tensor, earlier: list[Tensor], dot: Callable[[Tensor, Tensor], Tensor]) -> float | None:
-    """Return a tenth of the decay rate of the correlation with earlier updates; None if one of them does not point
-    along.
+    """Return a tenth of the decay rate of the correlation with earlier updates.
+
+    None if one of them does not point along.
     """
     norm = dot(update, update)
     correlations = [float(dot(update, u) / (norm * dot(u, u)).sqrt()) for u in earlier]

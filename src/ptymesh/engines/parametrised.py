@@ -137,8 +137,9 @@ def _by_positions(problem: Problem, batch: Batch, J: Tensor) -> Tensor:
 
 
 def _independent(J: Tensor, size: float) -> Tensor:
-    """Return T (n, n): combinations of the directions that are orthogonal, each of norm `size`; 0 for dependent
-    ones.
+    """Return T (n, n): combinations of the directions that are orthogonal, each of norm `size`.
+
+    For dependent directions it is 0.
     """
     pairs = torch.view_as_real(J) if J.is_complex() else J
     gram = torch.stack([torch.stack([total_of(a * b) for b in pairs]) for a in pairs]).cpu()
@@ -150,8 +151,9 @@ def _independent(J: Tensor, size: float) -> Tensor:
 
 
 def _size(one: Parametrisation, estimate: Estimate) -> float:
-    """Return the norm of a change of x by 1: of every pixel of the probe by a radian, or of every position by a
-    pixel.
+    """Return the norm of a change of x by 1.
+
+    It changes every pixel of the probe by a radian, or every position by a pixel.
     """
     if one.of == "positions":
         return math.sqrt(len(estimate.positions))

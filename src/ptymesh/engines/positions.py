@@ -147,8 +147,10 @@ def redistribute(
 
 
 def _grown(estimate: Estimate) -> tuple[int, int]:
-    """Grow the object's extent in whole blocks to hold all windows, and return the rows and columns before the first
-    ones.
+    """Grow the object's extent in whole blocks to hold all windows.
+
+    Returns:
+        The rows and columns that were put before the first ones.
     """
     before, after = [], []
     for axis, (side, window) in enumerate(zip(estimate.extent, estimate.window, strict=True)):

@@ -126,8 +126,7 @@ class Projections(Engine):
             psi[chunk.rows] = problem.evaluator.forward(estimate, chunk).exit
 
     def move(self, problem: Problem, chunk: Chunk, intermediates: Intermediates) -> None:
-        """Set new waves of the chunk's views from the projection `intermediates.exit`, and record its loss and
-        residual.
+        """Set new waves of the chunk's views from the projection `intermediates.exit`; record its loss and residual.
 
         Args:
             problem: evaluator of the stage.

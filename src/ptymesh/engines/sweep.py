@@ -144,8 +144,9 @@ class Sweep:
         return problem.model.detect_adjoint(detected, chunk.fractions)
 
     def _of_background(self, S: Tensor, data: Data) -> Tensor:
-        """Return slope by b and I^(-1/2) of each view, (B, 2, h, w); also where the model has no light, for b needs
-        none.
+        """Return slope by b and I^(-1/2) of each view, (B, 2, h, w).
+
+        They are defined also where the model has no light, for b needs none.
         """
         S = raised_signals(S, data)
         return torch.stack((self.loss.slope(S, data), darkness(S, data)), dim=1)
@@ -248,6 +249,7 @@ def _of_modes(probe: Tensor, field: Tensor, weight: Tensor, D_c: Tensor) -> tupl
 
 def averages(problem: Problem, estimate: Estimate, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
     """Return the sums of intensities and of counts over the batch's good views, and their numbers, (h, w) each.
+
     Collective.
 
     Args:

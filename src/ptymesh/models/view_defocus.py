@@ -29,9 +29,7 @@ from ptymesh.unknowns import Unknown
 
 
 class ViewDefocus(WaveOperator):
-    """A defocus z_j for every view, in metres, downstream positive as C10, refined if a stage has `unknowns:
-    {defocus: true}`.
-    """
+    """Defocus z_j of each view (m, downstream positive as C10), refined if a stage has `unknowns: {defocus: true}`."""
 
     name: ClassVar[str] = "view_defocus"
     at: ClassVar[Place] = "probe"
@@ -52,8 +50,9 @@ class ViewDefocus(WaveOperator):
             )
 
     def sizes(self, geometry: Geometry) -> dict[str, float]:
-        """Return the defocus that turns the phase by a radian between the middle of the window's spectrum and half
-        its band, m.
+        """Return the defocus, m, that turns the phase by a radian.
+
+        The radian is between the middle of the window's spectrum and half its band.
         """
         (y, x), wavelength = geometry.object_pixel_m or (0.0, 0.0), geometry.wavelength_m
         assert wavelength is not None, "checked"

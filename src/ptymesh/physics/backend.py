@@ -217,8 +217,7 @@ class Backend(BlockOperations):
         return self.apply_at_detector(model, chunk, intermediates.exit, task, background_sums)
 
     def adjoint(self, model: Model, chunk: Chunk, intermediates: Intermediates, waves: Tensor, into: Adjoints) -> None:
-        """Add the adjoints S_j^H conj(phi) waves and T_{-f} conj(S O) waves, with their weights, to the sums of the
-        batch.
+        """Add the adjoints S_j^H conj(phi) waves and T_{-f} conj(S O) waves, with their weights, to the batch's sums.
 
         Args:
             model: the forward model.
@@ -411,8 +410,7 @@ class Backend(BlockOperations):
         return (self.illumination(chunk, intermediates, maps).view(len(shares), 2, -1) * shares[:, None]).sum(2)
 
     def mode_norms(self, chunk: Chunk, intermediates: Intermediates, probe: Tensor, opr: Tensor) -> Tensor:
-        """Return ||O_1 P||^2 of the probe and of each OPR mode at weight 1, before they are shifted, (B, 1 + K)
-        float64.
+        """Return ||O_1 P||^2 of the probe and of each OPR mode at weight 1, (B, 1 + K) float64, before their shifts.
 
         Args:
             chunk: the views.
@@ -439,10 +437,10 @@ class Backend(BlockOperations):
     def weight_step(
         self, model: Model, chunk: Chunk, probe: Tensor, opr: Tensor, intermediates: Intermediates, chi: Tensor
     ) -> Tensor:
-        """Return <d psi/d w_jk, chi> / ||d psi/d w_jk||^2 of each view for the probe (k = 0) and its OPR modes, (B, 1 +
-        K).
+        """Return <d psi/d w_jk, chi> / ||d psi/d w_jk||^2 of each view, (B, 1 + K).
 
-        Where there are OPR modes and no operators, product and norms are taken where `position_step` takes them.
+        The first column is the probe's (k = 0), the others are its OPR modes'. Where there are OPR modes and no
+        operators, product and norms are taken where `position_step` takes them.
 
         Args:
             model: the forward model.
@@ -492,8 +490,9 @@ class Backend(BlockOperations):
     def gap_products(
         self, model: Model, chunk: Chunk, intermediates: Intermediates, rates: Tensor, chi: Tensor
     ) -> Tensor:
-        """Return <d_k psi, chi> and ||d_k psi||^2 of each view for unknowns of the gaps between slices, (B, K, 2)
-        float64.
+        """Return <d_k psi, chi> and ||d_k psi||^2 of each view for unknowns of the gaps, (B, K, 2) float64.
+
+        Gaps are those between slices.
 
         Args:
             model: the forward model.

@@ -86,8 +86,9 @@ class BackgroundSums:
 
 
 def raised_signals(S: Tensor, data: Data) -> Tensor:
-    """Return the signals S (B, h, w), raised where the model has no light, from which the background's terms are
-    computed.
+    """Return the signals S (B, h, w), raised where the model has no light.
+
+    The background's terms are computed from them.
     """
     faint = FAINT * over_window(data.y).to(S.dtype)[:, None, None] / S[0].numel() if len(S) else S[:, :1, :1]
     b = torch.zeros_like(faint) if data.background is None else data.background

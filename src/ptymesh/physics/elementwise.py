@@ -57,11 +57,11 @@ MANY = 16
 
 
 def over_window(x: Tensor) -> Tensor:
-    """Return the sums (...) float64 over the windows of real x (..., h, w): of rows in x's own precision, then of all
-    rows.
+    """Return the sums (...) float64 over the windows of real x (..., h, w).
 
-    Torch shares the terms of a single large sum between threads, but not the terms of one sum among many. A GPU adds in
-    another order if there are few sums, and so if there are few views; `in_pairs` does not.
+    Rows are summed in x's own precision, then all rows. Torch shares the terms of a single large sum between threads,
+    but not the terms of one sum among many. A GPU adds in another order if there are few sums, and so if there are few
+    views; `in_pairs` does not.
     """
     if x.device.type == "cpu":
         return x.sum(-1).sum(-1, dtype=torch.float64)
@@ -75,8 +75,9 @@ def over_few(x: Tensor) -> Tensor:
 
 
 def in_pairs(x: Tensor) -> Tensor:
-    """Return the sums over the last axis, in an order that depends on its length alone and not on how many sums there
-    are.
+    """Return the sums over the last axis, in an order that depends on its length alone.
+
+    It does not depend on how many sums there are.
     """
     while x.shape[-1] > 1:
         half = x.shape[-1] // 2

@@ -91,8 +91,9 @@ def value(kind: Fidelity, S: Tensor, data: Data) -> Tensor:
 
 
 def slope(kind: Fidelity, S: Tensor, data: Data) -> Tensor:
-    """Return dL/dI, (B, h, w): the derivative with respect to conj(Psi_m) is slope . Psi_m, to b it is the sum of
-    slope.
+    """Return dL/dI, (B, h, w).
+
+    The derivative with respect to conj(Psi_m) is slope . Psi_m; that with respect to b is the sum of slope.
 
     Args:
         kind: the fidelity.

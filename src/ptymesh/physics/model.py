@@ -423,8 +423,7 @@ class Model:
         return self._through_exit_operators(d_incoming, intermediates)
 
     def gap_rates(self, name: str) -> Tensor:
-        """Return the derivative of the phase of the transfer function between slices by an unknown of the gaps, (n, h,
-        w).
+        """Return the derivative (n, h, w) by an unknown of the gaps of the transfer function's phase between slices.
 
         Args:
             name: "slice_spacing", relative change of the distance, n = 1; or "tilt", rad along y and x, n = 2.

@@ -132,8 +132,9 @@ class WaveOperator(Options):
         return self.start
 
     def sizes(self, geometry: Geometry) -> dict[str, float]:
-        """Return the size of a change that matters, by unknown and in its unit (1 if not named); learning rates count
-        in it.
+        """Return the size of a change that matters, by unknown and in its unit (1 if not named).
+
+        Learning rates count in it.
         """
         return {}
 

@@ -39,8 +39,9 @@ def coarser(field: Tensor, c: int) -> Tensor:
 
 
 def finer(field: Tensor, c: int) -> Tensor:
-    """Return a field on the fine grid, (..., h/c, w/c) -> (..., h, w), its spectrum padded with zeros: adjoint of
-    `coarser`.
+    """Return a field on the fine grid, (..., h/c, w/c) -> (..., h, w): adjoint of `coarser`.
+
+    Its spectrum is padded with zeros.
     """
     shape = (*field.shape[:-2], field.shape[-2] * c, field.shape[-1] * c)
     spectrum = field.new_zeros(shape)

@@ -191,6 +191,7 @@ class BlockOperations:
         target += change * (times / (weight.lerp(weight.max(), blend) + TINY))
 
     def finish(self, into: Adjoints) -> None:
-        """Complete the sums after the last chunk, all but the object's, which may already be on their way to other
-        ranks.
+        """Complete the sums after the last chunk.
+
+        The object's are left alone: they may already be on their way to other ranks.
         """

@@ -78,8 +78,9 @@ def shift(probe: Tensor, fractions: Tensor) -> Tensor:
 
 
 def derivative(waves: Tensor, axis: int) -> Tensor:
-    """Return the spectral derivative d_a of waves (..., h, w), per pixel; axis 0 = y, 1 = x. d(T_f P)/d f_a = -d_a T_f
-    P.
+    """Return the spectral derivative d_a of waves (..., h, w), per pixel; axis 0 = y, 1 = x.
+
+    With it, d(T_f P)/d f_a = -d_a T_f P.
     """
     return ifft(times(fft(waves), derivatives(_window(waves), waves.dtype, waves.device)[axis]))
 
@@ -98,8 +99,9 @@ def _corners(anchors: Tensor, fractions: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _bilinear_weights(t: Tensor, order: tuple[int, int] = (0, 0)) -> Tensor:
-    """Return the weights of the four neighbours, or their derivatives of this order (0 or 1) per axis, (B, 2, 2): [y,
-    x].
+    """Return the weights of the four neighbours, (B, 2, 2): [y, x].
+
+    With an order of 1 along an axis, their derivatives by the shift along it.
     """
     edge = (2 * torch.arange(2, dtype=t.dtype, device=t.device) - 1).expand(len(t), 2)
     y, x = (edge if order[axis] else torch.stack((1 - t[:, axis], t[:, axis]), dim=1) for axis in (0, 1))

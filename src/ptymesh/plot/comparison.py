@@ -70,7 +70,8 @@ def comparison_figure(
     """Return a figure of object A, aligned to B, and B.
 
     Args:
-        aligned, reference: (H, W) complex, A in the frame of B, and B.
+        aligned: (H, W) complex, A in the frame of B.
+        reference: (H, W) complex, B.
         region: (H, W) bool, the pixels that were compared.
         rings: Fourier ring correlation over the region.
         pixel_size_m: (y, x); None: pixel units.

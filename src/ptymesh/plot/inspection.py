@@ -35,7 +35,8 @@ def inspection_figure(
 
     Args:
         title: of the figure.
-        mean_pattern, example_pattern: (h, w) counts, NaN where masked.
+        mean_pattern: (h, w) counts, NaN where masked.
+        example_pattern: (h, w) counts of one view, NaN where masked.
         positions: (N, 2) y x object pixels.
         totals: (N,) counts per view, shown in file order and on the scan.
         odd: (n, 2) y x of hot, dead and stuck pixels.

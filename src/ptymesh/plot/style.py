@@ -51,7 +51,8 @@ def new_figure(width: float, height: float, title: str | None = None) -> Figure:
     """Return an empty figure laid out so that nothing overlaps.
 
     Args:
-        width, height: in inches.
+        width: in inches.
+        height: in inches.
         title: of the figure.
     """
     figure = NotebookFigure(figsize=(width, height), layout="constrained", dpi=150)
@@ -176,7 +177,8 @@ def plain_axes(axes: Axes, x: str, y: str, title: str | None = None) -> None:
 
     Args:
         axes: to change.
-        x, y: labels of the axes.
+        x: label of the x axis.
+        y: label of the y axis.
         title: of the panel.
     """
     axes.set_xlabel(x, fontsize=9)

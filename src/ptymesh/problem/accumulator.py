@@ -130,8 +130,9 @@ class Accumulator:
         return self.setup.model.subpixel == "fourier" and not whole
 
     def _reset_steps(self, sums: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return shifts by kind of sum and part, limits of terms by kind, and zeros for their largest magnitudes; zero
-        the sums.
+        """Return shifts by kind of sum and part, limits of terms by kind, and zeros for their largest magnitudes.
+
+        The sums are set to zero.
         """
         room = HEADROOM_BITS[self._tries] if self.task else EVALUATION_HEADROOM_BITS
         # With interpolation, four terms of a view may fall on one pixel.
@@ -293,8 +294,9 @@ class Accumulator:
         return found[:fields], found[fields:after], found[after:]
 
     def _needs_retry(self, beyond: Tensor) -> bool:
-        """Return True if the batch is to be repeated with larger steps; on a GPU never, as that would wait for the
-        device.
+        """Return True if the batch is to be repeated with larger steps.
+
+        On a GPU it never is, as that would wait for the device.
         """
         if not self.task or self._tries + 1 == len(HEADROOM_BITS) or beyond.device.type != "cpu":
             return False

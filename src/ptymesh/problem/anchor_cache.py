@@ -13,10 +13,10 @@ from ptymesh.estimate import Estimate
 
 
 class AnchorCache:
-    """Positions and anchors of an estimate at the start of an epoch, and values that follow from them until one is
-    written to.
+    """Positions and anchors of an estimate at the start of an epoch, and values that follow from them.
 
-    Writes are recognised by torch's version counters; writes by numpy to the same memory are not noticed.
+    The values are valid until positions or anchors are written to. Writes are recognised by torch's version counters;
+    writes by numpy to the same memory are not noticed.
 
     Args:
         estimate: its positions and anchors (N, 2).

@@ -125,8 +125,9 @@ class Evaluator:
         return self.setup.backend.position_step(self.setup.model, chunk, *given)
 
     def weight_step(self, estimate: Estimate, chunk: Chunk, intermediates: Intermediates, chi: Tensor) -> Tensor:
-        """Return <d psi/d w_jk, chi> / ||d psi/d w_jk||^2 of each view for the probe (k = 0) and its OPR modes, (B, 1 +
-        K).
+        """Return <d psi/d w_jk, chi> / ||d psi/d w_jk||^2 of each view, (B, 1 + K).
+
+        The first column is the probe's (k = 0), the others are its OPR modes'.
 
         Args:
             estimate: the unknowns.
@@ -284,8 +285,9 @@ class Evaluator:
 
 
 def loss_and_counts(found: Tensor) -> Tensor:
-    """Return loss, sum y and sum y^2 of each view, (B, 3) float64, from the columns of a pass over the detector, (B,
-    6).
+    """Return loss, sum y and sum y^2 of each view, (B, 3) float64.
+
+    They are among the columns (B, 6) of a pass over the detector.
     """
     # One by one: a list of indices would have to be sent to the device.
     return torch.stack((found[:, LOSS], found[:, COUNTS], found[:, SQUARES]), dim=1)

@@ -80,8 +80,9 @@ class Fields:
         self.layout.mark_written(target, version, like.rows, like.columns)
 
     def touched(self, whole: Tensor, like: BlockSparseField) -> BlockSparseField:
-        """Return the blocks of `like` out of an array (L, H, W), gathered when they are used; also out of one from
-        `fill_field_halo`.
+        """Return the blocks of `like` out of an array (L, H, W), gathered when they are used.
+
+        The array may be one from `fill_field_halo`.
         """
         return like.of(FieldView(like.rows, like.columns, array=self.layout.local_part(whole)))
 

@@ -220,8 +220,9 @@ class ViewLoader:
 
     @staticmethod
     def _sizes(count: int, border: int, size: int) -> list[int]:
-        """Return the sizes of chunks of at most `size` views, none with both border views, which come first, and
-        others.
+        """Return the sizes of chunks of at most `size` views.
+
+        Border views come first, and none of the chunks holds both border views and others.
         """
         return [min(size, n - at) for n in (border, count - border) for at in range(0, n, size)]
 

@@ -101,8 +101,9 @@ class LocalViewIndex:
         return self.layout.local_views(views) if self._border is None else views[self.places(views)]
 
     def places(self, views: np.ndarray) -> np.ndarray:
-        """Return the indices of this rank's own among these views, in the order in which they are swept: border views
-        first.
+        """Return the indices of this rank's own among these views, in the order in which they are swept.
+
+        Border views come first.
         """
         own = np.flatnonzero(self.layout.owner[views] == self.layout.world.rank)
         return own if self._border is None else own[np.argsort(~self._border[views[own]], kind="stable")]

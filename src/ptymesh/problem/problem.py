@@ -81,8 +81,9 @@ class Problem:
         self.dtype, self.real = setup.dtype, setup.real
 
     def coarse(self, c: int, model: Model, geometry: Geometry) -> Problem:
-        """Return the problem of the inner 1/c of the detector; it shares owners, world and running values with this
-        one.
+        """Return the problem of the inner 1/c of the detector.
+
+        It shares owners, world and running values with this one.
 
         Args:
             c: coarsening, an integer.
@@ -146,6 +147,7 @@ class Problem:
 
     def gradients(self, estimate: Estimate, batch: Batch) -> Gradients:
         """Return the sums of the batch's adjoints of chi, in one sweep: exit wave, detector, revision, adjoint.
+
         Collective.
         """
         sums = self.accumulator(estimate, batch, task="exit_wave_update")

@@ -56,8 +56,9 @@ class ViewMetrics:
         self._values = values
 
     def _write_waiting(self) -> None:
-        """Write the waiting values in the order in which they were recorded: for a view that occurs twice, numpy keeps
-        the last.
+        """Write the waiting values in the order in which they were recorded.
+
+        For a view that occurs twice, numpy keeps the last.
         """
         rows, found = zip(*self._waiting, strict=True)
         self._waiting.clear()

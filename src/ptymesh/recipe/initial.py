@@ -61,8 +61,10 @@ def initial_estimate(
     Args:
         measurement: the scan; only its positions, geometry, mask, background, intensity and probe are used.
         mean_pattern: (h, w) over all views of all ranks, laid out as the patterns; masked pixels are ignored.
-        object, probe: the recipe's keys.
-        precision, device: of the tensors (positions are float64 always).
+        object: the recipe's `object`.
+        probe: the recipe's `probe`.
+        precision: of the tensors; positions are float64 always.
+        device: of the tensors.
         margin_px: object pixels kept free around the outermost windows, for positions that move; at least 2 are.
         seed: of the probe modes that are made.
         place: from the object's sides, its origin and the anchors (N, 2), the part of it that this rank holds; all of

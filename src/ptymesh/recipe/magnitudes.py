@@ -17,8 +17,9 @@ LEAST_DEPTHS = 1e-3
 
 
 def refuse_spacing(geometry: Geometry, spacing_m: float) -> None:
-    """Raise BadInput where slices lie so far apart that light leaves the window between them, or so near that nothing
-    tells one from the next.
+    """Raise BadInput where slices lie too far apart or too near.
+
+    Too far, light leaves the window between them; too near, nothing tells one from the next.
 
     Args:
         geometry: of the window; where it is in pixels alone, nothing is refused.

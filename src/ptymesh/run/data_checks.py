@@ -79,7 +79,8 @@ def check_after_reading(
         scan: what was read.
         gathered: of the views that this rank has read.
         mean: (h, w) mean pattern of all views, where values without data count as zero.
-        world, related: as in `check_before_reading`.
+        world: the ranks.
+        related: False where positions say nothing of what views share (single exposures).
     """
     seen = merged(gathered, world).survey(mean)
     return _agreed(world, scan, lambda: check_patterns(scan, seen, related=related))

@@ -1,10 +1,10 @@
-"""When memory runs out within a step: the chunk is halved, or waves of a batch are made again instead of kept, and the
-step is taken again, on this rank alone.
+"""Steps that are taken again when memory runs out, on this rank alone.
 
-The other ranks wait in their next collective and notice nothing. The step is begun anew from what it began with; sums
-over ranks that it had received by then are given to it again (distributed.world.CollectiveLog) instead of being asked
-for. What is computed before an epoch is begun anew likewise; checkpoints and results need little, and are tried again
-with what caches give back.
+The chunk is halved, or waves of a batch are computed a second time instead of kept, and the step is repeated. The other
+ranks wait in their next collective and notice nothing. The step is begun anew from what it began with; sums over ranks
+that it had received by then are given to it again (distributed.world.CollectiveLog) instead of being asked for. What is
+computed before an epoch is begun anew likewise; checkpoints and results need little, and are tried again with what
+caches give back.
 """
 
 from __future__ import annotations

@@ -343,14 +343,19 @@ class Reconstruction(Displayed):
 
     @property
     def noise_floor(self) -> float | None:
-        """Least residual that counting explains of a fit with the unknowns that have moved (object and probe, before
-        anything has); None where patterns are no counts. Collective where epochs were run since it was last asked."""
+        """Least residual that counting explains of a fit; None where patterns are no counts.
+
+        The fit is that of the unknowns that have moved (object and probe, before anything has). Collective where epochs
+        were run since it was last asked.
+        """
         return None if self.noise is None else self.noise.fitted(self._count_fitted())
 
     @property
     def noise_level(self) -> float | None:
-        """Residual that counting alone makes of the true intensities; None where patterns are no counts. Collective at
-        first."""
+        """Residual that counting alone makes of the true intensities; None where patterns are no counts.
+
+        Collective at first.
+        """
         return None if self.noise is None else self.noise.spread
 
     def _count_fitted(self) -> int:

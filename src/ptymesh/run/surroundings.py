@@ -12,8 +12,10 @@ _has_threads = _is_fork = False
 
 
 def refuse_surroundings() -> None:
-    """Raise BadInput in modes of torch in which nothing can be reconstructed, PtymeshError in a fork of a process that
-    has computed: threads of OpenMP are not in the copy, and whoever asks them to work waits for ever.
+    """Raise BadInput in modes of torch in which nothing can be reconstructed, PtymeshError in a fork that would hang.
+
+    In a fork of a process that has computed, threads of OpenMP are missing, and whoever asks them to work waits for
+    ever.
     """
     global _has_threads
     if _is_fork:

@@ -33,14 +33,21 @@ def write_figures(
     suffix: str = "png",
     patterns: PatternPairs | None = None,
 ) -> list[Path]:
-    """Write every figure that the result has something for; `prefix` goes before their names.
+    """Write every figure that the result has something for.
 
     Args:
+        result: what is drawn.
+        folder: where the files go; it is made if need be.
+        prefix: put before the names of the files.
         suffix: png, pdf or svg.
         patterns: of `compared_patterns`; None: no such figure.
 
-    Returns the paths written. Raises BadInput where the folder cannot be written to, or a name is taken by what is no
-    file, PtymeshError where the disk refuses.
+    Returns:
+        The paths written.
+
+    Raises:
+        BadInput: the folder cannot be written to, or a name is taken by what is no file.
+        PtymeshError: the disk refuses.
     """
     height, width = result.object.shape[-2:]
     light = illumination((height, width), result.probe, result.positions_px, result.weights)

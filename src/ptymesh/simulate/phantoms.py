@@ -28,7 +28,8 @@ def complex_object(absorption: np.ndarray, thickness: np.ndarray, amplitude: Ran
     thinnest phase_rad[1] (refractive index below one, as for X-rays).
 
     Args:
-        absorption, thickness: (..., H, W), of any scale.
+        absorption: (..., H, W), of any scale.
+        thickness: (..., H, W), of any scale.
         amplitude: (low, high).
         phase_rad: (low, high).
 
@@ -56,7 +57,8 @@ def chart(
     Args:
         shape: (H, W).
         seed: of the random numbers.
-        amplitude, phase_rad: (low, high) of the transmission.
+        amplitude: (low, high) of the transmission's modulus.
+        phase_rad: (low, high) of its phase.
         field: (y, x) pixels of the central part that the beam will reach, which stars and gratings fill, one star to at
             most about 450 pixels; grains extend to the border. None: all.
 
@@ -94,7 +96,8 @@ def powder(shape: tuple[int, int], seed: int, amplitude: Range, phase_rad: Range
     Args:
         shape: (H, W).
         seed: of the random numbers.
-        amplitude, phase_rad: (low, high) of the transmission.
+        amplitude: (low, high) of the transmission's modulus.
+        phase_rad: (low, high) of its phase.
 
     Returns:
         (1, H, W) complex128.

@@ -67,8 +67,9 @@ class Patterns(ABC):
         return len(self) * self.frame_bytes
 
     def where(self) -> str:
-        """Return how large the patterns are and where they are kept: `Patterns: 640 MB per rank (uint16) in host
-        memory`.
+        """Return how large the patterns are and where they are kept.
+
+        For example: `Patterns: 640 MB per rank (uint16) in host memory`.
         """
         dtype = str(self.dtype).removeprefix("torch.")
         return f"Patterns: {size(self.nbytes)} per rank ({dtype}) {_PLACES[self.kind]}"
@@ -81,10 +82,9 @@ class Patterns(ABC):
         """Announce the pieces for which `rows` will be called next, in this order."""
 
     def lying(self, rows: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return an array (m, h, w) that holds these patterns, and their indices (B,) in it, without a copy if
-        possible.
+        """Return an array (m, h, w) that holds these patterns, and their indices (B,) in it.
 
-        Without indices (None), the array is the patterns of these rows.
+        No copy is made if that can be avoided. Without indices (None), the array is the patterns of these rows.
         """
         return self.rows(rows), None
 

@@ -138,7 +138,10 @@ def orient(
         c10: what is known of the probe's defocus (C10 = -defocus): that of the recipe's probe, with its sign (recipe)
             or another one (negative, positive), or without (unknown); or values (metres) to try.
         phase: whether features of the object advance the phase (bright) or retard it (dark).
-        workers, device, quiet: as in `run_study`. out: keeps the studies there.
+        workers: processes on this machine, as in `run_study`.
+        device: auto, cpu, cuda or cuda:N.
+        out: folder in which the studies are kept; None: they are removed.
+        quiet: show nothing.
 
     Raises:
         BadInput: the recipe does not fit.

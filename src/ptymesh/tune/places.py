@@ -40,8 +40,9 @@ def reason(trial: FrozenTrial) -> str:
 
 
 def trials_that_count(trials: Sequence[FrozenTrial], total: int) -> list[FrozenTrial]:
-    """Return the trials of the first `total` places by number: for each its first trial, and the first retry of each
-    trial that was given up.
+    """Return the trials of the first `total` places by number.
+
+    Each place has its first trial, and the first retry of each trial that was given up.
     """
     by_number = {trial.number: trial for trial in trials}
     first = [trial for trial in trials if RETRY_OF not in trial.user_attrs and UNUSED not in trial.user_attrs]

@@ -37,9 +37,14 @@ def tune(
         objective: as in a tune file; or a function Result -> number of a module or script (not a lambda), which is
             minimised.
         out: folder of the study (default: the tune file's, or `tune`).
+        workers: processes on this machine; default one per GPU (or group of `ranks_per_trial`), 1 on CPUs. With
+            several, a script must guard its call by `if __name__ == "__main__"` where its objective is in the same
+            file.
+        device: auto, cpu, cuda or cuda:N.
+        force: forget a study that is in the folder.
+        quiet: show nothing.
+        reconstruct: run the best recipe at the end.
         keys: other keys of a tune file: trials, seed, sampler, pruner, storage, ranks_per_trial, heartbeat_s.
-        workers, device, force, quiet, reconstruct: as in `run_study`. With several workers, a script must guard its
-            call by `if __name__ == "__main__"` where its objective is in the same file.
 
     Raises:
         BadInput: an argument is wrong, or the folder holds another study.

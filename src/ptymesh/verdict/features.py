@@ -115,7 +115,8 @@ def _refined(cross: np.ndarray, h: int, w: int, steps: np.ndarray, A: np.ndarray
 
     Args:
         cross: (k, h, w // 2 + 1) cross spectra of the pairs' patterns.
-        h, w: of the patterns.
+        h: rows of a pattern.
+        w: columns of a pattern.
         steps: (k, 2) p_j - p_i.
         A: the start.
     """

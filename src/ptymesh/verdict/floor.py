@@ -84,6 +84,8 @@ def count_fitted(problem: Problem, estimate: Estimate, moved: Collection[str], *
     """Return how many real numbers a fit had, pixels without light and exact gauges left out. Collective.
 
     Args:
+        problem: evaluator, fields and layout of the fit.
+        estimate: the unknowns.
         moved: names of the unknowns that moved, as the history calls them: object, probe, opr, positions_px, weights,
             background and others.
         phase_only: amplitudes of the object were held.

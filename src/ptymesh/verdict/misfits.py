@@ -120,6 +120,10 @@ def _slopes(
     """Return how sqrt I (B, h, w) changes with the position along y and x, and with a blur, float64.
 
     Args:
+        problem: evaluator and model.
+        estimate: the unknowns.
+        chunk: the views.
+        intermediates: windows and waves of the chunk.
         waves: (B, M, h, w) at the detector.
         I: (B, h, w) float64, modelled intensities with their background.
     """

@@ -55,18 +55,24 @@ def write_cxi(
     """Write a CXI 1.6 file under a temporary name and rename it into place; no more than one slab is in memory.
 
     Args:
+        path: the file, replaced if it exists.
         patterns: slabs (n, h, w) in the order of the views; far-field data with DC centred at (h//2, w//2).
         count: N, the number of patterns that the slabs hold together.
         dtype: of the stored patterns.
+        geometry: energy, distances and pixel sizes that are written.
         positions_m: (N, 2) metres, y x: where the window lies on the sample (rows grow with y).
         positions_px: (N, 2) object pixels, for data in pixel units; exactly one of the two is given.
-        mask: (h, w) bool, True where good. probe: (M, h, w) complex, optical axis at (h//2, w//2).
-        background: (h, w) counts. intensity: (N,) relative incident intensity.
+        mask: (h, w) bool, True where good.
+        probe: (M, h, w) complex, optical axis at (h//2, w//2).
+        background: (h, w) counts.
+        intensity: (N,) relative incident intensity.
         extra: datasets under /entry_1/ptymesh_truth: what a simulation knows (object, probe, positions_m).
         attributes: scalars and strings that are added to /entry_1/ptymesh.
+        compression: of the patterns; None: none.
 
-    Raises BadInput where the arrays do not fit each other or the path cannot be a file, PtymeshError where the disk
-    refuses; nothing is left behind then.
+    Raises:
+        BadInput: the arrays do not fit each other, or the path cannot be a file; nothing is left behind.
+        PtymeshError: the disk refuses; nothing is left behind.
     """
     path = Path(path)
     if (positions_m is None) == (positions_px is None):

@@ -1,5 +1,7 @@
-"""tike's npz: `data` (1, N, H, W) or (N, H, W) with DC at the corner, `scan` (1, N, 2) pixels (y, x),
-`probe` (1, 1, 1, M, H, W) complex. It tells no lengths: everything is in object pixels.
+"""tike's npz.
+
+`data` (1, N, H, W) or (N, H, W) with DC at the corner, `scan` (1, N, 2) pixels (y, x), `probe` (1, 1, 1, M, H, W)
+complex. It tells no lengths: everything is in object pixels.
 """
 
 from __future__ import annotations
