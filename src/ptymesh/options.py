@@ -31,7 +31,7 @@ class Options(BaseModel):
 
     if not TYPE_CHECKING:  # type checkers should see the fields of each class as parameters
 
-        def __init__(self, /, **values: Any) -> None:
+        def __init__(self, /, **values: object) -> None:
             """Validate and set the values. Raises BadInput for invalid ones."""
             try:
                 super().__init__(**values)
@@ -41,20 +41,20 @@ class Options(BaseModel):
         # pydantic then calls its own constructor for nested options, whose errors name the whole path
         __init__.__pydantic_base_init__ = True
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         """Validate and set a value. Raises BadInput for an invalid one, which changes nothing."""
-        before = dict(self.__dict__)
         try:
             if name in type(self).model_fields:
                 value = plain(value)
                 _refuse_truths(type(self), {name: value})
+                # tried on a copy: pydantic sets the value before validators of the whole class can refuse it
+                BaseModel.__setattr__(self.model_copy(), name, value)
             super().__setattr__(name, value)
         except ValidationError as error:
-            self.__dict__.update(before)
             raise BadInput(sentence(error, {name: value}, type(self))) from error
 
     @classmethod
-    def parse(cls, raw: Any, key: str = "") -> Self:
+    def parse(cls, raw: object, key: str = "") -> Self:
         """Return options from plain dicts and lists.
 
         Args:
@@ -71,7 +71,7 @@ class Options(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _numbers(cls, values: Any) -> Any:
+    def _numbers(cls, values: object) -> object:
         if not isinstance(values, dict):
             return values
         values = {key: plain(value) for key, value in values.items()}
@@ -79,7 +79,7 @@ class Options(BaseModel):
         return values
 
 
-def _refuse_truths(model: type[BaseModel], values: dict[str, Any]) -> None:
+def _refuse_truths(model: type[BaseModel], values: dict[str, object]) -> None:
     """Raise ValidationError if a value is a boolean where a number belongs."""
     wrong: list[InitErrorDetails] = [
         {"type": "int_type" if wanted is int else "float_type", "loc": (name,), "input": value}
@@ -90,7 +90,7 @@ def _refuse_truths(model: type[BaseModel], values: dict[str, Any]) -> None:
         raise ValidationError.from_exception_data(model.__name__, wrong)
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> object:
     """Return numpy's numbers and arrays as Python's, also within lists and dicts."""
     if isinstance(value, np.generic | np.ndarray) and value.dtype.kind in "buif":
         return value.tolist()
@@ -101,7 +101,7 @@ def plain(value: Any) -> Any:
     return value
 
 
-def _leaves(value: Any) -> Iterator[Any]:
+def _leaves(value: object) -> Iterator[object]:
     if isinstance(value, list | tuple):
         for one in value:
             yield from _leaves(one)
@@ -124,7 +124,7 @@ def _number_wanted(model: type[BaseModel], field: str) -> type | None:
     return float if float in kinds else int if int in kinds else None
 
 
-def _kinds(annotation: Any) -> Iterator[Any]:
+def _kinds(annotation: object) -> Iterator[object]:
     """Yield the types of the values that an annotation allows; nested models validate themselves."""
     arguments = get_args(annotation)
     if arguments:
@@ -139,7 +139,7 @@ def _kinds(annotation: Any) -> Iterator[Any]:
         yield type(annotation)  # a value of a Literal
 
 
-def _path(value: Any, info: ValidationInfo) -> Any:
+def _path(value: object, info: ValidationInfo) -> object:
     """Return a path that the system can follow; leave values of other types for pydantic to refuse."""
     return usable(value, info.field_name or "The path") if isinstance(value, str | Path) else value
 
@@ -148,7 +148,7 @@ def _path(value: Any, info: ValidationInfo) -> Any:
 FilePath = Annotated[Path, BeforeValidator(_path)]
 
 
-def _reference(value: Any, info: ValidationInfo) -> Any:
+def _reference(value: object, info: ValidationInfo) -> object:
     """Check that the file in `file` or `file:inside` is a path that the system can follow, and return the text."""
     if isinstance(value, str):
         head, _, inside = value.rpartition(":")
