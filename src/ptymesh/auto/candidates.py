@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -38,6 +38,9 @@ MOST_HELD = 0.2
 SURE = 2.0
 
 Stop = Callable[[], bool]
+#: An engine with its options, as in a stage of a recipe.
+StageOptions = dict[str, Any]
+Made = TypeVar("Made")
 
 
 class Undecided(Interrupted):
@@ -104,14 +107,14 @@ class Candidate:
     """
 
     estimate: Estimate
-    engine: dict[str, Any]
-    shared: dict[str, Any] = field(default_factory=dict)
+    engine: StageOptions
+    shared: StageOptions = field(default_factory=dict)
     own: frozenset[str] = frozenset()
     history: dict[str, list[float]] = field(default_factory=dict)
     judged: Judged | None = None
 
     @property
-    def stage(self) -> dict[str, Any]:
+    def stage(self) -> StageOptions:
         """The stage as a recipe says it: options of the engine and those that every engine takes."""
         return {**self.engine, **self.shared}
 
@@ -133,11 +136,11 @@ class Candidate:
         digits = 3 - math.floor(math.log10(self.value)) if 0 < self.value < 1 else 3
         return f"{self.value:.{digits}f}"
 
-    def using(self, engine: dict[str, Any]) -> Candidate:
+    def using(self, engine: StageOptions) -> Candidate:
         """Return the same with another engine."""
         return replace(self, engine=engine)
 
-    def sharing(self, change: dict[str, Any], own: str = "") -> Candidate:
+    def sharing(self, change: StageOptions, own: str = "") -> Candidate:
         """Return the same with further options of every engine, and with `own` as one more thing each view has."""
         return replace(self, shared={**self.shared, **change}, own=self.own | ({own} if own else set()))
 
@@ -192,7 +195,7 @@ class CandidateRunner:
         noise = self.recon.noise
         return None if noise is None else noise.truth
 
-    def start(self, engine: dict[str, Any]) -> Candidate:
+    def start(self, engine: StageOptions) -> Candidate:
         """Return a candidate at the recipe's start, which is not judged yet."""
         return Candidate(_copy(self.recon.state.estimate), engine, history={name: [] for name in HISTORY})
 
@@ -323,15 +326,16 @@ def side_by_side(ways: Sequence[tuple[CandidateRunner, Candidate, int]], until: 
     return [next(runner.steps(candidate, epochs, epochs)) for runner, candidate, epochs in ways[:paid]]
 
 
-def run_on_all_ranks(world: World, make: Callable[[], Any]) -> Any:
+def run_on_all_ranks(world: World, make: Callable[[], Made]) -> Made:
     """Return what `make` returns; if it fails on any rank, every rank raises. Collective."""
-    made, failure = None, None
+    made: list[Made] = []
+    failure = None
     try:
-        made = make()
+        made.append(make())
     except Exception as error:
         failure = error
     world.raise_if_any_failed(failure, "finding the stages")
-    return made
+    return made[0]
 
 
 def relative_gain(new: Candidate, old: Candidate) -> float:

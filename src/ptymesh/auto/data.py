@@ -223,7 +223,7 @@ def _invalid(scan: Measurement, step: int) -> str:
     return ""
 
 
-def _bad_pixels(seen: InspectionReport, patterns: PatternSource) -> list[tuple[str, Any, str]]:
+def _bad_pixels(seen: InspectionReport, patterns: PatternSource) -> list[tuple[str, object, str]]:
     """Return `data.bad_pixels` as (key, value, why) for pixels that look wrong, in the file's own coordinates."""
     if not isinstance(patterns, PreparedSource):
         return []
@@ -235,9 +235,9 @@ def _bad_pixels(seen: InspectionReport, patterns: PatternSource) -> list[tuple[s
     return [("bad_pixels", [list(pixel) for pixel in pixels], f"Pixels that look {' and '.join(counts)}.")]
 
 
-def _choices(seen: InspectionReport) -> list[tuple[str, Any, str]]:
+def _choices(seen: InspectionReport) -> list[tuple[str, object, str]]:
     """Return choices that a summary suggests, as (key of `data`, value, why)."""
-    found: list[tuple[str, Any, str]] = []
+    found: list[tuple[str, object, str]] = []
     for sentence in seen.suspicious:
         if "set data.saturation" in sentence:
             found.append(("saturation", float(seen.peak_counts), sentence))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import h5py
 
@@ -16,7 +15,7 @@ from ptymesh.io.staging import is_npz, npz_members, unpacked
 SMALLEST = 8
 
 
-def guessed_keys(path: Path) -> tuple[dict[str, Any], str] | None:
+def guessed_keys(path: Path) -> tuple[dict[str, object], str] | None:
     """Return `data.keys` and a sentence that says why.
 
     None if a reader knows the format, if the file is neither HDF5 nor npz, or if it is open which dataset holds the
@@ -37,7 +36,7 @@ def guessed_keys(path: Path) -> tuple[dict[str, Any], str] | None:
         return None
     shape = stacks[patterns]
     views = _size(shape[:-2])
-    keys: dict[str, Any] = {"patterns": patterns}
+    keys: dict[str, object] = {"patterns": patterns}
     pairs = [n for n, s in shapes.items() if s in ((views, 2), (2, views)) and n != patterns]
     said = f"{patterns} is the largest array"
     if len(pairs) == 1:
@@ -53,7 +52,7 @@ def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
     found: dict[str, tuple[int, ...]] = {}
     if is_hdf5(path):
 
-        def add_dataset(name: str, item: Any) -> None:
+        def add_dataset(name: str, item: object) -> None:
             if isinstance(item, h5py.Dataset) and item.dtype.kind in "buif":
                 found[f"/{name}"] = tuple(item.shape)
 

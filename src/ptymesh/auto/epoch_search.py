@@ -11,9 +11,8 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import chain, islice
-from typing import Any
 
-from ptymesh.auto.candidates import Candidate, CandidateRunner, OverBudget, is_better, relative_gain
+from ptymesh.auto.candidates import Candidate, CandidateRunner, OverBudget, StageOptions, is_better, relative_gain
 
 #: Epochs of rPIE at the start.
 OPENING = 12
@@ -37,7 +36,7 @@ AHEAD = 0.02
 BETAS = [0.9, 0.999]
 
 
-def adam(lr: float) -> dict[str, Any]:
+def adam(lr: float) -> StageOptions:
     """Return Adam, as in a recipe's stage, with constant steps, because the number of epochs is not known yet.
 
     Steps of the probe are no larger than those of the object; otherwise further modes seem to help where none are.
@@ -47,10 +46,10 @@ def adam(lr: float) -> dict[str, Any]:
 
 #: Engines that are tried besides rPIE; of these only Adam knows a background.
 ADAM = adam(0.01)
-LSQML: dict[str, Any] = {"engine": "lsqml"}
+LSQML: StageOptions = {"engine": "lsqml"}
 
 
-def sized(engine: dict[str, Any], opening: dict[str, Any]) -> dict[str, Any]:
+def sized(engine: StageOptions, opening: StageOptions) -> StageOptions:
     """Return the engine with batches that suit the number of views: larger than those of the opening."""
     return {**engine, "batch": min(64, 4 * opening["batch"])}
 
@@ -64,12 +63,12 @@ class EpochSearch:
         note: is called with a key of the recipe and a sentence that says why.
     """
 
-    def __init__(self, runner: CandidateRunner, opening: dict[str, Any], note: Callable[[str, str], None]) -> None:
+    def __init__(self, runner: CandidateRunner, opening: StageOptions, note: Callable[[str, str], None]) -> None:
         self.runner, self.opening, self.note = runner, opening, note
         #: The candidate at the end of the stages.
         self.end: Candidate | None = None
 
-    def stages(self, candidates: dict[str, Candidate]) -> list[dict[str, Any]]:
+    def stages(self, candidates: dict[str, Candidate]) -> list[StageOptions]:
         """Return all stages, as long as the held-out residual falls and sweeps are left for a run of them.
 
         Args:
@@ -107,7 +106,7 @@ class EpochSearch:
         self.end = best
         return stages + self._careful(best)
 
-    def _careful(self, best: Candidate) -> list[dict[str, Any]]:
+    def _careful(self, best: Candidate) -> list[StageOptions]:
         """Return a stage of small steps if it helps, else none: larger steps wander about the minimum."""
         way = self._adam(best, 1 / BOLDER)
         try:

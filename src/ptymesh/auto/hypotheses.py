@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
-from ptymesh.auto.candidates import Candidate, CandidateRunner
+from ptymesh.auto.candidates import Candidate, CandidateRunner, StageOptions
 from ptymesh.recipe.schema import Recipe
 
 #: Share by which each hypothesis has to lower the residual.
@@ -52,7 +51,7 @@ class Hypotheses:
         refused_modes: numbers of probe modes that did not help.
     """
 
-    def __init__(self, recipe: Recipe, runner: CandidateRunner, adam: dict[str, Any]) -> None:
+    def __init__(self, recipe: Recipe, runner: CandidateRunner, adam: StageOptions) -> None:
         self.recipe, self.runner, self.adam = recipe, runner, adam
         self.refused_modes: set[int] = set()
 
@@ -87,7 +86,7 @@ class Hypotheses:
         unknowns = {**self.adam["unknowns"], "background": {"lr": lr}}
         return candidate.using({**self.adam, "unknowns": unknowns})
 
-    def without(self, candidate: Candidate, name: str, engine: dict[str, Any]) -> Candidate:
+    def without(self, candidate: Candidate, name: str, engine: StageOptions) -> Candidate:
         """Return the candidate without a hypothesis: what it moved is again as the recipe starts.
 
         Args:

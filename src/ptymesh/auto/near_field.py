@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -74,7 +73,7 @@ class NearField:
 
     def recipe(self, recipe: Recipe, told_m: float | None) -> Recipe:
         """Return the recipe with this geometry; `told_m`: the distance in metres that the file says."""
-        data: dict[str, Any] = {"propagation": "angular_spectrum"}
+        data: dict[str, object] = {"propagation": "angular_spectrum"}
         distance = float(f"{self.magnification * self.effective_m:.6g}")
         if told_m is None or abs(distance / told_m - 1) > 1e-3:
             data["distance_m"] = distance

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -98,7 +97,7 @@ def best_reading(told: Candidate, readings: Sequence[Reading], candidates: Seque
     return best if share > LEAST_GAIN and errors > SURE else None
 
 
-def with_positions(recipe: Recipe, **changes: Any) -> Recipe:
+def with_positions(recipe: Recipe, **changes: object) -> Recipe:
     """Return the recipe with other keys of `positions`."""
     return recipe.model_copy(update={"positions": recipe.positions.model_copy(update=changes)})
 

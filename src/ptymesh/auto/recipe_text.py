@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import textwrap
-from typing import Any
 
 import yaml
 
@@ -41,7 +40,7 @@ def recipe_text(recipe: Recipe, reasons: dict[str, list[str]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _entry(name: str, value: Any, key: str, left: dict[str, list[str]], indent: str) -> list[str]:
+def _entry(name: str, value: object, key: str, left: dict[str, list[str]], indent: str) -> list[str]:
     """Return the lines of one key with all below it, and take its reasons out of `left`."""
     lines = _comments(key, left, indent)
     below = {other for other in left if other.startswith(f"{key}.")}
@@ -66,7 +65,7 @@ def _comments(key: str, left: dict[str, list[str]], indent: str, named: str = ""
     return lines
 
 
-def _flow(value: Any) -> str:
+def _flow(value: object) -> str:
     """Return a value in YAML's flow style, on one line."""
     text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, allow_unicode=True, width=10**6)
     return text.removesuffix("\n").removesuffix("\n...")

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
-from ptymesh.auto.candidates import Candidate, CandidateRunner, OverBudget, SearchContext, run_on_all_ranks
+from ptymesh.auto.candidates import (
+    Candidate,
+    CandidateRunner,
+    OverBudget,
+    SearchContext,
+    StageOptions,
+    run_on_all_ranks,
+)
 from ptymesh.auto.epoch_search import OPENING
 from ptymesh.io import load_measurement
 from ptymesh.io.options import DataOptions
@@ -54,17 +60,16 @@ class Search:
     ) -> None:
         self.recipe, self.scan, self.context, self.budget = recipe, scan, context, context.budget
         self.reasons, self.say = reasons, say
-        self.opening: dict[str, Any] = {}
+        self.opening: StageOptions = {}
 
     def add_reason(self, key: str, sentence: str) -> None:
         """Add a sentence that says why a key of the recipe is as it is."""
         self.reasons.setdefault(key, []).append(sentence)
         self.say(sentence)
 
-    def note_skipped(self, what: str, candidate: Any = None) -> Any:
-        """Note that a question was not asked for lack of sweeps, and return `candidate`."""
+    def note_skipped(self, what: str) -> None:
+        """Note that a question was not asked for lack of sweeps."""
         self.add_reason("stages", f"{what} was not asked: {self.budget.spent:.0f} sweeps were spent.")
-        return candidate
 
     def make_runner(self, recipe: Recipe, scan: Measurement | None = None) -> CandidateRunner:
         """Return what runs candidates on the scan that a recipe describes, loaded here if it is not given."""
@@ -72,10 +77,7 @@ class Search:
 
     def load(self, recipe: Recipe) -> Measurement:
         """Return the scan that a recipe describes. Collective."""
-        made: Measurement = run_on_all_ranks(
-            self.context.world, lambda: load_measurement(recipe.data, recipe.positions)
-        )
-        return made
+        return run_on_all_ranks(self.context.world, lambda: load_measurement(recipe.data, recipe.positions))
 
     def select_part(self, recipe: Recipe, consecutive: bool = False) -> Recipe:
         """Return the recipe with a part of a large scan: the views in the middle, or the first ones."""
@@ -98,7 +100,7 @@ class Search:
         return runner.run(runner.start(self.opening), OPENING, until)
 
 
-def raise_if_some_are_missing(candidates: list[Candidate], asked: Sequence[Any]) -> list[Candidate]:
+def raise_if_some_are_missing(candidates: list[Candidate], asked: Sequence[object]) -> list[Candidate]:
     """Return the candidates; raise OverBudget if there are fewer than were asked for."""
     if len(candidates) < len(asked):
         raise OverBudget

@@ -16,7 +16,6 @@ import math
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
@@ -26,6 +25,7 @@ from ptymesh.auto.candidates import (
     CandidateRunner,
     OverBudget,
     SearchContext,
+    StageOptions,
     is_better,
     relative_gain,
     side_by_side,
@@ -169,8 +169,8 @@ class StageSearch(Search):
         return Decision(self.recipe.model_copy(update={"auto": None, "stages": engines}), self.reasons)
 
     def _beside_default(
-        self, plain: Recipe, held: np.ndarray, end: Candidate | None, stages: list[dict[str, Any]]
-    ) -> tuple[Recipe, list[dict[str, Any]]]:
+        self, plain: Recipe, held: np.ndarray, end: Candidate | None, stages: list[StageOptions]
+    ) -> tuple[Recipe, list[StageOptions]]:
         """Return recipe and stages: those found, or the default ones if they come clearly further at as much work.
 
         Args:
@@ -215,7 +215,7 @@ class StageSearch(Search):
                 frozen: whether the probe stays as it is.
                 times: factor of the usual number of epochs.
             """
-            still = {"probe": {"frozen": OPENING}} if frozen else {}
+            still: StageOptions = {"probe": {"frozen": OPENING}} if frozen else {}
             candidates: list[Candidate | None] = []
             for recipe in recipes:
                 try:
@@ -244,7 +244,7 @@ class StageSearch(Search):
         if found != self.recipe:
             self.recipe, self.scan = found, self.load(found)
 
-    def _run_first_epochs(self, recipe: Recipe, still: dict[str, Any], epochs: int) -> Candidate | None:
+    def _run_first_epochs(self, recipe: Recipe, still: StageOptions, epochs: int) -> Candidate | None:
         """Return where the first epochs of a recipe lead; None if it cannot start. Raises OverBudget."""
         try:
             runner = self.make_runner(self.select_part(recipe))
@@ -254,7 +254,7 @@ class StageSearch(Search):
             return runner.run(runner.start({**self._first(runner), **still}), epochs, OPTICS)
 
     @staticmethod
-    def _first(runner: CandidateRunner) -> dict[str, Any]:
+    def _first(runner: CandidateRunner) -> StageOptions:
         """Return the engine of the first epochs, with batches that suit the number of views."""
         return {"engine": DEFAULT_STAGES[0]["engine"], "batch": batch_for(runner.views)}
 
@@ -481,7 +481,8 @@ class StageSearch(Search):
             ways = [(runner, candidate, TRIAL_EPOCHS), (runner, runner.with_opr(candidate, 2), TRIAL_EPOCHS)]
             without, tried = raise_if_some_are_missing(side_by_side(ways, QUESTIONS), ways)
         except OverBudget:
-            return self.note_skipped("Whether the beam changes its shape", candidate)
+            self.note_skipped("Whether the beam changes its shape")
+            return candidate
         enough = is_better(tried, without, OPR_GAIN)
         how = "helps" if enough else "is no clear gain"
         self.add_reason(
@@ -501,7 +502,8 @@ class StageSearch(Search):
                 kept, without = raise_if_some_are_missing(side_by_side(ways, QUESTIONS), ways)
                 without = self._converge(runner, without, kept)
             except OverBudget:
-                return self.note_skipped("Whether all of that is needed", candidate)
+                self.note_skipped("Whether all of that is needed")
+                return candidate
             needed = is_better(kept, without, GAINS[name] / 2)
             how = "is needed" if needed else "is not needed, and left out"
             self.add_reason(
