@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 
@@ -69,10 +68,10 @@ def difference(facts: Mapping[int, Mapping[str, str]], remedy: str) -> str:
     return ""
 
 
-def flatten(values: Any, name: str = "") -> dict[str, str]:
+def flatten(values: object, name: str = "") -> dict[str, str]:
     """Return the leaves of nested dicts and lists as text, by names such as `stages.0.engine`."""
     if isinstance(values, Mapping):
-        items: list[tuple[Any, Any]] = list(values.items())
+        items: list[tuple[object, object]] = list(values.items())
     elif isinstance(values, list | tuple):
         items = list(enumerate(values))
     else:

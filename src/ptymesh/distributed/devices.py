@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 import torch
@@ -262,7 +261,7 @@ class Later:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._kept: tuple[Tensor, Any] | None = None
+        self._kept: tuple[Tensor, torch.Event] | None = None
 
     def read(self, value: Tensor) -> float:
         """Start the copy of a 0-d tensor to the host and return the number of the call before, 0 in the first call."""

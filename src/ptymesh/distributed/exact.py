@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import numpy as np
 import torch
@@ -37,7 +36,7 @@ FEW = 64
 Repeat = Callable[..., Tensor]
 
 
-def _at_once(name: tuple[Any, ...], work: Callable[..., Tensor], *, brought: tuple[Tensor, ...]) -> Tensor:
+def _at_once(name: tuple[object, ...], work: Callable[..., Tensor], *, brought: tuple[Tensor, ...]) -> Tensor:
     return work(*brought)
 
 
@@ -96,7 +95,7 @@ class Reduction:
             return _read_few(total)
         return self._small(("exact sums",), _read, total)
 
-    def _small(self, name: tuple[Any, ...], work: Callable[[Tensor], Tensor], values: Tensor) -> Tensor:
+    def _small(self, name: tuple[object, ...], work: Callable[[Tensor], Tensor], values: Tensor) -> Tensor:
         """Run work on a few numbers through `repeat`; not on large arrays, whose memory that would take twice."""
         if values.device.type == "cpu" or self._limbs[0].numel() > FEW:
             return work(values)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -95,6 +95,10 @@ class BlockSparseField:
         return self.over_ranks(
             expression.largest(expression) if isinstance(expression, FieldView) else top_of(self.values)
         )
+
+
+#: Sum over ranks: of an accumulator on the touched blocks, or of another tensor.
+Summed = BlockSparseField | Tensor
 
 
 class Layout:
@@ -206,7 +210,7 @@ class Layout:
         """Return the views (N,) bool that must be added before sums of this rank can be sent; None for all views."""
         return None
 
-    def start_reduce(self, fields: list[Tensor], blocks: Blocks) -> Callable[..., list[Any]]:
+    def start_reduce(self, fields: list[Tensor], blocks: Blocks) -> Callable[..., list[Summed]]:
         """Start sending what can be sent once this rank's border views have been added.
 
         Args:
@@ -225,7 +229,7 @@ class Layout:
 
     def add_up(
         self, common: SharedSums, blocks: Blocks, found: tuple[Tensor, Tensor], combine: Combine
-    ) -> Callable[..., list[Any]]:
+    ) -> Callable[..., list[Tensor]]:
         """Return a function that sums the accumulators in shared memory over ranks.
 
         Args:
@@ -241,7 +245,7 @@ class Layout:
         count = len(blocks.rows) if blocks.counted is None else blocks.counted
         return partial(common.sum, blocks.rows, blocks.columns, blocks.reached, count, found, combine)
 
-    def reduce(self, fields: list[Tensor], blocks: Blocks, *others: Tensor) -> list[Any]:
+    def reduce(self, fields: list[Tensor], blocks: Blocks, *others: Tensor) -> list[Summed]:
         """Return sums over ranks: of accumulators on the touched blocks, and of other tensors. Collective.
 
         Args:
@@ -349,7 +353,7 @@ class Replicated(Layout):
         whole = Rect(0, 0, *obj.shape[1:])
         return self.world.shared_sums(SumAreas(len(obj), (whole,) * self.world.size), parts, obj.dtype)
 
-    def reduce(self, fields: list[Tensor], blocks: Blocks, *others: Tensor) -> list[Any]:
+    def reduce(self, fields: list[Tensor], blocks: Blocks, *others: Tensor) -> list[Summed]:
         """Return sums over ranks, in one message: of accumulators on touched blocks, and of other tensors. Collective.
 
         Args:
@@ -361,7 +365,7 @@ class Replicated(Layout):
             A BlockSparseField for each accumulator, then the other sums.
         """
         if self.world.size == 1:  # the accumulators already hold the sums
-            own: list[Any] = [
+            own: list[Summed] = [
                 BlockSparseField(FieldView(blocks.rows, blocks.columns, array=f), blocks.rows, blocks.columns)
                 for f in fields
             ]
@@ -416,15 +420,12 @@ class Replicated(Layout):
         if self.world.rank == 0:
             yield Rect(0, 0, *estimate.extent), field
 
-    def adapt_parts(
-        self, estimate: Estimate, before: tuple[int, int], rows: Callable[[], Any] | None = None
-    ) -> Migration | None:
+    def adapt_parts(self, estimate: Estimate, before: tuple[int, int]) -> Migration | None:
         """Return the migration of arrays after the object has grown; None if it has not.
 
         Args:
             estimate: with its new extent, and the object not grown yet.
             before: rows and columns that were added before the first.
-            rows: not used here.
         """
         old = estimate.object.shape[-2:]
         if tuple(old) == tuple(estimate.extent):

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +21,7 @@ from torch import Tensor
 
 from ptymesh.distributed.boxes import Blocks, Boxes, where
 from ptymesh.distributed.devices import sent
-from ptymesh.distributed.layout import BlockSparseField, Layout, Replicated
+from ptymesh.distributed.layout import BlockSparseField, Layout, Replicated, Summed
 from ptymesh.distributed.owners import owners
 from ptymesh.distributed.shared_sums import MOST_RANKS, SharedSums, SumAreas, rectangles
 from ptymesh.distributed.tiled import Tiled, TiledMigration
@@ -122,13 +121,12 @@ class Panels(Tiled):
         made.assign(self.owner)
         return made
 
-    def adapt_parts(self, estimate: Estimate, before: tuple[int, int], rows: Any = None) -> TiledMigration | None:
+    def adapt_parts(self, estimate: Estimate, before: tuple[int, int]) -> TiledMigration | None:
         """Cut new panels after the object has grown, and return the migration of arrays; None if it has not grown.
 
         Args:
             estimate: with its new extent and anchors.
             before: rows and columns that were added before the first.
-            rows: not used here.
         """
         if tuple(estimate.extent) == tuple(self._extent):
             return None
@@ -261,11 +259,11 @@ class Panels(Tiled):
         areas = SumAreas(len(obj), (whole,) * self.world.size, self.tiles[self.world.rank])
         return self.world.shared_sums(areas, parts, obj.dtype)
 
-    def start_reduce(self, fields: list[Tensor], blocks: Blocks) -> Callable[..., list[Any]]:
+    def start_reduce(self, fields: list[Tensor], blocks: Blocks) -> Callable[..., list[Summed]]:
         """Return the function that does all of `reduce`; nothing is sent early."""
         return Layout.start_reduce(self, fields, blocks)
 
-    def reduce(self, fields: list[Tensor], blocks: Blocks, *others: Tensor) -> list[Any]:
+    def reduce(self, fields: list[Tensor], blocks: Blocks, *others: Tensor) -> list[Summed]:
         """Return sums over ranks, in one message: of accumulators on touched blocks, and of other tensors. Collective.
 
         Args:

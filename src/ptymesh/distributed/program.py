@@ -14,13 +14,15 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO, TypeVar
 
 from ptymesh import stopping
 from ptymesh.distributed.child import launched
 from ptymesh.distributed.rank_info import RankInfo, world
 from ptymesh.distributed.watchdog import Watchdog
 from ptymesh.errors import BadInput, Interrupted, PtymeshError
+
+Made = TypeVar("Made")
 
 
 def reason(error: BaseException) -> str:
@@ -108,7 +110,7 @@ def is_loss(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(word in str(error) for word in LOST)
 
 
-def on_first_rank(act: Callable[[], Any], name: str) -> Any:
+def on_first_rank(act: Callable[[], Made], name: str) -> Made | None:
     """Run an action on rank 0 of a user's own program, while the other ranks wait for it. No collective.
 
     A program may call it on all ranks or on rank 0 alone.

@@ -27,13 +27,16 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ptymesh.files import pid_space
+
+if TYPE_CHECKING:
+    from torch.distributed import Work
 
 if sys.platform != "win32":
     import fcntl
@@ -211,7 +214,7 @@ class SharedMemory:
 
     # --- letters ---
 
-    def send(self, letter: Tensor, rank: int, by_socket: Callable[[], Any]) -> Any:
+    def send(self, letter: Tensor, rank: int, by_socket: Callable[[], Work | None]) -> Work | None:
         """Send a letter to another rank; waits while SLOTS earlier ones to that rank have not been taken.
 
         Args:
@@ -248,7 +251,7 @@ class SharedMemory:
             return last if last + size <= room else 0 if size < first else -1
         return last if last + size < first else -1
 
-    def awaited(self, letter: Tensor, rank: int, by_socket: Callable[[], Any]) -> Callable[[], None]:
+    def awaited(self, letter: Tensor, rank: int, by_socket: Callable[[], object]) -> Callable[[], None]:
         """Return a function that waits for the next letter from a rank and receives it.
 
         Args:
@@ -259,7 +262,7 @@ class SharedMemory:
         self._awaited[rank] += 1
         return lambda number=self._awaited[rank]: self._receive(letter, rank, number, by_socket)  # type: ignore[misc]
 
-    def _receive(self, letter: Tensor, rank: int, number: int, by_socket: Callable[[], Any]) -> None:
+    def _receive(self, letter: Tensor, rank: int, number: int, by_socket: Callable[[], object]) -> None:
         self._wait_for(self._sent[rank, self.rank : self.rank + 1], number, rank)
         at = int(self._where[number % SLOTS, rank, self.rank])
         if at < 0:

@@ -171,7 +171,7 @@ class SharedSumsCache:
     """Cache of the shared accumulators of one object, which are made when first needed."""
 
     def __init__(self) -> None:
-        self.kept: dict[tuple[Any, ...], SharedSums | None] = {}
+        self.kept: dict[tuple[object, ...], SharedSums | None] = {}
 
     def of(
         self, world: MessagingWorld, means: WorldFunctions, areas: SumAreas, parts: int, dtype: torch.dtype

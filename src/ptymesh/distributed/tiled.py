@@ -36,7 +36,7 @@ from ptymesh.distributed.borders import block_owners, in_common, reach_into, rel
 from ptymesh.distributed.boxes import Blocks, Boxes, blocks_reached_by_rank, where
 from ptymesh.distributed.devices import sent
 from ptymesh.distributed.handover import Handover
-from ptymesh.distributed.layout import BlockSparseField, Layout, product
+from ptymesh.distributed.layout import BlockSparseField, Layout, Summed, product
 from ptymesh.distributed.shared_sums import MOST_RANKS, SharedSums, SumAreas
 from ptymesh.distributed.tiles import Rect, bisect, parts_of, tiles_of
 from ptymesh.distributed.world import World
@@ -195,7 +195,7 @@ class Tiled(Layout):
         border[self.own] = reach_into(shared, boxes.edges[self.own])
         return border
 
-    def start_reduce(self, fields: list[Tensor], blocks: Blocks) -> Callable[..., list[Any]]:
+    def start_reduce(self, fields: list[Tensor], blocks: Blocks) -> Callable[..., list[Summed]]:
         """Start sending this rank's sums on the blocks that other ranks hold too; the other blocks may still change.
 
         Args:
@@ -216,7 +216,7 @@ class Tiled(Layout):
         }
         return partial(self._finish, fields, blocks, self._post_blocks(sends, fields, blocks.sums_received))
 
-    def reduce(self, fields: list[Tensor], blocks: Blocks, *others: Tensor) -> list[Any]:
+    def reduce(self, fields: list[Tensor], blocks: Blocks, *others: Tensor) -> list[Summed]:
         """Return sums over ranks: of accumulators on touched blocks, and of other tensors. Collective.
 
         Args:
@@ -229,7 +229,7 @@ class Tiled(Layout):
         """
         return self.start_reduce(fields, blocks)(*others)
 
-    def _finish(self, fields: list[Tensor], blocks: Blocks, begun: Posted, *others: Tensor) -> list[Any]:
+    def _finish(self, fields: list[Tensor], blocks: Blocks, begun: Posted, *others: Tensor) -> list[Summed]:
         """Receive the others' sums and add them to the accumulators, which then hold the sums over ranks."""
         arrived, wait = begun
         summed = self.world.sum(*others) if others else []
@@ -432,9 +432,7 @@ class Tiled(Layout):
 
     # --- between epochs ---
 
-    def adapt_parts(
-        self, estimate: Estimate, before: tuple[int, int], rows: Callable[[], Any] | None = None
-    ) -> TiledMigration | None:
+    def adapt_parts(self, estimate: Estimate, before: tuple[int, int]) -> TiledMigration | None:
         """Adapt tiles, parts and owners after views have moved or the object has grown. Every rank must call it.
 
         Views that have left their rank's tile move to the rank in whose tile they are.
@@ -442,7 +440,6 @@ class Tiled(Layout):
         Args:
             estimate: with its new extent, origin and anchors.
             before: rows and columns that were added before the first.
-            rows: not used here.
 
         Returns:
             The migration of arrays; None where nothing changes.

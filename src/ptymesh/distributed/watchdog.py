@@ -23,7 +23,7 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ptymesh import stopping
 from ptymesh.distributed.child import launched
@@ -247,7 +247,7 @@ class Watchdog(threading.Thread):
         super().__init__(name="ptymesh-watchdog", daemon=True)
         self.store, self.heartbeat, self.rank, self.size = store, heartbeat, rank, size
         self._done, self._lock = threading.Event(), threading.Lock()
-        self._seen: tuple[Any, ...] = ()
+        self._seen: tuple[object, ...] = ()
         self._since, self._beat = time.monotonic(), 0
         self._space, self._ticked = pid_space(), time.monotonic()
         self._host, self._beats = socket.gethostname(), dict.fromkeys(range(size), (-1, time.monotonic()))

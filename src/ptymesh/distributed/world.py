@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Self
+from typing import Self
 
 import torch
 import torch.distributed as dist
@@ -41,7 +41,7 @@ class PendingMessages:
         receives: tensor from each rank, valid after the wait.
     """
 
-    waits: list[Callable[[], Any]]
+    waits: list[Callable[[], object]]
     sends: dict[int, Tensor]
     receives: dict[int, Tensor]
 
@@ -371,7 +371,7 @@ class Ranks(World):
         with self.heartbeat.collective():
             self._shared.barrier()
 
-    def _reduction(self, op: dist.ReduceOp.RedOpType, combine: Combine) -> Callable[[Tensor], Any]:
+    def _reduction(self, op: dist.ReduceOp.RedOpType, combine: Combine) -> Callable[[Tensor], object]:
         """Return the function that reduces a flat tensor in place over ranks."""
         if self._shared is None:
             return partial(dist.all_reduce, op=op, group=self.group)
@@ -404,7 +404,7 @@ class Ranks(World):
             record.place += 1
         return partial(self._receive, list(receives.values()), pending, 0 if record is None else record.place - 1)
 
-    def _start(self, sends: dict[int, Tensor], receives: dict[int, Tensor]) -> list[Callable[[], Any]]:
+    def _start(self, sends: dict[int, Tensor], receives: dict[int, Tensor]) -> list[Callable[[], object]]:
         """Start the messages and return functions that each wait for one."""
         out, back = (
             [(rank, tensor.view(-1).view(torch.uint8)) for rank, tensor in tensors.items()]
@@ -429,7 +429,7 @@ class Ranks(World):
         operations += [dist.P2POp(dist.irecv, letter, group=self.group, group_peer=rank) for rank, letter in back]
         return dist.batch_isend_irecv(operations) if operations else []
 
-    def _start_through_host(self, out: Letters, back: Letters) -> list[Callable[[], Any]]:
+    def _start_through_host(self, out: Letters, back: Letters) -> list[Callable[[], object]]:
         """Start messages through the host's memory, since gloo sends point-to-point messages between CPUs only."""
         sent = [(rank, letter.to("cpu", copy=True)) for rank, letter in out]
         arrived = [(rank, torch.empty_like(letter, device="cpu")) for rank, letter in back]
@@ -494,7 +494,7 @@ class Ranks(World):
             self._shared.close()
             self._shared, self._shared_sums_cache = None, SharedSumsCache()
 
-    def _bucketed(self, tensors: tuple[Tensor, ...], reduce: Callable[[Tensor], Any]) -> list[Tensor]:
+    def _bucketed(self, tensors: tuple[Tensor, ...], reduce: Callable[[Tensor], object]) -> list[Tensor]:
         """Return the tensors reduced over ranks, in one flat bucket per real dtype."""
         reals = [torch.view_as_real(t) if t.is_complex() else t for t in tensors]
         results: list[Tensor | None] = [None] * len(tensors)
