@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from importlib import import_module
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 class Displayed:
@@ -23,5 +26,6 @@ class Displayed:
     def _drawn(self) -> ModuleType:
         return import_module(self.displayed_by)
 
-    def _figure(self) -> Any:
-        return self._drawn().figure(self)
+    def _figure(self) -> Figure:
+        figure: Figure = self._drawn().figure(self)
+        return figure

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -48,11 +48,11 @@ def electron_wavelength_m(energy_eV: float) -> float:
     return constants.h * constants.c / math.sqrt(energy * (energy + 2 * rest))
 
 
-def _one_line(value: Any) -> str:
+def _one_line(value: object) -> str:
     return " ".join(str(value).split())[:80]
 
 
-def _sides(shape: Any) -> list[Any]:
+def _sides(shape: object) -> list[object]:
     """Return those sides of a window that are whole numbers above zero."""
     sides = shape if isinstance(shape, tuple | list) else ()
     return [n for n in sides if isinstance(n, int | np.integer) and not isinstance(n, bool) and n > 0]

@@ -62,7 +62,7 @@ def is_text(path: str) -> bool:
     return True
 
 
-def regular(path: Any, said: str) -> Path:
+def regular(path: object, said: str) -> Path:
     """Return the path of an existing, readable, regular file; pipes and devices are refused, as they could be endless.
 
     Args:

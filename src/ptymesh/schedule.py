@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -33,7 +33,7 @@ class Schedule(Options):
         )
 
 
-def _switch(value: Any) -> Any:
+def _switch(value: object) -> object:
     """Return default settings for `true` and None for `false`."""
     return {} if value is True else None if value is False else value
 

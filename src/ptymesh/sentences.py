@@ -34,7 +34,7 @@ _NUMBERS = {"int_type", "int_parsing", "int_from_float", "float_type", "float_pa
 _UNITS = {"eV": "eV", "m": "metres", "rad": "radians", "deg": "degrees", "px": "pixels", "s": "seconds"}
 
 
-def sentence(error: ValidationError, data: Any, model: type[BaseModel], prefix: str = "") -> str:
+def sentence(error: ValidationError, data: object, model: type[BaseModel], prefix: str = "") -> str:
     """Return a sentence about the first thing to correct in data that a model refused.
 
     Unknown keys come first: a misspelt key is often also a missing one.
@@ -73,7 +73,7 @@ def sentence(error: ValidationError, data: Any, model: type[BaseModel], prefix: 
     return f"{path or 'The recipe'} is {quote(first['input'])}; it should be {wanted}{_nearest(first['input'], words)}."
 
 
-def shown_key(key: Any) -> str:
+def shown_key(key: object) -> str:
     """Return a key for a message; an unusual one is quoted and shortened."""
     text = str(key)
     return text if text and text.isprintable() and len(text) <= 60 else quote(text)
@@ -96,7 +96,7 @@ def unknown_key(path: str, known: Iterable[str], elsewhere: Sequence[str] = ()) 
     return f"{path} is unknown; the keys here are {', '.join(known)}."
 
 
-def unknown_word(path: str, value: Any, known: Sequence[str]) -> str:
+def unknown_word(path: str, value: object, known: Sequence[str]) -> str:
     """Return a sentence about a value that is none of the known words.
 
     Args:
@@ -108,7 +108,7 @@ def unknown_word(path: str, value: Any, known: Sequence[str]) -> str:
     return f"{path} is {quote(value)}; it should be {words}{_nearest(value, known)}."
 
 
-def quote(value: Any) -> str:
+def quote(value: object) -> str:
     """Return a value as the user wrote it, shortened."""
     if value is None:
         return "empty"
@@ -152,7 +152,7 @@ def _literals(model: type[BaseModel], location: Sequence[str | int], key: str) -
     return [word for m in _models_at(model, location) for word in get_args(m.model_fields[key].annotation)]
 
 
-def _models(annotation: Any) -> list[type[BaseModel]]:
+def _models(annotation: object) -> list[type[BaseModel]]:
     """Return the models in an annotation."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
@@ -207,7 +207,7 @@ def _words(error: ErrorDetails) -> list[str]:
     return [word.strip("' ") for part in str(expected).split(",") for word in part.split(" or ")]
 
 
-def _nearest(value: Any, words: Sequence[str]) -> str:
+def _nearest(value: object, words: Sequence[str]) -> str:
     if not isinstance(value, str):
         return ""
     lower = {word.lower(): word for word in words}

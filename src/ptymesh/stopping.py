@@ -21,7 +21,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any
 
 from ptymesh.errors import Interrupted
 from ptymesh.printable import printable
@@ -44,7 +43,7 @@ _lock = threading.RLock()
 _watching = _requested = _at_once = _interruptible = False
 _interrupts = 0
 _sentence, _since, _status, _speaks = BEFORE, SINCE, Interrupted.exit_status, True
-_tidying: list[Callable[[], Any]] = []
+_tidying: list[Callable[[], object]] = []
 
 
 def watch(speaks: bool = True) -> None:
@@ -135,19 +134,19 @@ def sentence() -> str:
     return _sentence
 
 
-def before_leaving(act: Callable[[], Any]) -> None:
+def before_leaving(act: Callable[[], object]) -> None:
     """Register a clean-up function; it runs on another thread before the process exits on a signal."""
     _tidying.append(act)
 
 
-def remove_clean_up(act: Callable[[], Any]) -> None:
+def remove_clean_up(act: Callable[[], object]) -> None:
     """Remove a clean-up function; one that is not registered is ignored."""
     with contextlib.suppress(ValueError):
         _tidying.remove(act)
 
 
 @contextlib.contextmanager
-def tidying(act: Callable[[], Any]) -> Iterator[None]:
+def tidying(act: Callable[[], object]) -> Iterator[None]:
     """Register a clean-up function within this context."""
     before_leaving(act)
     try:
@@ -156,7 +155,7 @@ def tidying(act: Callable[[], Any]) -> Iterator[None]:
         remove_clean_up(act)
 
 
-def undisturbed() -> contextlib.AbstractContextManager[Any]:
+def undisturbed() -> contextlib.AbstractContextManager[object]:
     """Return a context within which no signal ends the process.
 
     Keep it short, as signals are handled only afterwards.

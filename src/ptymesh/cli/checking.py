@@ -34,14 +34,14 @@ class Command(TyperCommand):
         return super().invoke(ctx)
 
 
-def _each(value: Any) -> Iterator[Any]:
+def _each(value: object) -> Iterator[object]:
     if isinstance(value, list | tuple):
         yield from value
     else:
         yield value
 
 
-def _check(value: Any, said: str, given: list[str]) -> None:
+def _check(value: object, said: str, given: list[str]) -> None:
     if isinstance(value, Path):
         empty = value == Path() and str(value) not in given and ("" in given or f"{said}=" in given)
         usable("" if empty else value, said)

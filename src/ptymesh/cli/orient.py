@@ -122,7 +122,7 @@ def _say(found: Oriented) -> None:
         typer.echo(yaml.safe_dump(found.lines(found.twin), sort_keys=False).rstrip())
 
 
-def _summary(found: Oriented) -> dict[str, Any]:
+def _summary(found: Oriented) -> dict[str, object]:
     """Return the orientation as plain Python objects, ready for JSON."""
     return {
         "best": found.best.settings(),

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -233,7 +233,7 @@ def execute(
             _insist_on_good(read_attributes(out / "result.h5"), out / "result.h5")
 
 
-def _insist_on_good(attributes: Mapping[str, Any], path: Path) -> None:
+def _insist_on_good(attributes: Mapping[str, object], path: Path) -> None:
     """Raise Poor if the verdict is poor or failed; of several ranks, only the first prints the reason."""
     from ptymesh.errors import Poor
 

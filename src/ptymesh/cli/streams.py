@@ -65,7 +65,7 @@ class Styled:
         """Write the text as it is."""
         return io.TextIOWrapper.write(self._stream, text)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self._stream, name)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ptymesh.io.options import DataOptions
@@ -66,7 +66,7 @@ def _optics(scan: RawScan, data: DataOptions) -> list[str]:
     for key, (example, meaning) in QUESTIONS.items():
         if getattr(data, key) is not None or (key == "energy_eV" and data.wavelength_m is not None):
             continue
-        value: Any = getattr(optics, key)
+        value: object = getattr(optics, key)
         if key == "energy_eV" and value is None and optics.wavelength_m is not None:
             lines.append(f"# wavelength_m: {optics.wavelength_m:.6g}  # of the file")
         elif value is not None:
@@ -77,7 +77,7 @@ def _optics(scan: RawScan, data: DataOptions) -> list[str]:
     return lines
 
 
-def _positions(scan: RawScan, said: dict[str, Any]) -> list[str]:
+def _positions(scan: RawScan, said: dict[str, object]) -> list[str]:
     """Return the group `positions`: what the recipe says, and what it must say yet."""
     import yaml
 

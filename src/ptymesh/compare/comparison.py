@@ -10,7 +10,7 @@ h, w    window pixels
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -103,7 +103,7 @@ class Comparison:
     pixel_size_m: tuple[float, float] | None
     notes: tuple[str, ...]
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, object]:
         """Return the numbers as plain Python objects, ready for JSON."""
         return {
             "nrmse": self.nrmse,

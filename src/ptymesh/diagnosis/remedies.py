@@ -98,13 +98,13 @@ def _is_set(recipe: Recipe, key: str) -> bool:
     return bool(_value(raw, key))
 
 
-def _value(group: Any, key: str) -> Any:
+def _value(group: object, key: str) -> object:
     for part in key.split("."):
         group = group.get(part) if isinstance(group, dict) else None
     return group
 
 
-def _absolute(recipe: Recipe, remedy: Remedy) -> dict[str, Any]:
+def _absolute(recipe: Recipe, remedy: Remedy) -> dict[str, object]:
     """Return a remedy's settings with the number of the stage that each is meant for."""
     last = len(recipe.stages) - 1
     found = {}
@@ -117,7 +117,7 @@ def _absolute(recipe: Recipe, remedy: Remedy) -> dict[str, Any]:
     return found
 
 
-def setting(key: str, value: Any) -> str:
+def setting(key: str, value: object) -> str:
     """Return `KEY=VALUE` as `--set` takes it."""
     text = yaml.safe_dump(value, default_flow_style=True, width=10**6, sort_keys=False).strip()
     return f"{key}={text.removesuffix('...').strip()}"
@@ -176,5 +176,5 @@ def _put(group: dict[str, Any], key: str, value: Any) -> None:
     group[name] = value
 
 
-def _arguments(values: dict[str, Any]) -> str:
+def _arguments(values: dict[str, object]) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in values.items())

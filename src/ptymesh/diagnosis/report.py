@@ -57,7 +57,7 @@ class Report:
     reason: str = ""
     times: float | None = None
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Return the report for JSON; numbers that cannot be told are None."""
         numbers = {
             name: {"number": number if math.isfinite(number) else None, "threshold": threshold}

@@ -158,12 +158,12 @@ class Engine(Options):
 
     @field_validator("models", mode="before")
     @classmethod
-    def _models(cls, given: Any) -> Any:
+    def _models(cls, given: object) -> object:
         return named(given, MODELS, "models")
 
     @field_validator("constraints", mode="before")
     @classmethod
-    def _constraints(cls, given: Any) -> Any:
+    def _constraints(cls, given: object) -> object:
         return named(given, CONSTRAINTS, "constraints")
 
     @model_validator(mode="after")

@@ -130,7 +130,7 @@ class Elementwise(Autodiff):
         memory = {key: unpacked(tensor, leaf) for key, tensor in kept.items()}
         return memory if all(tensor.ndim == 0 or tensor.shape == leaf.shape for tensor in memory.values()) else {}
 
-    def _hyperparameters(self) -> dict[str, Any]:
+    def _hyperparameters(self) -> dict[str, object]:
         """Return the options of the torch optimiser, besides lr."""
         own = type(self).model_fields.keys() - Elementwise.model_fields.keys()
         return {name: getattr(self, name) for name in own}
@@ -280,13 +280,13 @@ class Elementwise(Autodiff):
         step = self._groups(epoch)["background"]["lr"] * part.scale * part.slope
         estimate.background.copy_((estimate.background - step.to(estimate.background.dtype)).clamp(min=0))
 
-    def _groups(self, epoch: int) -> dict[str, dict[str, Any]]:
+    def _groups(self, epoch: int) -> dict[str, dict[str, object]]:
         """Return the options by unknown in this epoch, and drop losses of later epochs of an earlier call."""
         if "losses" in self.state:  # an earlier call may have gone further
             self.state["losses"] = self.state["losses"][: epoch - 1]
         return self._options_at(epoch)
 
-    def _options_at(self, epoch: int) -> dict[str, dict[str, Any]]:
+    def _options_at(self, epoch: int) -> dict[str, dict[str, object]]:
         """Return the options by unknown in an epoch, from the losses of those before it."""
         if self._pace is None:
             self._pace = self._new_pace()

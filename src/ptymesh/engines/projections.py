@@ -26,7 +26,7 @@ reflected waves. With a linear Pi_O it is 2 beta Pi_O Pi_A psi + (1 - 2 beta) Pi
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, PositiveInt, field_validator
 from torch import Tensor
@@ -63,7 +63,7 @@ class Projections(Engine):
 
     @field_validator("batch", "order", mode="before")
     @classmethod
-    def _all_views(cls, value: Any) -> Any:
+    def _all_views(cls, value: object) -> object:
         if value not in (None, "random"):
             raise ValueError(f"{cls.name} sees all views in every step; leave batch and order out")
         return value

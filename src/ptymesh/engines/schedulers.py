@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from pydantic import ConfigDict, model_validator
@@ -81,7 +80,7 @@ class Scheduler(Options):
         Raises:
             ValueError: torch does not accept the options.
         """
-        defaults: dict[str, dict[str, Any]] = {
+        defaults: dict[str, dict[str, object]] = {
             "CosineAnnealingLR": {"T_max": epochs},
             "LinearLR": {"total_iters": epochs},
             "PolynomialLR": {"total_iters": epochs},
@@ -93,7 +92,7 @@ class Scheduler(Options):
         except (TypeError, ValueError) as error:
             raise self.refusal(options, error) from error
 
-    def refusal(self, options: dict[str, Any], error: Exception) -> ValueError:
+    def refusal(self, options: dict[str, object], error: Exception) -> ValueError:
         """Return the error that torch does not accept these options."""
         return ValueError(f"torch's {self.kind.__name__} does not accept {options}: {error}")
 
@@ -113,14 +112,14 @@ class Pace:
         self,
         kind: Callable[..., Optimizer],
         rates: dict[str, float],
-        options: dict[str, Any],
+        options: dict[str, object],
         scheduler: Scheduler | None,
         epochs: int,
     ) -> None:
         self.kind, self.rates, self.options, self.scheduler, self.epochs = kind, rates, options, scheduler, epochs
         self._restart()
 
-    def at(self, epoch: int, losses: Tensor | None = None) -> dict[str, dict[str, Any]]:
+    def at(self, epoch: int, losses: Tensor | None = None) -> dict[str, dict[str, object]]:
         """Return the options by unknown in an epoch.
 
         Args:

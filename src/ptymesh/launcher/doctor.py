@@ -63,7 +63,7 @@ def examine(folder: Path, timeout_s: float, ranks: int) -> dict[str, Any]:
     return found
 
 
-def trials(found: Sequence[Mapping[str, Any]], ranks: int) -> list[tuple[str, str, int]]:
+def trials(found: Sequence[Mapping[str, object]], ranks: int) -> list[tuple[str, str, int]]:
     """Return the combinations (device, backend, ranks) to test: every backend with the devices that it is for.
 
     Args:
@@ -81,7 +81,7 @@ def trials(found: Sequence[Mapping[str, Any]], ranks: int) -> list[tuple[str, st
     return tried
 
 
-def system() -> dict[str, Any]:
+def system() -> dict[str, object]:
     """Return versions, cores, memory and network interfaces of this machine."""
     import psutil
 
@@ -125,9 +125,9 @@ def driver() -> str | None:
         return None
 
 
-def devices() -> list[dict[str, Any]]:
+def devices() -> list[dict[str, object]]:
     """Return the CUDA (or ROCm) devices and XPUs, with their memory."""
-    found: list[dict[str, Any]] = []
+    found: list[dict[str, object]] = []
     for kind, interface in (("cuda", torch.cuda), ("xpu", torch.xpu)):
         for index in range(interface.device_count() if interface.is_available() else 0):
             free, total = interface.mem_get_info(index)
@@ -152,7 +152,7 @@ def environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 def hang_test(
     device: str, backend: str, ranks: int, timeout_s: float, extra: Mapping[str, str] | None = None
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Test whether ranks can sum over a backend without hanging, and measure how fast.
 
     Args:
@@ -162,7 +162,7 @@ def hang_test(
         timeout_s: seconds after which the test counts as hanging.
         extra: additional environment variables.
     """
-    tried: dict[str, Any] = {"device": device, "backend": backend, "ranks": ranks, "environment": dict(extra or {})}
+    tried: dict[str, object] = {"device": device, "backend": backend, "ranks": ranks, "environment": dict(extra or {})}
     words = ("-m", "ptymesh.launcher.launch_process", str(ranks), *PROBE, device, backend)
     began = time.monotonic()
     status, out, err = run_python(words, timeout_s, extra)
@@ -211,7 +211,7 @@ def run_python(
         return None, out, err
 
 
-def peers(timeout_s: float) -> list[dict[str, Any]]:
+def peers(timeout_s: float) -> list[dict[str, object]]:
     """Return bandwidth and latency of copies between every two GPUs; 0 GB/s for the pair at which they hang or fail."""
     status, out, err = run_python(PEERS, timeout_s)
     rows = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
@@ -222,7 +222,7 @@ def peers(timeout_s: float) -> list[dict[str, Any]]:
     return rows
 
 
-def disk(folder: Path) -> dict[str, Any]:
+def disk(folder: Path) -> dict[str, object]:
     """Return the speed of writing and reading 64 MiB in a folder, and its free space."""
     block = os.urandom(1 << 20)
     with tempfile.NamedTemporaryFile(dir=folder, prefix=".ptymesh-doctor-") as file:

@@ -7,7 +7,7 @@ import sys
 from contextlib import suppress
 from importlib import import_module
 from multiprocessing.connection import Client
-from typing import Any
+from types import ModuleType
 
 from ptymesh.distributed.child import prepare_process
 from ptymesh.errors import PtymeshError
@@ -16,7 +16,7 @@ from ptymesh.errors import PtymeshError
 ADDRESS, KEY = "PTYMESH_SPAWN_ADDRESS", "PTYMESH_SPAWN_KEY"
 
 
-def import_cloudpickle() -> Any:
+def import_cloudpickle() -> ModuleType:
     """Return the module cloudpickle: numba's copy, or the package of that name where numba cannot be imported.
 
     Raises:

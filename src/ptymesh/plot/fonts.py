@@ -39,7 +39,7 @@ class OwnFont(Figure):
         with own_font():
             return super().add_axes(*args, **options)
 
-    def add_subplot(self, *args: Any, **options: Any) -> Axes:
+    def add_subplot(self, *args: object, **options: object) -> Axes:
         """Add a subplot as matplotlib does, with our font."""
         with own_font():
             return super().add_subplot(*args, **options)

@@ -24,7 +24,7 @@ from ptymesh.storage.memory_budget import MemoryBudget
 Stage = Engine | dict[str, Any]
 
 
-def operators_of(given: Any) -> tuple[WaveOperator, ...]:
+def operators_of(given: object) -> tuple[WaveOperator, ...]:
     """Return the operators that these options ask for. Raises BadInput."""
     if given is None:
         return ()
@@ -55,7 +55,7 @@ def memory_of(budget: int | str | None, scratch: str | Path | None) -> MemoryBud
 Group = TypeVar("Group", bound=Options)
 
 
-def options_of(model: type[Group], given: dict[str, Any] | None, key: str) -> Group:
+def options_of(model: type[Group], given: dict[str, object] | None, key: str) -> Group:
     """Return the model of these options.
 
     Args:
@@ -73,7 +73,7 @@ def options_of(model: type[Group], given: dict[str, Any] | None, key: str) -> Gr
     return model.parse(given, key)
 
 
-def scan_from(given: Any) -> Measurement:
+def scan_from(given: object) -> Measurement:
     """Return the scan that is to be reconstructed: a Measurement as it is, or the one at a path."""
     if isinstance(given, Measurement):
         return given
@@ -82,14 +82,14 @@ def scan_from(given: Any) -> Measurement:
     raise BadInput(f"The scan is of type {type(given).__name__}; give what ptymesh.load returned, or a path.")
 
 
-def seed_of(given: Any) -> int:
+def seed_of(given: object) -> int:
     """Return a seed as an int. Raises BadInput where it is none."""
     if not isinstance(given, int | np.integer) or isinstance(given, bool) or not 0 <= given < 2**63:
         raise BadInput(f"seed is {quote(given)}; give a whole number from 0 on, below 2**63.")
     return int(given)
 
 
-def stages_of(given: Any) -> list[Engine]:
+def stages_of(given: object) -> list[Engine]:
     """Return engines, made of one, of a dict of a recipe's stage, or of a list of them.
 
     Raises:

@@ -161,7 +161,7 @@ class Recipe(FrozenOptions):
 
     @field_validator("optics", mode="before")
     @classmethod
-    def _operators(cls, given: Any) -> Any:
+    def _operators(cls, given: object) -> object:
         return named(given, OPTICS, "optics")
 
     @model_validator(mode="before")
@@ -213,7 +213,7 @@ class Recipe(FrozenOptions):
         """Return every key with its value, defaults too, as plain numbers, text, lists and dicts."""
         groups = self.model_dump(mode="json", exclude={"stages"})
         stages = [{"engine": stage.name, **stage.model_dump(mode="json")} for stage in self.stages]
-        found: Any = stages if self.auto is None else AUTO
+        found: object = stages if self.auto is None else AUTO
         return {name: found if name == "stages" else groups[name] for name in type(self).model_fields}
 
     def with_output(self, folder: Path) -> Recipe:
@@ -236,7 +236,7 @@ def load_recipe(path: Path, overrides: Sequence[str] = (), out: Path | None = No
     return recipe if out is None else recipe.with_output(out)
 
 
-def raw_recipe(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+def raw_recipe(path: Path, overrides: Sequence[str] = ()) -> dict[str, object]:
     """Return a recipe as plain dicts and lists with absolute paths, not yet checked. Raises BadInput."""
     try:
         raw = read_mapping(path, "recipe", Recipe)
@@ -256,7 +256,7 @@ def apply_overrides(raw: dict[str, Any], overrides: Sequence[str]) -> dict[str, 
     return {key: value for key, value in raw.items() if value is not None}
 
 
-def read_mapping(path: Path, what: str, model: type[BaseModel]) -> dict[str, Any]:
+def read_mapping(path: Path, what: str, model: type[BaseModel]) -> dict[str, object]:
     """Return the keys in a YAML file.
 
     Args:
@@ -271,7 +271,7 @@ def read_mapping(path: Path, what: str, model: type[BaseModel]) -> dict[str, Any
     return _mapping(text_of(path, what), f"The {what} {path}", model)
 
 
-def engine_of(path: str, stage: Any) -> Engine:
+def engine_of(path: str, stage: object) -> Engine:
     """Return the engine that a stage of a recipe asks for; `path` is its key. Raises BadInput."""
     if isinstance(stage, type) and issubclass(stage, Engine):
         made = f"{stage.__name__}(epochs=50)"
@@ -290,7 +290,7 @@ def engine_of(path: str, stage: Any) -> Engine:
     return engine.parse(options, path)
 
 
-def _mapping(text: str, what: str, model: type[BaseModel] = Recipe) -> dict[str, Any]:
+def _mapping(text: str, what: str, model: type[BaseModel] = Recipe) -> dict[str, object]:
     raw = parsed(text, what)
     if not isinstance(raw, dict):
         found = "is empty" if raw is None else f"holds {quote(raw)}"
@@ -313,7 +313,7 @@ def anchor(raw: dict[str, Any], folder: Path) -> None:
     _anchor_keys(raw, folder)
 
 
-def _anchor_keys(raw: dict[str, Any], folder: Path) -> None:
+def _anchor_keys(raw: dict[str, object], folder: Path) -> None:
     """Make absolute what in `data.keys` is no dataset's name but a file that lies in `folder`, in place."""
     data = raw.get("data")
     keys = data.get("keys") if isinstance(data, dict) else None
@@ -335,7 +335,7 @@ def _is_name(value: str) -> bool:
     return value in ("", "ones") or value.startswith(PREFIX)
 
 
-def _override(raw: dict[str, Any], override: str) -> None:
+def _override(raw: dict[str, object], override: str) -> None:
     """Apply one `a.b.0.c=VALUE`."""
     key, equals, text = override.partition("=")
     if not equals or not all(key.strip().split(".")):
@@ -378,7 +378,7 @@ def put(raw: dict[str, Any], key: str, value: Any, said: str) -> None:
             raise BadInput(f"{said} {key} goes into {where}, which is {quote(node)}, not a group of keys.")
 
 
-def _item(items: list[Any], part: str, above: str, value: Any, last: bool) -> Any:
+def _item(items: list[object], part: str, above: str, value: object, last: bool) -> object:
     if not part.isdecimal() or len(part) > 9 or int(part) > len(items):
         where = above.rpartition(" ")[2]
         raise BadInput(

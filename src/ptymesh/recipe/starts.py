@@ -8,7 +8,7 @@ H, W; h, w  object and window pixels
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -179,7 +179,7 @@ class ElectronStart(ProbeStart):
         """Return the lens's aberrations in metres, the defocus among them."""
         return {"aberrations": probes.aberration_parts(self.of_the_lens())}
 
-    def of_the_lens(self) -> dict[str, Any]:
+    def of_the_lens(self) -> dict[str, Aberration]:
         """Return the lens's aberrations, the defocus among them. Raises BadInput where C10 is no number."""
         c10 = self.aberrations_m.get("C10", 0.0)
         if not isinstance(c10, float | int):
@@ -286,7 +286,7 @@ def _optics(geometry: Geometry, start: ProbeStart) -> tuple[tuple[float, float],
     return geometry.object_pixel_m, geometry.wavelength_m
 
 
-def _named(value: Any) -> Any:
+def _named(value: object) -> object:
     """Return the start that a recipe names; `start: data` is short for `start: {kind: data}`. Raises BadInput."""
     options = {"kind": value} if isinstance(value, str) else value
     if not isinstance(options, dict):

@@ -73,7 +73,7 @@ class _Loader(yaml.SafeLoader):
             raise _refused(f"it says more than {MOST_VALUES} values, or groups more than {DEEPEST} deep", mark)
         return node
 
-    def construct_object(self, node: Node, deep: bool = False) -> Any:
+    def construct_object(self, node: Node, deep: bool = False) -> object:
         """Return the value of a node; what its constructor cannot read is named with its line."""
         try:
             value = super().construct_object(node, deep)
@@ -86,7 +86,7 @@ class _Loader(yaml.SafeLoader):
             said = short(str(node.value), 60) if isinstance(node, ScalarNode) else "a list or a group"
             raise _refused(f"{said} is no {kind}", node.start_mark) from error
 
-    def construct_mapping(self, node: MappingNode, deep: bool = False) -> dict[Any, Any]:
+    def construct_mapping(self, node: MappingNode, deep: bool = False) -> dict[object, object]:
         """Return a group, each of whose keys is text, a number or a truth value, given once."""
         if not isinstance(node, MappingNode):
             raise _refused(f"a {node.id} is no group of keys", node.start_mark)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import numpy as np
 import torch
@@ -126,7 +126,7 @@ class Plan:
         ]
 
 
-def bench(plan: Plan, scan: Measurement | None = None, *, busy_ok: bool = False) -> Iterator[Speed | dict[str, Any]]:
+def bench(plan: Plan, scan: Measurement | None = None, *, busy_ok: bool = False) -> Iterator[Speed | dict[str, object]]:
     """Measure a plan; yield a description of the machine, then the speed of each case as it is done.
 
     Args:
@@ -210,7 +210,7 @@ class Measured:
         )
 
 
-def save(path: Path, about: dict[str, Any], speeds: list[Speed]) -> None:
+def save(path: Path, about: dict[str, object], speeds: list[Speed]) -> None:
     """Write all numbers as JSON.
 
     Args:

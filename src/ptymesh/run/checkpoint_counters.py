@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -55,7 +55,7 @@ class Counters(BaseModel):
         return [Rect(*part) for part in self.parts]
 
 
-def counters_of(meta: dict[str, Any]) -> Counters:
+def counters_of(meta: dict[str, object]) -> Counters:
     """Return the counters in a checkpoint's meta. Raises BadInput where they cannot be."""
     try:
         return Counters.model_validate(meta.get("run"))

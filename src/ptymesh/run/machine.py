@@ -8,7 +8,6 @@ import sys
 import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 import psutil
 import torch
@@ -23,7 +22,7 @@ BUSY_CORES = 0.25
 WATCH_S = 1.0
 
 
-def describe(device: torch.device, threads: int) -> dict[str, Any]:
+def describe(device: torch.device, threads: int) -> dict[str, object]:
     """Return processor, cores that this process may use, threads, versions, and GPU (None on a CPU)."""
     return {
         "cpu": processor(),

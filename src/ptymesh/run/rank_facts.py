@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel
 
@@ -23,7 +22,7 @@ OF_A_MACHINE = ("data.path", "memory_budget", "scratch")
 REMEDY = "start all ranks with the same recipe, options and data"
 
 
-def recipe_facts(recipe: Recipe, **options: Any) -> dict[str, str]:
+def recipe_facts(recipe: Recipe, **options: object) -> dict[str, str]:
     """Return what a recipe says, key by key, and the options with which a command runs it."""
     raw = recipe.model_dump(mode="json", exclude={"stages"})
     raw["stages"] = [stage_facts(stage) for stage in recipe.stages]
@@ -45,12 +44,12 @@ def scan_facts(scan: Measurement) -> dict[str, str]:
     return {name: _shortened(value) if name.startswith("data (") else value for name, value in facts.items()}
 
 
-def stage_facts(stage: Engine | None) -> dict[str, Any]:
+def stage_facts(stage: Engine | None) -> dict[str, object]:
     """Return what a stage of a recipe says, with its engine's name."""
     return {} if stage is None else {"engine": stage.name, **stage.model_dump(mode="json")}
 
 
-def optics_facts(optics: dict[str, Any] | None) -> dict[str, Any]:
+def optics_facts(optics: dict[str, object] | None) -> dict[str, object]:
     """Return operators between probe and detector as plain values, in their order."""
     given = {} if optics is None else optics
     return {
@@ -59,7 +58,7 @@ def optics_facts(optics: dict[str, Any] | None) -> dict[str, Any]:
     }
 
 
-def file_facts(key: str, reference: Any) -> dict[str, str]:
+def file_facts(key: str, reference: object) -> dict[str, str]:
     """Return the digest of the file that an option names (`file.npz:name`), in place of its path; nothing for others.
 
     Args:

@@ -13,11 +13,11 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, get_args
 
 import numpy as np
 import torch
@@ -77,6 +77,11 @@ from ptymesh.verdict import (
     signs_of_scan,
 )
 from ptymesh.verdict.held_out import own_unknowns, sum_held_out
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Made = TypeVar("Made")
 
 #: Views that a result's attributes name as not explained, at most.
 MOST_NAMED = 64
@@ -215,8 +220,7 @@ class Reconstruction(Displayed):
             return self._layout(layout, saved, planned)
 
         def read(source: Measurement, owners: Replicated | Tiled) -> Problem:
-            made: Problem = self._everywhere(lambda: Problem(model, source, owners, dtype, memory, halves))
-            return made
+            return self._everywhere(lambda: Problem(model, source, owners, dtype, memory, halves))
 
         related = self._related = "rpi" not in (optics or {})
         checking = saved is None and scan.checks != NO_CHECKS
@@ -293,7 +297,7 @@ class Reconstruction(Displayed):
             facts |= self._everywhere(lambda: scan_facts(self.scan))
             refuse_differences(self.world, facts, REMEDY)
 
-    def _compare_call(self, call: str, options: dict[str, Any] | None = None) -> None:
+    def _compare_call(self, call: str, options: dict[str, object] | None = None) -> None:
         """Raise BadInput on all ranks where one of them does something else. Collective.
 
         Args:
@@ -378,15 +382,16 @@ class Reconstruction(Displayed):
         """Let go of a file in which patterns are staged; that happens by itself when nobody holds this any more."""
         self.problem.loader.patterns.close()
 
-    def _everywhere(self, make: Callable[[], Any]) -> Any:
+    def _everywhere(self, make: Callable[[], Made]) -> Made:
         """Return what `make` returns; where it fails on any rank, every rank raises. Collective."""
-        made, failure = None, None
+        made: list[Made] = []
+        failure = None
         try:
-            made = make()
+            made.append(make())
         except Exception as error:
             failure = error
         self.world.raise_if_any_failed(failure, "reading the data")
-        return made
+        return made[0]
 
     def loop(self, **watch: Any) -> Loop:
         """Return the loop over what is left of `stages`; `watch` as in `Loop`. Collective."""
@@ -470,7 +475,7 @@ class Reconstruction(Displayed):
         whole = self.problem.layout.gather_whole(estimate.object, estimate)
         return self._result(self._to_host(whole), recipe)
 
-    def save(self, path: str | Path, recipe: str = "", attrs: dict[str, Any] | None = None) -> Result:
+    def save(self, path: str | Path, recipe: str = "", attrs: Mapping[str, object] | None = None) -> Result:
         """Write the result, of which the first rank never holds more than a tile of the object at a time. Collective.
 
         Args:
@@ -646,7 +651,7 @@ class Reconstruction(Displayed):
         sent, messages = (self.world.max(mine.to(self.world.device))[0] / max(1, t.batches)).tolist()
         return {"bytes_per_batch": sent, "messages_per_batch": messages}
 
-    def plot(self, path: str | Path | None = None) -> Any:
+    def plot(self, path: str | Path | None = None) -> Figure:
         """Return a figure of the object as it is now; also written to `path` if one is given.
 
         On several ranks, all have the figure, but only the first one's `savefig` writes. Raises BadInput

@@ -127,7 +127,7 @@ def _check_stage(index: int, was: Engine, now: Engine, begun: int | None) -> Non
         )
 
 
-def _shortened(value: Any) -> str:
+def _shortened(value: object) -> str:
     """Return a value as text of at most 60 characters."""
     text = " ".join(str(value).split())
     return text if len(text) <= 60 else text[:57] + "..."

@@ -169,7 +169,7 @@ def scale(
     also: Sequence[str] = (),
     views: int = 0,
     batches: Sequence[int | None] = (),
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Run the recipe `trials` times on each number of ranks, and return the numbers as JSON can hold them.
 
     Args:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -174,7 +173,7 @@ def _carry_out(
     recipe: Recipe,
     recon: Reconstruction,
     out: Path,
-    about: dict[str, Any],
+    about: dict[str, object],
     callbacks: Sequence[Callback],
     stop: StopSignal,
 ) -> RunOutcome:

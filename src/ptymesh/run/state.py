@@ -9,7 +9,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -74,7 +73,7 @@ class RunState:
         """Epochs done over all stages."""
         return len(self.history["epoch"])
 
-    def save(self, directory: Path, problem: Problem, meta: dict[str, Any]) -> None:
+    def save(self, directory: Path, problem: Problem, meta: dict[str, object]) -> None:
         """Write a checkpoint into `directory`. Collective.
 
         Args:
@@ -268,7 +267,7 @@ def _check_anchors(anchors: np.ndarray, run: Counters, window: tuple[int, int]) 
         raise BadInput("The checkpoint's windows lie outside of its object; copy the whole folder again.")
 
 
-def _read_memories(arrays: Mapping[str, Any], device: torch.device) -> dict[int, dict[str, Tensor]]:
+def _read_memories(arrays: Mapping[str, object], device: torch.device) -> dict[int, dict[str, Tensor]]:
     """Return what engines remember, by stage, from arrays engine/STAGE/NAME; other names are passed over."""
     memories: dict[int, dict[str, Tensor]] = {}
     for key, array in arrays.items():

@@ -273,7 +273,7 @@ class LogFile(Watcher):
         """Write one line."""
         self._write(f"wrote {path}")
 
-    def judged(self, verdict: Mapping[str, Any]) -> None:
+    def judged(self, verdict: Mapping[str, object]) -> None:
         """Write one line."""
         self._write(f"verdict: {verdict['verdict']}: {verdict['verdict_sentence']}")
 
@@ -332,7 +332,7 @@ class MetricsFile(Watcher):
 
     def epoch(self, report: EpochReport) -> None:
         """Write one line, which is on disk when this returns."""
-        row: dict[str, Any] = {"stage": report.stage, "engine": report.engine, "epoch": report.epoch}
+        row: dict[str, object] = {"stage": report.stage, "engine": report.engine, "epoch": report.epoch}
         for name in ("loss", "residual", "seconds", "views_per_s"):
             value = getattr(report, name)
             row[name] = _number_or_none(value)
@@ -342,7 +342,7 @@ class MetricsFile(Watcher):
         if lines := self._lines:
             lines.add(json.dumps(row))
 
-    def judged(self, verdict: Mapping[str, Any]) -> None:
+    def judged(self, verdict: Mapping[str, object]) -> None:
         """Write the last line: what is said of the result."""
         if lines := self._lines:
             lines.add(json.dumps(dict(verdict)))

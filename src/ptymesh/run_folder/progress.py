@@ -7,10 +7,13 @@ import time
 from collections.abc import Sequence
 from datetime import timedelta
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ptymesh.engines import Engine
 from ptymesh.run_folder.reports import BatchReport, Callback, EpochReport
+
+if TYPE_CHECKING:
+    from IPython.display import DisplayHandle
 
 #: Seconds between two drawings of a bar.
 EVERY_S = 0.2
@@ -61,7 +64,7 @@ class NotebookBar(Callback):
         self._names = [engine.name for engine in engines]
         self._numbers, self._done = "", 0.0
         self._began, self._drawn_at = time.monotonic(), 0.0
-        self._output: Any = None
+        self._output: DisplayHandle | None = None
         self._draw("", at_once=True)
 
     def batch(self, report: BatchReport) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 
 @dataclass(frozen=True)
@@ -143,7 +142,7 @@ class Callback:
     def saved(self, path: Path) -> None:
         """Take note of a checkpoint or result that was written."""
 
-    def judged(self, verdict: Mapping[str, Any]) -> None:
+    def judged(self, verdict: Mapping[str, object]) -> None:
         """Take the verdict on the result after it was saved.
 
         Args:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Callable
 from types import FrameType, TracebackType
-from typing import Any
 
 from ptymesh import stopping
 
@@ -19,7 +19,7 @@ class StopSignal:
 
     def __init__(self) -> None:
         self.requested = False
-        self._previous: dict[int, Any] = {}
+        self._previous: dict[int, Callable[[int, FrameType | None], object] | int | None] = {}
 
     def __enter__(self) -> StopSignal:
         if threading.current_thread() is threading.main_thread():

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import Any, TextIO
+from typing import TextIO
 
 from rich.live import Live
 from rich.table import Table
@@ -96,7 +96,7 @@ class StudyDisplay:
         return made
 
 
-def settings_line(settings: Mapping[str, Any]) -> str:
+def settings_line(settings: Mapping[str, object]) -> str:
     """Return settings on one line, keys by their last part where that is enough."""
     short = {key: key.rpartition(".")[2] for key in settings}
     names = {
@@ -106,7 +106,7 @@ def settings_line(settings: Mapping[str, Any]) -> str:
     return "  ".join(f"{names[key]} {_value(value)}" for key, value in settings.items())
 
 
-def _value(value: Any) -> str:
+def _value(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else label(value)
 
 

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ptymesh.errors import BadInput
@@ -42,7 +43,7 @@ def quiet() -> Iterator[None]:
         yield
 
 
-def need_optuna() -> Any:
+def need_optuna() -> ModuleType:
     """Return the optuna module, which logs errors alone. Raises BadInput where it is not installed."""
     try:
         optuna = import_module("optuna")
@@ -79,7 +80,7 @@ class Offer:
                 return found
         raise BadInput(unknown_word(f"{what}.name", name, sorted(self.classes())))
 
-    def check(self, what: str, name: str, options: Mapping[str, Any]) -> None:
+    def check(self, what: str, name: str, options: Mapping[str, object]) -> None:
         """Check a sampler or pruner and its options.
 
         Args:

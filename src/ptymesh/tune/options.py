@@ -56,7 +56,7 @@ class Parameter(FrozenOptions):
 
     @model_validator(mode="before")
     @classmethod
-    def _short(cls, value: Any) -> Any:
+    def _short(cls, value: object) -> object:
         """Return a list as choices, and a range of whole numbers as one of ints."""
         if isinstance(value, list | tuple):
             return {"choices": value}
@@ -92,7 +92,7 @@ class Parameter(FrozenOptions):
             raise ValueError(f"step {self.step:g} does not lead from {low:g} to {high:g}; set high to {nearest:g}")
 
 
-def label(choice: Any) -> str:
+def label(choice: object) -> str:
     """Return a choice as YAML, on one line."""
     return yaml.safe_dump(choice, default_flow_style=True, width=10**6).removesuffix("...\n").strip()
 
@@ -139,7 +139,7 @@ Goal = HeldOut | FourierRings | Contrast | Function
 KINDS: dict[str, type[Goal]] = {"held_out": HeldOut, "frc": FourierRings, "contrast": Contrast, "function": Function}
 
 
-def _goal(value: Any) -> Any:
+def _goal(value: object) -> object:
     """Return `objective: frc` as `{kind: frc}`, for which it is short."""
     if isinstance(value, str):
         value = {"kind": value}
@@ -155,7 +155,7 @@ class Named(FrozenOptions):
     options: dict[str, Any] = Field(default_factory=dict)
 
 
-def _named(value: Any) -> Any:
+def _named(value: object) -> object:
     """Return `sampler: tpe` as `{name: tpe}`; other keys beside `name` are its options."""
     if isinstance(value, str):
         return {"name": value}
@@ -208,7 +208,7 @@ class Tuning(FrozenOptions):
         return self
 
     @property
-    def definition(self) -> dict[str, Any]:
+    def definition(self) -> dict[str, object]:
         """Keys that may not change between the trials of one study, as plain JSON."""
         return {
             "recipe": self.recipe,
@@ -217,12 +217,12 @@ class Tuning(FrozenOptions):
         }
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, object]:
         """All keys, as plain JSON, for the workers."""
         return self.model_dump(mode="json")
 
 
-def load_tuning(path: Path, *, out: Path | None = None, overrides: Sequence[str] = (), **changes: Any) -> Tuning:
+def load_tuning(path: Path, *, out: Path | None = None, overrides: Sequence[str] = (), **changes: object) -> Tuning:
     """Read a tune file.
 
     Args:
@@ -244,7 +244,7 @@ def load_tuning(path: Path, *, out: Path | None = None, overrides: Sequence[str]
     return tuning(raw, path.parent, overrides)
 
 
-def tuning(raw: dict[str, Any], folder: Path, overrides: Sequence[str] = ()) -> Tuning:
+def tuning(raw: dict[str, object], folder: Path, overrides: Sequence[str] = ()) -> Tuning:
     """Return the checked options of a tune file.
 
     Args:

@@ -104,10 +104,10 @@ class Oriented:
     views: int
     window: tuple[int, int]
 
-    def lines(self, which: Orientation | None = None) -> dict[str, Any]:
+    def lines(self, which: Orientation | None = None) -> dict[str, object]:
         """Return the recipe keys that set the best orientation, or its twin, as nested dicts."""
         chosen = which or self.best
-        raw: dict[str, Any] = {}
+        raw: dict[str, object] = {}
         for key, value in chosen.settings().items():
             put(raw, key, value, "orient")
         opposite = chosen == self.twin and chosen != self.best
@@ -118,7 +118,7 @@ class Oriented:
 
 
 def orient(
-    recipe: Mapping[str, Any],
+    recipe: Mapping[str, object],
     *,
     crop: Crop = Crop(),
     rotation_step_deg: float | None = None,
@@ -168,9 +168,9 @@ def _cover(step_deg: float) -> None:
         raise BadInput(f"The rotation step is {step_deg:g} degrees; give one of at most 45 that divides 360, or 0.")
 
 
-def _cheap(recipe: Mapping[str, Any], crop: Crop) -> tuple[dict[str, Any], Recipe, Measurement]:
+def _cheap(recipe: Mapping[str, object], crop: Crop) -> tuple[dict[str, object], Recipe, Measurement]:
     """Return the recipe on the middle views and the bright part of the detector, raw and parsed, and its data."""
-    raw: dict[str, Any] = copy.deepcopy(dict(recipe))
+    raw: dict[str, object] = copy.deepcopy(dict(recipe))
     for key, value in Orientation().settings().items():
         put(raw, key, value, "orient")
     put(raw, "data.views.central", crop.views, "orient")
@@ -261,8 +261,8 @@ class _Search:
 
     def discrete(self, folder: Path, c10: list[float]) -> list[_Tried]:
         """Try all eight flips and transpositions."""
-        choices: list[dict[str, Any]] = [one.settings() for one in discrete()]
-        space: dict[str, Any] = {key: list(dict.fromkeys(one[key] for one in choices)) for key in KEYS[:3]}
+        choices: list[dict[str, object]] = [one.settings() for one in discrete()]
+        space: dict[str, object] = {key: list(dict.fromkeys(one[key] for one in choices)) for key in KEYS[:3]}
         return self._study(folder, space, c10)
 
     def rotations(self, folder: Path, step_deg: float, c10: list[float]) -> list[_Tried]:
@@ -274,7 +274,7 @@ class _Search:
             c10: values in metres to try with each; none for the recipe's probe.
         """
         circle = [wrapped(k * step_deg) for k in range(round(360 / step_deg))]
-        space: dict[str, Any] = {KEYS[2]: [False, True], KEYS[3]: sorted(circle)}
+        space: dict[str, object] = {KEYS[2]: [False, True], KEYS[3]: sorted(circle)}
         found = self._study(folder / "coarse", space, c10)
         best = min(found, key=lambda one: one.residual)
         finer = [wrapped(best.orientation.rotation_deg + k * step_deg / 3) for k in (-2, -1, 1, 2)]

@@ -31,7 +31,7 @@ class Orientation:
     transpose: bool = False
     rotation_deg: float = 0.0
 
-    def relative(self, positions: Mapping[str, Any]) -> np.ndarray:
+    def relative(self, positions: Mapping[str, object]) -> np.ndarray:
         """G, (2, 2), with the recipe's other keys of `positions`; without scale where its affine matrix has one."""
         flips = np.diag([-1.0 if self.flip_y else 1.0, -1.0 if self.flip_x else 1.0])
         detector = (np.array([[0.0, 1.0], [1.0, 0.0]]) if self.transpose else np.eye(2)) @ flips
@@ -44,7 +44,7 @@ class Orientation:
             return Orientation(self.flip_y, self.flip_x, self.transpose, wrapped(self.rotation_deg + 180))
         return Orientation(not self.flip_y, not self.flip_x, self.transpose, self.rotation_deg)
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, object]:
         """Recipe key -> value."""
         return dict(zip(KEYS, (self.flip_y, self.flip_x, self.transpose, self.rotation_deg), strict=True))
 

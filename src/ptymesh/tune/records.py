@@ -142,7 +142,7 @@ def _write(path: Path, text: str) -> None:
         temporary.write_bytes(data)
 
 
-def _finite(value: Any) -> Any:
+def _finite(value: object) -> object:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

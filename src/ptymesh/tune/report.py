@@ -98,7 +98,7 @@ def _importance(study: Study) -> dict[str, float]:
         return dict(get_param_importances(study, evaluator=PedAnovaImportanceEvaluator()))
 
 
-def _plots(important: bool) -> Iterator[tuple[str, Callable[..., Any]]]:
+def _plots(important: bool) -> Iterator[tuple[str, Callable[..., object]]]:
     """Yield the name of each figure, and a function by which one of Optuna's modules draws it."""
     yield "history", lambda module, study, name: module.plot_optimization_history(study, target_name=name)
     yield "parallel_coordinate", lambda module, study, name: module.plot_parallel_coordinate(study, target_name=name)

@@ -51,7 +51,7 @@ class TrialSampler(BaseSampler):
     def _make(self, number: int, attempt: int) -> BaseSampler:
         name = offered.SAMPLERS.find("sampler", self.chosen.name).__name__
         parts = (self.seed,) if name in ONE_SEQUENCE else (self.seed, number, attempt)
-        ours: dict[str, Any] = {"seed": seed_of(*parts)}
+        ours: dict[str, object] = {"seed": seed_of(*parts)}
         if name == "GridSampler":
             ours["search_space"] = self.space.grid()
         return offered.sampler(self.chosen.name, self.chosen.options, **ours)
@@ -79,7 +79,7 @@ class TrialSampler(BaseSampler):
         self.repeats = not free
         return random.Random(seed_of(self.seed, number)).choice(free) if free else values
 
-    def sample_independent(self, study: Study, trial: FrozenTrial, name: str, distribution: BaseDistribution) -> Any:
+    def sample_independent(self, study: Study, trial: FrozenTrial, name: str, distribution: BaseDistribution) -> object:
         """Raise AssertionError: never called, as all parameters are drawn together.
 
         Args:
@@ -150,14 +150,14 @@ def is_drawn_twice(trials: list[FrozenTrial], number: int) -> bool:
     return next(signature(trial.params) for trial in trials if trial.number == number) in used_values(trials, number)
 
 
-def signature(values: Mapping[str, Any]) -> str:
+def signature(values: Mapping[str, object]) -> str:
     """Return a text that is equal for equal sets of values."""
     return repr(sorted((key, repr(value)) for key, value in values.items()))
 
 
-def suggest(trial: Trial, space: Space) -> dict[str, Any]:
+def suggest(trial: Trial, space: Space) -> dict[str, object]:
     """Return the values of a running trial, drawn now or, of a retry, taken over; they are stored with the trial."""
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     for name, distribution in space.distributions.items():
         if not space.active(name, values):
             continue

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import yaml
 from optuna import Study
@@ -33,6 +33,9 @@ from ptymesh.tune.sampling import TrialSampler
 from ptymesh.tune.space import Space, recipe_of
 from ptymesh.tune.worker import Worker, total
 from ptymesh.tune.workers import Share, WorkerProcesses, shares
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 #: Random points of the space whose recipes are checked before any trial begins.
 CHECKED = 24
@@ -65,7 +68,7 @@ class StudyOutcome(Displayed):
             f"with {self.best.value:.6g}: {settings_line(self.best.settings)}>"
         )
 
-    def plot(self) -> Any:
+    def plot(self) -> Figure:
         """Return a figure of the value of every trial, which a notebook shows."""
         return self._figure()
 

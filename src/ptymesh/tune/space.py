@@ -28,7 +28,7 @@ class Space:
         self.parameters = {key: parameters[key] for key in _ordered(parameters)}
         self.distributions = {key: _distribution(parameter) for key, parameter in self.parameters.items()}
 
-    def active(self, key: str, values: Mapping[str, Any]) -> bool:
+    def active(self, key: str, values: Mapping[str, object]) -> bool:
         """Return True if the parameter exists, given the values of those before it."""
         for other, wanted in self.parameters[key].when.items():
             if other not in values:
@@ -38,11 +38,11 @@ class Space:
                 return False
         return True
 
-    def is_complete(self, values: Mapping[str, Any]) -> bool:
+    def is_complete(self, values: Mapping[str, object]) -> bool:
         """Return True if every parameter that exists, given the others, has a value."""
         return all(key in values for key in self.distributions if self.active(key, values))
 
-    def meaning(self, key: str, value: Any) -> Any:
+    def meaning(self, key: str, value: object) -> object:
         """Return the recipe's value for a value of Optuna's."""
         choices = self.parameters[key].choices
         if choices is None or all(isinstance(choice, SCALARS) for choice in choices):
@@ -56,11 +56,11 @@ class Space:
         number = sum(1 for _ in itertools.islice(self.points(), ENUMERATED + 1))
         return number if number <= ENUMERATED else None
 
-    def points(self) -> Iterator[dict[str, Any]]:
+    def points(self) -> Iterator[dict[str, object]]:
         """Yield every set of values of a finite space."""
         yield from self._points(list(self.parameters), {})
 
-    def grid(self) -> dict[str, list[Any]]:
+    def grid(self) -> dict[str, list[object]]:
         """Return the values of each parameter, for a grid.
 
         Raises:
@@ -76,7 +76,7 @@ class Space:
     def _finite(self) -> bool:
         return all(_values(distribution) is not None for distribution in self.distributions.values())
 
-    def _points(self, keys: list[str], values: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    def _points(self, keys: list[str], values: dict[str, object]) -> Iterator[dict[str, object]]:
         if not keys:
             yield values
             return
@@ -88,7 +88,7 @@ class Space:
             yield from self._points(rest, {**values, key: value})
 
 
-def composed(tuning: Tuning, space: Space, values: Mapping[str, Any]) -> dict[str, Any]:
+def composed(tuning: Tuning, space: Space, values: Mapping[str, object]) -> dict[str, Any]:
     """Return the recipe that values make, as plain dicts.
 
     Args:
@@ -107,7 +107,7 @@ def composed(tuning: Tuning, space: Space, values: Mapping[str, Any]) -> dict[st
     return raw
 
 
-def recipe_of(tuning: Tuning, space: Space, values: Mapping[str, Any]) -> Recipe:
+def recipe_of(tuning: Tuning, space: Space, values: Mapping[str, object]) -> Recipe:
     """Return the recipe that values make, checked.
 
     Args:
@@ -144,7 +144,7 @@ def _ordered(parameters: Mapping[str, Parameter]) -> list[str]:
     return order
 
 
-def _possible(key: str, other: str, parameter: Parameter, wanted: Any) -> None:
+def _possible(key: str, other: str, parameter: Parameter, wanted: object) -> None:
     """Raise BadInput for a condition that never holds."""
     for value in wanted if isinstance(wanted, list) else [wanted]:
         if parameter.choices is not None:

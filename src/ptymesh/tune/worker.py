@@ -13,7 +13,6 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from optuna import Trial, TrialPruned
 from optuna.exceptions import UpdateFinishedTrialError
@@ -57,13 +56,13 @@ class Worker:
         self.study = storage.reopen_study(folder)
         #: Called when a trial has ended.
         self.between: Callable[[], None] = lambda: None
-        self._settings: Any = None
+        self._settings: object = None
         self._read_settings()
         journal = isinstance(self.study._storage, JournalStorage)
         self._lease = WorkerLease(folder, self.tuning.heartbeat_s) if journal else None
 
     @property
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, object]:
         """Attributes by which this worker's trials name it."""
         return {"machine": machine(), "pid": os.getpid(), **(self._lease.notes if self._lease else {})}
 

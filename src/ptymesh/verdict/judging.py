@@ -32,7 +32,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -87,7 +87,7 @@ class Verdict:
     def __str__(self) -> str:
         return f"{self.state}: {self.sentence}"
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Return its fields by name, for JSON."""
         return asdict(self)
 
