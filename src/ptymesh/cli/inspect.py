@@ -50,19 +50,19 @@ def command(
     else:
         _print(summary)
     if figure is not None:
-        from ptymesh.plot.inspection import inspection_figure
+        from ptymesh.plot.inspection import ShownPatterns, ShownScan, inspection_figure
         from ptymesh.plot.saving import save_figure
 
         drawing = inspection_figure(
-            title=f"{summary.name}: {summary.views} views",
-            mean_pattern=summary.mean_pattern,
-            example_pattern=summary.example_pattern,
-            positions=measurement.positions,
-            totals=summary.totals,
-            odd=summary.odd,
-            pixel_m=summary.object_pixel_m,
-            probe_diameter_px=summary.probe_diameter_px,
-            window=summary.window,
+            f"{summary.name}: {summary.views} views",
+            ShownPatterns(summary.mean_pattern, summary.example_pattern, summary.odd),
+            ShownScan(
+                measurement.positions,
+                summary.totals,
+                summary.object_pixel_m,
+                summary.probe_diameter_px,
+                summary.window,
+            ),
         )
         save_figure(drawing, figure, dpi=110, bbox_inches="tight")
 

@@ -20,7 +20,17 @@ from ptymesh.notebook.fragment import HEIGHT, fragment, pixels
 from ptymesh.plot import overview_figure, powers_percent, unwrapped_phase
 from ptymesh.plot.objects import prepared
 from ptymesh.plot.progress import curve_panel
-from ptymesh.plot.style import Pixel, blocks, bounds, colour_of, image_panel, length_name, new_figure, scaled
+from ptymesh.plot.style import (
+    ColourScale,
+    Pixel,
+    blocks,
+    bounds,
+    colour_of,
+    image_panel,
+    length_name,
+    new_figure,
+    scaled,
+)
 from ptymesh.run_folder.figures import title_of
 
 #: Objects are averaged to this side in pixels for thumbnails: unwrapping the phase of larger ones takes seconds.
@@ -114,9 +124,9 @@ def strip(
     image, side = blocks(image, LARGEST_SIDE)
     region, pixel = blocks(region.astype(float), LARGEST_SIDE)[0] > 0.5, scaled(pixel, side)
     amplitude = np.where(region, np.abs(image), np.nan)
-    image_panel(panels[0], amplitude, "amplitude", "gray", pixel, bounds(amplitude))
+    image_panel(panels[0], amplitude, "amplitude", ColourScale("gray", bounds(amplitude)), pixel)
     phase = unwrapped_phase(image, region)
-    image_panel(panels[1], phase, "phase", "viridis", pixel, bounds(phase))
+    image_panel(panels[1], phase, "phase", ColourScale("viridis", bounds(phase)), pixel)
     strongest = probe[int(np.argmax(powers_percent(probe)))]
     image_panel(panels[2], colour_of(strongest), "probe", None, pixel_size_m)
     if curve:

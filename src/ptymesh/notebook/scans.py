@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from ptymesh.errors import PtymeshError
 from ptymesh.measurement import Measurement
 from ptymesh.notebook.fragment import HEIGHT, fragment, pixels
-from ptymesh.plot.style import BLUE, image_panel, length_name, new_figure, plain_axes, unit_for
+from ptymesh.plot.style import BLUE, ColourScale, image_panel, length_name, new_figure, plain_axes, unit_for
 
 #: Number of evenly spaced patterns read for the thumbnail: reading all would take long where they are on disk.
 LOOKED_AT = 16
@@ -73,7 +73,8 @@ def figure(scan: Measurement) -> Figure:
     positive = mean[mean > 0]
     top = float(positive.max()) if positive.size else 1.0
     low = min(max(top / 1e4, float(positive.min()) if positive.size else 0.0), top / 10)
-    image_panel(left, np.maximum(mean, low), f"mean of {len(views)}", "viridis", bar=False, norm=LogNorm(low, top))
+    colours = ColourScale("viridis", LogNorm(low, top))
+    image_panel(left, np.maximum(mean, low), f"mean of {len(views)}", colours, bar=False)
     _positions(right, scan)
     return drawn
 

@@ -18,6 +18,7 @@ from ptymesh.plot.style import (
     GREY,
     ORANGE,
     UNITS,
+    ColourScale,
     Pixel,
     blocks,
     bounds,
@@ -90,11 +91,11 @@ def comparison_figure(
     width, height = panel_size(b.shape, pixel)
     figure = new_figure(2 * width, 2 * height + (0.4 if title else 0), title)
     grid = figure.subplots(2, 2)
-    limits = bounds(phase)
-    image_panel(grid[0, 0], other, f"phase of {names[0]}, aligned", "viridis", pixel, limits, "rad")
-    image_panel(grid[0, 1], phase, f"phase of {names[1]}", "viridis", pixel, limits, "rad")
+    radians = ColourScale("viridis", bounds(phase), "rad")
+    image_panel(grid[0, 0], other, f"phase of {names[0]}, aligned", radians, pixel)
+    image_panel(grid[0, 1], phase, f"phase of {names[1]}", radians, pixel)
     largest = max(float(np.nanpercentile(error, 99)), 1e-12)
-    image_panel(grid[1, 0], error, "|difference| / rms", "magma", pixel, (0.0, largest), "")
+    image_panel(grid[1, 0], error, "|difference| / rms", ColourScale("magma", (0.0, largest), ""), pixel)
     rings_panel(grid[1, 1], rings)
     return figure
 

@@ -7,6 +7,7 @@ h, w    window pixels, DC in the middle of far-field patterns
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -19,40 +20,55 @@ from ptymesh.plot.style import NotebookFigure
 MARKS = {"hot": ("tab:red", "o"), "dead": ("tab:blue", "s"), "stuck": ("tab:orange", "D")}
 
 
-def inspection_figure(
-    *,
-    title: str,
-    mean_pattern: np.ndarray,
-    example_pattern: np.ndarray,
-    positions: np.ndarray,
-    totals: np.ndarray,
-    odd: Mapping[str, np.ndarray] | None = None,
-    pixel_m: tuple[float, float] | None = None,
-    probe_diameter_px: float = 0.0,
-    window: tuple[int, int] | None = None,
-) -> Figure:
+class ShownPatterns(NamedTuple):
+    """Patterns of a data set that a figure shows.
+
+    Attributes:
+        mean: (h, w) counts, NaN where masked.
+        example: (h, w) counts of one view, NaN where masked.
+        odd: (n, 2) y x of hot, dead and stuck pixels.
+    """
+
+    mean: np.ndarray
+    example: np.ndarray
+    odd: Mapping[str, np.ndarray]
+
+
+class ShownScan(NamedTuple):
+    """Scan of a data set that a figure shows.
+
+    Attributes:
+        positions: (N, 2) y x object pixels.
+        totals: (N,) counts per view, shown in file order and on the scan.
+        pixel_m: object pixel (y, x), for axes in micrometres; None: axes in pixels.
+        probe_diameter_px: drawn to scale; 0: not drawn.
+        window: (h, w), drawn to scale; None: not drawn.
+    """
+
+    positions: np.ndarray
+    totals: np.ndarray
+    pixel_m: tuple[float, float] | None = None
+    probe_diameter_px: float = 0.0
+    window: tuple[int, int] | None = None
+
+
+def inspection_figure(title: str, patterns: ShownPatterns, scan: ShownScan) -> Figure:
     """Return six panels about a data set.
 
     Args:
         title: of the figure.
-        mean_pattern: (h, w) counts, NaN where masked.
-        example_pattern: (h, w) counts of one view, NaN where masked.
-        positions: (N, 2) y x object pixels.
-        totals: (N,) counts per view, shown in file order and on the scan.
-        odd: (n, 2) y x of hot, dead and stuck pixels.
-        pixel_m: object pixel (y, x), for axes in micrometres; None: axes in pixels.
-        probe_diameter_px: drawn to scale on the scan.
-        window: (h, w), drawn to scale on the scan.
+        patterns: what is shown of the patterns.
+        scan: what is shown of the positions and of the counts per view.
     """
     figure = NotebookFigure(figsize=(12, 7.2), layout="constrained")
     axes = figure.subplots(2, 3)
     figure.suptitle(title)
-    _pattern(axes[0, 0], mean_pattern, "mean pattern (counts)")
-    _pattern(axes[0, 1], example_pattern, "one pattern (counts)")
-    _mask(axes[0, 2], mean_pattern, odd or {})
-    _scan(axes[1, 0], positions, totals, pixel_m, probe_diameter_px, window)
-    _intensity(axes[1, 1], totals)
-    _radial(axes[1, 2], mean_pattern)
+    _pattern(axes[0, 0], patterns.mean, "mean pattern (counts)")
+    _pattern(axes[0, 1], patterns.example, "one pattern (counts)")
+    _mask(axes[0, 2], patterns.mean, patterns.odd)
+    _scan(axes[1, 0], scan)
+    _intensity(axes[1, 1], scan.totals)
+    _radial(axes[1, 2], patterns.mean)
     return figure
 
 
@@ -83,14 +99,8 @@ def _mask(axes: Axes, mean_pattern: np.ndarray, odd: Mapping[str, np.ndarray]) -
         axes.legend(loc="upper right", fontsize="small")
 
 
-def _scan(
-    axes: Axes,
-    positions: np.ndarray,
-    totals: np.ndarray,
-    pixel_m: tuple[float, float] | None,
-    diameter: float,
-    window: tuple[int, int] | None,
-) -> None:
+def _scan(axes: Axes, scan: ShownScan) -> None:
+    positions, totals, pixel_m, diameter, window = scan
     scale, unit = (np.ones(2), "px") if pixel_m is None else _readable(positions, pixel_m)
     y, x = (positions * scale).T
     size = float(np.clip(3000 / len(positions), 1, 30))

@@ -11,7 +11,17 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ptymesh.plot.phase import unwrapped_phase
-from ptymesh.plot.style import Pixel, blocks, bounds, colour_bar, image_panel, length_name, new_figure, scaled
+from ptymesh.plot.style import (
+    ColourScale,
+    Pixel,
+    blocks,
+    bounds,
+    colour_bar,
+    image_panel,
+    length_name,
+    new_figure,
+    scaled,
+)
 
 #: Pixels whose illumination is below this share of the largest are blank.
 DIM = 0.05
@@ -73,7 +83,8 @@ def slices_figure(
         axes.set_axis_off()
     for axes, index, phase, (_, _, pixel) in zip(grid, chosen, phases, images, strict=False):
         depth = f" at {length_name(index * slice_spacing_m)}" if slice_spacing_m > 0 and index > 0 else ""
-        drawn = image_panel(axes, phase, f"slice {index + 1} of {len(object)}{depth}", "viridis", pixel, limits)
+        title = f"slice {index + 1} of {len(object)}{depth}"
+        drawn = image_panel(axes, phase, title, ColourScale("viridis", limits), pixel)
     colour_bar(drawn, list(grid), "arg O (rad)")
     return figure
 
@@ -125,7 +136,7 @@ def amplitude_panel(axes: Axes, image: np.ndarray, region: np.ndarray, pixel_siz
         pixel_size_m: (y, x), or None.
     """
     amplitude = np.where(region, np.abs(image), np.nan)
-    image_panel(axes, amplitude, "amplitude", "gray", pixel_size_m, bounds(amplitude), "|O|")
+    image_panel(axes, amplitude, "amplitude", ColourScale("gray", bounds(amplitude), "|O|"), pixel_size_m)
 
 
 def phase_panel(axes: Axes, image: np.ndarray, region: np.ndarray, pixel_size_m: Pixel) -> None:
@@ -138,4 +149,5 @@ def phase_panel(axes: Axes, image: np.ndarray, region: np.ndarray, pixel_size_m:
         pixel_size_m: (y, x), or None.
     """
     phase = unwrapped_phase(image, region)
-    image_panel(axes, phase, "phase, unwrapped, ramp removed", "viridis", pixel_size_m, bounds(phase), "arg O (rad)")
+    colours = ColourScale("viridis", bounds(phase), "arg O (rad)")
+    image_panel(axes, phase, "phase, unwrapped, ramp removed", colours, pixel_size_m)

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
-from ptymesh.plot.style import image_panel, new_figure
+from ptymesh.plot.style import ColourScale, image_panel, new_figure
 
 
 def patterns_figure(
@@ -45,7 +45,8 @@ def patterns_figure(
         _logarithmic(row[1], panels[1], panels[0], "model")
         spread = float(np.nanpercentile(np.abs(panels[2]), 99.5)) if good.any() else 0.0
         limits = (-spread, spread) if spread > 0 else (-1.0, 1.0)
-        image_panel(row[2], panels[2], "√model - √measured", "RdBu_r", None, limits, "√counts", bar=False)
+        colours = ColourScale("RdBu_r", limits, "√counts")
+        image_panel(row[2], panels[2], "√model - √measured", colours, bar=False)
     return figure
 
 
@@ -55,4 +56,4 @@ def _logarithmic(axes: Axes, image: np.ndarray, measured: np.ndarray, title: str
     top = float(positive.max()) if positive.size else 1.0
     low = max(top / 1e4, float(positive.min()) if positive.size else 0.0)
     low = low if low < top else top / 10
-    image_panel(axes, np.maximum(image, low), title, "viridis", None, None, "counts", False, LogNorm(low, top))
+    image_panel(axes, np.maximum(image, low), title, ColourScale("viridis", LogNorm(low, top), "counts"), bar=False)

@@ -15,6 +15,7 @@ from ptymesh.plot.style import (
     BLUE,
     GREY,
     ORANGE,
+    ColourScale,
     Pixel,
     blocks,
     colour_bar,
@@ -59,7 +60,8 @@ def coverage_panel(axes: Axes, illumination: np.ndarray, centres_px: np.ndarray 
         pixel_size_m: (y, x); None: pixel units.
     """
     image, side = blocks(illumination)
-    image_panel(axes, image, "illumination", "gray", scaled(pixel_size_m, side), None, "counts per object pixel")
+    counts = ColourScale("gray", label="counts per object pixel")
+    image_panel(axes, image, "illumination", counts, scaled(pixel_size_m, side))
     if centres_px is not None:
         y, x = ((centres_px + 0.5) / side - 0.5).T
         size = np.clip(1500 / len(centres_px), 0.6, 4)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -61,16 +61,27 @@ def new_figure(width: float, height: float, title: str | None = None) -> Figure:
     return figure
 
 
+class ColourScale(NamedTuple):
+    """Colours of the values of an image.
+
+    Attributes:
+        cmap: name of matplotlib's colour map.
+        limits: values of the lowest and the highest colour, or matplotlib's norm; None: those of the image.
+        label: of the colour bar; None: no colour bar.
+    """
+
+    cmap: str
+    limits: tuple[float, float] | Normalize | None = None
+    label: str | None = None
+
+
 def image_panel(
     axes: Axes,
     image: np.ndarray,
     title: str,
-    cmap: str | None,
+    colours: ColourScale | None = None,
     pixel_size_m: Pixel = None,
-    limits: tuple[float, float] | None = None,
-    label: str | None = None,
     bar: bool = True,
-    norm: Normalize | None = None,
 ) -> AxesImage:
     """Draw an image with a scale bar and a colour bar; NaN is blank.
 
@@ -78,19 +89,17 @@ def image_panel(
         axes: to draw on.
         image: (H, W), or (H, W, 3) RGB.
         title: of the panel.
-        cmap: matplotlib's colour map; None for RGB.
+        colours: of the values; None for RGB.
         pixel_size_m: (y, x); None: the scale bar is in pixels.
-        limits: values of the lowest and the highest colour.
-        label: of the colour bar; None: no colour bar.
         bar: False for no scale bar.
-        norm: of the colours, instead of `limits`.
 
     Returns:
         Matplotlib's image.
     """
     pixel = (1.0, 1.0) if pixel_size_m is None else pixel_size_m
     axes.set_facecolor(BLANK)
-    norm = Normalize(*limits) if norm is None and limits is not None else norm
+    cmap, limits, label = (None, None, None) if colours is None else colours
+    norm = Normalize(*limits) if isinstance(limits, tuple) else limits
     drawn = axes.imshow(image, cmap=cmap, norm=norm, aspect=pixel[0] / pixel[1], interpolation="nearest")
     axes.set_title(title, fontsize=10)
     axes.set_xticks([])
