@@ -103,7 +103,7 @@ def saver(directory: Path, size: int, seed: int = 0) -> Callable[[FakeWorld], No
         views = order[world.rank :: size] if size <= N else order[world.rank : world.rank + 1]
         own = {name: array[views] for name, array in per_view.items()}
         mine = shared if world.rank == 0 else {name: np.zeros_like(array) for name, array in shared.items()}
-        checkpoint.save(directory, world, shared=mine, views=views, per_view=own, meta=meta)
+        checkpoint.save(directory, world, checkpoint.RankArrays(mine, views, own), meta)
 
     return work
 
@@ -202,14 +202,8 @@ def test_a_failing_manifest_is_raised_on_all(tmp_path: Path, monkeypatch: pytest
 
 def test_rows_must_match_views(tmp_path: Path) -> None:
     with pytest.raises(PtymeshError, match="positions has shape"):
-        checkpoint.save(
-            tmp_path,
-            FakeWorld(Threads(1), 0),
-            shared={},
-            views=np.arange(3),
-            per_view={"positions": np.zeros((2, 2))},
-            meta={},
-        )
+        arrays = checkpoint.RankArrays({}, np.arange(3), {"positions": np.zeros((2, 2))})
+        checkpoint.save(tmp_path, FakeWorld(Threads(1), 0), arrays, {})
 
 
 SHARD = Path("000001") / RANKS[1]

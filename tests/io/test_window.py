@@ -11,14 +11,12 @@ from hypothesis import strategies as st
 
 from ptymesh.errors import BadInput
 from ptymesh.io.options import DataOptions
-from ptymesh.io.prepare.window import Window, axis, resampled_probe, window_of
+from ptymesh.io.prepare.window import AxisCut, Window, axis, resampled_probe, window_of
 
 
 def table(n: int, **changes: Any) -> list[list[int]]:
-    usual = {
-        "far": True, "centred": True, "centre": None, "flip": False, "crop": None, "binning": 1, "pad": None
-    }  # fmt: skip
-    return axis(n, **(usual | changes)).pixels.tolist()
+    order = {"far": True, "centred": True} | {name: changes.pop(name) for name in ("far", "centred") if name in changes}
+    return axis(n, AxisCut(**changes), **order).pixels.tolist()
 
 
 def test_one_axis() -> None:
@@ -67,7 +65,7 @@ def test_any_axis(n: int, far: bool, centred: bool, flip: bool, data: st.DataObj
     binning = data.draw(st.integers(1, crop))
     centre = data.draw(st.none() | st.integers(0, n - 1))
     pad = data.draw(st.none() | st.integers(crop // binning, n + 5))
-    found = axis(n, far=far, centred=centred, centre=centre, flip=flip, crop=crop, binning=binning, pad=pad)
+    found = axis(n, AxisCut(centre, flip, crop, binning, pad), far=far, centred=centred)
     m = len(found.pixels)
     assert found.pixels.shape == (pad or crop // binning, binning)
     used = found.pixels[found.pixels >= 0]

@@ -98,16 +98,8 @@ class RunState:
             "tilt_rad": list(estimate.tilt_rad),
             "parameters": estimate.parameters,
         }
-        checkpoint.save(
-            directory,
-            problem.world,
-            shared=shared,
-            views=own,
-            per_view=per_view,
-            meta={**meta, "run": counters},
-            tiles=tiles,
-            corner=tile.corner,
-        )
+        arrays = checkpoint.RankArrays(shared, own, per_view, tiles, tile.corner)
+        checkpoint.save(directory, problem.world, arrays, {**meta, "run": counters})
 
     def _arrays_by_owner(self, problem: Problem, tile: Rect) -> tuple[Arrays, Arrays, Arrays]:
         """Return what ranks share, what this one has of its views, and of the object, by name."""

@@ -21,7 +21,7 @@ import json
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -163,28 +163,38 @@ class Checkpoint:
     note: str = ""
 
 
-def save(
-    directory: Path,
-    world: World,
-    *,
-    shared: Mapping[str, np.ndarray],
-    views: np.ndarray,
-    per_view: Mapping[str, np.ndarray],
-    meta: Mapping[str, Any],
-    tiles: Mapping[str, np.ndarray] | None = None,
-    corner: tuple[int, int] = (0, 0),
-) -> None:
+@dataclass(frozen=True)
+class RankArrays:
+    """Arrays of a checkpoint that one rank has, by name; a name may hold '/'.
+
+    Attributes:
+        shared: arrays of any shape, taken from rank 0 alone.
+        views: (n,) global indices of this rank's views; over the ranks each of 0..N-1 occurs once.
+        per_view: arrays with one row per own view, the same names on every rank.
+        tiles: (..., h, w) this rank's tile of arrays of the object, the same names on every rank.
+        corner: (y, x) of the tile in the object.
+    """
+
+    shared: Mapping[str, np.ndarray]
+    views: np.ndarray
+    per_view: Mapping[str, np.ndarray]
+    tiles: Mapping[str, np.ndarray] = field(default_factory=dict)
+    corner: tuple[int, int] = (0, 0)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        return sum(array.nbytes for group in (self.shared, self.per_view, self.tiles) for array in group.values())
+
+
+def save(directory: Path, world: World, arrays: RankArrays, meta: Mapping[str, object]) -> None:
     """Write a new generation, after removing all but the current one. Collective.
 
     Args:
         directory: on a file system that all ranks see.
         world: the ranks.
-        shared: arrays of any shape, taken from rank 0 alone; a name may hold '/'.
-        views: (n,) global indices of this rank's views; over the ranks each of 0..N-1 occurs once.
-        per_view: arrays with one row per own view, the same names on every rank.
+        arrays: of this rank.
         meta: values that JSON can hold, the same on every rank.
-        tiles: (..., h, w) this rank's tile of arrays of the object, the same names on every rank.
-        corner: (y, x) of the tile in the object.
 
     Raises:
         PtymeshError: on every rank, if one of them could not write; the previous checkpoint is then intact.
@@ -201,11 +211,10 @@ def save(
     shard = generation / manifests.shard(world.rank)
     described = ""
     try:
-        arrays = shared if world.rank == 0 else {}
-        needed = sum(array.nbytes for group in (arrays, per_view, tiles or {}) for array in group.values())
-        with writing(shard, needed):
+        own = arrays if world.rank == 0 else replace(arrays, shared={})
+        with writing(shard, own.nbytes):
             generation.mkdir(parents=True, exist_ok=True)
-            _write_shard(shard, arrays, views, per_view, tiles or {}, corner)
+            _write_shard(shard, own)
             with _shard_of(shard) as file:
                 held = _inventory(file)
             entry = {"name": shard.name, "bytes": shard.stat().st_size, "arrays": held}
@@ -314,26 +323,19 @@ def _new_generation(directory: Path) -> int:
     return 1 + max(found, default=0)
 
 
-def _write_shard(
-    path: Path,
-    shared: Mapping[str, np.ndarray],
-    views: np.ndarray,
-    per_view: Mapping[str, np.ndarray],
-    tiles: Mapping[str, np.ndarray],
-    corner: tuple[int, int],
-) -> None:
-    for name, array in per_view.items():
-        if array.shape[:1] != (len(views),):
-            raise ValueError(f"per-view array {name} has shape {array.shape} for {len(views)} views")
+def _write_shard(path: Path, own: RankArrays) -> None:
+    for name, array in own.per_view.items():
+        if array.shape[:1] != (len(own.views),):
+            raise ValueError(f"per-view array {name} has shape {array.shape} for {len(own.views)} views")
     with new_hdf5(path) as file:
-        file["views"] = np.asarray(views, dtype=np.int64)
-        for group, arrays in (("shared", shared), ("per_view", per_view)):
+        file["views"] = np.asarray(own.views, dtype=np.int64)
+        for group, arrays in (("shared", own.shared), ("per_view", own.per_view)):
             target = file.create_group(group)
             for name, array in arrays.items():
                 target.create_dataset(name, data=array)
         target = file.create_group("tiles")
-        for name, array in tiles.items():
-            target.create_dataset(name, data=array).attrs["corner"] = corner
+        for name, array in own.tiles.items():
+            target.create_dataset(name, data=array).attrs["corner"] = own.corner
 
 
 def _all_well(world: World, problem: Exception | None, directory: Path, number: int = 0) -> None:

@@ -7,6 +7,7 @@ m, b    window pixels along it, detector pixels summed into each
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -46,32 +47,37 @@ class Axis:
         return slice(int(used.min()), int(used.max()) + 1)
 
 
-def axis(
-    n: int,
-    *,
-    far: bool,
-    centred: bool,
-    centre: int | None,
-    flip: bool,
-    crop: int | None,
-    binning: int,
-    pad: int | None,
-) -> Axis:
-    """Return the index table of one axis.
+class AxisCut(NamedTuple):
+    """How a window is cut out of one axis of the detector.
 
-    Args:
-        n: number of detector pixels.
-        far: whether patterns are far-field ones.
-        centred: whether the file has DC in the middle.
+    Attributes:
         centre: pixel of the direct beam, counted with DC in the middle whatever the file's order; None: n // 2.
         flip: whether the axis is reversed.
         crop: number of detector pixels that are kept; None: all.
         binning: number of detector pixels summed into a window pixel.
         pad: number of window pixels after padding; None: no padding.
+    """
+
+    centre: int | None = None
+    flip: bool = False
+    crop: int | None = None
+    binning: int = 1
+    pad: int | None = None
+
+
+def axis(n: int, cut: AxisCut, *, far: bool, centred: bool) -> Axis:
+    """Return the index table of one axis.
+
+    Args:
+        n: number of detector pixels.
+        cut: what of them the window has.
+        far: whether patterns are far-field ones.
+        centred: whether the file has DC in the middle.
 
     Raises:
         BadInput: crop, bin, pad and centre leave no pixel or do not fit the detector.
     """
+    centre, flip, crop, binning, pad = cut
     kept = n if crop is None else crop
     if kept > n:
         raise BadInput(f"data.crop asks for {kept} pixels of a detector that has {n}; use data.pad to enlarge.")
@@ -194,19 +200,17 @@ def window_of(
     Raises:
         BadInput: the options do not fit the detector.
     """
-    y, x = (
-        axis(
-            shape[k],
-            far=far,
-            centred=centred,
-            centre=None if centre is None else centre[k],
-            flip=(options.flip_y, options.flip_x)[k],
-            crop=None if options.crop is None else options.crop[k],
-            binning=options.bin,
-            pad=None if options.pad is None else options.pad[k],
+    cuts = [
+        AxisCut(
+            None if centre is None else centre[k],
+            (options.flip_y, options.flip_x)[k],
+            None if options.crop is None else options.crop[k],
+            options.bin,
+            None if options.pad is None else options.pad[k],
         )
         for k in (0, 1)
-    )
+    ]
+    y, x = (axis(n, cut, far=far, centred=centred) for n, cut in zip(shape, cuts, strict=True))
     found = Window(y, x, options.transpose, options.bin)
     h, w = found.shape
     if min(h, w) < LEAST_SIDE <= min(shape):
