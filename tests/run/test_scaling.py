@@ -16,7 +16,7 @@ from ptymesh.cli.main import main
 from ptymesh.errors import BadInput, PtymeshError
 from ptymesh.plot import scaling_figure
 from ptymesh.run import scaling
-from ptymesh.run.scaling import Trial, _smaller, same_bits, scale, summarise, table, ways
+from ptymesh.run.scaling import RepeatedRun, Trial, _smaller, same_bits, scale, summarise, table, ways
 from ptymesh.run.simulate_file import write
 from ptymesh.simulate import checked
 from warm import python
@@ -173,7 +173,7 @@ def test_results_of_other_bits_have_a_status(
 def test_a_run_that_fails(tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text(RECIPE)
     with pytest.raises(PtymeshError, match=r"The run on 1 ranks failed with status 2 \(ptymesh: .*scan.cxi"):
-        scale(tmp_path / "recipe.yaml", [1], 1, tmp_path / "out")
+        scale(RepeatedRun(tmp_path / "recipe.yaml"), [1], 1, tmp_path / "out")
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_a_run_that_fails(tmp_path: Path) -> None:
 )
 def test_refused(counts: list[int], trials: int, threads: int | None, sentence: str, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=sentence):
-        scale(tmp_path / "recipe.yaml", counts, trials, tmp_path, threads=threads)
+        scale(RepeatedRun(tmp_path / "recipe.yaml"), counts, trials, tmp_path, threads=threads)
 
 
 def test_odd_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:

@@ -164,7 +164,7 @@ def compare_ranks(
     from ptymesh.errors import BadInput
     from ptymesh.io import load_measurement
     from ptymesh.recipe.schema import load_recipe
-    from ptymesh.run.scaling import THREADS, WEAK, save, scale, table
+    from ptymesh.run.scaling import THREADS, WEAK, RepeatedRun, save, scale, table
 
     try:
         counts = [int(part) for part in ranks.split(",")]
@@ -178,20 +178,9 @@ def compare_ranks(
     loaded = load_recipe(recipe, settings, out)
     check_folder(out / "run")
     refuse_to_overwrite(out / "run", force=False)
-    found = scale(
-        recipe,
-        counts,
-        trials,
-        out,
-        settings=settings,
-        device=how.device,
-        threads=threads,
-        environment=how.environment,
-        tell=lambda line: typer.echo(line, err=True),
-        also=beside,
-        views=load_measurement(loaded.data, loaded.positions).views,
-        batches=[stage.batch for stage in loaded.stages],
-    )
+    views, batches = load_measurement(loaded.data, loaded.positions).views, [stage.batch for stage in loaded.stages]
+    run = RepeatedRun(recipe, settings, how.device, how.environment, views, batches)
+    found = scale(run, counts, trials, out, threads=threads, also=beside, tell=lambda line: typer.echo(line, err=True))
     for line in table(found):
         typer.echo(line)
     typer.echo(" ".join(str(path) for path in save(found, out)))

@@ -273,7 +273,7 @@ def _run_in_this_process(
     from ptymesh.errors import Interrupted
 
     with _traceback_in(recipe.output.dir / "log.txt"), ExitStack() as held:
-        from ptymesh.run.session import run_recipe
+        from ptymesh.run.session import StageChoice, run_recipe
         from ptymesh.run_folder.callbacks import make_watchers
 
         watching = make_watchers()
@@ -294,8 +294,7 @@ def _run_in_this_process(
                     other_data=other_data,
                     callbacks=watching,
                     held=held,
-                    decide=finder.decide,
-                    time_s=finder.time_s,
+                    stages=StageChoice(finder.decide, finder.time_s),
                 )
             except Interrupted as stopped:
                 if type(stopped) is not Interrupted:

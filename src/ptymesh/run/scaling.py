@@ -155,36 +155,47 @@ def ways(counts: Sequence[int], threads: int, also: Sequence[str]) -> list[Way]:
     return found
 
 
+@dataclass(frozen=True)
+class RepeatedRun:
+    """A run that is repeated on several numbers of ranks.
+
+    Attributes:
+        recipe: path of the recipe.
+        settings: KEY=VALUE as for `ptymesh run --set`.
+        device: auto, cpu, cuda ...
+        environment: added to that of the ranks.
+        views: of the data set, for weak ways.
+        batches: of each stage, for weak ways.
+    """
+
+    recipe: Path
+    settings: Sequence[str] = ()
+    device: str = "auto"
+    environment: Mapping[str, str] = field(default_factory=dict)
+    views: int = 0
+    batches: Sequence[int | None] = ()
+
+
 def scale(
-    recipe: Path,
+    run: RepeatedRun,
     counts: Sequence[int],
     trials: int,
     folder: Path,
     *,
-    settings: Sequence[str] = (),
-    device: str = "auto",
     threads: int | None = None,
-    environment: Mapping[str, str] | None = None,
-    tell: Callable[[str], None] = lambda line: None,
     also: Sequence[str] = (),
-    views: int = 0,
-    batches: Sequence[int | None] = (),
+    tell: Callable[[str], None] = lambda line: None,
 ) -> dict[str, object]:
-    """Run the recipe `trials` times on each number of ranks, and return the numbers as JSON can hold them.
+    """Run a recipe `trials` times on each number of ranks, and return the numbers as JSON can hold them.
 
     Args:
-        recipe: path of the recipe.
+        run: what is repeated.
         counts: numbers of ranks; the first one is compared with.
         trials: runs of each way.
         folder: of the runs, which are removed again.
-        settings: KEY=VALUE as for `ptymesh run --set`.
-        device: auto, cpu, cuda ...
         threads: of each rank; by default this machine's cores over the largest count.
-        environment: added to that of the ranks.
-        tell: called with a line before each run.
         also: THREADS, WEAK or both.
-        views: of the data set, for weak ways.
-        batches: of each stage, for weak ways.
+        tell: called with a line before each run.
 
     Raises:
         BadInput: Counts or trials cannot be.
@@ -202,8 +213,7 @@ def scale(
     for trial in range(trials):
         for way in ways(counts, threads, also):
             tell(f"trial {trial + 1} of {trials}, {way.name}")
-            given = [*settings, *_smaller(way.share, views, batches)]
-            result = _run(recipe, way, folder / "run", given, device, environment)
+            result = _result(run, way, folder / "run")
             done.append(_trial(result, way, firsts.setdefault(way.share, result)))
     first = firsts[1.0]
     rows = summarise(done)
@@ -229,16 +239,15 @@ def _smaller(share: float, views: int, batches: Sequence[int | None]) -> list[st
     return found + [f"stages.{stage}.batch={max(1, round(share * size))}" for stage, size in sizes]
 
 
-def _run(
-    recipe: Path, way: Way, out: Path, settings: Sequence[str], device: str, environment: Mapping[str, str] | None
-) -> Result:
+def _result(run: RepeatedRun, way: Way, out: Path) -> Result:
     """Return the result of one run without figures and checkpoints; its folder is removed, unless it failed."""
-    given = [*settings, "output.figures=false", "output.tiff=false", "output.checkpoint_every=1000000000"]
-    arguments = ["run", str(recipe), "--device", device, "--out", str(out), "--force"]
+    given = [*run.settings, *_smaller(way.share, run.views, run.batches)]
+    given += ["output.figures=false", "output.tiff=false", "output.checkpoint_every=1000000000"]
+    arguments = ["run", str(run.recipe), "--device", run.device, "--out", str(out), "--force"]
     arguments += [part for setting in given for part in ("--set", setting)]
     quiet = out.with_name("ranks")
     status = launch(
-        arguments, way.ranks, threads_per_rank=way.threads, log_dir=quiet, environment=environment or {}, terminal=False
+        arguments, way.ranks, threads_per_rank=way.threads, log_dir=quiet, environment=run.environment, terminal=False
     )
     if status:
         said = (quiet / "rank0.txt").read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -73,6 +74,18 @@ JUDGED = (
 Decide = Callable[[Recipe, World, Callable[[], bool]], Recipe]
 
 
+class StageChoice(NamedTuple):
+    """How stages that a recipe leaves open are found.
+
+    Attributes:
+        decide: makes the recipe that is run of one with `stages: auto`.
+        time_s: seconds for that and the run, compared between ranks; None: no limit.
+    """
+
+    decide: Decide
+    time_s: float | None = None
+
+
 def run_recipe(
     recipe: Recipe,
     *,
@@ -81,8 +94,7 @@ def run_recipe(
     other_data: bool = False,
     callbacks: Sequence[Callback] = (),
     held: ExitStack | None = None,
-    decide: Decide | None = None,
-    time_s: float | None = None,
+    stages: StageChoice | None = None,
 ) -> RunOutcome:
     """Run a recipe on the ranks that this process belongs to, from the start or from its checkpoint.
 
@@ -93,8 +105,7 @@ def run_recipe(
         other_data: True to continue even if the data are not those of the checkpoint.
         callbacks: watchers; those of rank 0 are called.
         held: keeps the output folder's lock, where more is to be written there after the run.
-        decide: makes the recipe that is run of one with `stages: auto`.
-        time_s: seconds for that and the run, compared between ranks; None: no limit.
+        stages: how they are found where the recipe leaves them open; None: they must not be open.
 
     Raises:
         BadInput: also where ranks are given different recipes or options.
@@ -104,11 +115,11 @@ def run_recipe(
     # a signal while the data are read stops the run after a batch
     with ExitStack() as own, StopSignal() as stop, join(device) as world:
         with world.heartbeat.doing("read"):
-            facts = recipe_facts(recipe, other_data=other_data, time_s=time_s)
+            facts = recipe_facts(recipe, other_data=other_data, time_s=None if stages is None else stages.time_s)
             refuse_differences(world, facts, REMEDY)
         checks = _take_output_folder(world, recipe.output.dir, own if held is None else held)
-        if decide is not None and recipe.auto is not None:
-            recipe = decide(recipe, world, lambda: stop.requested)
+        if stages is not None and recipe.auto is not None:
+            recipe = stages.decide(recipe, world, lambda: stop.requested)
         return _run(recipe, world, resume, other_data, [*checks, *callbacks] if world.rank == 0 else (), stop)
 
 

@@ -153,14 +153,14 @@ def orient(
     if rotation_step_deg is None:
         rotation_step_deg = 15.0 if scan.geometry.radiation == "electron" else 0.0
     _cover(rotation_step_deg)
-    search = _Search(raw, parsed, key, workers, device, quiet)
+    search = _Search(raw, parsed, scan, key, workers, device, quiet)
     with tempfile.TemporaryDirectory(prefix="ptymesh-orient-") as temporary:
         folder = out or Path(temporary)
         if rotation_step_deg:
             found = search.rotations(folder, rotation_step_deg, tried)
         else:
             found = search.discrete(folder, tried)
-    return _decided(search, found, world, scan, c10, tried, phase, by_rotation=bool(rotation_step_deg))
+    return _decided(search, found, world, c10, tried, phase, by_rotation=bool(rotation_step_deg))
 
 
 def _cover(step_deg: float) -> None:
@@ -254,6 +254,7 @@ class _Tried:
 class _Search:
     raw: dict[str, Any]
     parsed: Recipe
+    scan: Measurement
     key: str
     workers: int | None
     device: str
@@ -329,13 +330,13 @@ def _decided(
     search: _Search,
     found: list[_Tried],
     world: Solo,
-    scan: Measurement,
     c10: C10 | Sequence[float],
     values: list[float],
     phase: str | None,
     *,
     by_rotation: bool,
 ) -> Oriented:
+    scan = search.scan
     if len(found) < 2:
         raise PtymeshError("Fewer than two orientations came to a residual; check the recipe with ptymesh run.")
     best = min(found, key=lambda one: one.residual)
