@@ -14,7 +14,7 @@ from ptymesh.distributed.world import Solo, World
 from ptymesh.estimate import BLOCK, Estimate
 from ptymesh.geometry import Geometry, far_field, near_field
 from ptymesh.measurement import ArraySource, Measurement
-from ptymesh.physics.model import Model
+from ptymesh.physics.model import Model, SliceStack
 from ptymesh.problem import Problem
 
 
@@ -129,9 +129,7 @@ def make(
         geometry,
         subpixel=subpixel,  # type: ignore[arg-type]
         fidelity=fidelity,  # type: ignore[arg-type]
-        slices=slices,
-        slice_spacing_m=truth.slice_spacing_m,
-        tilt_rad=tilt_rad,
+        slices=SliceStack(slices, truth.slice_spacing_m, tilt_rad),
         dtype=dtype,
     )
     every = torch.arange(views)

@@ -22,7 +22,8 @@ from ptymesh.io.results import Result
 from ptymesh.physics.model import Model
 from ptymesh.recipe.schema import Recipe
 from ptymesh.run_folder.figures import title_of, write_figures
-from ptymesh.run_folder.patterns import compared_patterns, modelled
+from ptymesh.run_folder.patterns import compared_patterns, model_of, modelled
+from ptymesh.simulate import simulate
 from toy import smooth
 
 app = typer.Typer()
@@ -126,6 +127,12 @@ def test_weights_and_background_are_in_the_model(scan: tuple[Path, Result]) -> N
     plain = modelled(model, scan[1], views)
     more = replace(scan[1], weights=np.full((36, 1), 2.0), background=np.full((24, 24), 3.0))
     np.testing.assert_allclose(modelled(model, more, views), 4 * plain + 3, rtol=1e-4)
+
+
+def test_the_tilt_of_slices_is_in_the_model() -> None:
+    geometry = simulate(views=4, window=32).measurement.geometry
+    flat = Result(np.ones((2, 64, 64), complex), np.ones((1, 32, 32), complex), np.zeros((4, 2)), slice_spacing_m=1e-6)
+    assert model_of(replace(flat, tilt_rad=(0.01, -0.02)), geometry).tilt_rad == (0.01, -0.02)
 
 
 def test_other_data_are_refused(scan: tuple[Path, Result]) -> None:

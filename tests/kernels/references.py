@@ -14,7 +14,7 @@ from torch import Tensor
 from ptymesh.physics.backend import Adjoints, Backend, Chunk
 from ptymesh.physics.fidelity import UNLIT
 from ptymesh.physics.kinds import SUMS
-from ptymesh.physics.model import Model
+from ptymesh.physics.model import Model, SliceStack
 from ptymesh.physics.rounding import narrowed, shifts_for
 from toy import geometry_for
 
@@ -53,9 +53,7 @@ class Case:
             geometry_for(propagation, window),
             subpixel=subpixel,  # type: ignore[arg-type]
             fidelity=fidelity,  # type: ignore[arg-type]
-            slices=slices,
-            slice_spacing_m=5e-6,
-            tilt_rad=(0.01, -0.02),
+            slices=SliceStack(slices, 5e-6, (0.01, -0.02)),
             dtype=dtype,
         )
         side = max(SIDE, max(window) + 42)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from ptymesh.errors import BadInput
-from ptymesh.physics.model import Model
+from ptymesh.physics.model import Model, SliceStack
 from ptymesh.simulate import Simulation, checked, patterns, simulate, truth
 
 SMALL = {"views": 30, "window": 32}
@@ -16,7 +16,7 @@ def expected(made, **positions):
     """Intensities of the truth, computed in one go."""
     estimate = made.estimate(**positions)
     model = Model.for_geometry(
-        made.geometry, slices=len(made.object), slice_spacing_m=made.slice_spacing_m, dtype=torch.complex128
+        made.geometry, slices=SliceStack(len(made.object), made.slice_spacing_m), dtype=torch.complex128
     )
     views = torch.arange(len(made.positions))
     return model.intensity(

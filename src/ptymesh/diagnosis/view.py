@@ -24,10 +24,9 @@ from ptymesh.io.results import Result
 from ptymesh.io.source import evenly_spread
 from ptymesh.measurement import Measurement
 from ptymesh.physics.counting import misfit_of
-from ptymesh.physics.model import Model
 from ptymesh.planning.batches import hold_out
 from ptymesh.recipe.schema import Recipe
-from ptymesh.run_folder.patterns import CHUNK, optics_of
+from ptymesh.run_folder.patterns import CHUNK, model_of
 from ptymesh.run_folder.patterns import modelled as intensities_of
 from ptymesh.verdict.scan_pass import ScanPass, scan_pass
 
@@ -214,15 +213,7 @@ class ResultView:
     def model(self, result: Result, geometry: Geometry | None = None) -> np.ndarray:
         """Return intensities (B, h, w) of a result, in another geometry if one is given; 0 where there are no data."""
         assert self.scan is not None
-        how = Model.for_geometry(
-            geometry or self.scan.geometry,
-            subpixel=result.attrs.get("subpixel", "fourier"),
-            slices=len(result.object),
-            slice_spacing_m=result.slice_spacing_m,
-            tilt_rad=result.tilt_rad,
-            optics=optics_of(result),
-            dtype=torch.complex64 if result.probe.dtype == np.complex64 else torch.complex128,
-        )
+        how = model_of(result, geometry or self.scan.geometry)
         chunks = [self.views[start : start + CHUNK] for start in range(0, len(self.views), CHUNK)]
         found = np.concatenate([intensities_of(how, result, chunk, self.scan) for chunk in chunks])
         return np.where(self.good, np.maximum(found, 0), 0)

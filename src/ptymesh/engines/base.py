@@ -8,7 +8,7 @@ in `per_view`: tensors by name, which are kept between calls and in checkpoints.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, PrivateAttr, SerializeAsAny, field_validator, model_validator
 from torch import Tensor

@@ -61,6 +61,21 @@ def reach_of(subpixel: Subpixel) -> int:
 
 
 @dataclass(frozen=True)
+class SliceStack:
+    """Slices that an object is cut into along the beam.
+
+    Attributes:
+        count: number of slices.
+        spacing_m: distance between slices.
+        tilt_rad: tilt (y, x) of the axis along which they are stacked.
+    """
+
+    count: int = 1
+    spacing_m: float = 0.0
+    tilt_rad: Pair = (0.0, 0.0)
+
+
+@dataclass(frozen=True)
 class Intermediates:
     """Windows and waves of a chunk of views on their way through the object.
 
@@ -112,9 +127,7 @@ class Model:
         *,
         subpixel: Subpixel = "fourier",
         fidelity: Fidelity = "amplitude",
-        slices: int = 1,
-        slice_spacing_m: float = 0.0,
-        tilt_rad: Pair = (0.0, 0.0),
+        slices: SliceStack = SliceStack(),
         optics: Sequence[WaveOperator] = (),
         dtype: torch.dtype = torch.complex64,
         device: torch.device | str = "cpu",
@@ -125,9 +138,7 @@ class Model:
             geometry: window, pixel sizes, wavelength and distances.
             subpixel: how fractions of positions act.
             fidelity: loss of the exit-wave update.
-            slices: number of slices.
-            slice_spacing_m: distance between slices.
-            tilt_rad: tilt (y, x) of the axis along which slices are stacked.
+            slices: of the object; by default a single one.
             optics: operators between probe and detector, in their order.
             dtype: complex dtype of the waves.
             device: where kernels and tables are kept.
@@ -141,7 +152,7 @@ class Model:
             kernel = make(geometry.shape, *_optics(geometry), geometry.effective_distance_m).to(device, dtype)
         placed = tuple(Placed.of(one, geometry, dtype, device) for one in optics)
         model = cls(subpixel, fidelity, kernel, operators=placed)
-        return model.spaced(geometry, slice_spacing_m, tilt_rad, dtype, device) if slices > 1 else model
+        return model.spaced(geometry, slices.spacing_m, slices.tilt_rad, dtype, device) if slices.count > 1 else model
 
     def spaced(
         self, geometry: Geometry, spacing_m: float, tilt_rad: Pair, dtype: torch.dtype, device: torch.device | str

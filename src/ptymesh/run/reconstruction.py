@@ -41,7 +41,7 @@ from ptymesh.io.prepare.findings import apply_findings
 from ptymesh.io.results import CHANGE, ObjectTiles, Result
 from ptymesh.measurement import NO_CHECKS, Measurement
 from ptymesh.paths import usable
-from ptymesh.physics.model import Model, Subpixel
+from ptymesh.physics.model import Model, SliceStack, Subpixel
 from ptymesh.planning.layout_choice import ALONE, choose_layout
 from ptymesh.planning.plan import scan_of
 from ptymesh.problem import Problem
@@ -196,9 +196,9 @@ class Reconstruction(Displayed):
             scan.geometry,
             subpixel=subpixel,
             optics=operators,
-            slices=object_options.slices,
-            slice_spacing_m=object_options.slice_spacing_m or 0.0,
-            tilt_rad=object_options.tilt_rad or (0.0, 0.0),
+            slices=SliceStack(
+                object_options.slices, object_options.slice_spacing_m or 0.0, object_options.tilt_rad or (0.0, 0.0)
+            ),
             dtype=dtype,
             device=self.world.device,
         )

@@ -14,7 +14,7 @@ from torch import Tensor
 from ptymesh.engines import Engine
 from ptymesh.errors import BadInput
 from ptymesh.estimate import BLOCK, Estimate
-from ptymesh.physics.model import Model
+from ptymesh.physics.model import Model, SliceStack
 from ptymesh.physics.resample import coarser, corner_crop, finer, inner
 from ptymesh.problem import Problem
 
@@ -52,9 +52,7 @@ def coarse_problem(problem: Problem, c: int, estimate: Estimate) -> Problem:
     model = Model.for_geometry(
         geometry,
         subpixel=problem.model.subpixel,
-        slices=len(estimate.object),
-        slice_spacing_m=estimate.slice_spacing_m,
-        tilt_rad=estimate.tilt_rad,
+        slices=SliceStack(len(estimate.object), estimate.slice_spacing_m, estimate.tilt_rad),
         optics=[placed.operator for placed in problem.model.operators],
         dtype=problem.dtype,
         device=problem.device,

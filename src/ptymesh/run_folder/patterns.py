@@ -12,10 +12,11 @@ import numpy as np
 import torch
 
 from ptymesh.errors import BadInput
+from ptymesh.geometry import Geometry
 from ptymesh.io.results import Result
 from ptymesh.measurement import Measurement
 from ptymesh.models import OPTICS, named
-from ptymesh.physics.model import Model
+from ptymesh.physics.model import Model, SliceStack
 from ptymesh.physics.operators import Values, Views, ViewValues, WaveOperator
 from ptymesh.recipe.yaml_text import parsed
 
@@ -64,14 +65,7 @@ def compared_patterns(result: Result, scan: Measurement) -> PatternPairs:
         BadInput: the scan is not the one that the result was made from.
     """
     check_same(result, scan)
-    model = Model.for_geometry(
-        scan.geometry,
-        subpixel=result.attrs.get("subpixel", "fourier"),
-        slices=len(result.object),
-        slice_spacing_m=result.slice_spacing_m,
-        optics=optics_of(result),
-        dtype=torch.complex64 if result.probe.dtype == np.complex64 else torch.complex128,
-    )
+    model = model_of(result, scan.geometry)
     views, residuals = np.arange(scan.views), result.residuals
     if residuals is None:
         views = np.unique(np.linspace(0, scan.views - 1, min(scan.views, LOOKED_AT)).round().astype(np.int64))
@@ -85,6 +79,17 @@ def compared_patterns(result: Result, scan: Measurement) -> PatternPairs:
         title = f"{name}: view {view[0]}, residual {residuals[index]:.3g}"
         pairs[title] = (scan.patterns.read(view)[0].astype(np.float64), modelled(model, result, view, scan)[0])
     return PatternPairs(pairs, scan.mask, scan.geometry.propagation == "far_field")
+
+
+def model_of(result: Result, geometry: Geometry) -> Model:
+    """Return the model by which a result explains patterns of this geometry."""
+    return Model.for_geometry(
+        geometry,
+        subpixel=result.attrs.get("subpixel", "fourier"),
+        slices=SliceStack(len(result.object), result.slice_spacing_m, result.tilt_rad),
+        optics=optics_of(result),
+        dtype=torch.complex64 if result.probe.dtype == np.complex64 else torch.complex128,
+    )
 
 
 def check_same(result: Result, scan: Measurement) -> None:

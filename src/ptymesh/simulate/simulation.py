@@ -29,7 +29,7 @@ from ptymesh.measurement import ArraySource, Measurement
 from ptymesh.models import OPTICS, WaveOperator, named
 from ptymesh.options import Options
 from ptymesh.physics import probes
-from ptymesh.physics.model import Model
+from ptymesh.physics.model import Model, SliceStack
 from ptymesh.physics.operators import Views, ViewValues
 from ptymesh.simulate import phantoms, scans
 
@@ -402,9 +402,7 @@ def patterns(made: Truth) -> Iterator[np.ndarray]:
     options, estimate = made.options, made.estimate()
     model = Model.for_geometry(
         made.geometry,
-        slices=len(made.object),
-        slice_spacing_m=made.slice_spacing_m,
-        tilt_rad=options.tilt_rad,
+        slices=SliceStack(len(made.object), made.slice_spacing_m, options.tilt_rad),
         optics=tuple(options.optics.values()),
         dtype=torch.complex128,
     )
