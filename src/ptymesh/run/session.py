@@ -75,7 +75,7 @@ Decide = Callable[[Recipe, World, Callable[[], bool]], Recipe]
 
 
 class StageChoice(NamedTuple):
-    """How stages that a recipe leaves open are found.
+    """Search for the stages that a recipe leaves open.
 
     Attributes:
         decide: makes the recipe that is run of one with `stages: auto`.

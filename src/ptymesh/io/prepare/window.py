@@ -48,7 +48,7 @@ class Axis:
 
 
 class AxisCut(NamedTuple):
-    """How a window is cut out of one axis of the detector.
+    """Cut of a window out of one axis of the detector.
 
     Attributes:
         centre: pixel of the direct beam, counted with DC in the middle whatever the file's order; None: n // 2.
