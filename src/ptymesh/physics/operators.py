@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cache
 from inspect import signature
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -106,7 +106,7 @@ class WaveOperator(Options):
             BadInput: something that it needs is missing.
         """
 
-    def starts(self, sizes: dict[str, int], device: Any, real: torch.dtype) -> dict[str, Tensor]:
+    def starts(self, sizes: dict[str, int], device: torch.device | str, real: torch.dtype) -> dict[str, Tensor]:
         """Return the unknowns at the start of a reconstruction, each at the value that it declares.
 
         Args:
@@ -197,7 +197,7 @@ class Placed:
     sizes: dict[str, float]
 
     @classmethod
-    def of(cls, operator: WaveOperator, geometry: Geometry, dtype: torch.dtype, device: Any) -> Placed:
+    def of(cls, operator: WaveOperator, geometry: Geometry, dtype: torch.dtype, device: torch.device | str) -> Placed:
         """Prepare an operator for a geometry, precision and device.
 
         Args:

@@ -87,7 +87,7 @@ class RankSums:
     """
 
     memory: Tensor
-    ranks: np.ndarray[Any, Any]
+    ranks: np.ndarray
     parts: int
 
     def of(self, rank: int, slices: int) -> tuple[Tensor, Tensor]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
+from matplotlib.backend_bases import RendererBase
 from matplotlib.colorbar import Colorbar
 from matplotlib.figure import Figure
 from matplotlib.font_manager import fontManager
@@ -49,7 +50,7 @@ class OwnFont(Figure):
         with own_font():
             return super().colorbar(*args, **options)
 
-    def draw(self, renderer: Any) -> None:
+    def draw(self, renderer: RendererBase) -> None:
         """Draw as matplotlib does, which makes some texts, such as tick labels, only here."""
         with own_font():
             for text in self.findobj(Text):

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator, PercentFormatter
 
@@ -58,7 +59,7 @@ def scaling_figure(
     return figure
 
 
-def _shares(axes: Any, rows: Sequence[Mapping[str, Any]], weak: Sequence[Mapping[str, Any]]) -> None:
+def _shares(axes: Axes, rows: Sequence[Mapping[str, Any]], weak: Sequence[Mapping[str, Any]]) -> None:
     """Draw the shares of the ranks' time that are useful work and the kinds of loss, stacked."""
     ranks = np.array([row["ranks"] for row in rows], dtype=float)
     below = np.array([row["efficiency"] for row in rows])
@@ -76,7 +77,7 @@ def _shares(axes: Any, rows: Sequence[Mapping[str, Any]], weak: Sequence[Mapping
     legend(axes, loc="upper right", ncols=2)
 
 
-def _loss(axes: Any, trials: Sequence[Mapping[str, Any]], counts: Sequence[int]) -> None:
+def _loss(axes: Axes, trials: Sequence[Mapping[str, Any]], counts: Sequence[int]) -> None:
     """Draw the loss of every trial against its own time."""
     plain_axes(axes, "seconds", "loss")
     every: list[float] = []

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 import torch
@@ -267,7 +266,7 @@ class _Piece:
     """
 
     patterns: Tensor
-    event: Any = None
+    event: torch.Event | None = None
 
     def arrived(self) -> Tensor:
         """Return the patterns; work that is queued later on this stream waits for the copy."""
