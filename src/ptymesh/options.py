@@ -47,7 +47,7 @@ class Options(BaseModel):
             if name in type(self).model_fields:
                 value = plain(value)
                 _refuse_truths(type(self), {name: value})
-                # tried on a copy: pydantic sets the value before validators of the whole class can refuse it
+                # on a copy first: a validator of the whole group refuses a value when it is set already
                 BaseModel.__setattr__(self.model_copy(), name, value)
             super().__setattr__(name, value)
         except ValidationError as error:

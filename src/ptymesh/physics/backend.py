@@ -410,7 +410,8 @@ class Backend(BlockOperations):
         return (self.illumination(chunk, intermediates, maps).view(len(shares), 2, -1) * shares[:, None]).sum(2)
 
     def mode_norms(self, chunk: Chunk, intermediates: Intermediates, probe: Tensor, opr: Tensor) -> Tensor:
-        """Return ||O_1 P||^2 of the probe and of each OPR mode at weight 1, (B, 1 + K) float64, before their shifts.
+        """Return ||O_1 P||^2 of the probe and of each OPR mode at weight 1, before they are shifted, (B, 1 + K)
+        float64.
 
         Args:
             chunk: the views.
