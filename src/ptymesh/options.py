@@ -43,14 +43,14 @@ class Options(BaseModel):
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Validate and set a value. Raises BadInput for an invalid one, which changes nothing."""
-        before = dict(self.__dict__)
         try:
             if name in type(self).model_fields:
                 value = plain(value)
                 _refuse_truths(type(self), {name: value})
+                # on a copy first: a validator of the whole group refuses a value when it is set already
+                BaseModel.__setattr__(self.model_copy(), name, value)
             super().__setattr__(name, value)
         except ValidationError as error:
-            self.__dict__.update(before)
             raise BadInput(sentence(error, {name: value}, type(self))) from error
 
     @classmethod
