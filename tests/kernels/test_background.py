@@ -14,7 +14,7 @@ from torch import Tensor
 from ptymesh.engines import Adam
 from ptymesh.errors import Diverged
 from ptymesh.kernels import VARIABLE
-from ptymesh.physics.backend import Backend, Chunk
+from ptymesh.physics.backend import Backend, BatchCache, Chunk
 from ptymesh.physics.background import BackgroundSums
 from ptymesh.run.loop import Loop
 from ptymesh.run.state import RunState
@@ -66,7 +66,7 @@ def test_sums(dtype: torch.dtype, fidelity: str, subpixel: str, slices: int, pro
         for backend in case.both:
             sums = nothing(case, case.chunk)
             sums.background = begun(case)
-            chunk = replace(case.chunk, sweep={})
+            chunk = replace(case.chunk, cache=BatchCache())
             made = backend.forward(case.model, chunk, case.object, case.probe, case.opr)
             backend.detector(case.model, chunk, made, "loss_gradient", sums.background)
             backend.at_detector(case.model, chunk, made.exit.clone(), "loss_gradient", sums.background)

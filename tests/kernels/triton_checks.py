@@ -31,7 +31,7 @@ from ptymesh.engines import ENGINES
 from ptymesh.kernels.fused import FusedIntermediates, KeptProbes, StackedIntermediates
 from ptymesh.kernels.gpu import backend as triton_backend
 from ptymesh.kernels.gpu.backend import GpuBackend
-from ptymesh.physics.backend import Adjoints, Backend, Chunk
+from ptymesh.physics.backend import Adjoints, Backend, BatchCache, Chunk
 from ptymesh.physics.halves import Halves
 from ptymesh.physics.kinds import SUMS
 from ptymesh.physics.rounding import shifts_for
@@ -171,7 +171,7 @@ def empty(case: GpuCase, parts: int) -> Adjoints:
 def some_of(chunk: Chunk, places: list[int]) -> Chunk:
     """These views of a chunk, in this order."""
     given = {name: getattr(chunk, name) for name in ("views", "rows", "anchors", "fractions", "weights", "counts")}
-    return replace(chunk, **{name: value[places].contiguous() for name, value in given.items()}, sweep={})
+    return replace(chunk, **{name: value[places].contiguous() for name, value in given.items()}, cache=BatchCache())
 
 
 @pytest.mark.parametrize("parts", sampled(2, 1))
@@ -207,7 +207,7 @@ def test_terms_are_rounded_as_the_twin_rounds_them(dtype: torch.dtype, parts: in
     case = GpuCase(dtype, subpixel="none")
     waves, found = few_bits(case.many()), []
     case.object, case.probe = few_bits(case.object), few_bits(case.probe)
-    chunk = replace(case.chunk, weights=(2 * case.chunk.weights).ceil() / 2, sweep={})
+    chunk = replace(case.chunk, weights=(2 * case.chunk.weights).ceil() / 2, cache=BatchCache())
     shifts, _ = shifts_for(torch.full((SUMS,), 2.0**42), 4 * case.views)
     for backend in case.both:
         sums = replace(empty(case, parts), shifts=shifts.to(DEVICE))
@@ -256,7 +256,7 @@ def test_objects_of_more_than_2_31_pixels(subpixel: str) -> None:
             object=mapped(2, *obj.shape[1:], dtype=torch.complex128),
             object_weight=mapped(2, *obj.shape[1:], dtype=torch.float64),
         )
-        backend, chunk = GpuBackend(), replace(case.chunk, anchors=case.chunk.anchors + offset, sweep={})
+        backend, chunk = GpuBackend(), replace(case.chunk, anchors=case.chunk.anchors + offset, cache=BatchCache())
         intermediates = backend.forward(case.model, chunk, obj, case.probe)
         backend.adjoint(case.model, chunk, intermediates, chi, sums)
         backend.finish(sums)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ptymesh.kernels.fused import FusedBackend, FusedIntermediates
-from ptymesh.physics.backend import Adjoints, Backend, Chunk, Task
+from ptymesh.physics.backend import Adjoints, Backend, BatchCache, Chunk, Task, reference_of
 from ptymesh.physics.model import Model
 
 Result = TypeVar("Result")
@@ -213,9 +213,9 @@ class _Graph:
             model: the forward model.
             task: see `Backend.at_detector`.
         """
-        chunk = replace(self.chunk, sweep={})  # a graph launches what chunks share, too
+        chunk = replace(self.chunk, cache=BatchCache())  # a graph launches what chunks share, too
         intermediates = backend.forward(model, chunk, self.object, self.probe)
-        chi, found = Backend.sweep(backend, model, chunk, intermediates, task, self.into)
+        chi, found = reference_of(Backend.sweep)(backend, model, chunk, intermediates, task, self.into)
         if not self.keep:
             return found, None, None
         assert isinstance(intermediates, FusedIntermediates)
