@@ -15,10 +15,13 @@ import numpy as np
 import pytest
 import torch
 from references import (
+    PIECES,
     SIDE,
     Case,
+    add_fidelity,
     check_pixels_without_data,
     compare_detector,
+    compare_entries,
     compare_gaps,
     compare_scenes,
     compare_steps,
@@ -110,6 +113,15 @@ def test_several_slices(kind: dict[str, Any]) -> None:
     compare_gaps(case)
     if case.model.subpixel != "none":
         compare_steps(case)
+
+
+@pytest.mark.parametrize("piece", sampled(*PIECES))
+def test_a_piece_that_no_kernel_knows_goes_to_the_reference(piece: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    add_fidelity(monkeypatch)
+    for kind in ({}, {"slices": 2}):
+        case = GpuCase(torch.complex128, (8, 12), **kind)
+        case.model = PIECES[piece](case)
+        compare_entries(case)
 
 
 @more

@@ -8,8 +8,7 @@ reference (physics/backend.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from ptymesh.physics.backend import Chunk, Operation
@@ -76,7 +75,7 @@ SHIFTED_IMAGES: Capability = (NEAR_FIELD[0] - BILINEAR - WHOLE,)
 
 
 class Request(NamedTuple):
-    """What a model and a chunk of views ask of an operation.
+    """The demands of a model and a chunk of views on an operation.
 
     Attributes:
         several: True for several slices.
@@ -123,8 +122,7 @@ class Request(NamedTuple):
         return words if self.kind is Model else words | {"a model of one's own"}
 
 
-@lru_cache(maxsize=1024)
-def capability_for(operation: Operation, request: Request, known: tuple[Capability, ...]) -> Capability | None:
+def capability_for(operation: Operation, request: Request, known: Iterable[Capability]) -> Capability | None:
     """Return the first capability that covers a request; None if none does.
 
     Args:

@@ -3,7 +3,8 @@
 B, M, h, w   views of the chunk, modes, window pixels;  K  OPR modes
 
 Each has a table that says which kernel an entry of `Backend` calls for which models and chunks (capabilities.py);
-`forward_slices`, `adjoint_of_slices`, `step_probe` and `systems_of_windows` are made of the abstract methods for both.
+`forward_slices`, `adjoint_of_slices`, `step_probe`, `step_weights` and `systems_of_windows` are made of the abstract
+methods for both.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from ptymesh.kernels.arrays import ExitInputs
-from ptymesh.kernels.capabilities import Capability, Request, Table, capability_for, varies
+from ptymesh.kernels.capabilities import Request, Table, capability_for, varies
 from ptymesh.physics import views
 from ptymesh.physics.backend import Adjoints, Backend, Chunk, Operation, step_along
 from ptymesh.physics.halves import Halves
@@ -199,14 +200,17 @@ class FusedBackend(Backend, ABC):
 
     def kernel_of(self, operation: Operation, request: Request) -> Callable[..., object] | None:
         """Return the kernel of an operation for a request; None if there is none."""
-        capability = capability_for(operation, request, self._capabilities.get(operation, ()))
-        return None if capability is None else self.table[operation, capability]
+        key = operation, request
+        if key not in self._chosen:
+            known = [capability for one, capability in self.table if one == operation]
+            capability = capability_for(operation, request, known)
+            self._chosen[key] = None if capability is None else self.table[operation, capability]
+        return self._chosen[key]
 
     @cached_property
-    def _capabilities(self) -> dict[Operation, tuple[Capability, ...]]:
-        """Capabilities that the table has for each operation, in its order."""
-        operations = {operation for operation, _ in self.table}
-        return {one: tuple(known for operation, known in self.table if operation == one) for one in operations}
+    def _chosen(self) -> dict[tuple[Operation, Request], Callable[..., object] | None]:
+        """Kernels that have been chosen so far."""
+        return {}
 
     def supports(self, model: Model, chunk: Chunk, operation: Operation) -> bool:
         """Return True if the table has a kernel of an operation for a model and chunk.
@@ -473,6 +477,28 @@ class FusedBackend(Backend, ABC):
         return steps_of(
             found[:, :2], self.position_derivative_norms(model, chunk, intermediates, probe, opr), found[:, 2], chi
         )
+
+    def step_weights(
+        self, model: Model, chunk: Chunk, probe: Tensor, opr: Tensor, intermediates: Intermediates, chi: Tensor
+    ) -> Tensor:
+        """Return <d psi/d w_jk, chi> / ||d psi/d w_jk||^2 of each view for the probe and its OPR modes, (B, 1 + K).
+
+        For a single slice and a beam alone they come from the systems of step lengths, with a probe of amplitude 1 as
+        the direction.
+
+        Args:
+            model: the forward model.
+            chunk: the views.
+            probe: (M, h, w) complex.
+            opr: (K, h, w) complex, variable-probe modes.
+            intermediates: windows and waves of the views.
+            chi: (B, M, h, w) complex, changes of the exit waves.
+        """
+        assert isinstance(intermediates, FusedIntermediates)
+        ones = replace(chunk, weights=torch.ones_like(chunk.weights))
+        found = self.systems(model, ones, intermediates, intermediates.whole_object, probe, chi)
+        real = chunk.weights.dtype
+        return (found[:, 4] / found[:, 1].clamp(min=torch.finfo(real).tiny))[:, None].to(real)
 
     def systems_of_windows(
         self, model: Model, chunk: Chunk, intermediates: Intermediates, d_object: Tensor, d_probe: Tensor, chi: Tensor

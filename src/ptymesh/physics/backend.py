@@ -14,7 +14,7 @@ import inspect
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from functools import cached_property, wraps
-from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, cast
+from typing import Concatenate, Literal, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -391,7 +391,7 @@ class Backend(BlockOperations):
         return probe.numel() * probe.element_size()
 
     def repeat(
-        self, name: tuple[Any, ...], work: Callable[..., Result], *given: Tensor, brought: tuple[Tensor, ...] = ()
+        self, name: tuple[object, ...], work: Callable[..., Result], *given: Tensor, brought: tuple[Tensor, ...] = ()
     ) -> Result:
         """Call a function that consists of many small operations on tensors.
 

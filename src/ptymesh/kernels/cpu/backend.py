@@ -8,13 +8,12 @@ Which kernels there are for which models and chunks, `CpuBackend.table` says; th
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ptymesh.kernels.arrays import DetectorInputs, DetectorOptions, ExitInputs, RealArray, SumArrays
+from ptymesh.kernels.arrays import ExitInputs
 from ptymesh.kernels.capabilities import (
     CARRIED_ON,
     IN_ONE_GO,
@@ -45,17 +44,15 @@ from ptymesh.kernels.cpu.arguments import (
     untransformed,
     views_of_strip,
 )
-from ptymesh.kernels.cpu.compiled import column_panels
 from ptymesh.kernels.cpu.compiled import detector as compiled_detector
 from ptymesh.kernels.cpu.compiled import moves as compiled_moves
 from ptymesh.kernels.cpu.compiled import object as compiled_object
 from ptymesh.kernels.cpu.compiled import probes as compiled_probes
 from ptymesh.kernels.cpu.compiled import windows as compiled
-from ptymesh.kernels.cpu.compiled.comparison import KINDS
-from ptymesh.kernels.cpu.kept import Planes
+from ptymesh.kernels.cpu.inputs import CpuInputs
 from ptymesh.kernels.cpu.one_go import OneGo, SlicedIntermediates, amplitudes_of
 from ptymesh.kernels.cpu.ready import make_ready, share_threads
-from ptymesh.kernels.cpu.sums import CpuSums, record_largest
+from ptymesh.kernels.cpu.sums import record_largest
 from ptymesh.kernels.fused import Beams, FusedBackend, FusedIntermediates, corners, steps_of, window_of
 from ptymesh.physics import views
 from ptymesh.physics.backend import Adjoints, Chunk, Task
@@ -65,16 +62,8 @@ from ptymesh.physics.kinds import OBJECT_WEIGHT, SUMS
 from ptymesh.physics.model import Intermediates, Model
 from ptymesh.physics.propagate import derivatives, ifft
 
-TASKS = {
-    "evaluate": compiled_detector.EVALUATE,
-    "exit_wave_update": compiled_detector.EXIT_WAVE_UPDATE,
-    "loss_gradient": compiled_detector.LOSS_GRADIENT,
-}
-#: Dtypes of patterns that the kernel reads without conversion, by their number there.
-NATIVE = [getattr(torch, name) for name in compiled_detector.NATIVE]
 
-
-class CpuBackend(CpuSums, FusedBackend):
+class CpuBackend(CpuInputs, FusedBackend):
     """The backend of CPUs, by numba.
 
     Args:
@@ -85,16 +74,12 @@ class CpuBackend(CpuSums, FusedBackend):
         super().__init__(dtype)
         make_ready(dtype)
         products.offer(dtype)
-        self.constants, self._planes = constants_of(self.real, 1.0), Planes()
-        nothing, none = torch.zeros(0, 1, 1, dtype=self.real), np.zeros((0, 1))
-        self._no_windows = nothing.to(dtype).numpy(), nothing.numpy()
+        self.constants = constants_of(self.real, 1.0)
         no_numbers = np.zeros(0, numpy_dtype(self.real))
-        #: Sums of a pass that adds up nothing.
-        self.no_sums: SumArrays = (*self._no_windows, none, none, none, none, none, none, no_numbers, none)
         no_shares = np.zeros((0, 0), no_numbers.dtype)
         #: Inputs of passes over waves that exist already.
         self._no_path = (
-            (self._no_windows[0], np.zeros((0, 2), no_numbers.dtype), no_shares),
+            (self.no_windows[0], np.zeros((0, 2), no_numbers.dtype), no_shares),
             (
                 1,
                 no_numbers,
@@ -102,7 +87,7 @@ class CpuBackend(CpuSums, FusedBackend):
                 False,
             ),
         )
-        one_go = OneGo(self)
+        one_go = OneGo(self, self)
         self.table = {
             ("forward", SLICES): one_go.forward,
             ("forward", ONE_SLICE): self.forward_slices,
@@ -130,10 +115,6 @@ class CpuBackend(CpuSums, FusedBackend):
         }
 
     prepare = staticmethod(share_threads)
-
-    def knows_transform(self, window: tuple[int, int]) -> bool:
-        """Return True if the kernels know the Fourier transform of a window."""
-        return transform_for(window, self.real).known
 
     def keep_intermediates(
         self, intermediates: Intermediates, halves: bool = False
@@ -335,31 +316,6 @@ class CpuBackend(CpuSums, FusedBackend):
         by_panels = finds_steps and self.kernel_of("sweep", request) is not None
         return 0 if by_panels else super().sweep_bytes(model, probe, steps, whole)
 
-    def comparison(
-        self, model: Model, chunk: Chunk, task: Task, product: bool
-    ) -> tuple[DetectorInputs, DetectorOptions, Tensor]:
-        """Return `data` and `how` for the detector's kernel, and an array (B, 6) for the sums of each view."""
-        planes = chunk.cache.get("planes", chunk.mask, lambda: self._planes(chunk.mask, chunk.background))
-        counts, places = chunk.counts, chunk.pattern_index
-        if counts.dtype not in NATIVE or not counts.is_contiguous():
-            counts, places = chunk.patterns.to(self.real).contiguous(), None
-        stays = places is not None  # True for an array of all patterns
-        if places is None:
-            places = torch.arange(counts.shape[0])
-        how = (NATIVE.index(counts.dtype), planes[2], product, KINDS[model.fidelity], TASKS[task])
-        array = self.arrays("counts", counts) if stays else array_of(counts)
-        data = (array.view(np.uint8), places.numpy(), *planes[:2])
-        return data, how, torch.empty((places.shape[0], 6), dtype=torch.float64)
-
-    def transform(self, like: Tensor) -> Transform:
-        """Return the transform of waves like these (..., h, w)."""
-        return transform_for(window_of(like), self.real)
-
-    def work(self, bands: int, wave: tuple[int, ...], slices: int = 1) -> RealArray:
-        """Return the workspace of so many bands of a kernel that goes through waves (M, h, w)."""
-        modes, h, w = wave
-        return self.workspace("work", bands, (column_panels.work_size(modes, h, w, slices),), self.real)
-
     def _detector(
         self,
         model: Model,
@@ -438,7 +394,7 @@ class CpuBackend(CpuSums, FusedBackend):
         obj, corner, beams, _ = _kernel_arrays(intermediates)
         arrays = (array_of(waves), obj, corner, array_of(amplitudes), beams, into.shifts.numpy())
         reached = np.zeros((bands_of_rows(), SUMS))
-        compiled.to_probe(*arrays, *arrays_of(into.probe, into.probe_weight), *self._no_windows, reached)
+        compiled.to_probe(*arrays, *arrays_of(into.probe, into.probe_weight), *self.no_windows, reached)
         record_largest(into, reached)
 
     def to_probes(self, intermediates: FusedIntermediates, waves: Tensor) -> Tensor:
@@ -516,26 +472,6 @@ class CpuBackend(CpuSums, FusedBackend):
         given = (array_of(chi), *_kernel_arrays(intermediates), self.transform(chi).tables)
         compiled_moves.moves_of_images(work, *given, found.numpy())
         return steps_of(found[:, 0:4:2], found[:, 1:4:2], found[:, 4], chi)
-
-    def step_weights(
-        self, model: Model, chunk: Chunk, probe: Tensor, opr: Tensor, intermediates: Intermediates, chi: Tensor
-    ) -> Tensor:
-        """Return <d psi/d w_jk, chi> / ||d psi/d w_jk||^2 of each view for the probe and its OPR modes, (B, 1 + K).
-
-        For a beam alone they come from the systems of step lengths, with a probe of amplitude 1 as the direction.
-
-        Args:
-            model: the forward model.
-            chunk: the views.
-            probe: (M, h, w) complex.
-            opr: (K, h, w) complex, variable-probe modes.
-            intermediates: windows and waves of the views.
-            chi: (B, M, h, w) complex, changes of the exit waves.
-        """
-        assert isinstance(intermediates, FusedIntermediates)
-        ones = replace(chunk, weights=torch.ones_like(chunk.weights))
-        found = self.systems(model, ones, intermediates, intermediates.whole_object, probe, chi)
-        return (found[:, 4] / found[:, 1].clamp(min=torch.finfo(self.real).tiny))[:, None].to(self.real)
 
     def along_positions(self, intermediates: FusedIntermediates, chi: Tensor, by_y: Tensor, by_x: Tensor) -> Tensor:
         """Return <d_y, chi>, <d_x, chi>, ||psi||^2 of each view with d_a = -O by_a, (B, 3) float64.

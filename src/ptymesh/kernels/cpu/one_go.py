@@ -8,7 +8,6 @@ One thread has a view, and what it makes of it stays in its core's cache: waves 
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -31,10 +30,13 @@ from ptymesh.kernels.cpu.compiled import gaps as compiled_gaps
 from ptymesh.kernels.cpu.compiled import moves as compiled_moves
 from ptymesh.kernels.cpu.compiled import slices as compiled_slices
 from ptymesh.kernels.cpu.compiled.row_panels import systems_work_size
+from ptymesh.kernels.cpu.inputs import CpuInputs
 from ptymesh.kernels.cpu.kept import Kernels
+from ptymesh.kernels.cpu.ready import share_threads
 from ptymesh.kernels.cpu.sums import record_largest
 from ptymesh.kernels.fused import (
     Beams,
+    FusedBackend,
     FusedIntermediates,
     SweepProducts,
     corners,
@@ -46,9 +48,6 @@ from ptymesh.physics.background import BackgroundSums
 from ptymesh.physics.kinds import SUMS
 from ptymesh.physics.model import Intermediates, Model
 from ptymesh.physics.propagate import fft
-
-if TYPE_CHECKING:
-    from ptymesh.kernels.cpu.backend import CpuBackend
 
 
 class SlicedIntermediates(FusedIntermediates):
@@ -82,10 +81,11 @@ class OneGo:
 
     Args:
         backend: whose kernels they are.
+        inputs: the same backend, with what kernels are given.
     """
 
-    def __init__(self, backend: CpuBackend) -> None:
-        self.backend, self._kernels = backend, Kernels()
+    def __init__(self, backend: FusedBackend, inputs: CpuInputs) -> None:
+        self.backend, self.inputs, self._kernels = backend, inputs, Kernels()
 
     def forward(
         self, model: Model, chunk: Chunk, obj: Tensor, probe: Tensor, opr: Tensor | None = None
@@ -99,7 +99,7 @@ class OneGo:
             probe: (M, h, w) complex.
             opr: (K, h, w) complex, variable-probe modes.
         """
-        self.backend.prepare()
+        share_threads()
         return SlicedIntermediates(self.backend, model, chunk, obj.contiguous(), probe, opr)
 
     # --- from the probe ---
@@ -133,18 +133,18 @@ class OneGo:
         probe, count, slices = intermediates.probe, chunk.views.shape[0], len(intermediates.whole_object)
         assert into.object is not None
         size = min(count, max(1, views_of_strip(probe[0]) // slices))
-        windows = self.backend.workspace("windows", slices * size, intermediates.window, self.backend.dtype)
-        light = self.backend.workspace("light", slices * size, intermediates.window, self.backend.real)
+        windows = self.inputs.workspace("windows", slices * size, intermediates.window, self.inputs.dtype)
+        light = self.inputs.workspace("light", slices * size, intermediates.window, self.inputs.real)
         by_beams = keep and slices == 1 and into.shifted
         waves, beams = [probe.new_empty((count if kept else 0, *probe.shape)) for kept in (keep, by_beams)]
         inputs, shift, path = self._inputs(model, chunk, intermediates, beams, into.shifted)
         placed = self._placed(model, chunk, slices, into.object.shape[1])
-        work, tables = self.backend.work(threads_for(count), probe.shape, slices), self.backend.transform(probe).tables
-        bands, reached, shifts = self.backend.bands_of(into), np.zeros((count, SUMS)), into.shifts.numpy()
+        work, tables = self.inputs.work(threads_for(count), probe.shape, slices), self.inputs.transform(probe).tables
+        bands, reached, shifts = self.inputs.bands_of(into), np.zeros((count, SUMS)), into.shifts.numpy()
         products = torch.zeros((count if steps else 0, 3 * (1 + len(intermediates.opr)) + 2), dtype=torch.float64)
-        probes = self._in_panels(chunk, probe, shift[0]) if steps else self.backend.no_sums[-2]
-        (counts, at, *planes), how, found = self.backend.comparison(model, chunk, task, True)
-        terms, out, background_sums = found.numpy(), waves.numpy(), self.backend.background_arrays(into.background)
+        probes = self._in_panels(chunk, probe, shift[0]) if steps else self.inputs.no_sums[-2]
+        (counts, at, *planes), how, found = self.inputs.comparison(model, chunk, task, True)
+        terms, out, background_sums = found.numpy(), waves.numpy(), self.inputs.background_arrays(into.background)
         for some in strips_of(count, size):
             each = slice(slices * some.start, slices * some.stop)
             of_some = shift[0], *(values[some] for values in shift[1:])
@@ -162,7 +162,7 @@ class OneGo:
             )
             found_here = out[some] if keep else out, terms[some]
             compiled_detector.detector(work, *given, keep, tables, *found_here, gathered, background_sums)
-            self.backend.add_windows(into, windows[:lines], light[:lines], corners_here, *amounts)
+            self.inputs.add_windows(into, windows[:lines], light[:lines], corners_here, *amounts)
         record_largest(into, reached)
         if by_beams:
             intermediates.beams = Beams(beams, torch.ones_like(chunk.weights[:, 0]))
@@ -185,16 +185,16 @@ class OneGo:
         by_beams, (modes, h, w), threads = shifted and slices == 1, probe.shape, threads_for(count)
         waves, beams = [probe.new_empty((count if made else 0, *probe.shape)) for made in (True, by_beams)]
         windows = probe.new_empty((slices * count, h, w))
-        data, how, found = self.backend.comparison(model, chunk, task, True)
-        none, more = self.backend.no_sums[-1], len(intermediates.opr)
+        data, how, found = self.inputs.comparison(model, chunk, task, True)
+        none, more = self.inputs.no_sums[-1], len(intermediates.opr)
         bands = [np.zeros((threads, each * column_panels.panel_pixels(h, w) * 2)) for each in (modes, more)]
         lights = [np.zeros((threads, each * h * w)) for each in (1, more)]
         gathered = (*arrays_of(windows, windows.real.contiguous()), bands[0], lights[0], bands[1], lights[1])
-        nowhere = (*gathered, np.zeros((SUMS, 2)), np.zeros((count, SUMS)), self.backend.no_sums[-2], none)
+        nowhere = (*gathered, np.zeros((SUMS, 2)), np.zeros((count, SUMS)), self.inputs.no_sums[-2], none)
         given = self._inputs(model, chunk, intermediates, beams, shifted)
-        work, tables = self.backend.work(threads, probe.shape, slices), self.backend.transform(probe).tables
+        work, tables = self.inputs.work(threads, probe.shape, slices), self.inputs.transform(probe).tables
         compiled_detector.detector(
-            work, *given, data, how, True, tables, *arrays_of(waves, found), nowhere, self.backend.no_background
+            work, *given, data, how, True, tables, *arrays_of(waves, found), nowhere, self.inputs.no_background
         )
         if by_beams:
             intermediates.beams = Beams(beams, torch.ones_like(chunk.weights[:, 0]))
@@ -260,7 +260,7 @@ class OneGo:
         assert isinstance(intermediates, FusedIntermediates)
         whole, n = self._tall(model, chunk, intermediates.whole_object, intermediates.window)
         found = torch.empty((len(n), len(maps)), dtype=torch.float64)
-        light = np.empty((threads_for(len(n)), *maps.shape[1:]), numpy_dtype(self.backend.real))
+        light = np.empty((threads_for(len(n)), *maps.shape[1:]), numpy_dtype(self.inputs.real))
         compiled_moves.sum_illumination(light, whole, n, *arrays_of(maps, found))
         return found
 
@@ -285,14 +285,14 @@ class OneGo:
             if _has_one_beam(model, chunk):
                 return self.backend.step_weights(*given)
             return reference_of(Backend.weight_step)(self.backend, *given)
-        tiny = torch.finfo(self.backend.real).tiny
+        tiny = torch.finfo(self.inputs.real).tiny
         if not varies(chunk):
             power = asked[:, 4].clamp(min=tiny)  # ||w d psi/dw||^2
-            return (chunk.weights[:, 0] * asked[:, 2] / power)[:, None].to(self.backend.real)
+            return (chunk.weights[:, 0] * asked[:, 2] / power)[:, None].to(self.inputs.real)
         powers = self.backend.mode_norms(model, chunk, intermediates, probe, opr)
         if model.slice_kernel is not None:
             powers *= transmitted_fraction(*asked[:, -2:].unbind(1))[:, None]
-        return (_products_of_parts(asked)[:, :, 2] / powers.clamp(min=tiny)).to(self.backend.real)
+        return (_products_of_parts(asked)[:, :, 2] / powers.clamp(min=tiny)).to(self.inputs.real)
 
     def _inputs(
         self, model: Model, chunk: Chunk, intermediates: FusedIntermediates, beams: Tensor, shifted: bool
@@ -304,8 +304,8 @@ class OneGo:
         obj, slices = intermediates.whole_object, len(intermediates.whole_object)
         whole, n = self._tall(model, chunk, obj, intermediates.window)
         start, shares = self._beam(chunk, intermediates, shifted)
-        between = self._kernels("between slices", model.slice_kernel, self.backend.real)
-        path = slices, between, self._kernels("near field", model.kernel, self.backend.real), shifted
+        between = self._kernels("between slices", model.slice_kernel, self.inputs.real)
+        path = slices, between, self._kernels("near field", model.kernel, self.inputs.real), shifted
         shift = start, array_of(chunk.fractions), shares
         return (whole, n, beams.numpy(), self._amplitudes(chunk)), shift, path
 
@@ -319,7 +319,7 @@ class OneGo:
         """
         probe = intermediates.probe
         if not varies(chunk):
-            start = array_of(self.backend.spectrum(chunk, probe)) if shifted else self.backend.arrays("probe", probe)
+            start = array_of(self.backend.spectrum(chunk, probe)) if shifted else self.inputs.arrays("probe", probe)
             return start[:modes], np.empty((len(chunk.views), 0), start.real.dtype)
 
         def compute() -> ComplexArray:
@@ -332,7 +332,7 @@ class OneGo:
     def _amplitudes(self, chunk: Chunk) -> RealArray:
         """Return the amplitudes of the views' beams, (B,); 1 where beams vary, which have them among their shares."""
         if varies(chunk):
-            return np.ones(len(chunk.views), numpy_dtype(self.backend.real))
+            return np.ones(len(chunk.views), numpy_dtype(self.inputs.real))
         return amplitudes_of(chunk)
 
     def _tall(self, model: Model, chunk: Chunk, obj: Tensor, window: tuple[int, int]) -> tuple[ComplexArray, IntArray]:
@@ -346,11 +346,11 @@ class OneGo:
         """Return corners, amplitudes and weights of the next pixels of every view and slice, slices lying one below the
         other."""
         if slices == 1 and model.subpixel != "bilinear":
-            return array_of(chunk.anchors), np.ones(len(chunk.anchors), numpy_dtype(self.backend.real))
+            return array_of(chunk.anchors), np.ones(len(chunk.anchors), numpy_dtype(self.inputs.real))
         corner, share = corners(chunk) if model.subpixel == "bilinear" else (chunk.anchors, 0 * chunk.fractions)
         below = torch.zeros((slices, 2), dtype=corner.dtype)
         below[:, 0] = torch.arange(slices) * height
-        placed = (corner[:, None] + below).flatten(0, 1), torch.ones(slices * len(corner), dtype=self.backend.real)
+        placed = (corner[:, None] + below).flatten(0, 1), torch.ones(slices * len(corner), dtype=self.inputs.real)
         return arrays_of(*placed, share.repeat_interleave(slices, dim=0))
 
     def detector(
@@ -378,10 +378,10 @@ class OneGo:
         shifted = shifts_probe(model, chunk)
         out, nothing = (probe.new_empty((n, *probe.shape)) for n in (0 if task == "evaluate" else count, 0))
         given = self._inputs(model, chunk, intermediates, nothing, shifted)
-        data, how, found = self.backend.comparison(model, chunk, task, True)
-        work = self.backend.work(threads_for(count), probe.shape, len(intermediates.whole_object))
-        tables, arrays = self.backend.transform(probe).tables, arrays_of(out, found)
-        into = self.backend.no_sums, self.backend.background_arrays(background_sums)
+        data, how, found = self.inputs.comparison(model, chunk, task, True)
+        work = self.inputs.work(threads_for(count), probe.shape, len(intermediates.whole_object))
+        tables, arrays = self.inputs.transform(probe).tables, arrays_of(out, found)
+        into = self.inputs.no_sums, self.inputs.background_arrays(background_sums)
         compiled_detector.detector(work, *given, data, how, False, tables, *arrays, *into)
         return out, found
 
@@ -413,11 +413,11 @@ class OneGo:
         direction = array_of(self.backend.spectrum(chunk, d_probe) if shifted else d_probe)
         change, _ = self._tall(model, chunk, d_object, window)
         numbers = systems_work_size(3, 2 * len(d_object), *window)
-        work = self.backend.workspace("systems", threads_for(count), (numbers,), self.backend.real)
+        work = self.inputs.workspace("systems", threads_for(count), (numbers,), self.inputs.real)
         out = torch.empty((count, 5), dtype=torch.float64)
         shift = start, direction[:modes], fractions, a, shares
         compiled_slices.sliced_systems(
-            work, array_of(chi), obj, change, n, shift, path, self.backend.transform(chi).tables, out.numpy()
+            work, array_of(chi), obj, change, n, shift, path, self.inputs.transform(chi).tables, out.numpy()
         )
         return out
 
@@ -439,9 +439,9 @@ class OneGo:
         (obj, n, _, a), (start, fractions, shares), path = given
         by_panel = np.concatenate([panels.in_panels(rate.numpy()) for rate in rates]).astype(a.dtype, copy=False)
         numbers = systems_work_size(1 + len(rates), len(intermediates.whole_object), *window)
-        work = self.backend.workspace("gaps", threads_for(len(chi)), (numbers,), self.backend.real)
+        work = self.inputs.workspace("gaps", threads_for(len(chi)), (numbers,), self.inputs.real)
         out = torch.empty((len(chi), len(rates), 2), dtype=torch.float64)
-        shift, tables = (start, fractions, a, shares), self.backend.transform(chi).tables
+        shift, tables = (start, fractions, a, shares), self.inputs.transform(chi).tables
         compiled_gaps.gap_products(work, array_of(chi), obj, n, shift, path, by_panel, tables, out.numpy())
         return out
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from operator import is_not
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -63,7 +63,7 @@ class Graphs:
         #: torch's memory pool that they share, as no two of them run at the same time.
         self._pool: Any = None
         #: Other work, each with memory of its own: its result is read while other graphs run.
-        self._works: dict[Any, _Work] = {}
+        self._works: dict[tuple[object, ...], _Work] = {}
 
     def captures(self, device: torch.device) -> bool:
         """Return True if launches of sweeps can be captured there, as far as is known."""
@@ -140,8 +140,7 @@ class Graphs:
             for tensor, into in zip(brought, kept.brought, strict=True):
                 into.copy_(tensor)
         kept.launch()
-        found: Result = kept.result
-        return found
+        return cast("Result", kept.result)
 
     def _keep(self, *standing: Model | Tensor) -> None:
         """Note what is used where it is from here on; graphs that use something else are dropped."""
@@ -188,7 +187,7 @@ class _Work:
     given: tuple[Tensor, ...]
     brought: tuple[Tensor, ...] = ()
     launch: Callable[[], None] | None = None
-    result: Any = None
+    result: object = None
 
 
 class _Graph:
