@@ -1,4 +1,4 @@
-"""What kernels on a CPU are given by all passes over views: patterns, transforms, memory to work in.
+"""Arguments that all passes over views give to the kernels of a CPU: patterns, transforms, memory to work in.
 
 B, M, h, w   views of the chunk, modes, window pixels
 """
