@@ -115,7 +115,7 @@ def test_slopes_of_positions_and_weights_are_normalised() -> None:
     (chunk,) = problem.loader.chunks(e, batch.views)
     intermediates = problem.evaluator.forward(e, chunk)
     counts = chunk.data.y.sum()
-    given = chunk, intermediates, e.probe, e.opr
+    given = problem.model, chunk, intermediates, e.probe, e.opr
     moves, parts_of_beam = problem.backend.position_derivative_norms(*given), problem.backend.mode_norms(*given)
     for unknown, column, norms in [
         ("positions", 1, moves[:, 1]),

@@ -21,7 +21,7 @@ from ptymesh.engines.lsqml import LSQML
 from ptymesh.engines.pie import RPIE
 from ptymesh.kernels.gpu import graphs
 from ptymesh.kernels.gpu.backend import GpuBackend
-from ptymesh.physics.backend import Backend
+from ptymesh.physics.backend import Backend, BatchCache, reference_of
 from ptymesh.problem import Problem
 from ptymesh.run.loop import Loop
 from ptymesh.run.state import RunState
@@ -105,9 +105,9 @@ def test_steps_of_a_batch_are_followed(
         wanted = replace(into, **{name: getattr(into, name).clone() for name in names})
         found = sweep(self, backend, model, chunk, intermediates, task, into, keep)
         if found is not None:
-            again = replace(chunk, sweep={})
+            again = replace(chunk, cache=BatchCache())
             intermediates = backend.forward(model, again, intermediates.whole_object, intermediates.probe)
-            Backend.sweep(backend, model, again, intermediates, task, wanted)
+            reference_of(Backend.sweep)(backend, model, again, intermediates, task, wanted)
             for name in names:
                 assert torch.equal(getattr(into, name).here, getattr(wanted, name).here), name
         return found
@@ -242,7 +242,7 @@ def test_views_without_light_add_nothing(subpixel: str, fidelity: str, task: Any
     """Whatever was counted: chunks are filled up with them."""
     case = Case(torch.complex64, subpixel=subpixel, fidelity=fidelity)
     backend, sums = GpuBackend(capture=False), nothing(case)
-    dark = replace(case.chunk, weights=torch.zeros_like(case.chunk.weights), sweep={})
+    dark = replace(case.chunk, weights=torch.zeros_like(case.chunk.weights), cache=BatchCache())
     backend.sweep(case.model, dark, backend.forward(case.model, dark, case.object, case.probe), task, sums)
     backend.finish(sums)
     for total in (sums.object, sums.object_weight, sums.probe):

@@ -5,16 +5,21 @@ test_cpu.py and triton_checks.py choose sizes, modes, precisions, dtypes of coun
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import ClassVar
 
+import pytest
 import torch
 from torch import Tensor
 
-from ptymesh.physics.backend import Adjoints, Backend, Chunk
+from ptymesh.physics import fidelity
+from ptymesh.physics.backend import Adjoints, Backend, BatchCache, Chunk, Operation, reference_of
 from ptymesh.physics.fidelity import UNLIT
 from ptymesh.physics.kinds import SUMS
-from ptymesh.physics.model import Model, SliceStack
+from ptymesh.physics.model import Intermediates, Model, SliceStack
+from ptymesh.physics.operators import Place, Placed, Tables, Values, WaveOperator
 from ptymesh.physics.rounding import narrowed, shifts_for
 from toy import geometry_for
 
@@ -93,7 +98,7 @@ class Case:
 
     def forwards(self, **changes: Tensor) -> list:
         """The reference's intermediates and the fused one's."""
-        chunk = replace(self.chunk, **changes, sweep={})
+        chunk = replace(self.chunk, **changes, cache=BatchCache())
         return [(p, chunk, p.forward(self.model, chunk, self.object, self.probe, self.opr)) for p in self.both]
 
     @property
@@ -186,7 +191,7 @@ def swept(case: Case, backend: Backend, chunk: Chunk, task: str, keep: bool) -> 
     parts = [slice(0, len(chunk.views)), slice(0, 1), slice(1, len(chunk.views))]
     names = ("views", "rows", "anchors", "fractions", "weights", "counts")
     for part in parts:
-        some = replace(chunk, **{name: getattr(chunk, name)[part] for name in names}, sweep=chunk.sweep)
+        some = replace(chunk, **{name: getattr(chunk, name)[part] for name in names}, cache=chunk.cache)
         intermediates = backend.forward(case.model, some, case.object, case.probe, case.opr)
         whole.append((*backend.sweep(case.model, some, intermediates, task, sums, keep), intermediates))  # type: ignore[arg-type]
     backend.finish(sums)
@@ -195,11 +200,11 @@ def swept(case: Case, backend: Backend, chunk: Chunk, task: str, keep: bool) -> 
 
 def compare_sweeps(case: Case, task: str, **changes: object) -> None:
     """Gradients, and what is kept for a second sweep."""
-    chunk = replace(case.chunk, **changes, sweep={})  # type: ignore[arg-type]
+    chunk = replace(case.chunk, **changes, cache=BatchCache())  # type: ignore[arg-type]
     reference, fused = case.both
     wanted, waves, found, intermediates = swept(case, reference, chunk, task, keep=True)
     for keep in (False, True):
-        sums, got, seen, other = swept(case, fused, replace(chunk, sweep={}), task, keep)
+        sums, got, seen, other = swept(case, fused, replace(chunk, cache=BatchCache()), task, keep)
         for column in range(found.shape[1]):
             case.close(seen[:, column], found[:, column])
         names = ("object", "object_weight", "probe", "probe_weight", *(("opr", "opr_weight") if len(case.opr) else ()))
@@ -234,7 +239,7 @@ def compare_weight_steps(case: Case, **changes: object) -> None:
 
 def asked_in_a_sweep(case: Case, backend: Backend, chunk: Chunk, keep: bool = False) -> tuple[Tensor, ...]:
     """Steps of positions, where these have a derivative, and of weights, of waves that a sweep brings back."""
-    chunk, sums = replace(chunk, sweep={}), nothing(case, chunk)
+    chunk, sums = replace(chunk, cache=BatchCache()), nothing(case, chunk)
     made = backend.forward(case.model, chunk, case.object, case.probe, case.opr)
     chi, _ = backend.sweep(case.model, chunk, made, "exit_wave_update", sums, keep, steps=True)
     weights = backend.weight_step(case.model, chunk, case.probe, case.opr, made, chi)
@@ -291,7 +296,7 @@ def compare_detector(case: Case, task: str) -> None:
     changed, found = [], []
     for backend in case.both:
         waves = detected.clone()
-        found.append(backend.at_detector(case.model, replace(case.chunk, sweep={}), waves, task))  # type: ignore[arg-type]
+        found.append(backend.at_detector(case.model, replace(case.chunk, cache=BatchCache()), waves, task))  # type: ignore[arg-type]
         changed.append(waves)
     assert (task == "evaluate") == torch.equal(changed[1], detected)
     if task != "evaluate":
@@ -311,8 +316,172 @@ def check_pixels_without_data(case: Case) -> None:
     mask = torch.ones(case.window, dtype=torch.bool, device=case.device)
     mask[7, 8] = False
     detected = case.many()
-    chunk = replace(case.chunk, counts=counts, mask=mask, sweep={})
+    chunk = replace(case.chunk, counts=counts, mask=mask, cache=BatchCache())
     case.fused.at_detector(case.model, chunk, detected, "exit_wave_update")
     for view, y, x in ((1, 3, 4), (2, 5, 6), (0, 7, 8)):
         assert float(detected[view, :, y, x].abs().max()) == 0
     assert float(detected[0, :, 5, 6].abs().max()) > 0
+
+
+def record_references(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A list to which the names of what the kernels of the CPU leave to the reference are added."""
+    from ptymesh.kernels.cpu import one_go
+    from ptymesh.kernels.cpu.backend import CpuBackend
+
+    left: list[str] = []
+    kernel_for = CpuBackend.kernel_for
+
+    def recording(self: CpuBackend, operation: Operation, model: Model, chunk: Chunk) -> Callable[..., object] | None:
+        kernel = kernel_for(self, operation, model, chunk)
+        left.extend([operation] if kernel is None else [])
+        return kernel
+
+    def reference(method: Callable[..., object]) -> Callable[..., object]:
+        left.append(method.__name__)
+        return reference_of(method)
+
+    monkeypatch.setattr(CpuBackend, "kernel_for", recording)
+    monkeypatch.setattr(one_go, "reference_of", reference)
+    return left
+
+
+# --- pieces that no kernel knows ---
+
+
+class Screen(WaveOperator):
+    """A phase screen."""
+
+    name: ClassVar[str] = "screen"
+
+    def forward(self, psi: Tensor, values: Values, tables: Tables) -> Tensor:
+        return psi * torch.exp(1j * tables[0])
+
+    def adjoint(self, psi: Tensor, values: Values, tables: Tables) -> Tensor:
+        return psi * torch.exp(-1j * tables[0])
+
+
+class ExitScreen(Screen):
+    """The same behind the last slice."""
+
+    at: ClassVar[Place] = "exit"
+
+
+class MirroredPositions(Model):
+    """Windows that are cut from the object, and mirrored."""
+
+    def windows(self, obj: Tensor, anchors: Tensor, fractions: Tensor, window: tuple[int, int]) -> Tensor:
+        return super().windows(obj, anchors, fractions, window).flip(-1)
+
+    def placed(self, windows: Tensor, anchors: Tensor, fractions: Tensor) -> tuple[Tensor, Tensor]:
+        return super().placed(windows.flip(-1), anchors, fractions)
+
+
+class MirroredProbes(Model):
+    """Probes that are mirrored."""
+
+    def probes(self, probe: Tensor, fractions: Tensor, weights: Tensor, opr: Tensor | None = None) -> Tensor:
+        return super().probes(probe, fractions, weights, opr).flip(-2)
+
+    def unshifted_terms(self, waves: Tensor, fractions: Tensor, weights: Tensor) -> Tensor:
+        return super().unshifted_terms(waves.flip(-2), fractions, weights)
+
+
+class MirroredDetector(Model):
+    """A detector that sees the near field mirrored, too."""
+
+    def detect(self, exit_waves: Tensor, fractions: Tensor) -> Tensor:
+        return super().detect(exit_waves, fractions).flip(-1)
+
+    def detect_adjoint(self, detected: Tensor, fractions: Tensor) -> Tensor:
+        return super().detect_adjoint(detected.flip(-1), fractions)
+
+
+def _with_operator(case: Case, operator: WaveOperator) -> Model:
+    screen = 2 * torch.rand(case.window, generator=case.rng, dtype=torch.float64).to(case.real).to(case.device)
+    return replace(case.model, operators=(Placed(operator, (screen,), {}),))
+
+
+def _as(case: Case, kind: type[Model]) -> Model:
+    return kind(**vars(case.model))
+
+
+#: Models with a piece that no kernel knows, by where it acts.
+PIECES: dict[str, Callable[[Case], Model]] = {
+    "operator at the probe": lambda case: _with_operator(case, Screen()),
+    "operator at the exit": lambda case: _with_operator(case, ExitScreen()),
+    "positions": lambda case: _as(case, MirroredPositions),
+    "named positions": lambda case: replace(case.model, subpixel="nearest"),  # type: ignore[arg-type]
+    "probe": lambda case: _as(case, MirroredProbes),
+    "detector": lambda case: _as(case, MirroredDetector),
+    "fidelity": lambda case: replace(case.model, fidelity="quartic"),  # type: ignore[arg-type]
+}
+
+
+def add_fidelity(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the reference know a fidelity "quartic", which is none of the others."""
+    for name in ("value", "slope", "revision"):
+        real = getattr(fidelity, name)
+
+        def other(kind: str, S: Tensor, data: fidelity.Data, real: Callable[..., Tensor] = real) -> Tensor:
+            return 0.5 * real("amplitude", S, data) if kind == "quartic" else real(kind, S, data)
+
+        monkeypatch.setattr(fidelity, name, other)
+
+
+def all_entries(case: Case, backend: Backend) -> dict[str, tuple[Tensor, ...]]:
+    """What each entry of a backend gives, by name; waves are the same for every backend."""
+    model, chunk = case.model, replace(case.chunk, cache=BatchCache())
+    case.rng.manual_seed(5)
+    chi, d_object, d_probe = case.many(), case.waves(*case.object.shape), case.waves(*case.probe.shape)
+    made: Intermediates = backend.forward(model, chunk, case.object, case.probe, case.opr)
+    found: dict[str, tuple[Tensor, ...]] = {
+        "forward": (made.windows, made.exit, *(wave.expand_as(made.exit) for wave in made.incoming)),
+        "illumination": (backend.illumination(model, chunk, made, case.probe.real.square()),),
+        "weight_step": (backend.weight_step(model, chunk, case.probe, case.opr, made, chi),),
+        "systems": (backend.systems(model, chunk, made, d_object, d_probe, chi),),
+    }
+    if model.subpixel in ("fourier", "bilinear"):
+        given = case.object, case.probe, case.opr, made, chi
+        found["position_step"] = (backend.position_step(model, chunk, *given),)
+    if model.slice_kernel is not None:
+        found["gap_products"] = (backend.gap_products(model, chunk, made, model.gap_rates("tilt"), chi),)
+    sums = nothing(case, chunk)
+    backend.adjoint(model, chunk, made, chi, sums)
+    light = torch.zeros((1, *case.object.shape[1:]), dtype=torch.float64, device=case.device)
+    backend.illuminate(model, chunk, case.probe[0].real.abs().contiguous(), sums.shifts, light)
+    backend.finish(sums)
+    found |= {"adjoint": _sums_of(case, sums), "illuminate": (light,)}
+    for task in ("evaluate", "exit_wave_update", "loss_gradient"):
+        detected = chi.clone()
+        columns = backend.at_detector(model, chunk, detected, task)  # type: ignore[arg-type]
+        found[f"at_detector {task}"] = detected, columns
+        for name, given in (("apply_at_detector", chi.clone()), ("detector", made)):
+            waves, columns = getattr(backend, name)(model, chunk, given, task)
+            found[f"{name} {task}"] = (columns,) if task == "evaluate" else (waves, columns)
+        if task == "evaluate":
+            continue
+        for steps in {False, backend.supports(model, chunk, "steps")}:
+            sums, chunk = nothing(case, chunk), replace(chunk, cache=BatchCache())
+            again = backend.forward(model, chunk, case.object, case.probe, case.opr)
+            waves, columns = backend.sweep(model, chunk, again, task, sums, True, steps)  # type: ignore[arg-type]
+            backend.finish(sums)
+            found[f"sweep {task}"] = waves, columns, *_sums_of(case, sums)
+            found[f"recompute_waves {task}"] = (backend.recompute_waves(model, chunk, again, task),)  # type: ignore[arg-type]
+            if steps:
+                weights = backend.weight_step(model, chunk, case.probe, case.opr, again, waves)
+                found[f"weight_step of a sweep {task}"] = (weights,)
+    return found
+
+
+def _sums_of(case: Case, sums: Adjoints) -> tuple[Tensor, ...]:
+    names = ("object", "object_weight", "probe", "probe_weight", *(("opr", "opr_weight") if len(case.opr) else ()))
+    return tuple(found_in(sums, name) for name in names)
+
+
+def compare_entries(case: Case) -> None:
+    """All entries of the kernels against those of the reference."""
+    wanted, got = all_entries(case, Backend()), all_entries(case, case.fused)
+    for name, values in wanted.items():
+        if name in got:  # what a sweep finds of steps is only asked for where the backend says so
+            for one, other in zip(got[name], values, strict=True):
+                case.close(one, other)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from references import (
     compare_sweeps,
     compare_systems,
     nothing,
+    record_references,
     summed,
     swept,
 )
@@ -30,8 +32,7 @@ from ptymesh.kernels.cpu import arguments
 from ptymesh.kernels.cpu import backend as cpu
 from ptymesh.kernels.cpu import sums as cpu_sums
 from ptymesh.kernels.cpu.backend import CpuBackend
-from ptymesh.kernels.fused import FusedBackend
-from ptymesh.physics.backend import Backend
+from ptymesh.physics.backend import Backend, BatchCache, reference_of
 from ptymesh.physics.blocks import FieldView, blocked
 from ptymesh.physics.model import reach_of
 
@@ -158,17 +159,22 @@ CASES: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("kind", CASES, ids=lambda kind: "-".join(map(str, kind.values())) or "plain")
 def test_what_is_supported_is_not_handed_over(kind: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """And all else is, to the class that is inherited from."""
-    case = Case(**kind)
-    chi, sums, chunk = case.many(), nothing(case), replace(case.chunk, sweep={})
-    made = case.fused.forward(case.model, chunk, case.object, case.probe, case.opr)
+    """And all else is, to the reference."""
+    case, fused = Case(**kind), Case(**kind).fused
+    chi, sums, chunk = case.many(), nothing(case), replace(case.chunk, cache=BatchCache())
+    made = fused.forward(case.model, chunk, case.object, case.probe, case.opr)
+    if fused.supports(case.model, chunk, "steps"):
+        chi = fused.sweep(case.model, chunk, made, "exit_wave_update", sums, keep=True, steps=True)[0]
     given: dict[str, tuple] = {
         "forward": (case.object, case.probe, case.opr),
+        "at_detector": (chi.clone(), "evaluate"),
         "apply_at_detector": (chi, "evaluate"),
         "detector": (made, "evaluate"),
         "adjoint": (made, chi, sums),
         "sweep": (made, "exit_wave_update", sums),
+        "recompute_waves": (made, "exit_wave_update"),
         "position_step": (case.object, case.probe, case.opr, made, chi),
+        "weight_step": (case.probe, case.opr, made, chi),
         "systems": (made, case.object, case.probe, chi),
     }
     if case.model.slice_kernel is not None:
@@ -176,17 +182,11 @@ def test_what_is_supported_is_not_handed_over(kind: dict[str, Any], monkeypatch:
     if case.model.subpixel == "none":  # positions have no derivative
         del given["position_step"]
     for name, words in given.items():
-        parent, handed_over = FusedBackend if name == "systems" else Backend, []
-        real = vars(parent)[name]
-
-        def noting(*all_: Any, real: Any = real, handed_over: list[bool] = handed_over) -> Any:
-            handed_over.append(True)
-            return real(*all_)
-
+        supported = fused.supports(case.model, chunk, name)  # type: ignore[arg-type]
         with monkeypatch.context() as patch:
-            patch.setattr(parent, name, noting)
-            getattr(case.fused, name)(case.model, chunk, *words)
-        assert bool(handed_over) != case.fused.supports(case.model, chunk, name), name  # type: ignore[arg-type]
+            handed_over = record_references(patch)
+            getattr(fused, name)(case.model, chunk, *words)
+        assert (name in handed_over) != supported, name
 
 
 def test_object_or_probe_alone() -> None:
@@ -320,8 +320,8 @@ def test_sums_on_cleared_blocks_are_the_same_whatever_was_there(
         sums.object_weight += before
         fields = torch.full_like(case.object, before), torch.full_like(case.object.real, before)
         backend.clear(sums.object, sums.object_weight, rows, columns)
-        for swept_by in (backend.sweep, Backend.sweep.__get__(backend)):
-            chunk = replace(case.chunk, sweep={})
+        for swept_by in (backend.sweep, partial(reference_of(Backend.sweep), backend)):
+            chunk = replace(case.chunk, cache=BatchCache())
             intermediates = backend.forward(case.model, chunk, case.object, case.probe)
             swept_by(case.model, chunk, intermediates, "exit_wave_update", sums)
         backend.narrow((sums.object, sums.object_weight), rows, columns, fields)
@@ -344,7 +344,7 @@ def test_threads_and_bands_change_no_bit(subpixel: str, monkeypatch: pytest.Monk
         monkeypatch.setattr(cpu_sums, "bands_of_rows", lambda bands=bands: bands)
         torch.set_num_threads(threads)
         try:
-            sums = swept(case, case.fused, replace(case.chunk, sweep={}), "exit_wave_update", keep=False)[0]
+            sums = swept(case, case.fused, replace(case.chunk, cache=BatchCache()), "exit_wave_update", keep=False)[0]
         finally:
             torch.set_num_threads(before)
         found.append((sums.object, sums.object_weight))
@@ -366,7 +366,7 @@ def test_sums_do_not_depend_on_order_or_chunks(
     for order in ([[0, 1, 2, 3, 4]], [[4], [1, 0], [3, 2]], [[2, 4, 3], [0], [1]]):
         sums = nothing(case, parts=parts)
         for views in order:
-            some = replace(case.chunk, **{name: getattr(case.chunk, name)[views] for name in names}, sweep={})
+            some = replace(case.chunk, **{name: getattr(case.chunk, name)[views] for name in names}, cache=BatchCache())
             intermediates = backend.forward(case.model, some, case.object, case.probe)
             if way == "sweep":
                 backend.sweep(case.model, some, intermediates, "exit_wave_update", sums)
@@ -390,7 +390,11 @@ def test_threads_do_not_change_a_bit(subpixel: str) -> None:
             (_, (fused, chunk, intermediates)) = case.forwards()
             exit_waves, sums = intermediates.exit, summed(case, fused, chunk, intermediates, waves)
             found.append(
-                (exit_waves, sums, *swept(case, fused, replace(chunk, sweep={}), "exit_wave_update", keep=True)[:2])
+                (
+                    exit_waves,
+                    sums,
+                    *swept(case, fused, replace(chunk, cache=BatchCache()), "exit_wave_update", keep=True)[:2],
+                )
             )
             assert torch.get_num_threads() == threads
     finally:
@@ -426,7 +430,9 @@ def test_neither_threads_nor_company_change_a_bit_of_waves_carried_on(kind: dict
             weights, positions = torch.empty(case.views, 1), torch.empty(case.views, 2, dtype=torch.float64)
             gaps = torch.ones(case.views, 2, 2, dtype=torch.float64)
             for views in order:
-                some = replace(case.chunk, **{name: getattr(case.chunk, name)[views] for name in names}, sweep={})
+                some = replace(
+                    case.chunk, **{name: getattr(case.chunk, name)[views] for name in names}, cache=BatchCache()
+                )
                 made = backend.forward(case.model, some, case.object, case.probe)
                 back = backend.sweep(case.model, some, made, "exit_wave_update", sums, keep=True, steps=True)[0]
                 weights[views] = backend.weight_step(case.model, some, case.probe, case.opr, made, back)

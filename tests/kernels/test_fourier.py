@@ -15,6 +15,7 @@ from references import Case, compare_scenes
 from ptymesh.kernels.cpu.backend import CpuBackend
 from ptymesh.kernels.cpu.compiled import column_panels
 from ptymesh.kernels.cpu.ready import keep_memory
+from ptymesh.physics.backend import BatchCache
 
 #: Sides of every kind of stage, two of which (13, 22) have none, and some that are too short; widths of whole and part
 #: panels.
@@ -42,7 +43,7 @@ def test_there_and_back(window: tuple[int, int], task: str, dtype: torch.dtype) 
         case = Case(dtype, window, modes, background=1.0, fidelity=fidelity, counts=torch.float32)
         waves = case.many()
         (reference, wanted), (fused, got) = (
-            p.apply_at_detector(case.model, replace(case.chunk, sweep={}), waves.clone(), task)  # type: ignore[arg-type]
+            p.apply_at_detector(case.model, replace(case.chunk, cache=BatchCache()), waves.clone(), task)  # type: ignore[arg-type]
             for p in case.both
         )
         for column in range(fused.shape[1]):
@@ -89,7 +90,7 @@ def test_patterns_where_they_lie() -> None:
     for backend in case.both:
         found = []
         for counts, places in ((case.chunk.counts, None), (store, order)):
-            chunk = replace(case.chunk, counts=counts, pattern_index=places, sweep={})
+            chunk = replace(case.chunk, counts=counts, pattern_index=places, cache=BatchCache())
             found.append(backend.apply_at_detector(case.model, chunk, waves.clone(), "exit_wave_update"))
         assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
@@ -100,7 +101,7 @@ def test_views_do_not_depend_on_their_company() -> None:
     together, _ = backend.apply_at_detector(case.model, case.chunk, waves.clone(), "exit_wave_update")
     for view in range(len(waves)):
         some = slice(view, view + 1)
-        chunk = replace(case.chunk, counts=case.chunk.counts[some], sweep={})
+        chunk = replace(case.chunk, counts=case.chunk.counts[some], cache=BatchCache())
         alone, _ = backend.apply_at_detector(case.model, chunk, waves[some].clone(), "exit_wave_update")
         assert torch.equal(alone, together[some])
 

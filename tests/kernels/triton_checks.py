@@ -15,10 +15,13 @@ import numpy as np
 import pytest
 import torch
 from references import (
+    PIECES,
     SIDE,
     Case,
+    add_fidelity,
     check_pixels_without_data,
     compare_detector,
+    compare_entries,
     compare_gaps,
     compare_scenes,
     compare_steps,
@@ -31,7 +34,7 @@ from ptymesh.engines import ENGINES
 from ptymesh.kernels.fused import FusedIntermediates, KeptProbes, StackedIntermediates
 from ptymesh.kernels.gpu import backend as triton_backend
 from ptymesh.kernels.gpu.backend import GpuBackend
-from ptymesh.physics.backend import Adjoints, Backend, Chunk
+from ptymesh.physics.backend import Adjoints, Backend, BatchCache, Chunk
 from ptymesh.physics.halves import Halves
 from ptymesh.physics.kinds import SUMS
 from ptymesh.physics.rounding import shifts_for
@@ -112,6 +115,15 @@ def test_several_slices(kind: dict[str, Any]) -> None:
         compare_steps(case)
 
 
+@pytest.mark.parametrize("piece", sampled(*PIECES))
+def test_a_piece_that_no_kernel_knows_goes_to_the_reference(piece: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    add_fidelity(monkeypatch)
+    for kind in ({}, {"slices": 2}):
+        case = GpuCase(torch.complex128, (8, 12), **kind)
+        case.model = PIECES[piece](case)
+        compare_entries(case)
+
+
 @more
 @pytest.mark.parametrize("subpixel", ["fourier", "none"])
 @pytest.mark.usefixtures("small_tiles")
@@ -171,7 +183,7 @@ def empty(case: GpuCase, parts: int) -> Adjoints:
 def some_of(chunk: Chunk, places: list[int]) -> Chunk:
     """These views of a chunk, in this order."""
     given = {name: getattr(chunk, name) for name in ("views", "rows", "anchors", "fractions", "weights", "counts")}
-    return replace(chunk, **{name: value[places].contiguous() for name, value in given.items()}, sweep={})
+    return replace(chunk, **{name: value[places].contiguous() for name, value in given.items()}, cache=BatchCache())
 
 
 @pytest.mark.parametrize("parts", sampled(2, 1))
@@ -207,7 +219,7 @@ def test_terms_are_rounded_as_the_twin_rounds_them(dtype: torch.dtype, parts: in
     case = GpuCase(dtype, subpixel="none")
     waves, found = few_bits(case.many()), []
     case.object, case.probe = few_bits(case.object), few_bits(case.probe)
-    chunk = replace(case.chunk, weights=(2 * case.chunk.weights).ceil() / 2, sweep={})
+    chunk = replace(case.chunk, weights=(2 * case.chunk.weights).ceil() / 2, cache=BatchCache())
     shifts, _ = shifts_for(torch.full((SUMS,), 2.0**42), 4 * case.views)
     for backend in case.both:
         sums = replace(empty(case, parts), shifts=shifts.to(DEVICE))
@@ -256,7 +268,7 @@ def test_objects_of_more_than_2_31_pixels(subpixel: str) -> None:
             object=mapped(2, *obj.shape[1:], dtype=torch.complex128),
             object_weight=mapped(2, *obj.shape[1:], dtype=torch.float64),
         )
-        backend, chunk = GpuBackend(), replace(case.chunk, anchors=case.chunk.anchors + offset, sweep={})
+        backend, chunk = GpuBackend(), replace(case.chunk, anchors=case.chunk.anchors + offset, cache=BatchCache())
         intermediates = backend.forward(case.model, chunk, obj, case.probe)
         backend.adjoint(case.model, chunk, intermediates, chi, sums)
         backend.finish(sums)

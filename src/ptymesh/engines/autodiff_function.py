@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from ptymesh.kernels import kernel_backend
-from ptymesh.physics.backend import Adjoints
+from ptymesh.physics.backend import Adjoints, BatchCache
 from ptymesh.physics.elementwise import over_few, over_window, overlap
 from ptymesh.physics.model import Model, power
 from ptymesh.physics.rounding import empty_sums, largest, narrowed, shifts_for
@@ -97,7 +97,7 @@ class _Intensities(torch.autograd.Function):
             opr: (K, h, w) complex, variable-probe modes.
         """
         chunk = replace(
-            chunk, fractions=fractions.detach(), weights=weights.detach(), integer_positions=False, sweep={}
+            chunk, fractions=fractions.detach(), weights=weights.detach(), integer_positions=False, cache=BatchCache()
         )
         ctx.backend = kernel_backend(obj.device, obj.dtype)
         intermediates = ctx.backend.forward(model, chunk, obj.detach(), probe.detach(), opr.detach())

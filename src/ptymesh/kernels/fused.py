@@ -2,9 +2,9 @@
 
 B, M, h, w   views of the chunk, modes, window pixels;  K  OPR modes
 
-Fused are single slices, near and far field alike, with every kind of sub-pixel position, and where a backend says so
-several, one after the other. What remains (arithmetic on blocks) is left to torch (`Backend`), unless a kernel says
-otherwise.
+Each has a table that says which kernel an entry of `Backend` calls for which models and chunks (capabilities.py);
+`forward_slices`, `adjoint_of_slices`, `step_probe`, `step_weights` and `systems_of_windows` are made of the abstract
+methods for both.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from ptymesh.kernels.arrays import ExitInputs
+from ptymesh.kernels.capabilities import Request, Table, capability_for, varies
 from ptymesh.physics import views
-from ptymesh.physics.backend import Adjoints, Backend, Chunk, Wanted, step_along
+from ptymesh.physics.backend import Adjoints, Backend, Chunk, Operation, step_along
 from ptymesh.physics.halves import Halves
 from ptymesh.physics.model import Intermediates, Model
 from ptymesh.physics.propagate import fft
@@ -181,6 +182,49 @@ class FusedBackend(Backend, ABC):
 
     #: Called before each chunk.
     prepare: Callable[[], None] | None = None
+    #: Kernels by operation and capability, with the parameters of the entries.
+    table: Table
+
+    # --- which kernel ---
+
+    def kernel_for(self, operation: Operation, model: Model, chunk: Chunk) -> Callable[..., object] | None:
+        """Return the kernel of an operation that the table has for a model and chunk; None if the reference does it.
+
+        Args:
+            operation: name of the operation.
+            model: the forward model.
+            chunk: the views to be processed.
+        """
+        known = self.knows_transform(window_of(chunk.mask))
+        return self.kernel_of(operation, Request.of(model, varies(chunk), chunk.integer_positions, known))
+
+    def kernel_of(self, operation: Operation, request: Request) -> Callable[..., object] | None:
+        """Return the kernel of an operation for a request; None if there is none."""
+        key = operation, request
+        if key not in self._chosen:
+            known = [capability for one, capability in self.table if one == operation]
+            capability = capability_for(operation, request, known)
+            self._chosen[key] = None if capability is None else self.table[operation, capability]
+        return self._chosen[key]
+
+    @cached_property
+    def _chosen(self) -> dict[tuple[Operation, Request], Callable[..., object] | None]:
+        """Kernels that have been chosen so far."""
+        return {}
+
+    def supports(self, model: Model, chunk: Chunk, operation: Operation) -> bool:
+        """Return True if the table has a kernel of an operation for a model and chunk.
+
+        Args:
+            model: the forward model.
+            chunk: the views to be processed.
+            operation: name of the operation.
+        """
+        return self.kernel_for(operation, model, chunk) is not None
+
+    def knows_transform(self, window: tuple[int, int]) -> bool:
+        """Return True if the kernels know the Fourier transform of a window."""
+        return True
 
     # --- kernels ---
 
@@ -288,25 +332,9 @@ class FusedBackend(Backend, ABC):
             chi: (B, M, h, w) complex, changes of the exit waves.
         """
 
-    # --- what it does ---
-
-    def supports(self, model: Model, chunk: Chunk, wanted: Wanted) -> bool:
-        """Return True for single slices without operators; for position steps if views shift the probe to a far field,
-        too.
-
-        Args:
-            model: the forward model.
-            chunk: the views.
-            wanted: name of the operation.
-        """
-        single = model.slice_kernel is None and not model.operators
-        if wanted == "position_step":
-            return single and model.subpixel == "fourier" and model.kernel is None and not varies(chunk)
-        return single and wanted != "steps"
-
     # --- forward ---
 
-    def forward(
+    def forward_slices(
         self, model: Model, chunk: Chunk, obj: Tensor, probe: Tensor, opr: Tensor | None = None
     ) -> Intermediates:
         """Return intermediates whose windows and waves are computed when they are asked for.
@@ -318,8 +346,6 @@ class FusedBackend(Backend, ABC):
             probe: (M, h, w) complex.
             opr: (K, h, w) complex, variable-probe modes.
         """
-        if not self.supports(model, chunk, "forward"):
-            return super().forward(model, chunk, obj, probe, opr)
         if self.prepare:
             self.prepare()
         kind = FusedIntermediates if model.slice_kernel is None else StackedIntermediates
@@ -364,13 +390,9 @@ class FusedBackend(Backend, ABC):
         return self.ramped(self.spectrum(chunk, probe), chunk.fractions, amplitudes, axis)
 
     def spectrum(self, chunk: Chunk, probe: Tensor) -> Tensor:
-        """Return F P_m, (M, h, w); computed once in a sweep."""
-        name = f"spectrum {id(probe)}"  # the cache holds the tensor, so that no other has its id
-        kept = chunk.sweep.get(name)
-        if kept is None:
-            kept = chunk.sweep[name] = (probe, fft(probe))
-        found: Tensor = kept[1]
-        return found
+        """Return F P_m, (M, h, w); computed once in a batch."""
+        # the cache holds the tensor, so that no other has its id
+        return chunk.cache.get(("spectrum", id(probe)), probe, lambda: fft(probe))
 
     def cut_from(self, model: Model, chunk: Chunk, obj: Tensor, window: tuple[int, int]) -> tuple[Tensor, Tensor]:
         """Return an array (H', W') and the pixels (B, 2) of it where the windows of a chunk start.
@@ -393,7 +415,9 @@ class FusedBackend(Backend, ABC):
 
     # --- adjoints ---
 
-    def adjoint(self, model: Model, chunk: Chunk, intermediates: Intermediates, waves: Tensor, into: Adjoints) -> None:
+    def adjoint_of_slices(
+        self, model: Model, chunk: Chunk, intermediates: Intermediates, waves: Tensor, into: Adjoints
+    ) -> None:
         """Add the adjoints of the waves, with their weights, to the sums of the batch.
 
         Args:
@@ -403,9 +427,6 @@ class FusedBackend(Backend, ABC):
             waves: (B, M, h, w) complex, at the exit of the last slice.
             into: the sums of the batch.
         """
-        if not self.supports(model, chunk, "adjoint"):
-            super().adjoint(model, chunk, intermediates, waves, into)
-            return
         assert isinstance(intermediates, FusedIntermediates)
         waves, first = waves.contiguous(), intermediates.slice(0)
         for index in range(len(intermediates.whole_object) - 1, -1, -1):
@@ -428,7 +449,7 @@ class FusedBackend(Backend, ABC):
 
     # --- sums of single views ---
 
-    def position_step(
+    def step_probe(
         self,
         model: Model,
         chunk: Chunk,
@@ -449,17 +470,37 @@ class FusedBackend(Backend, ABC):
             intermediates: windows and waves of the views.
             chi: (B, M, h, w) complex, changes of the exit waves.
         """
-        if not self.supports(model, chunk, "position_step"):
-            return super().position_step(model, chunk, obj, probe, opr, intermediates, chi)
         assert isinstance(intermediates, FusedIntermediates)
         amplitudes = chunk.weights[:, 0].contiguous()
         by_y, by_x = (self._shifted(chunk, probe, amplitudes, axis) for axis in (0, 1))
         found = self.along_positions(intermediates, chi, by_y, by_x)
         return steps_of(
-            found[:, :2], self.position_derivative_norms(chunk, intermediates, probe, opr), found[:, 2], chi
+            found[:, :2], self.position_derivative_norms(model, chunk, intermediates, probe, opr), found[:, 2], chi
         )
 
-    def systems(
+    def step_weights(
+        self, model: Model, chunk: Chunk, probe: Tensor, opr: Tensor, intermediates: Intermediates, chi: Tensor
+    ) -> Tensor:
+        """Return <d psi/d w_jk, chi> / ||d psi/d w_jk||^2 of each view for the probe and its OPR modes, (B, 1 + K).
+
+        For a single slice and a beam alone they come from the systems of step lengths, with a probe of amplitude 1 as
+        the direction.
+
+        Args:
+            model: the forward model.
+            chunk: the views.
+            probe: (M, h, w) complex.
+            opr: (K, h, w) complex, variable-probe modes.
+            intermediates: windows and waves of the views.
+            chi: (B, M, h, w) complex, changes of the exit waves.
+        """
+        assert isinstance(intermediates, FusedIntermediates)
+        ones = replace(chunk, weights=torch.ones_like(chunk.weights))
+        found = self.systems(model, ones, intermediates, intermediates.whole_object, probe, chi)
+        real = chunk.weights.dtype
+        return (found[:, 4] / found[:, 1].clamp(min=torch.finfo(real).tiny))[:, None].to(real)
+
+    def systems_of_windows(
         self, model: Model, chunk: Chunk, intermediates: Intermediates, d_object: Tensor, d_probe: Tensor, chi: Tensor
     ) -> Tensor:
         """Return ||P dO||^2, ||dP O||^2, <P dO, dP O>, <P dO, chi>, <dP O, chi> of each view, (B, 5) float64.
@@ -472,8 +513,6 @@ class FusedBackend(Backend, ABC):
             d_probe: (M, h, w) complex, direction of the probe.
             chi: (B, M, h, w) complex, changes of the exit waves.
         """
-        if not FusedBackend.supports(self, model, chunk, "systems"):
-            return super().systems(model, chunk, intermediates, d_object, d_probe, chi)
         assert isinstance(intermediates, FusedIntermediates)
         modes = chi.shape[1]
         change, _ = self.cut_from(model, chunk, d_object.contiguous(), window_of(chi))
@@ -505,11 +544,6 @@ def corners(chunk: Chunk) -> tuple[Tensor, Tensor]:
 def shifts_probe(model: Model, chunk: Chunk) -> bool:
     """Return True if each view has the probe shifted by a fraction of its own, which may be none where beams vary."""
     return model.subpixel == "fourier" and (varies(chunk) or not chunk.integer_positions)
-
-
-def varies(chunk: Chunk) -> bool:
-    """Return True if the beams of a chunk have OPR modes."""
-    return chunk.weights.shape[1] > 1
 
 
 def window_of(waves: Tensor) -> tuple[int, int]:

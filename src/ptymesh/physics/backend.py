@@ -10,10 +10,11 @@ chooses between them. Callers may use `windows`, `incoming` and `exit` of the in
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any, Literal, TypeVar
+from functools import cached_property, wraps
+from typing import Concatenate, Literal, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -35,10 +36,12 @@ INSENSITIVE = 1e-3
 #: Columns of the array that `at_detector` returns.
 LOSS, MISFIT, COUNTS, ABSOLUTE, ROOTS, SQUARES = range(6)
 Result = TypeVar("Result")
+Function = TypeVar("Function", bound=Callable[..., object])
+Words = ParamSpec("Words")
 #: Passes over the detector, by name.
 Task = Literal["evaluate", "exit_wave_update", "loss_gradient"]
-#: Operations that `Backend.supports` knows: methods of `Backend`; "steps" is `sweep` with `steps`.
-Wanted = Literal[
+#: Operations for which a backend may have kernels: entries of `Backend`; "steps" is `sweep` with `steps`.
+Operation = Literal[
     "forward",
     "at_detector",
     "apply_at_detector",
@@ -46,10 +49,39 @@ Wanted = Literal[
     "adjoint",
     "sweep",
     "steps",
+    "recompute_waves",
+    "illuminate",
+    "illumination",
     "position_step",
+    "weight_step",
     "systems",
     "gap_products",
 ]
+
+
+class BatchCache:
+    """Results that hold while a batch is processed.
+
+    Attributes:
+        is_swept: True if waves of the batch come from `Backend.sweep`, which may round otherwise than `detector`.
+    """
+
+    def __init__(self) -> None:
+        self.is_swept = False
+        self._results: dict[Hashable, tuple[Tensor, object]] = {}
+
+    def get(self, key: Hashable, source: Tensor, compute: Callable[[], Result]) -> Result:
+        """Return what is computed from a tensor, computed when it is first asked for.
+
+        Args:
+            key: name of the result.
+            source: tensor that it is computed from; another one makes the result stale.
+            compute: computes the result.
+        """
+        known = self._results.get(key)
+        if known is None or known[0] is not source:
+            known = self._results[key] = (source, compute())
+        return cast("Result", known[1])
 
 
 @dataclass(frozen=True)
@@ -66,7 +98,7 @@ class Chunk:
         mask: (h, w) bool, False where the detector's pixels are not used.
         background: (h, w) intensity added on the detector, counts.
         integer_positions: True if all views of the scan lie on whole pixels, so that nothing needs to be shifted.
-        sweep: results of passes that hold while a batch is processed, by name (`cached_for_probe`).
+        cache: results that hold while the batch is processed.
         pattern_index: (B,) indices of the views in `counts`, if that array has more patterns than this chunk.
         border: True if other ranks wait for the sums of this chunk.
         values: unknowns of the model's operators, by name (operators.py).
@@ -82,7 +114,7 @@ class Chunk:
     mask: Tensor
     background: Tensor
     integer_positions: bool = False
-    sweep: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+    cache: BatchCache = field(default_factory=BatchCache)
     pattern_index: Tensor | None = None
     border: bool = False
     values: Values = field(default_factory=dict)
@@ -99,26 +131,60 @@ class Chunk:
         return Data.of(self.patterns, self.mask, self.background, self.background.dtype)
 
 
+def entry(
+    reference: Callable[Concatenate[Backend, Model, Chunk, Words], Result],
+) -> Callable[Concatenate[Backend, Model, Chunk, Words], Result]:
+    """Make a method of `Backend` an entry: it calls the kernel that the backend has for such a model and chunk.
+
+    The method itself is the reference, for all that no kernel knows.
+    """
+    name = cast("Operation", reference.__name__)
+
+    @wraps(reference)
+    def call(self: Backend, model: Model, chunk: Chunk, /, *given: Words.args, **named: Words.kwargs) -> Result:
+        kernel = self.kernel_for(name, model, chunk)
+        if kernel is None:
+            return reference(self, model, chunk, *given, **named)
+        return cast("Result", kernel(model, chunk, *given, **named))
+
+    return call
+
+
+def reference_of(method: Function) -> Function:
+    """Return the reference behind an entry of `Backend`, which asks for no kernel."""
+    return cast("Function", inspect.unwrap(method))
+
+
 class Backend(BlockOperations):
     """The interface of a backend, and the reference implementation for any model and device.
 
-    Ten operations take a chunk of views through a model: `forward`, `at_detector`, `apply_at_detector`, `detector`,
-    `adjoint`, `sweep`, `position_step`, `weight_step`, `systems` and `gap_products`. A subclass implements some of them
-    anew, for the models and chunks that `supports` names, and leaves all others to its base class.
+    Its entries take a chunk of views through a model. Each asks `kernel_for` for a kernel of the subclass before it
+    runs; no subclass overrides an entry.
     """
 
-    def supports(self, model: Model, chunk: Chunk, wanted: Wanted) -> bool:
+    def kernel_for(self, operation: Operation, model: Model, chunk: Chunk) -> Callable[..., object] | None:
+        """Return the kernel of an operation, with the entry's parameters; None if the reference does it.
+
+        Args:
+            operation: name of the operation.
+            model: the forward model.
+            chunk: the views to be processed.
+        """
+        return None
+
+    def supports(self, model: Model, chunk: Chunk, operation: Operation) -> bool:
         """Return True if this class has its own implementation of an operation for such a model and chunk.
 
-        No other method decides this. The reference implements everything.
+        The reference implements everything.
 
         Args:
             model: the forward model.
             chunk: the views to be processed.
-            wanted: name of the operation; "steps" for a `sweep` with `steps`.
+            operation: name of the operation; "steps" for a `sweep` with `steps`.
         """
         return True
 
+    @entry
     def forward(
         self, model: Model, chunk: Chunk, obj: Tensor, probe: Tensor, opr: Tensor | None = None
     ) -> Intermediates:
@@ -149,6 +215,7 @@ class Backend(BlockOperations):
         """
         return None
 
+    @entry
     def at_detector(
         self, model: Model, chunk: Chunk, detected: Tensor, task: Task, background_sums: BackgroundSums | None = None
     ) -> Tensor:
@@ -175,6 +242,7 @@ class Backend(BlockOperations):
             detected *= -fidelity.slope(model.fidelity, S, chunk.data)[:, None]
         return fidelity_columns(model, chunk, S)
 
+    @entry
     def apply_at_detector(
         self, model: Model, chunk: Chunk, waves: Tensor, task: Task, background_sums: BackgroundSums | None = None
     ) -> tuple[Tensor, Tensor]:
@@ -194,6 +262,7 @@ class Backend(BlockOperations):
         found = self.at_detector(model, chunk, detected, task, background_sums)
         return (detected if task == "evaluate" else model.detect_adjoint(detected, chunk.fractions)), found
 
+    @entry
     def detector(
         self,
         model: Model,
@@ -216,6 +285,7 @@ class Backend(BlockOperations):
         """
         return self.apply_at_detector(model, chunk, intermediates.exit, task, background_sums)
 
+    @entry
     def adjoint(self, model: Model, chunk: Chunk, intermediates: Intermediates, waves: Tensor, into: Adjoints) -> None:
         """Add the adjoints S_j^H conj(phi) waves and T_{-f} conj(S O) waves, with their weights, to the batch's sums.
 
@@ -264,6 +334,7 @@ class Backend(BlockOperations):
             into.opr += into.rounded(OPR, modes).sum(0)
             into.opr_weight += into.rounded(OPR_WEIGHT, lit[:, None] * weights[:, 1:, None, None] ** 2).sum(0)
 
+    @entry
     def sweep(
         self,
         model: Model,
@@ -292,6 +363,7 @@ class Backend(BlockOperations):
         self.adjoint(model, chunk, intermediates, waves, into)
         return waves, found
 
+    @entry
     def recompute_waves(self, model: Model, chunk: Chunk, intermediates: Intermediates, task: Task) -> Tensor:
         """Recompute the waves of a `sweep` with `keep`, (B, M, h, w).
 
@@ -318,7 +390,7 @@ class Backend(BlockOperations):
         return probe.numel() * probe.element_size()
 
     def repeat(
-        self, name: tuple[Any, ...], work: Callable[..., Result], *given: Tensor, brought: tuple[Tensor, ...] = ()
+        self, name: tuple[object, ...], work: Callable[..., Result], *given: Tensor, brought: tuple[Tensor, ...] = ()
     ) -> Result:
         """Call a function that consists of many small operations on tensors.
 
@@ -339,6 +411,7 @@ class Backend(BlockOperations):
     def clear_caches(self) -> None:
         """Free what is cached for speed: memory is short, or the cache is out of date."""
 
+    @entry
     def illuminate(self, model: Model, chunk: Chunk, light: Tensor, shifts: Tensor, out: Tensor) -> None:
         """Add the illumination of the views, w_j0^2 S_j^H light at the integer anchors, to a sum.
 
@@ -352,6 +425,7 @@ class Backend(BlockOperations):
         many = light * chunk.weights[:, :1, None] ** 2
         views.add_back(out, rounded(many[:, None], shifts[OBJECT_WEIGHT], len(out)), chunk.anchors)
 
+    @entry
     def position_step(
         self,
         model: Model,
@@ -382,7 +456,7 @@ class Backend(BlockOperations):
         if model.subpixel == "fourier" and model.kernel is None and not model.operators:
             to_probes = model.forward_adjoint(intermediates, chi)[1]
             moved = [-views.derivative(intermediates.incoming[0], axis) for axis in (0, 1)]
-            norms = self.position_derivative_norms(chunk, intermediates, probe, opr)
+            norms = self.position_derivative_norms(model, chunk, intermediates, probe, opr)
             if model.slice_kernel is not None:
                 norms = norms * transmitted_fraction(_power_behind_first_slice(intermediates), power_of_exit)[:, None]
             pairs = [(inner(d, to_probes), norm) for d, norm in zip(moved, norms.unbind(1), strict=True)]
@@ -394,40 +468,44 @@ class Backend(BlockOperations):
         return torch.stack([step_along(along, norm, power_of_exit, chi) for along, norm in pairs], dim=1)
 
     def position_derivative_norms(
-        self, chunk: Chunk, intermediates: Intermediates, probe: Tensor, opr: Tensor
+        self, model: Model, chunk: Chunk, intermediates: Intermediates, probe: Tensor, opr: Tensor
     ) -> Tensor:
         """Return ||O_1 d_y P_j||^2 and ||O_1 d_x P_j||^2 of the views' beams before they are shifted, (B, 2) float64.
 
         Args:
+            model: the forward model.
             chunk: the views.
             intermediates: from `forward`.
             probe: (M, h, w) complex.
             opr: (K, h, w) complex.
         """
-        maps, size = cached_for_probe(chunk, "maps of moves", probe, lambda: derivative_maps(probe, opr)), 1 + len(opr)
+        maps, size = chunk.cache.get("maps of moves", probe, lambda: derivative_maps(probe, opr)), 1 + len(opr)
         shares = chunk.weights.to(torch.float64)
         shares = torch.stack([shares[:, k] * shares[:, i] for k in range(size) for i in range(k, size)], dim=1)
-        return (self.illumination(chunk, intermediates, maps).view(len(shares), 2, -1) * shares[:, None]).sum(2)
+        return (self.illumination(model, chunk, intermediates, maps).view(len(shares), 2, -1) * shares[:, None]).sum(2)
 
-    def mode_norms(self, chunk: Chunk, intermediates: Intermediates, probe: Tensor, opr: Tensor) -> Tensor:
+    def mode_norms(
+        self, model: Model, chunk: Chunk, intermediates: Intermediates, probe: Tensor, opr: Tensor
+    ) -> Tensor:
         """Return ||O_1 P||^2 of the probe and of each OPR mode at weight 1, before they are shifted, (B, 1 + K)
         float64.
 
         Args:
+            model: the forward model.
             chunk: the views.
             intermediates: from `forward`.
             probe: (M, h, w) complex.
             opr: (K, h, w) complex.
         """
-        maps = cached_for_probe(
-            chunk, "maps of parts", probe, lambda: torch.cat((power(probe[None]), power(opr[:, None])))
-        )
-        return self.illumination(chunk, intermediates, maps)
+        maps = chunk.cache.get("maps of parts", probe, lambda: torch.cat((power(probe[None]), power(opr[:, None]))))
+        return self.illumination(model, chunk, intermediates, maps)
 
-    def illumination(self, chunk: Chunk, intermediates: Intermediates, maps: Tensor) -> Tensor:
+    @entry
+    def illumination(self, model: Model, chunk: Chunk, intermediates: Intermediates, maps: Tensor) -> Tensor:
         """Return sum |O_1|^2 map over each view's window, (B, n) float64.
 
         Args:
+            model: the forward model.
             chunk: the views.
             intermediates: from `forward`.
             maps: (n, h, w) real.
@@ -435,6 +513,7 @@ class Backend(BlockOperations):
         light = power(intermediates.windows[:, :1])
         return torch.stack([over_window(light * each) for each in maps], dim=1)
 
+    @entry
     def weight_step(
         self, model: Model, chunk: Chunk, probe: Tensor, opr: Tensor, intermediates: Intermediates, chi: Tensor
     ) -> Tensor:
@@ -460,12 +539,13 @@ class Backend(BlockOperations):
             return torch.stack([along / norm.clamp(min=tiny) for along, norm in pairs], dim=1).to(ones.dtype)
         to_probes = model.forward_adjoint(intermediates, chi)[1]
         along = torch.stack([inner(part, to_probes[:, : part.shape[1]]) for part in parts], dim=1)
-        norms = self.mode_norms(chunk, intermediates, probe, opr)
+        norms = self.mode_norms(model, chunk, intermediates, probe, opr)
         if model.slice_kernel is not None:
             power_of_exit = inner(intermediates.exit, intermediates.exit)
             norms = norms * transmitted_fraction(_power_behind_first_slice(intermediates), power_of_exit)[:, None]
         return (along / norms.clamp(min=tiny)).to(ones.dtype)
 
+    @entry
     def systems(
         self, model: Model, chunk: Chunk, intermediates: Intermediates, d_object: Tensor, d_probe: Tensor, chi: Tensor
     ) -> Tensor:
@@ -488,6 +568,7 @@ class Backend(BlockOperations):
         p, o = by_object[:, : chi.shape[1]], by_probe[:, : chi.shape[1]]
         return torch.stack([inner(a, b) for a, b in ((p, p), (o, o), (p, o), (p, chi), (o, chi))], dim=1)
 
+    @entry
     def gap_products(
         self, model: Model, chunk: Chunk, intermediates: Intermediates, rates: Tensor, chi: Tensor
     ) -> Tensor:
@@ -541,22 +622,6 @@ def derivative_maps(probe: Tensor, opr: Tensor) -> Tensor:
         maps += [power(one[:, None])] if i else []
         maps += [2 * overlap(one, other) for other in parts[i:]]
     return torch.stack(maps, dim=1).flatten(0, 1)
-
-
-def cached_for_probe(chunk: Chunk, name: str, probe: Tensor, made: Callable[[], Tensor]) -> Tensor:
-    """Return what `made` computes from a probe, computed once while a batch is processed.
-
-    Args:
-        chunk: the views; its cache holds the result.
-        name: key of the result.
-        probe: (M, h, w) complex; another probe makes a cached result stale.
-        made: computes the result.
-    """
-    kept = chunk.sweep.get(name)
-    if kept is None or kept[0] is not probe:
-        kept = chunk.sweep[name] = (probe, made())
-    found: Tensor = kept[1]
-    return found
 
 
 def _power_behind_first_slice(intermediates: Intermediates) -> Tensor:

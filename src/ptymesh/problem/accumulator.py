@@ -220,7 +220,7 @@ class Accumulator:
             self.add(chunk, intermediates, waves)
             return waves, found
         self._count_views(chunk)
-        chunk.sweep["by sweep"] = (True,)
+        chunk.cache.is_swept = True
         waves, found = backend.sweep(model, chunk, intermediates, task, self.sums, keep, steps=asks)
         self._append_steps(chunk, intermediates, waves)
         return waves, found

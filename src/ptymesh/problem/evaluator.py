@@ -199,7 +199,7 @@ class Evaluator:
     def _recompute_waves(self, chunk: Chunk, intermediates: Intermediates) -> Tensor:
         """Recompute chi (B, M, h, w) of a chunk by the same pass as the first time."""
         backend, given = self.setup.backend, (self.setup.model, chunk, intermediates)
-        if chunk.sweep.get("by sweep"):
+        if chunk.cache.is_swept:
             return backend.recompute_waves(*given, "exit_wave_update")
         return backend.detector(*given, "exit_wave_update")[0]
 

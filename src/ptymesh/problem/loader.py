@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from copy import copy
 from itertools import repeat
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from ptymesh.distributed.layout import Migration, Replicated
 from ptymesh.distributed.tiled import Tiled
 from ptymesh.estimate import Estimate
 from ptymesh.measurement import Measurement
-from ptymesh.physics.backend import Chunk
+from ptymesh.physics.backend import BatchCache, Chunk
 from ptymesh.physics.operators import Views, ViewValues
 from ptymesh.physics.resample import corner_crop
 from ptymesh.problem.batch import Batch
@@ -154,7 +154,7 @@ class ViewLoader:
         size = self._size(estimate, waves, steps, whole)
         border, sizes = own.border, self._sizes(len(own.views), own.border, size)
         self.largest = max(sizes, default=1)
-        sweep: dict[str, tuple[Any, ...]] = {}
+        cache = BatchCache()
         pieces = [own.values] if len(sizes) == 1 else [*zip(*(v.split(sizes) for v in own.values), strict=True)]
         swept: Iterable[tuple[Tensor, Tensor | None]]
         if not with_counts:
@@ -168,7 +168,7 @@ class ViewLoader:
             if done == border and self.border_swept:
                 self.border_swept()
             row, anchors, fractions, weights = of_views
-            fixed = (counts, self.mask, estimate.background, whole, sweep, places, done < border)
+            fixed = (counts, self.mask, estimate.background, whole, cache, places, done < border)
             values = self._values(estimate, some, fractions)
             done += some.shape[0]
             self.setup.world.heartbeat.moves += 1

@@ -2,19 +2,34 @@
 
 B, M, h, w   views of the chunk, modes, window pixels;  K  OPR modes
 
-Fused are sweeps of any number of slices, near and far field alike, with every kind of sub-pixel position; of what
-remains with several slices the detector's pass is, and the rest is left to torch (`Backend`).
+Which kernels there are for which models and chunks, `CpuBackend.table` says; the rest is left to torch (`Backend`).
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ptymesh.kernels.arrays import ExitInputs
+from ptymesh.kernels.capabilities import (
+    CARRIED_ON,
+    IN_ONE_GO,
+    KNOWN_FAR_FIELD,
+    ONE_BEAM,
+    ONE_FAR_SLICE,
+    ONE_SLICE,
+    SHARED_PROBE,
+    SHIFTED_BEAM,
+    SHIFTED_IMAGES,
+    SHIFTED_PROBES,
+    SHIFTED_TO_FAR_FIELD,
+    SLICES,
+    WAVES,
+    Request,
+)
 from ptymesh.kernels.cpu import products
 from ptymesh.kernels.cpu.arguments import (
     Transform,
@@ -34,11 +49,13 @@ from ptymesh.kernels.cpu.compiled import moves as compiled_moves
 from ptymesh.kernels.cpu.compiled import object as compiled_object
 from ptymesh.kernels.cpu.compiled import probes as compiled_probes
 from ptymesh.kernels.cpu.compiled import windows as compiled
-from ptymesh.kernels.cpu.paths import CpuPaths, amplitudes_of, deep, record_largest, sweep_products_of
+from ptymesh.kernels.cpu.inputs import CpuInputs
+from ptymesh.kernels.cpu.one_go import OneGo, SlicedIntermediates, amplitudes_of
 from ptymesh.kernels.cpu.ready import make_ready, share_threads
-from ptymesh.kernels.fused import Beams, FusedIntermediates, corners, shifts_probe, steps_of, varies, window_of
+from ptymesh.kernels.cpu.sums import record_largest
+from ptymesh.kernels.fused import Beams, FusedBackend, FusedIntermediates, corners, steps_of, window_of
 from ptymesh.physics import views
-from ptymesh.physics.backend import Adjoints, Chunk, Task, Wanted
+from ptymesh.physics.backend import Adjoints, Chunk, Task
 from ptymesh.physics.background import BackgroundSums
 from ptymesh.physics.elementwise import times
 from ptymesh.physics.kinds import OBJECT_WEIGHT, SUMS
@@ -46,7 +63,7 @@ from ptymesh.physics.model import Intermediates, Model
 from ptymesh.physics.propagate import derivatives, ifft
 
 
-class CpuBackend(CpuPaths):
+class CpuBackend(CpuInputs, FusedBackend):
     """The backend of CPUs, by numba.
 
     Args:
@@ -58,38 +75,59 @@ class CpuBackend(CpuPaths):
         make_ready(dtype)
         products.offer(dtype)
         self.constants = constants_of(self.real, 1.0)
+        no_numbers = np.zeros(0, numpy_dtype(self.real))
+        no_shares = np.zeros((0, 0), no_numbers.dtype)
         #: Inputs of passes over waves that exist already.
-        none = np.zeros(0, numpy_dtype(self.real))
-        no_shares = np.zeros((0, 0), none.dtype)
-        self._no_path = (self._no_windows[0], np.zeros((0, 2), none.dtype), no_shares), (1, none, none, False)
+        self._no_path = (
+            (self.no_windows[0], np.zeros((0, 2), no_numbers.dtype), no_shares),
+            (
+                1,
+                no_numbers,
+                no_numbers,
+                False,
+            ),
+        )
+        one_go = OneGo(self, self)
+        self.table = {
+            ("forward", SLICES): one_go.forward,
+            ("forward", ONE_SLICE): self.forward_slices,
+            ("at_detector", WAVES): self.compare,
+            ("apply_at_detector", KNOWN_FAR_FIELD): self.compare_far,
+            ("detector", CARRIED_ON): one_go.detector,
+            ("detector", ONE_FAR_SLICE): self.compare_exit_waves,
+            ("adjoint", ONE_SLICE): self.adjoint_of_slices,
+            ("sweep", IN_ONE_GO): one_go.sweep,
+            ("sweep", SHARED_PROBE): self.sweep_strips,
+            ("steps", IN_ONE_GO): one_go.sweep,
+            ("steps", SHARED_PROBE): self.sweep_strips,
+            ("recompute_waves", IN_ONE_GO): one_go.recompute_waves,
+            ("illuminate", WAVES): self.illuminate_object,
+            ("illumination", ONE_SLICE + SLICES): one_go.illumination,
+            ("position_step", SHIFTED_TO_FAR_FIELD): one_go.position_step,
+            ("position_step", SHIFTED_IMAGES): self.step_images,
+            ("position_step", SHIFTED_BEAM): self.step_probe,
+            ("weight_step", IN_ONE_GO): one_go.weight_step,
+            ("weight_step", ONE_BEAM): self.step_weights,
+            ("systems", SLICES): one_go.systems,
+            ("systems", SHIFTED_PROBES): self.systems_of_shifted_probes,
+            ("systems", ONE_SLICE): self.systems_of_windows,
+            ("gap_products", SLICES): one_go.gap_products,
+        }
 
     prepare = staticmethod(share_threads)
 
-    def supports(self, model: Model, chunk: Chunk, wanted: Wanted) -> bool:
-        """Return True if the kernels take such views, with transforms that they know, through the operation in one go.
-
-        They take waves to a far detector; views from the probe to the sums; systems of several slices, or of probes
-        that are shifted view by view; steps of positions in the near field.
-
-        Args:
-            model: the forward model.
-            chunk: the views.
-            wanted: name of the operation.
-        """
-        window, single = window_of(chunk.mask), super().supports(model, chunk, wanted)
-        if wanted == "apply_at_detector":
-            return self._knows_far_field(model, window)
-        at_once, sliced = self.at_once(model, window), model.slice_kernel is not None
-        if wanted in ("sweep", "steps", "gap_products"):
-            return at_once
-        if wanted == "systems":
-            shifted = single and self.at_once(model, window) and shifts_probe(model, chunk)
-            return at_once if sliced else shifted
-        if wanted == "position_step":
-            return single or self._moves_image(model, window)
-        if wanted == "detector":
-            return at_once or (single and self._knows_far_field(model, window))
-        return single or (wanted == "forward" and sliced and at_once)
+    def keep_intermediates(
+        self, intermediates: Intermediates, halves: bool = False
+    ) -> Callable[[], Intermediates] | None:
+        """Return a function that gives the intermediates back; None for those of several slices, which are rather made
+        anew."""
+        if isinstance(intermediates, FusedIntermediates):  # the arrays have the probes in full, whatever is stored
+            intermediates.sweep_products = intermediates.kernel_arrays = None
+        return (
+            None
+            if isinstance(intermediates, SlicedIntermediates)
+            else super().keep_intermediates(intermediates, halves)
+        )
 
     # --- forward ---
 
@@ -128,13 +166,13 @@ class CpuBackend(CpuPaths):
             return _ramped(spectrum, fractions, amplitudes, axis)
         out = torch.empty((len(amplitudes), *spectrum.shape), dtype=spectrum.dtype)
         given = arrays_of(spectrum, fractions, amplitudes)
-        work = self._work(threads_for(len(out)), out.shape[1:])
+        work = self.work(threads_for(len(out)), out.shape[1:])
         compiled_probes.ramped(work, *given, axis, transform.tables, out.numpy())
         return out
 
     # --- the detector ---
 
-    def at_detector(
+    def compare(
         self, model: Model, chunk: Chunk, detected: Tensor, task: Task, background_sums: BackgroundSums | None = None
     ) -> Tensor:
         """Apply a task to waves on the detector, in place and in one pass.
@@ -154,7 +192,7 @@ class CpuBackend(CpuPaths):
         far = untransformed(window_of(detected), self.real)
         return self._detector(model, chunk, given, task, far, background_sums, detected)[1]
 
-    def apply_at_detector(
+    def compare_far(
         self, model: Model, chunk: Chunk, waves: Tensor, task: Task, background_sums: BackgroundSums | None = None
     ) -> tuple[Tensor, Tensor]:
         """Propagate waves to the detector, apply a task there, and propagate the result back; in the far field view by
@@ -170,11 +208,9 @@ class CpuBackend(CpuPaths):
         Returns:
             Waves (B, M, h, w), undefined for "evaluate"; and the columns of `at_detector`, (B, 6) float64.
         """
-        if not self.supports(model, chunk, "apply_at_detector"):
-            return super().apply_at_detector(model, chunk, waves, task, background_sums)
         return self._detector(model, chunk, _waves_alone(chunk, waves), task, self.transform(waves), background_sums)
 
-    def detector(
+    def compare_exit_waves(
         self,
         model: Model,
         chunk: Chunk,
@@ -194,15 +230,11 @@ class CpuBackend(CpuPaths):
         Returns:
             Waves (B, M, h, w), undefined for "evaluate"; and the columns of `at_detector`, (B, 6) float64.
         """
-        if not self.supports(model, chunk, "detector"):
-            return super().detector(model, chunk, intermediates, task, background_sums)
         assert isinstance(intermediates, FusedIntermediates)
-        if deep(model) or (varies(chunk) and self.at_once(model, intermediates.window)):
-            return self.detect_fused(model, chunk, intermediates, task, background_sums)
         far = self.transform(intermediates.beams.waves)
         return self._detector(model, chunk, (_kernel_arrays(intermediates), True), task, far, background_sums)
 
-    def sweep(
+    def sweep_strips(
         self,
         model: Model,
         chunk: Chunk,
@@ -212,12 +244,11 @@ class CpuBackend(CpuPaths):
         keep: bool = False,
         steps: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """Compute `detector`, and add the `adjoint` of its waves to the sums, strip by strip, so that each pass finds
-        in a cache what the last one wrote.
+        """Compute `sweep` of views that share the probe of a single slice in the far field, strip by strip, so that
+        each pass finds in a cache what the last one wrote.
 
-        Shifted and variable probes, waves between slices and what comes of them stay in one core's cache view by view.
-        Where all views share the probe, a single slice in the far field gains nothing by that: passes over a strip sum
-        faster what is summed over views.
+        They gain nothing by going from the probe to the sums one by one: passes over a strip sum faster what is summed
+        over views.
 
         Args:
             model: the forward model.
@@ -231,41 +262,9 @@ class CpuBackend(CpuPaths):
         Returns:
             Waves (B, M, h, w), undefined without `keep`; and the columns of `at_detector`, (B, 6) float64.
         """
-        if not self.supports(model, chunk, "sweep"):
-            return super().sweep(model, chunk, intermediates, task, into, keep, steps)
         assert isinstance(intermediates, FusedIntermediates)
-        if into.shifted or deep(model) or varies(chunk):
-            return self.sweep_fused(model, chunk, intermediates, task, into, keep, steps)
-        far = self.transform(into.probe_weight)
-        return self._sweep_shared(model, chunk, intermediates, task, into, keep or steps, far)
-
-    def recompute_waves(self, model: Model, chunk: Chunk, intermediates: Intermediates, task: Task) -> Tensor:
-        """Return the waves of a `sweep` with `keep`, (B, M, h, w), equal to the last bit.
-
-        Args:
-            model: the forward model.
-            chunk: the views.
-            intermediates: windows and waves of the views.
-            task: see `Backend.at_detector`.
-        """
-        shifted = shifts_probe(model, chunk)
-        if not (self.supports(model, chunk, "sweep") and (shifted or deep(model) or varies(chunk))):
-            return super().recompute_waves(model, chunk, intermediates, task)
-        assert isinstance(intermediates, FusedIntermediates)
-        return self.recompute_fused(model, chunk, intermediates, task, shifted)
-
-    def _sweep_shared(
-        self,
-        model: Model,
-        chunk: Chunk,
-        intermediates: FusedIntermediates,
-        task: Task,
-        into: Adjoints,
-        keep: bool,
-        far: Transform,
-    ) -> tuple[Tensor, Tensor]:
-        """Sweep views that share the probe of a single slice in the far field, strip by strip."""
-        assert into.probe is not None
+        assert into.probe is not None and not into.shifted
+        keep, far = keep or steps, self.transform(into.probe_weight)
         obj, beams = (
             self.arrays("object", intermediates.whole_object)[0],
             self.arrays("probe", intermediates.probe)[None],
@@ -274,21 +273,21 @@ class CpuBackend(CpuPaths):
         count, shape = len(n), beams.shape[1:]
         size = min(count, views_of_strip(intermediates.probe))
         waves = intermediates.probe.new_empty((count, *shape)) if keep else intermediates.probe
-        (counts, places, *planes), how, found = self._comparison(model, chunk, task, True)
-        terms, work = found.numpy(), self._work(threads_for(count), shape)
+        (counts, places, *planes), how, found = self.comparison(model, chunk, task, True)
+        terms, work = found.numpy(), self.work(threads_for(count), shape)
         windows_of_strip = self.workspace("windows", size, intermediates.window, self.dtype)
         light = self.workspace("light", 1, intermediates.window, self.real)
         in_place = not keep and shape[0] == 1  # windows take the place of chi
         room = 0 if keep or in_place else size
         out = waves.numpy() if keep else self.workspace("waves", room, shape, waves.dtype)
         reached, by_probe = np.zeros((bands_of_rows(), SUMS)), arrays_of(into.probe, into.probe_weight)
-        squares, background_sums = 1.0, self._background_arrays(into.background)
+        squares, background_sums = 1.0, self.background_arrays(into.background)
         for some in strips_of(count, size):
             at, f = n[some], a[some]
             windows = windows_of_strip[: len(at)]
             chi = out[some] if keep else windows[:, None] if in_place else out[: len(at)]
             data = (counts, places[some], *planes)
-            made, into_sums = (obj, at, beams, f), (self._no_sums, background_sums)
+            made, into_sums = (obj, at, beams, f), (self.no_sums, background_sums)
             compiled_detector.detector(
                 work, made, *self._no_path, data, how, True, far.tables, chi, terms[some], *into_sums
             )
@@ -312,13 +311,10 @@ class CpuBackend(CpuPaths):
             steps: True if `position_step` and `weight_step` follow with these intermediates and waves.
             whole: True if all views lie on whole pixels.
         """
-        told = not steps or (model.kernel is None and model.subpixel == "fourier" and not whole)
-        by_panels = told and self.at_once(model, window_of(probe))
+        finds_steps = not steps or (model.kernel is None and model.subpixel == "fourier" and not whole)
+        request = Request.of(model, False, whole, self.knows_transform(window_of(probe)))
+        by_panels = finds_steps and self.kernel_of("sweep", request) is not None
         return 0 if by_panels else super().sweep_bytes(model, probe, steps, whole)
-
-    def _knows_far_field(self, model: Model, window: tuple[int, int]) -> bool:
-        """Return True if the kernels know the transform to the detector."""
-        return model.kernel is None and transform_for(window, self.real).known
 
     def _detector(
         self,
@@ -338,9 +334,9 @@ class CpuBackend(CpuPaths):
         (_, *wave), count = intermediates[2].shape, len(intermediates[3])
         if out is None:  # an evaluation returns no waves
             out = torch.empty((0 if task == "evaluate" else count, *wave), dtype=self.real.to_complex())
-        data, how, found = self._comparison(model, chunk, task, product)
-        work, arrays = self._work(threads_for(count), tuple(wave)), arrays_of(out, found)
-        into = self._no_sums, self._background_arrays(background_sums)
+        data, how, found = self.comparison(model, chunk, task, product)
+        work, arrays = self.work(threads_for(count), tuple(wave)), arrays_of(out, found)
+        into = self.no_sums, self.background_arrays(background_sums)
         compiled_detector.detector(
             work, intermediates, *self._no_path, data, how, True, transform.tables, *arrays, *into
         )
@@ -372,7 +368,7 @@ class CpuBackend(CpuPaths):
         reached[:, OBJECT_WEIGHT] *= max(1.0, float(np.square(amplitudes).max()))
         record_largest(into, reached)
 
-    def illuminate(self, model: Model, chunk: Chunk, light: Tensor, shifts: Tensor, out: Tensor) -> None:
+    def illuminate_object(self, model: Model, chunk: Chunk, light: Tensor, shifts: Tensor, out: Tensor) -> None:
         """Add the illumination of the views, w_j0^2 S_j^H light at the integer anchors, to a sum.
 
         Args:
@@ -398,7 +394,7 @@ class CpuBackend(CpuPaths):
         obj, corner, beams, _ = _kernel_arrays(intermediates)
         arrays = (array_of(waves), obj, corner, array_of(amplitudes), beams, into.shifts.numpy())
         reached = np.zeros((bands_of_rows(), SUMS))
-        compiled.to_probe(*arrays, *arrays_of(into.probe, into.probe_weight), *self._no_windows, reached)
+        compiled.to_probe(*arrays, *arrays_of(into.probe, into.probe_weight), *self.no_windows, reached)
         record_largest(into, reached)
 
     def to_probes(self, intermediates: FusedIntermediates, waves: Tensor) -> Tensor:
@@ -438,21 +434,15 @@ class CpuBackend(CpuPaths):
             self.gather(model, chunk, self.to_probes(intermediates, chi), illumination, into)
             return
         obj, corner, _, _ = _kernel_arrays(intermediates)
-        work, reached = self._work(threads_for(len(chi)), chi.shape[1:]), np.zeros((len(chi), SUMS))
+        work, reached = self.work(threads_for(len(chi)), chi.shape[1:]), np.zeros((len(chi), SUMS))
         given = (array_of(chi), obj, corner, *arrays_of(amplitudes, chunk.fractions))
-        into_bands = (into.shifts.numpy(), *self._bands_of(into)[:2], reached)
+        into_bands = (into.shifts.numpy(), *self.bands_of(into)[:2], reached)
         compiled_probes.to_spectrum(work, *given, transform.tables, *into_bands)
         record_largest(into, reached)
 
     # --- sums of single views ---
 
-    def _moves_image(self, model: Model, window: tuple[int, int]) -> bool:
-        """Return True if views shift the probe, and their images back with it, in a way that the kernels know: a single
-        slice."""
-        near = model.kernel is not None and model.slice_kernel is None
-        return near and model.subpixel == "fourier" and self.at_once(model, window)
-
-    def position_step(
+    def step_images(
         self,
         model: Model,
         chunk: Chunk,
@@ -476,37 +466,12 @@ class CpuBackend(CpuPaths):
             chi: (B, M, h, w) complex, changes of the exit waves.
         """
         window = window_of(chi)
-        if not self._moves_image(model, window):
-            return super().position_step(model, chunk, obj, probe, opr, intermediates, chi)
         assert isinstance(intermediates, FusedIntermediates)
         found = torch.empty((len(chi), 5), dtype=torch.float64)
         work = self.workspace("images", threads_for(len(chi)), (compiled_moves.image_work_size(*window),), self.real)
         given = (array_of(chi), *_kernel_arrays(intermediates), self.transform(chi).tables)
         compiled_moves.moves_of_images(work, *given, found.numpy())
         return steps_of(found[:, 0:4:2], found[:, 1:4:2], found[:, 4], chi)
-
-    def weight_step(
-        self, model: Model, chunk: Chunk, probe: Tensor, opr: Tensor, intermediates: Intermediates, chi: Tensor
-    ) -> Tensor:
-        """Return <d psi/d w_jk, chi> / ||d psi/d w_jk||^2 of each view for the probe and its OPR modes, (B, 1 + K).
-
-        For a beam alone they come from the systems of step lengths, with a probe of amplitude 1 as the direction.
-
-        Args:
-            model: the forward model.
-            chunk: the views.
-            probe: (M, h, w) complex.
-            opr: (K, h, w) complex, variable-probe modes.
-            intermediates: windows and waves of the views.
-            chi: (B, M, h, w) complex, changes of the exit waves.
-        """
-        alone = not varies(chunk) and super().supports(model, chunk, "forward")
-        if not alone or sweep_products_of(intermediates, chi) is not None:
-            return super().weight_step(model, chunk, probe, opr, intermediates, chi)
-        assert isinstance(intermediates, FusedIntermediates)
-        ones = replace(chunk, weights=torch.ones_like(chunk.weights))
-        found = self.systems(model, ones, intermediates, intermediates.whole_object, probe, chi)
-        return (found[:, 4] / found[:, 1].clamp(min=torch.finfo(self.real).tiny))[:, None].to(self.real)
 
     def along_positions(self, intermediates: FusedIntermediates, chi: Tensor, by_y: Tensor, by_x: Tensor) -> Tensor:
         """Return <d_y, chi>, <d_x, chi>, ||psi||^2 of each view with d_a = -O by_a, (B, 3) float64.
@@ -522,7 +487,7 @@ class CpuBackend(CpuPaths):
         compiled.along_positions(*arrays, self.constants, found.numpy())
         return found
 
-    def systems(
+    def systems_of_shifted_probes(
         self, model: Model, chunk: Chunk, intermediates: Intermediates, d_object: Tensor, d_probe: Tensor, chi: Tensor
     ) -> Tensor:
         """Return ||P dO||^2, ||dP O||^2, <P dO, dP O>, <P dO, chi>, <dP O, chi> of each view, (B, 5) float64.
@@ -537,11 +502,7 @@ class CpuBackend(CpuPaths):
             d_probe: (M, h, w) complex, direction of the probe.
             chi: (B, M, h, w) complex, changes of the exit waves.
         """
-        if not self.supports(model, chunk, "systems"):
-            return super().systems(model, chunk, intermediates, d_object, d_probe, chi)
         assert isinstance(intermediates, FusedIntermediates)
-        if model.slice_kernel is not None:
-            return self.through_slices(model, chunk, intermediates, d_object, d_probe, chi)
         far = self.transform(chi)
         modes, threads = chi.shape[1], threads_for(len(chi))
         spectrum = self.spectrum(chunk, d_probe if modes == len(d_probe) else d_probe[:modes])
@@ -549,29 +510,9 @@ class CpuBackend(CpuPaths):
         beams, d_beams = intermediates.beams.waves[:, :modes], chi.new_empty((threads, *chi.shape[1:]))
         arrays = (array_of(chi), obj, array_of(d_object[0]), corner, array_of(beams), amplitudes, array_of(spectrum))
         shift, out = (array_of(chunk.fractions), amplitudes_of(chunk)), torch.empty((len(chi), 5), dtype=torch.float64)
-        work = self._work(threads, chi.shape[1:])
+        work = self.work(threads, chi.shape[1:])
         compiled_probes.shifted_systems(work, *arrays, shift, far.tables, *arrays_of(d_beams, out))
         return out
-
-    def gap_products(
-        self, model: Model, chunk: Chunk, intermediates: Intermediates, rates: Tensor, chi: Tensor
-    ) -> Tensor:
-        """Return <d_k psi, chi> and ||d_k psi||^2 of each view for unknowns of the gaps between slices, (B, K, 2)
-        float64.
-
-        Waves are made anew from the probe, and stay in the cache view by view.
-
-        Args:
-            model: the forward model.
-            chunk: the views.
-            intermediates: windows and waves of the views.
-            rates: (K, h, w) real, derivative of the phase of the transfer function between slices by each unknown.
-            chi: (B, M, h, w) complex, changes of the exit waves.
-        """
-        if not self.supports(model, chunk, "gap_products"):
-            return super().gap_products(model, chunk, intermediates, rates, chi)
-        assert isinstance(intermediates, FusedIntermediates)
-        return self.over_gaps(model, chunk, intermediates, rates, chi)
 
     def step_systems(
         self, intermediates: FusedIntermediates, change: Tensor, beams: Tensor, d_beams: Beams, chi: Tensor

@@ -21,6 +21,7 @@ from typing import Any
 
 import numba
 import torch
+from filelock import FileLock
 
 from ptymesh.kernels.cpu import compiling
 
@@ -131,15 +132,11 @@ def _one_at_a_time() -> Iterator[None]:
 
     It also keeps two processes from giving the same name to files of numba's cache.
     """
-    try:
-        import fcntl
-    except ImportError:  # not on Windows, where each process compiles for itself
-        yield
-        return
     with ExitStack() as stack:
-        with suppress(OSError):  # without a place for the lock, each process compiles for itself
+        # without a place for the lock, or where the file system has none, each process compiles for itself
+        with suppress(OSError, NotImplementedError):
             where = hashlib.sha256("\n".join(sorted(map(str, compiling.places()))).encode()).hexdigest()[:12]
-            path = Path(tempfile.gettempdir()) / f"ptymesh-kernels-{os.getuid()}-{where}.lock"
-            lock = stack.enter_context(path.open("w"))
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield  # closing the file lets go of the lock, as does the end of a killed process
+            user = os.getuid() if hasattr(os, "getuid") else "user"
+            path = Path(tempfile.gettempdir()).resolve(strict=True) / f"ptymesh-kernels-{user}-{where}.lock"
+            stack.enter_context(FileLock(path, fallback_to_soft=False))
+        yield  # the system releases the lock of a process that is killed

@@ -10,31 +10,34 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ptymesh.kernels.arrays import ComplexArray, IntArray, RealArray
-from ptymesh.kernels.cpu import blocks
-from ptymesh.kernels.cpu.arguments import arrays_of, bands_of_rows, constants_of, places_of
+from ptymesh.kernels.arrays import BackgroundArrays, ComplexArray, IntArray, RealArray
+from ptymesh.kernels.cpu import blocks, panels
+from ptymesh.kernels.cpu.arguments import array_of, arrays_of, bands_of_rows, constants_of, numpy_dtype, places_of
 from ptymesh.kernels.cpu.compiled import blocks as compiled_blocks
+from ptymesh.kernels.cpu.compiled import column_panels
 from ptymesh.kernels.cpu.compiled import object as compiled_object
 from ptymesh.kernels.cpu.compiled import probes as compiled_probes
 from ptymesh.kernels.cpu.compiled import shared as compiled_shared
 from ptymesh.kernels.cpu.kept import Arrays, Workspace
 from ptymesh.kernels.cpu.ready import share_threads
-from ptymesh.kernels.fused import FusedBackend
-from ptymesh.physics.backend import Adjoints
+from ptymesh.physics.background import PARTS, QUANTITIES, BackgroundSums
 from ptymesh.physics.blocks import TINY, Expression, FieldView, RegularisedQuotient
-from ptymesh.physics.sums import RankSums
+from ptymesh.physics.sums import Adjoints, BlockOperations, RankSums
 
 
-class CpuSums(FusedBackend):
-    """Passes over sums; those over views are `CpuBackend`.
+class CpuSums(BlockOperations):
+    """Operations on sums and blocks, by numba; those on views are `CpuBackend`'s.
 
     Args:
         dtype: complex64 or complex128.
     """
 
     def __init__(self, dtype: torch.dtype) -> None:
-        self.real = torch.float32 if dtype == torch.complex64 else torch.float64
+        self.dtype, self.real = dtype, dtype.to_real()
         self.arrays, self.workspace = Arrays(), Workspace()
+        none, no_numbers = np.zeros((0, 1)), np.zeros(0, numpy_dtype(self.real))
+        #: Arrays of a background that stays as it is.
+        self.no_background: BackgroundArrays = none, none, no_numbers
 
     def clear_caches(self) -> None:
         """Free the workspace."""
@@ -67,6 +70,54 @@ class CpuSums(FusedBackend):
             between = np.zeros((len(corners), 2), amplitudes.dtype)
         given = (windows, light, corners, between, amplitudes, into.shifts.numpy(), bands_of_rows())
         compiled_object.add_windows(*given, constants_of(self.real, 1.0), sums, weight)
+
+    def bands_of(self, into: Adjoints) -> tuple[RealArray, ...]:
+        """Return the probe's sums of each thread's views, panel after panel, and their lights; the same of OPR modes; 0
+        at first."""
+        if not into.kept:
+            assert into.probe is not None
+            bands = torch.get_num_threads()
+            shapes = [
+                shape
+                for (modes, h, w), lights in ((into.probe.shape, into.parts), (into.opr.shape, len(into.opr)))
+                for shape in ((bands, modes * column_panels.panel_pixels(h, w) * 2), (bands, lights * h * w))
+            ]
+            into.kept = self.workspace.take("bands", tuple(shapes), torch.float64)
+            for array in into.kept:
+                array.fill(0)
+        return into.kept
+
+    def background_arrays(self, background_sums: BackgroundSums | None) -> BackgroundArrays:
+        """Return the background's sums of each thread's views, panel after panel, 0 at first; rounding shifts; and
+        limits."""
+        if background_sums is None:
+            return self.no_background
+        if not background_sums.kept:
+            h, w = background_sums.sums.shape[-2:]
+            shape = torch.get_num_threads(), PARTS * QUANTITIES * column_panels.panel_pixels(h, w)
+            background_sums.kept = self.workspace.take("background", (shape,), torch.float64)
+            background_sums.kept[0].fill(0)
+        return *background_sums.kept, background_sums.shifts.numpy(), background_sums.limits.to(self.real).numpy()
+
+    def finish(self, into: Adjoints) -> None:
+        """Add up the bands of views, and complete the sums."""
+        if into.background is not None and into.background.kept:
+            background_sums, sums = into.background, into.background.sums
+            bands = background_sums.kept[0].sum(axis=0).reshape(len(sums), -1)
+            sums += torch.from_numpy(panels.from_panels(bands, sums.shape[-2], sums.shape[-1]))
+            self.workspace.give_back("background", background_sums.kept)
+            background_sums.kept = ()
+        if into.kept and into.probe is not None:
+            of_probe, of_opr = into.kept[:2], into.kept[2:]
+            gathered = [(of_probe, into.probe, into.probe_weight)]
+            if len(into.opr):
+                gathered.append((of_opr, into.opr, into.opr_weight))
+            for of_bands, out, weight in gathered:
+                given = array_of(out), array_of(weight).reshape(-1)
+                compiled_probes.gather(torch.get_num_threads(), *of_bands, *given)
+            self.workspace.give_back("bands", into.kept)
+            into.kept = ()
+        super().finish(into)
 
     def clear(self, field: Tensor, weight: Tensor, rows: Tensor, columns: Tensor) -> None:
         """Set blocks of two fields to 0.
@@ -155,3 +206,9 @@ class CpuSums(FusedBackend):
             compiled_probes.add_quotient(x, w, numbers, bands_of_rows(), target.numpy())
         else:
             super().add_quotient(target, change, weight, blend, times)
+
+
+def record_largest(into: Adjoints, reached: RealArray) -> None:
+    """Record the largest terms of views or bands (n, 6) by kind of sum."""
+    if len(reached):
+        torch.maximum(into.reached, torch.from_numpy(reached.max(axis=0)), out=into.reached)

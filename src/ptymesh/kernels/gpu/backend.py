@@ -18,13 +18,14 @@ import torch
 from torch import Tensor
 
 from ptymesh.estimate import BLOCK
-from ptymesh.kernels.fused import Beams, FusedBackend, FusedIntermediates, corners, varies
+from ptymesh.kernels.capabilities import ALL_SLICES, FAR_FIELD, ONE_BEAM, ONE_SLICE, SHIFTED_BEAM, WAVES
+from ptymesh.kernels.fused import Beams, FusedBackend, FusedIntermediates, corners
 from ptymesh.kernels.gpu import blocks
 from ptymesh.kernels.gpu import detector as at_detector
 from ptymesh.kernels.gpu import windows as kernels
 from ptymesh.kernels.gpu.graphs import Graphs
 from ptymesh.physics import views
-from ptymesh.physics.backend import Adjoints, Chunk, Result, Task, Wanted
+from ptymesh.physics.backend import Adjoints, Backend, Chunk, Result, Task, reference_of
 from ptymesh.physics.background import BackgroundSums
 from ptymesh.physics.blocks import Expression, FieldView, Operation, RegularisedQuotient
 from ptymesh.physics.fidelity import NEWTON_STEPS, UNLIT
@@ -57,26 +58,17 @@ class GpuBackend(FusedBackend):
         self.graphs = Graphs(self.bring) if capture else None
         #: A batch's weight, its rows of blocks, and the largest value of each of these in each slice.
         self._tops = (torch.empty(0),) * 3
+        self.table = {
+            ("forward", ALL_SLICES): self.forward_slices,
+            ("at_detector", WAVES): self.compare,
+            ("apply_at_detector", FAR_FIELD): self.compare_far,
+            ("adjoint", ALL_SLICES): self.adjoint_of_slices,
+            ("sweep", ONE_BEAM): self.sweep_captured,
+            ("position_step", SHIFTED_BEAM): self.step_probe,
+            ("systems", ONE_SLICE): self.systems_of_windows,
+        }
 
-    def supports(self, model: Model, chunk: Chunk, wanted: Wanted) -> bool:
-        """Return True for far detectors, for slices one after the other, and for sweeps of single slices whose launches
-        can be captured.
-
-        Args:
-            model: the forward model.
-            chunk: the views.
-            wanted: name of the operation.
-        """
-        if wanted == "apply_at_detector":
-            return model.kernel is None
-        if wanted in ("forward", "adjoint"):
-            return not model.operators
-        known = super().supports(model, chunk, wanted)
-        if wanted == "sweep":
-            return known and not varies(chunk) and self.graphs is not None and self.graphs.captures(chunk.mask.device)
-        return known
-
-    def sweep(
+    def sweep_captured(
         self,
         model: Model,
         chunk: Chunk,
@@ -102,11 +94,12 @@ class GpuBackend(FusedBackend):
             the columns of `at_detector`, (B, 6) float64.
         """
         found = None
-        if into.background is None and self.supports(model, chunk, "sweep"):
+        captures = self.graphs is not None and self.graphs.captures(chunk.mask.device)
+        if captures and into.background is None:
             assert self.graphs is not None and isinstance(intermediates, FusedIntermediates)
             found = self.graphs.sweep(self, model, chunk, intermediates, task, into, keep)
         if found is None:
-            return super().sweep(model, chunk, intermediates, task, into, keep)
+            return reference_of(Backend.sweep)(self, model, chunk, intermediates, task, into, keep)
         of_views, chi, probes = found
         assert of_views is not None
         if chi is None:
@@ -172,7 +165,7 @@ class GpuBackend(FusedBackend):
 
     # --- the detector ---
 
-    def apply_at_detector(
+    def compare_far(
         self, model: Model, chunk: Chunk, waves: Tensor, task: Task, background_sums: BackgroundSums | None = None
     ) -> tuple[Tensor, Tensor]:
         """Propagate waves to the detector, apply a task there, and propagate the result back.
@@ -189,13 +182,13 @@ class GpuBackend(FusedBackend):
         Returns:
             Waves (B, M, h, w), undefined for "evaluate"; and the columns of `at_detector`, (B, 6) float64.
         """
-        if background_sums is not None or not self.supports(model, chunk, "apply_at_detector"):
-            return super().apply_at_detector(model, chunk, waves, task, background_sums)
+        if background_sums is not None:
+            return reference_of(Backend.apply_at_detector)(self, model, chunk, waves, task, background_sums)
         detected = fft(waves, "backward")
-        found = self.at_detector(model, chunk, detected, task, scaled=True)
+        found = self.compare(model, chunk, detected, task, scaled=True)
         return (detected if task == "evaluate" else ifft(detected, "forward")), found
 
-    def at_detector(
+    def compare(
         self,
         model: Model,
         chunk: Chunk,
@@ -220,7 +213,7 @@ class GpuBackend(FusedBackend):
             (B, 6) float64, see `Backend.at_detector`.
         """
         if background_sums is not None:
-            return super().at_detector(model, chunk, detected, task, background_sums)
+            return reference_of(Backend.at_detector)(self, model, chunk, detected, task, background_sums)
         kind, (B, M, h, w) = KINDS[model.fidelity], detected.shape
         stepped = task == "exit_wave_update" and kind != KINDS["amplitude"]
         counts = chunk.patterns.contiguous()

@@ -14,13 +14,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from operator import is_not
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from ptymesh.kernels.fused import FusedBackend, FusedIntermediates
-from ptymesh.physics.backend import Adjoints, Backend, Chunk, Task
+from ptymesh.physics.backend import Adjoints, Backend, BatchCache, Chunk, Task, reference_of
 from ptymesh.physics.model import Model
 
 Result = TypeVar("Result")
@@ -63,7 +63,7 @@ class Graphs:
         #: torch's memory pool that they share, as no two of them run at the same time.
         self._pool: Any = None
         #: Other work, each with memory of its own: its result is read while other graphs run.
-        self._works: dict[Any, _Work] = {}
+        self._works: dict[tuple[object, ...], _Work] = {}
 
     def captures(self, device: torch.device) -> bool:
         """Return True if launches of sweeps can be captured there, as far as is known."""
@@ -140,8 +140,7 @@ class Graphs:
             for tensor, into in zip(brought, kept.brought, strict=True):
                 into.copy_(tensor)
         kept.launch()
-        found: Result = kept.result
-        return found
+        return cast("Result", kept.result)
 
     def _keep(self, *standing: Model | Tensor) -> None:
         """Note what is used where it is from here on; graphs that use something else are dropped."""
@@ -188,7 +187,7 @@ class _Work:
     given: tuple[Tensor, ...]
     brought: tuple[Tensor, ...] = ()
     launch: Callable[[], None] | None = None
-    result: Any = None
+    result: object = None
 
 
 class _Graph:
@@ -213,9 +212,9 @@ class _Graph:
             model: the forward model.
             task: see `Backend.at_detector`.
         """
-        chunk = replace(self.chunk, sweep={})  # a graph launches what chunks share, too
+        chunk = replace(self.chunk, cache=BatchCache())  # a graph launches what chunks share, too
         intermediates = backend.forward(model, chunk, self.object, self.probe)
-        chi, found = Backend.sweep(backend, model, chunk, intermediates, task, self.into)
+        chi, found = reference_of(Backend.sweep)(backend, model, chunk, intermediates, task, self.into)
         if not self.keep:
             return found, None, None
         assert isinstance(intermediates, FusedIntermediates)

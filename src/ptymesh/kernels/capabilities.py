@@ -1,0 +1,139 @@
+"""Words for what a model and a chunk of views ask of an operation, and the tables in which backends look for a kernel.
+
+A table has a function for each operation and capability, in the order in which they are preferred. A capability is a
+list of sets of words; it covers a request if one of these sets has all words of the request. What a capability does
+not name, it does not know: another kind of positions, another fidelity, operators or a model of one's own go to the
+reference (physics/backend.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+from ptymesh.physics.backend import Chunk, Operation
+from ptymesh.physics.model import Model
+
+Capability = tuple[frozenset[str], ...]
+Table = Mapping[tuple[Operation, Capability], Callable[..., object]]
+
+# --- words ---
+
+ONE, SEVERAL = frozenset({"one slice"}), frozenset({"several slices"})
+FAR, NEAR = frozenset({"far field"}), frozenset({"near field"})
+FOURIER, BILINEAR, WHOLE = (frozenset({f"{name} positions"}) for name in ("fourier", "bilinear", "none"))
+#: Probes of the views: all the same; the same, but each shifted; with OPR modes of each view's own weights.
+SHARED, SHIFTED, VARIED = frozenset({"shared probe"}), frozenset({"shifted probes"}), frozenset({"varied probes"})
+#: Windows whose Fourier transform the kernels know, and others.
+KNOWN, UNKNOWN = frozenset({"known transform"}), frozenset({"unknown transform"})
+FIDELITIES = frozenset(f"{name} fidelity" for name in ("amplitude", "poisson", "intensity"))
+OPERATORS = frozenset({"operators"})
+#: Operations that compare waves with counts: to the others every fidelity is the same.
+COMPARING: frozenset[Operation] = frozenset(
+    {"at_detector", "apply_at_detector", "detector", "sweep", "steps", "recompute_waves"}
+)
+
+_FIELDS, _POSITIONS, _PROBES, _TRANSFORMS = (
+    FAR | NEAR,
+    FOURIER | BILINEAR | WHOLE,
+    SHARED | SHIFTED | VARIED,
+    KNOWN | UNKNOWN,
+)
+_ANY = ONE | SEVERAL | _FIELDS | _POSITIONS | _PROBES | _TRANSFORMS | FIDELITIES
+
+# --- capabilities ---
+
+#: Waves on the detector, wherever they come from; waves that go to a far detector.
+WAVES: Capability = (_ANY | OPERATORS,)
+FAR_FIELD: Capability = (_ANY - NEAR | OPERATORS,)
+#: The same with a transform that the kernels know.
+KNOWN_FAR_FIELD: Capability = (_ANY - NEAR - UNKNOWN | OPERATORS,)
+#: Views without operators; of a single slice, to any field or to a far one.
+ALL_SLICES: Capability = (_ANY,)
+ONE_SLICE: Capability = (_ANY - SEVERAL,)
+ONE_FAR_SLICE: Capability = (_ANY - SEVERAL - NEAR - UNKNOWN,)
+#: Views of a single slice whose probes have no OPR modes.
+ONE_BEAM: Capability = (_ANY - SEVERAL - VARIED,)
+#: Views that the kernels take from the probe to the sums, one after the other: through several slices, to a near field,
+#: or with probes of their own.
+SLICES: Capability = (_ANY - ONE - UNKNOWN,)
+NEAR_FIELD: Capability = (_ANY - SEVERAL - FAR - UNKNOWN,)
+OWN_PROBES: Capability = (_ANY - SEVERAL - NEAR - BILINEAR - SHARED - UNKNOWN,)
+IN_ONE_GO: Capability = SLICES + NEAR_FIELD + OWN_PROBES
+#: Of these, views with OPR modes, or views that carry waves on between object and detector.
+CARRIED_ON: Capability = SLICES + NEAR_FIELD + (OWN_PROBES[0] - SHIFTED,)
+#: Views of a single slice in the far field that share the probe.
+SHARED_PROBE: Capability = (_ANY - SEVERAL - NEAR - BILINEAR - SHIFTED - VARIED - UNKNOWN,)
+#: Views of a single slice that shift the probe.
+SHIFTED_PROBES: Capability = (_ANY - SEVERAL - BILINEAR - WHOLE - SHARED - UNKNOWN,)
+#: Views that may shift the probe, without OPR modes, of a single slice in the far field.
+SHIFTED_BEAM: Capability = (_ANY - SEVERAL - NEAR - BILINEAR - WHOLE - VARIED,)
+#: Views that shift the probe to a far field, through any number of slices.
+SHIFTED_TO_FAR_FIELD: Capability = (_ANY - NEAR - BILINEAR - WHOLE - SHARED - UNKNOWN,)
+#: Views that shift the probe, and their images back with it, of a single slice.
+SHIFTED_IMAGES: Capability = (NEAR_FIELD[0] - BILINEAR - WHOLE,)
+
+
+class Request(NamedTuple):
+    """The demands of a model and a chunk of views on an operation.
+
+    Attributes:
+        several: True for several slices.
+        near: True for a near field.
+        subpixel: how fractions of positions act.
+        varied: True for probes with OPR modes.
+        whole: True if all views lie on whole pixels.
+        known: True if the kernels know the windows' Fourier transform.
+        operators: True if the model has operators with unknowns of their own.
+        fidelity: loss to which the step at the detector belongs.
+        kind: class of the model.
+    """
+
+    several: bool
+    near: bool
+    subpixel: str
+    varied: bool
+    whole: bool
+    known: bool
+    operators: bool
+    fidelity: str
+    kind: type[Model]
+
+    @classmethod
+    def of(cls, model: Model, varied: bool, whole: bool, known: bool) -> Request:
+        """Return the request of a model and of views.
+
+        Args:
+            model: the forward model.
+            varied: True for probes with OPR modes.
+            whole: True if all views lie on whole pixels.
+            known: True if the kernels know the windows' Fourier transform.
+        """
+        several, near, operators = model.slice_kernel is not None, model.kernel is not None, bool(model.operators)
+        return cls(several, near, model.subpixel, varied, whole, known, operators, model.fidelity, type(model))
+
+    def words(self, operation: Operation) -> frozenset[str]:
+        """Return the words for an operation."""
+        probes = VARIED if self.varied else SHIFTED if self.subpixel == "fourier" and not self.whole else SHARED
+        words = (SEVERAL if self.several else ONE) | (NEAR if self.near else FAR) | probes
+        words |= (KNOWN if self.known else UNKNOWN) | {f"{self.subpixel} positions"}
+        words |= {f"{self.fidelity} fidelity"} if operation in COMPARING else frozenset()
+        words |= OPERATORS if self.operators else frozenset()
+        return words if self.kind is Model else words | {"a model of one's own"}
+
+
+def capability_for(operation: Operation, request: Request, known: Iterable[Capability]) -> Capability | None:
+    """Return the first capability that covers a request; None if none does.
+
+    Args:
+        operation: name of the operation.
+        request: what is asked.
+        known: capabilities that there are for the operation.
+    """
+    words = request.words(operation)
+    return next((one for one in known if any(words <= some for some in one)), None)
+
+
+def varies(chunk: Chunk) -> bool:
+    """Return True if the beams of a chunk have OPR modes."""
+    return chunk.weights.shape[1] > 1

@@ -1,0 +1,88 @@
+"""Arguments that all passes over views give to the kernels of a CPU: patterns, transforms, memory to work in.
+
+B, M, h, w   views of the chunk, modes, window pixels
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ptymesh.kernels.arrays import DetectorInputs, DetectorOptions, RealArray, SumArrays
+from ptymesh.kernels.cpu.arguments import Transform, array_of, numpy_dtype, transform_for
+from ptymesh.kernels.cpu.compiled import column_panels
+from ptymesh.kernels.cpu.compiled import detector as compiled_detector
+from ptymesh.kernels.cpu.compiled.comparison import KINDS
+from ptymesh.kernels.cpu.kept import Planes
+from ptymesh.kernels.cpu.sums import CpuSums
+from ptymesh.kernels.fused import window_of
+from ptymesh.physics.backend import Chunk, Task
+from ptymesh.physics.model import Model
+
+TASKS = {
+    "evaluate": compiled_detector.EVALUATE,
+    "exit_wave_update": compiled_detector.EXIT_WAVE_UPDATE,
+    "loss_gradient": compiled_detector.LOSS_GRADIENT,
+}
+#: Dtypes of patterns that the kernel reads without conversion, by their number there.
+NATIVE = [getattr(torch, name) for name in compiled_detector.NATIVE]
+
+
+class CpuInputs(CpuSums):
+    """Arguments that the kernels of all passes over views take.
+
+    Args:
+        dtype: complex64 or complex128.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__(dtype)
+        self._planes = Planes()
+        nothing, none = torch.zeros(0, 1, 1, dtype=self.real), np.zeros((0, 1))
+        self.no_windows = nothing.to(dtype).numpy(), nothing.numpy()
+        no_numbers = np.zeros(0, numpy_dtype(self.real))
+        #: Sums of a pass that adds up nothing.
+        self.no_sums: SumArrays = (*self.no_windows, none, none, none, none, none, none, no_numbers, none)
+
+    def knows_transform(self, window: tuple[int, int]) -> bool:
+        """Return True if the kernels know the Fourier transform of a window."""
+        return transform_for(window, self.real).known
+
+    def comparison(
+        self, model: Model, chunk: Chunk, task: Task, product: bool
+    ) -> tuple[DetectorInputs, DetectorOptions, Tensor]:
+        """Return `data` and `how` for the detector's kernel, and an array (B, 6) float64 for the sums of each view.
+
+        Args:
+            model: the forward model, with its fidelity.
+            chunk: the views, with counts and background.
+            task: see `Backend.at_detector`.
+            product: True if exit waves are to be made of object and beams.
+        """
+        planes = chunk.cache.get("planes", chunk.mask, lambda: self._planes(chunk.mask, chunk.background))
+        counts, places = chunk.counts, chunk.pattern_index
+        if counts.dtype not in NATIVE or not counts.is_contiguous():
+            counts, places = chunk.patterns.to(self.real).contiguous(), None
+        stays = places is not None  # True for an array of all patterns
+        if places is None:
+            places = torch.arange(counts.shape[0])
+        how = (NATIVE.index(counts.dtype), planes[2], product, KINDS[model.fidelity], TASKS[task])
+        array = self.arrays("counts", counts) if stays else array_of(counts)
+        data = (array.view(np.uint8), places.numpy(), *planes[:2])
+        return data, how, torch.empty((places.shape[0], 6), dtype=torch.float64)
+
+    def transform(self, like: Tensor) -> Transform:
+        """Return the transform of waves like these (..., h, w)."""
+        return transform_for(window_of(like), self.real)
+
+    def work(self, bands: int, wave: tuple[int, ...], slices: int = 1) -> RealArray:
+        """Return the workspace of a kernel that takes waves to the detector, (bands, numbers) real.
+
+        Args:
+            bands: number of threads that share the views.
+            wave: modes and pixels of a view's wave, M, h, w.
+            slices: number of slices.
+        """
+        modes, h, w = wave
+        return self.workspace("work", bands, (column_panels.work_size(modes, h, w, slices),), self.real)
