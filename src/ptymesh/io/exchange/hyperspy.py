@@ -109,14 +109,14 @@ def read(path: Path) -> tuple[Result, list[str]]:
     """
     with open_hdf5(path) as file:
 
-        def own(name: str) -> np.ndarray | None:
+        def read_own(name: str) -> np.ndarray | None:
             return read_dataset(file, f"{OWN}/{name}", None, "buifc") if has(file, f"{OWN}/{name}") else None
 
         obj, probe = (read_dataset(file, f"Experiments/{name}/data", None, "buifc") for name in ("object", "probe"))
         positions = read_dataset(file, f"{OWN}/positions_px", None, "iuf")
-        pixel, origin, tilt = own("pixel_size_m"), own("origin_px"), own("tilt_rad")
+        pixel, origin, tilt = read_own("pixel_size_m"), read_own("origin_px"), read_own("tilt_rad")
         spacing = number_in(file, f"{OWN}/slice_spacing_m", 0.0)
-        further: dict[str, Any] = {name: own(name) for name in FURTHER}
+        further: dict[str, Any] = {name: read_own(name) for name in FURTHER}
     for name, pair in (("pixel_size_m", pixel), ("origin_px", origin), ("tilt_rad", tilt)):
         if pair is not None and (pair.shape != (2,) or pair.dtype.kind not in "iuf"):
             raise BadInput(f"{name} in {path} has shape {pair.shape}; it should be two numbers.")

@@ -45,17 +45,17 @@ def write_default_plot(
     pixel, unit = (pixel_size_m, "m") if pixel_size_m is not None else ((1.0, 1.0), "")
     word = unit or "px"
 
-    def lateral(name: str, count: int, size: float, zero: float) -> Axis:
+    def _lateral_axis(name: str, count: int, size: float, zero: float) -> Axis:
         return (np.arange(count) - zero) * size, unit, f"{name} ({word})"
 
     slices, height, width = file["object"].shape
     depth: Axis = (np.arange(slices) * 1.0, "", "slice")
     if slice_spacing_m > 0:
         depth = np.arange(slices) * slice_spacing_m, "m", "z (m)"
-    y, x = (lateral("yx"[i], (height, width)[i], pixel[i], origin_px[i]) for i in range(2))
+    y, x = (_lateral_axis("yx"[i], (height, width)[i], pixel[i], origin_px[i]) for i in range(2))
     _write_group(entry, "object", "/object", {"z": depth, "y": y, "x": x})
     modes, height, width = file["probe"].shape
-    y, x = (lateral("yx"[i], (height, width)[i], pixel[i], (height, width)[i] // 2) for i in range(2))
+    y, x = (_lateral_axis("yx"[i], (height, width)[i], pixel[i], (height, width)[i] // 2) for i in range(2))
     _write_group(entry, "probe", "/probe", {"mode": (np.arange(modes) * 1.0, "", "mode"), "y": y, "x": x})
 
 
