@@ -96,7 +96,8 @@ def test_a_full_disk_leaves_the_checkpoint_before(tmp_path: Path) -> None:
     def save(seed: int, count: int) -> None:
         shared = {"object": np.full(count, float(seed))}
         per_view = {"positions": np.zeros((3, 2))}
-        checkpoint.save(tmp_path, Solo(), shared=shared, views=np.arange(3), per_view=per_view, meta={"seed": seed})
+        arrays = checkpoint.RankArrays(shared, np.arange(3), per_view)
+        checkpoint.save(tmp_path, Solo(), arrays, {"seed": seed})
 
     save(1, 10)
     with full(20000), pytest.raises(PtymeshError) as error:

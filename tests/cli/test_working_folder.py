@@ -95,7 +95,7 @@ def test_machine_code_is_not_taken_from_the_working_folder(tmp_path: Path) -> No
         "import sys; sys.argv = ['ptymesh', '--version']\n"
         "from ptymesh.__main__ import main\n"
         "try:\n    main()\nexcept SystemExit:\n    pass\n"
-        "from ptymesh.kernels import compiling\n"
+        "from ptymesh.kernels.cpu import compiling\n"
         "print([str(place) for place in compiling.places() if 'evil' in str(place)])\n"
     )
     done = subprocess.run(
