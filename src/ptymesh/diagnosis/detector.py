@@ -38,22 +38,25 @@ def find_saturation(view: ResultView) -> Evidence | None:
 
 
 def find_over_subtraction(view: ResultView) -> Evidence | None:
-    """Return how many pixels are without a count, over the most that light of their brightness leaves without one.
+    """Return how many pixels are without a count, over what speckle, or the model if that is more, leaves without one.
 
-    No light varies more from view to view than fully developed speckle of one mode, whose counts of mean m are 0 with
-    probability 1 / (1 + m) (Goodman, Statistical Optics, section 9.2). More zeros come from what is subtracted.
+    Fully developed speckle of one mode varies as light can from view to view: counts of mean m are 0 with probability
+    1 / (1 + m) (Goodman, Statistical Optics, section 9.2). Beams that come and go leave more, as a model says that has
+    them. More zeros than either come from what is subtracted.
     """
     if view.noise_level is None:
         return None
     totals = view.y.sum(axis=(1, 2))
     middle = np.median(totals)
-    usual = view.y[(totals > 0.2 * middle) & (totals < 5 * middle)]  # a lost beam leaves zeros, too
+    sound = (totals > 0.2 * middle) & (totals < 5 * middle)  # a lost beam leaves zeros, too
+    usual = view.y[sound]
     mean = usual.mean(axis=0)
     lit = view.good.all(axis=0) & (mean > LIT)
     if lit.sum() < MIN_LIT:
         return None
-    zeros, most = float((usual[:, lit] == 0).mean(axis=0).sum()), float((1 / (1 + mean[lit])).sum())
-    sentence = f"{zeros / most:.2g} times as many pixels are without a count as even speckle leaves so"
+    zeros, speckle = float((usual[:, lit] == 0).mean(axis=0).sum()), float((1 / (1 + mean[lit])).sum())
+    most = max(speckle, float(np.exp(-np.maximum(view.modelled[sound][:, lit], 0)).mean(axis=0).sum()))
+    sentence = f"{zeros / most:.2g} times as many pixels are without a count as speckle and the model leave so"
     told = view.recipe is not None and view.recipe.data.dark is not None
     source = "data.dark, which the file may have had subtracted already" if told else "a dark pattern subtracted twice"
     return Evidence(zeros / most, sentence, (Remedy(advice=f"look for what was subtracted from the file: {source}"),))

@@ -14,8 +14,8 @@ from ptymesh.io.prepare.preprocess import PreparedSource
 DARK, GLARING = 0.2, 5.0
 #: Residual of a view over the median of all that is far off; share of the views up to which bad ones are single ones.
 FAR_OFF, FEW = 4.0, 0.25
-#: Share of the views up to which those that do not fit are single ones in a scan that does.
-ASTRAY = 0.06
+#: Residual of a view astray over the median of all; share of the views up to which these are single ones.
+ASTRAY_TIMES, ASTRAY = 8.0, 0.06
 #: Views that are named.
 NAMED = 6
 #: Consecutive parts of a scan whose means are compared; fewest on either side of a change.
@@ -51,7 +51,7 @@ def find_astray_views(view: ResultView) -> Evidence | None:
     if residuals is None or len(residuals) != len(totals) or len(totals) < MIN_VIEWS:
         return None
     middle, usual = float(np.median(totals)), float(np.median(residuals))
-    off = residuals > FAR_OFF * usual
+    off = residuals > ASTRAY_TIMES * usual
     astray = np.flatnonzero(off & (totals > DARK * middle) & (totals < GLARING * middle))
     spread = float(np.quantile(residuals[~off], 0.9)) if not off.all() else np.inf
     if not len(astray) or off.sum() > ASTRAY * len(totals) or spread > 3 * usual:
