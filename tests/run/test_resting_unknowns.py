@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from beam_tilt import BeamTilt
+from ptymesh.distributed.world import Solo
 from ptymesh.engines import ENGINES, Adam, Engine
 from ptymesh.errors import BadInput
 from ptymesh.models import OPTICS
@@ -40,6 +41,12 @@ def test_an_engine_that_cannot_move_it_says_so(name: str) -> None:
             f"{name} cannot move shift of optics.beam_tilt, which would stay as it starts; add a stage of adam with "
             "unknowns: {object: true, probe: true, shift: true}, or one of lbfgs, or remove optics.beam_tilt."
         )
+
+
+def test_another_rank_may_hold_what_was_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank without views has all rows at their start, and must not refuse by itself."""
+    monkeypatch.setattr(Solo, "agree", lambda self, flag: True)
+    loop([ENGINES["rpie"]()])
 
 
 def test_where_it_has_been_moved_or_will_be_all_engines_go_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,7 +87,7 @@ class Loop:
         for engine in self.stages:
             engine.check(problem)
             resolution.check_coarsening(engine, problem)
-        refuse_resting_unknowns(self.stages, problem.model.operators, state.estimate)
+        refuse_resting_unknowns(self.stages, problem.model.operators, state.estimate, problem.world)
 
     def epochs(self) -> Iterator[EpochReport]:
         """Run what is left, an epoch at a time. Raises Interrupted (after a checkpoint) and Diverged."""
@@ -351,13 +351,18 @@ class Loop:
         raise Interrupted("Stopped between two batches.")
 
 
-def refuse_resting_unknowns(stages: Sequence[Engine], operators: Sequence[Placed], estimate: Estimate) -> None:
+def refuse_resting_unknowns(
+    stages: Sequence[Engine], operators: Sequence[Placed], estimate: Estimate, world: World
+) -> None:
     """Refuse engines that cannot move an unknown of the model's operators, where nothing has moved it or will.
+
+    Collective: each rank knows the rows of its own views alone, which may be none.
 
     Args:
         stages: of the run.
         operators: of the model.
         estimate: the unknowns; values other than the declared start have been given, or moved before.
+        world: the ranks.
 
     Raises:
         BadInput: an unknown would stay where it starts, though no stage was asked to leave it there.
@@ -368,7 +373,7 @@ def refuse_resting_unknowns(stages: Sequence[Engine], operators: Sequence[Placed
     for operator in (placed.operator for placed in operators):
         for one in operator.unknowns:
             moves = any(one.name in stage.moved_optics(operator.unknowns) for stage in stages)
-            if not moves and bool((estimate.others[one.name] == one.start).all()):
+            if not moves and not world.agree(bool((estimate.others[one.name] != one.start).any())):
                 raise BadInput(
                     f"{fixed.name} cannot move {one.name} of optics.{operator.name}, which would stay as it starts; "
                     f"add a stage of adam with unknowns: {{object: true, probe: true, {one.name}: true}}, or one of "
