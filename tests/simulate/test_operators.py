@@ -78,3 +78,10 @@ def test_files_hold_the_truth(tmp_path: Path) -> None:
     found = Result.load(beside).unknowns["defocus"]
     assert np.array_equal(found, simulate(options).truth.unknowns["defocus"])
     assert torch.as_tensor(found).abs().max() > 0
+
+
+def test_operators_do_not_share_their_errors() -> None:
+    both = {"beam_tilt": True, "view_defocus": True}
+    made = simulate(views=20, window=32, noise=False, optics=both, unknown_errors={"shift": 1.0, "defocus": 1.0})
+    shift, defocus = made.truth.unknowns["shift"], made.truth.unknowns["defocus"]
+    assert not np.isin(defocus, shift).any()

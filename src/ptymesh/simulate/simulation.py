@@ -346,9 +346,9 @@ def _unknowns(made: Truth) -> dict[str, np.ndarray]:
         operator.check(made.geometry)
         starts = operator.starts(estimate.sizes(), "cpu", torch.float64)
         told = operator.start_values(measurement)
-        for number, one in enumerate(operator.unknowns):
+        for one in operator.unknowns:
             start = starts[one.name].numpy()
-            rng = np.random.default_rng([options.seed, 11, number])
+            rng = np.random.default_rng([options.seed, 11, len(found)])  # operators do not share their errors
             real, imaginary = rng.uniform(-1, 1, (2, *start.shape)) * options.unknown_errors.get(one.name, 0.0)
             values = told.get(one.name, start) + (real + 1j * imaginary if one.complex else real)
             found[one.name] = values if one.complex else np.clip(values, one.least, one.largest)
