@@ -26,7 +26,7 @@ class ShownPatterns(NamedTuple):
     Attributes:
         mean: (h, w) counts, NaN where masked.
         example: (h, w) counts of one view, NaN where masked.
-        odd: (n, 2) y x of hot, dead and stuck pixels.
+        odd: pixels (n, 2), y x, by what is odd of them: hot, dead, stuck.
     """
 
     mean: np.ndarray
