@@ -65,7 +65,7 @@ def test_without_operators_all_is_as_before() -> None:
 
 def test_names_that_no_operator_declares_are_refused() -> None:
     with pytest.raises(
-        BadInput, match="Unknown_errors names shift, which no operator of optics declares; there are none"
+        BadInput, match="No operator of optics declares shift, which unknown_errors names; there are none"
     ):
         Simulation(unknown_errors={"shift": 1.0})
     with pytest.raises(BadInput, match="these have defocus"):

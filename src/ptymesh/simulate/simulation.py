@@ -121,7 +121,7 @@ class Simulation(Options):
         for name in self.unknown_errors:
             if name not in known:
                 there = f"these have {', '.join(known)}" if known else "there are none"
-                raise ValueError(f"unknown_errors names {name}, which no operator of optics declares; {there}")
+                raise ValueError(f"no operator of optics declares {name}, which unknown_errors names; {there}")
         return self
 
     def as_json(self) -> str:
