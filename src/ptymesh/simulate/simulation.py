@@ -339,7 +339,8 @@ def _unknowns(made: Truth) -> dict[str, np.ndarray]:
     Raises:
         BadInput: the geometry does not have what an operator needs.
     """
-    options, estimate, found = made.options, made.estimate(), {}
+    options, estimate = made.options, made.estimate()
+    found: dict[str, np.ndarray] = {}
     blank = np.broadcast_to(np.zeros((), made.dtype), (options.views, *made.geometry.shape))
     measurement = made.measurement(blank)
     for operator in options.optics.values():
