@@ -28,6 +28,22 @@ for _name, _handler in {"SIGINT": signal.default_int_handler, "SIGHUP": signal.S
 torch.set_num_threads(1)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark all but n cases of a test marked `sample(n)` as long, so that `make test` has a spread of them."""
+    cases: dict[tuple[str, int], list[pytest.Item]] = {}
+    for item in items:
+        mark = item.get_closest_marker("sample")
+        if mark is not None and item.get_closest_marker("long") is None:
+            name = item.nodeid.partition("[")[0]
+            cases.setdefault((name, mark.args[0]), []).append(item)
+    for (_, count), found in cases.items():
+        kept = {round(i * (len(found) - 1) / max(count - 1, 1)) for i in range(count)}
+        for index, item in enumerate(found):
+            if index not in kept:
+                item.add_marker(pytest.mark.long)
+
+
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
     """Folder of the real data sets (PTYMESH_DATA, or shared/data beside the project); skips where there is none."""

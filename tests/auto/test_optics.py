@@ -55,6 +55,7 @@ def found(path: Path, epochs: int = 6) -> tuple[Recipe, list[str]]:
     return made, said
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("factor", [1.0, 1.15])
 def test_the_distance_of_a_near_field(tmp_path: Path, factor: float) -> None:
     """Told 15 % too long, it is found to 10 %."""

@@ -45,6 +45,7 @@ def order_of(world: World, raw: dict[str, object]) -> tuple[int, bool, dict[str,
     return search.recipe.positions.lag, search.recipe.positions.serpentine, search.reasons
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("lag", "serpentine"), [(0, False), (2, False), (-3, False), (0, True)])
 def test_the_order_of_views(tmp_path: Path, lag: int, serpentine: bool) -> None:
     """Two frames late, three ahead, every second row reversed; and as told, where nothing is wrong."""
@@ -57,6 +58,7 @@ def test_the_order_of_views(tmp_path: Path, lag: int, serpentine: bool) -> None:
     assert order_of(Solo(), recipe_for(tmp_path / "scan.npz", counts, told))[:2] == (lag, serpentine)
 
 
+@pytest.mark.long
 def test_the_order_is_the_same_on_any_number_of_ranks(ranks, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     told = raster(5, 0.6, 1)
     raw = recipe_for(tmp_path / "scan.npz", np.roll(patterns(told), 2, axis=0), told)
@@ -97,6 +99,7 @@ def test_rows_are_asked_for_where_there_are_none(tmp_path: Path) -> None:
         load_measurement(Recipe.parse(raw).data, PositionOptions.parse({"serpentine": True}, "positions"))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("stretch", [1.0, 1.035])
 def test_a_scan_that_is_stretched(tmp_path: Path, stretch: float) -> None:
     """Told 3.5 % too long along x: most of that is found, although little of the residual is to be gained."""

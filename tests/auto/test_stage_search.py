@@ -40,12 +40,14 @@ def answers(made: Decision) -> str:
     return "\n".join(sentence for said in made.reasons.values() for sentence in said)
 
 
+@pytest.mark.long
 def test_positions_that_are_wrong(tmp_path: Path) -> None:
     made = found(tmp_path, 240, position_error_px=1.5)
     assert "without" in answers(made) and made.recipe.stages[-1].positions is not None, answers(made)
     assert made.recipe.stages[0].positions is None and made.recipe.auto is None
 
 
+@pytest.mark.long
 def test_a_beam_of_three_modes(tmp_path: Path) -> None:
     made = found(tmp_path, 600, modes=3)
     assert made.recipe.probe.modes is not None and made.recipe.probe.modes >= 2, answers(made)

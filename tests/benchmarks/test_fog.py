@@ -100,6 +100,7 @@ def test_poor_is_what_errs_by_more_than_the_right_model(monkeypatch: pytest.Monk
     assert table.first_cause(refused["run"], refused["causes"], refused["words"])
 
 
+@pytest.mark.long
 def test_two_scans(tmp_path: Path) -> None:
     """A healthy one and one whose views lie 4 pixels from where they are said to; begun again, nothing is left."""
     out = tmp_path / "fog.json"

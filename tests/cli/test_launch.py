@@ -89,6 +89,7 @@ def programs(how: str) -> list[tuple[list[str], dict[str, str]]]:
     ]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "how", ["launch", *(pytest.param(how, marks=pytest.mark.long) for how in ("torchrun", "srun")), "mpirun"]
 )

@@ -134,6 +134,7 @@ def test_a_working_folder_that_is_gone(monkeypatch: pytest.MonkeyPatch, capfd: p
     assert left.value.code == 2 and "The working folder is gone" in capfd.readouterr().err
 
 
+@pytest.mark.sample(1)
 @pytest.mark.skipif(sys.platform == "win32", reason="descriptors")
 @pytest.mark.parametrize("closed", ["<&- >&-", "<&-", "<&- >&- 2>&-"])
 def test_closed_streams_do_not_stop_a_run(closed: str, tmp_path: Path) -> None:

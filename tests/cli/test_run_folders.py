@@ -108,6 +108,7 @@ def test_two_runs_in_one_folder(made: Path, run: Run, tmp_path: Path, monkeypatc
     assert files(out) == {"checkpoint", "log.txt", "metrics.jsonl"}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("gone", ["closed", "full", "pipe"])
 def test_nobody_reads_what_it_says(made: Path, tmp_path: Path, gone: str, ranks: int) -> None:

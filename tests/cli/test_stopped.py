@@ -257,6 +257,7 @@ HANGS = {
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("how", HANGS)
 def test_asked_twice_it_stops_even_if_the_main_thread_hears_nothing_of_it(folder: Path, how: str) -> None:
     hangs, times, said = HANGS[how]

@@ -92,6 +92,7 @@ def smooth_object(rng: np.random.Generator, side: int) -> np.ndarray:
     return (1 + 0.1 * amplitude / amplitude.std()) * np.exp(0.5j * phase / phase.std())
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("side", [24, 36, 64])
 def test_small_fields_resolve_nothing_by_chance(side: int) -> None:
     """Flat, flipped and unrelated objects, aligned as results are, are not resolved; a noisy copy is."""

@@ -224,6 +224,7 @@ WORLDS = [[(2, "panels"), (4, "replicated"), (3, "tiled")], [(3, "panels"), (2, 
 EVERYWHERE = ("rpie", "lsqml", "dm", "adam")
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize(("run", "window"), CELLS)
 def test_bits(ranks, run: str, window: tuple[int, int]) -> None:  # type: ignore[no-untyped-def]
     one = undisturbed(run, window)
@@ -236,6 +237,7 @@ def test_bits(ranks, run: str, window: tuple[int, int]) -> None:  # type: ignore
             same_bits(one, other)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("run", list(RUNS))
 def test_threads_and_chunks(run: str) -> None:
     same_bits(undisturbed(run, (32, 32)), outcome(Solo(), run, (32, 32), threads=2, chunk=7))
@@ -245,6 +247,7 @@ def test_threads_and_chunks(run: str) -> None:
 SHARED = ("rpie", "lsqml, compact", "dm", "adam")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "run",
     [pytest.param(run, marks=[pytest.mark.long] * (run not in SHARED)) for run in RUNS if run not in WINDOWS],
@@ -261,6 +264,7 @@ def test_more_threads_and_chunks(run: str) -> None:
         same_bits(undisturbed(run, LARGE), outcome(Solo(), run, LARGE, threads=2))
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("run", [run for run in RUNS if run not in WINDOWS])
 def test_what_rounds_by_its_place_is_not_asked_for(run: str) -> None:
     """Neither of torch by ptymesh, nor by what torch differentiates."""
@@ -301,6 +305,7 @@ def test_plain_sums_differ(ranks) -> None:  # type: ignore[no-untyped-def]
     assert not np.array_equal(other["object"], outcome(Solo(), "rpie", (32, 32), **how)["object"])
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("run", ["rpie", "lsqml", "bh", "adam"])
 def test_double_precision(ranks, run: str) -> None:  # type: ignore[no-untyped-def]
     """The same bits; and what plain sums give but for rounding."""
@@ -311,6 +316,7 @@ def test_double_precision(ranks, run: str) -> None:  # type: ignore[no-untyped-d
         assert relative(one[name], plain[name]) < 1e-12, name
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("run", ["dm", "raar", "ap", "lsqml", "near field"])
 def test_mixed_precision(ranks, tmp_path: Path, run: str) -> None:  # type: ignore[no-untyped-def]
     """Waves that are kept are halves: the same bits everywhere, which are not those of single precision."""

@@ -103,6 +103,7 @@ CONSTRAINED = {
 }
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     ("engine", "case"),
     [

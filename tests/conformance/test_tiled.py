@@ -187,6 +187,7 @@ def test_patterns_on_disk_move_along(ranks, tmp_path: Path, name: str) -> None: 
             assert np.array_equal(one[key], other[key]), key
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", ["memory from call to call", "exit waves", "accelerated", "coarse to fine"])
 @pytest.mark.parametrize(
     "ways",

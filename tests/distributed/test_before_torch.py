@@ -48,6 +48,7 @@ def large_pages_are_given() -> bool:
     return choice.is_file() and "[never]" not in choice.read_text()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.skipif(not large_pages_are_given(), reason="this system gives no large pages")
 @pytest.mark.parametrize(("asked", "given"), [(None, True), ("0", False)])
 def test_large_arrays_lie_on_large_pages(asked: str | None, given: bool) -> None:

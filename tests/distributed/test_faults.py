@@ -284,6 +284,7 @@ def test_ranks_without_a_launcher_are_refused_a_folder_in_use(folder: Path, undi
     assert not (folder / "out" / ".lock").exists()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("killed", [0, 1])
 def test_without_a_launcher_the_survivor_names_who_was_killed(folder: Path, killed: int) -> None:
     """As srun starts ranks: nobody watches them but they themselves, and rank 0 keeps the store."""

@@ -31,6 +31,7 @@ CASES = {
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_it_does_no_harm(case: str) -> None:
     toy = make(views=48, noise=True, **CASES[case])

@@ -203,6 +203,7 @@ def test_positions_of_a_search_stay() -> None:
 # --- phantoms ---
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("case", FEATURES, ids=named)
 def test_phantom(case: dict) -> None:
     toy = make(**{"views": 60, "counts": 1e5, **case})
@@ -213,6 +214,7 @@ def test_phantom(case: dict) -> None:
     assert after < before / 100
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("case", [dict(), dict(subpixel="bilinear")], ids=named)
 def test_positions_jointly(case: dict) -> None:
     toy = make(views=80, counts=1e6, **case)
@@ -231,6 +233,7 @@ def test_conjugate_directions_converge_faster() -> None:
     assert conjugate < gradient / 2
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("batch", [2, 7, 64])
 def test_any_batch_size_converges(batch: int) -> None:
     toy = make()

@@ -137,6 +137,7 @@ def test_batches_of_different_views_go_along_the_gradient() -> None:
 # --- phantoms ---
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("case", FEATURES, ids=named)
 def test_phantom(case: dict) -> None:
     toy = make(**{"views": 60, "counts": 1e5, **case})

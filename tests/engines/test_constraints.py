@@ -206,6 +206,7 @@ def refined(subpixel: str, **options: float | bool) -> tuple[Toy, Estimate, torc
     return toy, state.estimate, (error - error.mean(0)).norm(dim=1)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("subpixel", ["fourier", "bilinear"])
 def test_positions_are_found(subpixel: str) -> None:
     """A thin scan, errors of up to 2 px per axis (mean 1.5 px): they fall to less than half."""

@@ -97,6 +97,7 @@ CASES = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", CASES)
 def test_phantom(name: str) -> None:
     options = {"epochs": 25, **CASES[name]}

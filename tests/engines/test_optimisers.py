@@ -177,6 +177,7 @@ def test_every_torch_optimiser_is_an_engine_or_refused() -> None:
 # --- what they do ---
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("engine", ELEMENTWISE)
 def test_phantom(engine: type[Elementwise]) -> None:
     """At the shipped learning rate the residual falls by a stated factor; slowest are Adagrad, Adadelta and RAdam."""
@@ -419,6 +420,7 @@ def bits(state: RunState) -> dict[str, np.ndarray]:
     return {**{n: getattr(e, n).numpy() for n in names}, "loss": np.array(state.history["loss"]), "slices": slices}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("batch", [1, 5, 10, 14])
 def test_resumed_runs_end_with_the_same_bits(tmp_path: Path, batch: int) -> None:
     toy = make(background=1.0, slices=2)
@@ -449,6 +451,7 @@ def late(world: World) -> dict[str, np.ndarray]:
     return bits(state)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("size", [2, 3])
 def test_what_starts_late_is_the_same_on_all_ranks(ranks, size: int) -> None:  # type: ignore[no-untyped-def]
     expected = late(Solo())

@@ -65,6 +65,7 @@ def test_batches_of_one_are_the_paper(engine: Engine, alpha: float, beta: float)
     assert relative(start.probe[0], expected[1]) < 1e-12
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("engine", [EPIE, RPIE, MPIE])
 @pytest.mark.parametrize(
     "case",

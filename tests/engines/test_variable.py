@@ -71,6 +71,7 @@ def run(toy: Toy, engine: Engine, modes: int) -> Estimate:
     return state.estimate
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("engine", [RPIE, pytest.param(LSQML, marks=pytest.mark.long)])
 def test_opr_follows_a_drifting_probe(engine: type[Engine]) -> None:
     """The excess of the residual over the true model's falls at least 5 times, the object's error 2 times."""

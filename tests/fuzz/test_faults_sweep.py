@@ -108,6 +108,7 @@ def test_bad_ends_are_found(bench: Bench, tmp_path: Path, program: str, wrong: s
     assert any(wrong in fault for fault in judged.judge_end(ended, names=("No space left on device",))), ended
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("count", SAMPLES)
 def test_a_sample_of_the_fault_points(bench: Bench, count: int) -> None:
     rng, calls = random.Random(22), {}

@@ -179,5 +179,6 @@ def test_what_was_compiled_from_other_files_is_deleted_alone(tmp_path: Path) -> 
     assert (tmp_path / names[0]).exists()
 
 
+@pytest.mark.long
 def test_compiled_where_nobody_else_can(tmp_path: Path) -> None:
     assert made_ready(tmp_path, "sys.executable = ''") == ("0\n", f"{ready.MESSAGE}\n")

@@ -79,6 +79,7 @@ def error(found: np.ndarray, true: np.ndarray, light: np.ndarray) -> float:
     return float(np.linalg.norm(a * np.vdot(a, b) / np.vdot(a, a) - b) / np.linalg.norm(b))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("engine", "most"), [("adam", 0.08), ("lbfgs", 0.2)])
 def test_samples_are_found_from_one_pattern_each(engine: str, most: float, tmp_path: Path) -> None:
     """Counting leaves 0.06; L-BFGS is on its way."""

@@ -158,6 +158,7 @@ def run(kit: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]
     return subprocess.run(["./run.sh", *words], cwd=kit, env=environment, capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.long
 def test_run_sh_installs_and_runs_what_it_is_told(kit: Path) -> None:
     site = kit / "site"
     done = run(kit, "python", "-c", "import ptymesh; print(ptymesh.word, ptymesh.__file__)")

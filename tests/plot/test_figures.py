@@ -108,6 +108,7 @@ def test_the_check_itself() -> None:
             check(figure)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", FIGURES)
 def test_figure_is_readable(name: str, example: Any) -> None:
     check(FIGURES[name](example))

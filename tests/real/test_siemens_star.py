@@ -77,6 +77,7 @@ def outcome(world: World, data: Path, epochs: int, precision: str) -> dict[str, 
     }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("precision", "sizes"), [("double", (3,)), ("single", (2, 3, 4))])
 def test_the_number_of_ranks_does_not_show(ranks: Any, data_dir: Path, precision: str, sizes: tuple[int, ...]) -> None:
     """Not in one bit."""

@@ -127,6 +127,7 @@ def result_on(world: World, path: str, precise: bool) -> tuple[bytes, list[str],
     return recon.result().object.tobytes(), recon.findings, recon.scan.left_out
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("precise", [False, True])
 def test_any_number_of_ranks_decides_alike(ranks, path: Path, precise: bool) -> None:  # type: ignore[no-untyped-def]
     alone, records = result_on(Solo(), str(path), precise), recorded_on(Solo(), str(path))

@@ -170,6 +170,7 @@ def test_results_of_other_bits_have_a_status(
     assert left.value.code == 1 and "DO NOT HAVE the same bits" in capfd.readouterr().out
 
 
+@pytest.mark.long
 def test_a_run_that_fails(tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text(RECIPE)
     with pytest.raises(PtymeshError, match=r"The run on 1 ranks failed with status 2 \(ptymesh: .*scan.cxi"):

@@ -200,6 +200,7 @@ def test_overlap_and_compression_from_the_command_line(tmp_path):
     assert isinstance(refused.exception, BadInput) and "should be gzip or none" in str(refused.exception)
 
 
+@pytest.mark.long
 def test_a_large_object_takes_little_more_memory_than_itself():
     tracemalloc.start()
     made = truth(checked(views=2500, window=64, object_px=1024, scan="raster"))

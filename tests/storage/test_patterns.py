@@ -308,6 +308,7 @@ print(problem.loader.patterns.kind, peak() - before, float(mean.sum()), total)
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ending", ["h5", pytest.param("npz", marks=pytest.mark.long)])
 def test_memory_stays_within_the_budget(ending: str, tmp_path: Path) -> None:
     """200 MB of patterns and a budget of 50 MB: reading, averaging and sweeping them takes the same workspace as with

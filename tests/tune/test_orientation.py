@@ -82,6 +82,7 @@ def test_a_hidden_orientation_is_found(scan: Path, hidden: dict[str, Any], expec
     assert undecided.settled == "" and undecided.best == found.best and undecided.twin == found.twin
 
 
+@pytest.mark.long
 def test_a_rotation_is_found(scan: Path) -> None:
     recipe = recipe_for(scan, affine=[[np.cos(0.7), np.sin(0.7)], [-np.sin(0.7), np.cos(0.7)]])  # by -40 degrees
     found = orient(recipe, crop=QUICK, rotation_step_deg=45.0, device="cpu")
@@ -192,6 +193,7 @@ def simulated(path: Path, **options: Any) -> dict[str, Any]:
     return recipe_for(path)
 
 
+@pytest.mark.long
 def test_the_sign_of_the_phase(tmp_path: Path) -> None:
     """Atoms advance the phase of electrons: bright is what was simulated, dark its twin."""
     recipe = simulated(tmp_path / "atoms.cxi", kind="electron", views=60, window=48)
