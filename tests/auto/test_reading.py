@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import torch
 
 from numpy_scans import patterns, raster, recipe_for
 from ptymesh.auto.candidates import Budget, SearchContext
-from ptymesh.auto.reading import ask_reading, ask_scan_geometry
+from ptymesh.auto.reading import ask_reading, ask_scan_geometry, rotation_matrix, rotation_of, strain_helps
 from ptymesh.auto.readings import QUESTIONS, two_slices, with_matrix
 from ptymesh.auto.stage_search import StageSearch
 from ptymesh.distributed.world import Solo, World
@@ -127,3 +128,27 @@ def test_slices_are_for_electrons(tmp_path: Path) -> None:
     told = raster(4, 0.0, 1)
     search = search_of(recipe_for(tmp_path / "scan.npz", patterns(told), told))
     assert not list(two_slices(search.recipe, search.scan))
+
+
+@pytest.mark.parametrize(
+    ("matrix", "gain", "believed"),
+    [
+        (np.diag([1.045, 1.048]), 0.011, False),  # a healthy scan whose first probe had another defocus
+        (np.diag([1.08, 1.08]), 0.03, True),
+        (np.diag([1.005, 0.974]), 0.003, True),
+        (np.diag([1.002, 0.998]), 0.003, False),
+        (np.diag([1.005, 0.974]), -0.003, False),
+    ],
+)
+def test_another_scale_has_to_pay(
+    monkeypatch: pytest.MonkeyPatch, matrix: np.ndarray, gain: float, believed: bool
+) -> None:
+    """Aspect and shear are believed where they help; a scale has to help more than a wrong defocus makes it."""
+    judged = SimpleNamespace(gain_over=lambda other: (gain, 1.9 if abs(gain) < 0.01 else 5.0))
+    one = SimpleNamespace(judged=judged)
+    assert strain_helps(matrix, one, one) == believed  # type: ignore[arg-type]
+
+
+def test_a_rotation_is_told_from_a_strain() -> None:
+    turn = rotation_matrix(0.3)
+    assert abs(rotation_of(turn @ np.array([[1.03, 0.01], [0.01, 0.98]])) - 0.3) < 1e-12
