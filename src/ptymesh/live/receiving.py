@@ -75,6 +75,9 @@ class Receiver:
 
     def _run(self) -> None:
         try:
+            if (self._folder / "stream.json").exists() and (spool := Spool(self._folder)).ended:
+                self.arrivals.append((spool.count, time.monotonic()))
+                self.spool, self.ended = spool, True
             while not self._stopping.is_set() and not self.ended:
                 if not self._step():
                     self._stopping.wait(POLL_S)
@@ -99,5 +102,7 @@ class Receiver:
             self.spool.append(got.frames, got.positions_m)
             self.arrivals.append((count + len(got.frames), self.heard))
             return True
-        self.ended = got.ended
+        if got.ended:
+            self.spool.mark_ended()
+            self.ended = True
         return False

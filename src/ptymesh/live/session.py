@@ -29,6 +29,7 @@ from ptymesh.live.sources import FrameSource
 from ptymesh.live.spool import Spool
 from ptymesh.measurement import NO_CHECKS, Measurement
 from ptymesh.recipe.schema import Recipe
+from ptymesh.recipe.starts import AutoStart
 from ptymesh.run.reconstruction import Reconstruction
 
 #: Engines whose steps need no memory of other views, so that they may meet new views at any time.
@@ -288,10 +289,16 @@ class _Session:
             stored_positions=None,
             intensity=None if whole.intensity is None else whole.intensity[views],
         )
+        probe = recipe.probe
+        if state.probe is not None:  # which is cheaper to start from than from what the recipe says, and replaced below
+            part, probe = (
+                replace(part, probe=state.probe.cpu().numpy()),
+                probe.model_copy(update={"start": AutoStart()}),
+            )
         recon = Reconstruction(
             part,
-            object=recipe.object,
-            probe=recipe.probe,
+            object=recipe.object if state.object is None else recipe.object.model_copy(update={"initial": "ones"}),
+            probe=probe,
             subpixel=recipe.positions.subpixel,
             precision=recipe.precision,
             optics=dict(recipe.optics),

@@ -3,11 +3,12 @@
 N       frames so far
 H, W    detector pixels
 
-A spool is a folder of three files, which grow by appending:
+A spool is a folder of files, of which frames and positions grow by appending:
 
     stream.json     shape and type of a frame, and what the source says of beam and detector
     frames.raw      (N, H, W) numbers, in the order of arrival
     positions.raw   (N, 2) float64, y x in metres
+    ended           there once the stream has ended
 
 A frame counts once its position is complete, too: positions are written after their frames. What a process that was
 killed had half written is overwritten by the next one.
@@ -134,6 +135,15 @@ class Spool:
         """Number of frames that are complete with their positions."""
         frames = self._frames.stat().st_size // self.description.frame_bytes
         return min(frames, self._positions.stat().st_size // POSITION_BYTES)
+
+    @property
+    def ended(self) -> bool:
+        """True once all frames of the stream are here."""
+        return (self.folder / "ended").exists()
+
+    def mark_ended(self) -> None:
+        """Note that no frames will follow."""
+        (self.folder / "ended").touch()
 
     def append(self, frames: np.ndarray, positions_m: np.ndarray) -> None:
         """Add frames behind those that are there.
