@@ -44,6 +44,8 @@ def command(
 
     Stopped or killed, the same command goes on with the frames that DIR/spool holds.
     """
+    from ptymesh.cli.running import check_folder, owned, refuse_to_overwrite
+    from ptymesh.distributed.rank_info import world
     from ptymesh.errors import BadInput
     from ptymesh.live import LiveOptions, open_source, reconstruct_live
     from ptymesh.run_folder.signals import StopSignal
@@ -52,9 +54,15 @@ def command(
         raise BadInput(f"--uses is {uses}; give 1 or more.")
     if timeout is not None and not timeout > 0:
         raise BadInput(f"--timeout is {timeout:g}; give a number of seconds above 0.")
+    if world().size > 1:
+        raise BadInput(
+            f"`ptymesh live` is one process, and here are {world().size} ranks; start it without a launcher."
+        )
     loaded = _loaded(recipe, set_ or [], out)
-    out.mkdir(parents=True, exist_ok=True)
-    with StopSignal() as stop:
+    check_folder(out)
+    if not (out / "spool").is_dir():
+        refuse_to_overwrite(out, force=False)
+    with owned(out), StopSignal() as stop:
         outcome, scan = reconstruct_live(
             loaded,
             open_source(source, patterns, positions),
@@ -63,9 +71,9 @@ def command(
             stop=lambda: stop.requested,
             say=typer.echo,
         )
-    typer.echo(_told(outcome, out))
-    if polish:
-        _polish(loaded, scan, out, strict)
+        typer.echo(_told(outcome, out))
+        if polish:
+            _polish(loaded, scan, out, strict)
 
 
 def _loaded(recipe: Path, settings: list[str], out: Path) -> Recipe:
@@ -97,7 +105,7 @@ def _polish(recipe: Recipe, scan: Measurement, out: Path, strict: bool) -> None:
         strict: True to end with status 4 where the result is not good.
     """
     from ptymesh.cli.launching import LaunchOptions
-    from ptymesh.cli.running import StageFinder, check_folder, execute, owned
+    from ptymesh.cli.running import StageFinder, execute
     from ptymesh.io.formats.cxi import write_measurement
     from ptymesh.io.options import DataOptions, PositionOptions
     from ptymesh.recipe.starts import ResultStart
@@ -113,6 +121,4 @@ def _polish(recipe: Recipe, scan: Measurement, out: Path, strict: bool) -> None:
             "probe": recipe.probe.model_copy(update={"start": ResultStart(kind="result", path=live)}),
         }
     )
-    check_folder(out)
-    with owned(out):
-        execute(polishing, ["run"], LaunchOptions(), resume=False, finder=StageFinder(), strict=strict)
+    execute(polishing, ["run"], LaunchOptions(), resume=False, finder=StageFinder(), strict=strict)

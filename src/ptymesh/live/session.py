@@ -20,7 +20,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from ptymesh.distributed.joining import join
+from ptymesh.distributed.layout import Replicated
 from ptymesh.errors import BadInput, Interrupted, PtymeshError
+from ptymesh.geometry import Geometry
 from ptymesh.io.options import ViewRange
 from ptymesh.io.prepare.preprocess import measurement_of
 from ptymesh.io.results import Result
@@ -28,9 +31,16 @@ from ptymesh.live.receiving import SILENT_S, Receiver
 from ptymesh.live.sources import FrameSource
 from ptymesh.live.spool import Spool
 from ptymesh.measurement import NO_CHECKS, Measurement
+from ptymesh.physics.model import Model, SliceStack
+from ptymesh.problem import Problem
+from ptymesh.problem.counts import mean_pattern
+from ptymesh.recipe.initial import initial_estimate
 from ptymesh.recipe.schema import Recipe
-from ptymesh.recipe.starts import AutoStart
-from ptymesh.run.reconstruction import Reconstruction
+from ptymesh.recipe.starts import DataStart
+from ptymesh.run.loop import Loop
+from ptymesh.run.reconstruction import MARGIN_PX
+from ptymesh.run.state import RunState
+from ptymesh.types import complex_dtype
 
 #: Engines whose steps need no memory of other views, so that they may meet new views at any time.
 ENGINES = ("epie", "rpie", "mpie", "lsqml")
@@ -78,7 +88,7 @@ class LiveOutcome:
 
 @dataclass
 class LiveState:
-    """What goes from one segment to the next.
+    """Object, probe and counts that go from one segment to the next.
 
     Attributes:
         object: (L, H, W) complex, as far as the scan has reached; None before the first segment.
@@ -186,12 +196,15 @@ class _Session:
         stop: Callable[[], bool],
         say: Callable[[str], None],
     ) -> None:
-        self.recipe, self.engine, self.receiver, self.folder = recipe, recipe.stages[0], receiver, folder
+        self.recipe, self.receiver, self.folder = recipe, receiver, folder
+        self.engine = recipe.stages[0].model_copy(update={"epochs": 1})
+        self.world, self.dtype = join("cpu"), complex_dtype(recipe.precision)
         self.options, self.stop, self.say = options, stop, say
         self.state = LiveState()
         #: Seconds from arrival to the end of the first segment, of the new views of each segment.
         self.latencies: list[np.ndarray] = []
         self._silence_said = False
+        self._made_model: Model | None = None
 
     @property
     def spool(self) -> Spool:
@@ -271,6 +284,20 @@ class _Session:
         made = measurement_of(self.spool.scan(count), self.recipe.data, self.recipe.positions, f"live-{count}")
         return replace(made, checks=NO_CHECKS)
 
+    def _model(self, geometry: Geometry) -> Model:
+        """Return the forward model, the same in all segments."""
+        made, options = self._made_model, self.recipe.object
+        if made is None:
+            made = self._made_model = Model.for_geometry(
+                geometry,
+                subpixel=self.recipe.positions.subpixel,
+                optics=tuple(self.recipe.optics.values()),
+                slices=SliceStack(options.slices, options.slice_spacing_m or 0.0, options.tilt_rad or (0.0, 0.0)),
+                dtype=self.dtype,
+                device=self.world.device,
+            )
+        return made
+
     def _segment(self, views: np.ndarray) -> dict[str, float]:
         """Run one epoch over some views, from where the segment before has led.
 
@@ -289,29 +316,25 @@ class _Session:
             stored_positions=None,
             intensity=None if whole.intensity is None else whole.intensity[views],
         )
-        probe = recipe.probe
-        if state.probe is not None:  # which is cheaper to start from than from what the recipe says, and replaced below
-            part, probe = (
-                replace(part, probe=state.probe.cpu().numpy()),
-                probe.model_copy(update={"start": AutoStart()}),
-            )
-        recon = Reconstruction(
+        problem = Problem(self._model(whole.geometry), part, Replicated(self.world, part.positions), self.dtype)
+        first = state.object is None or state.probe is None
+        estimate = initial_estimate(
             part,
-            object=recipe.object if state.object is None else recipe.object.model_copy(update={"initial": "ones"}),
-            probe=probe,
-            subpixel=recipe.positions.subpixel,
+            mean_pattern(problem) if first else np.ones(part.window),
+            object=recipe.object if first else recipe.object.model_copy(update={"initial": "ones"}),
+            probe=recipe.probe if first else recipe.probe.model_copy(update={"start": DataStart(kind="data")}),
             precision=recipe.precision,
-            optics=dict(recipe.optics),
-            seed=recipe.seed + state.segments,
-            device="cpu",
-            planned=self.engine,
+            device=self.world.device,
+            margin_px=MARGIN_PX,
+            seed=recipe.seed,
+            optics=tuple(recipe.optics.values()),
         )
-        estimate = recon.state.estimate
         zero = np.round(np.array(estimate.origin)).astype(np.int64)
         if state.object is not None and state.probe is not None:
             paste(state.object, estimate.object, zero - state.zero)
             estimate.probe.copy_(state.probe)
-        residual = [report.residual for report in recon.run(self.engine, epochs=1)][-1]
+        loop = Loop(problem, RunState(estimate), [self.engine], seed=recipe.seed + state.segments)
+        residual = [report.residual for report in loop.epochs()][-1]
         state.object, state.zero = join_part(state.object, state.zero, estimate.object, zero)
         state.probe = estimate.probe.clone()
         new = views[state.uses[views] == 0]
