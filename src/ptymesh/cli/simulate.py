@@ -53,9 +53,14 @@ def command(
     compression: Annotated[
         str, typer.Option(help="gzip, or none: larger, but any pattern is read at the disk's speed.")
     ] = "gzip",
+    stream: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Then play it, as a detector would, such as tcp://127.0.0.1:5599."),
+    ] = None,
+    rate: Annotated[float, typer.Option(metavar="HZ", help="With --stream: frames per second.")] = 1000.0,
     force: Annotated[bool, typer.Option("--force", help="Replace files that exist.")] = False,
 ) -> None:
-    """Simulate a data set with known truth, and write it as CXI."""
+    """Simulate a data set with known truth, and write it as CXI; with --stream, also play it for `ptymesh live`."""
     from ptymesh.errors import BadInput
     from ptymesh.recipe.yaml_text import parsed
     from ptymesh.run.simulate_file import write
@@ -63,6 +68,8 @@ def command(
 
     if compression not in ("gzip", "none"):
         raise BadInput(f"--compression is {compression}; it should be gzip or none.")
+    if not 0 < rate < float("inf"):
+        raise BadInput(f"--rate is {rate:g}; give a number of frames per second above 0.")
     options = checked(
         kind=kind,
         views=views,
@@ -87,3 +94,21 @@ def command(
     data, truth = write(options, out, force=force, compression="gzip" if compression == "gzip" else None)
     print(f"{data}: {views} views of {window} x {window} pixels, {kind}, seed {seed}")
     print(f"{truth}: the object, probe and positions they were made from")
+    if stream is not None:
+        _play(data, stream, rate)
+
+
+def _play(data: Path, address: str, rate: float) -> None:
+    """Play a data set to one `ptymesh live`, which asks for its frames.
+
+    Args:
+        data: path of the data set.
+        address: where to listen.
+        rate: frames per second.
+    """
+    from ptymesh.io import load_measurement
+    from ptymesh.io.options import DataOptions
+    from ptymesh.live.sources import serve_scan
+
+    print(f"{address}: {rate:g} frames a second from when they are asked for; Ctrl-C ends it", flush=True)
+    serve_scan(load_measurement(DataOptions(path=data)), address, rate)

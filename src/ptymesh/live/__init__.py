@@ -1,0 +1,9 @@
+"""Reconstruction while frames arrive: a source of frames, a spool on disk, and segments of updates over it."""
+
+from __future__ import annotations
+
+from ptymesh.live.session import LiveOptions, LiveOutcome, reconstruct_live
+from ptymesh.live.sources import FrameSource, open_source
+from ptymesh.live.spool import Spool
+
+__all__ = ["FrameSource", "LiveOptions", "LiveOutcome", "Spool", "open_source", "reconstruct_live"]

@@ -1,0 +1,345 @@
+"""Reconstruction while frames arrive: nothing is lost, and the picture is nearly that of a run with all frames."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import torch
+
+import ptymesh as pm
+from ptymesh.compare import compare_results
+from ptymesh.errors import BadInput, Interrupted, PtymeshError
+from ptymesh.io.results import Result
+from ptymesh.live import LiveOptions, Spool, open_source, reconstruct_live
+from ptymesh.live.session import LARGEST, SEGMENT, choose_views, join_part, paste
+from ptymesh.live.sources import Frames, serve_scan
+from ptymesh.live.spool import StreamDescription
+from ptymesh.recipe.schema import Recipe, load_recipe
+from ptymesh.run.simulate_file import write
+from ptymesh.simulate import checked
+
+zmq = pytest.importorskip("zmq")
+
+VIEWS = 160
+STAGES = "stages: [{engine: rpie, epochs: 3, batch: 16}]\noutput: {figures: false}\n"
+
+
+@pytest.fixture(scope="module")
+def scan(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A simulated scan as a file; its truth lies beside it."""
+    path = tmp_path_factory.mktemp("live") / "scan.cxi"
+    write(checked(views=VIEWS, window=32, seed=3), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def recipe(scan: Path) -> Recipe:
+    """The recipe of the live part, whose probe is that of an earlier run on the same beam."""
+    earlier = scan.with_name("earlier.h5")
+    recon = pm.Reconstruction(str(scan))
+    for _ in recon.run(pm.RPIE(batch=16), epochs=8):
+        pass
+    recon.result().save(earlier)
+    text = f"data: {{path: none.cxi}}\nprobe: {{start: {{kind: result, path: {earlier}}}}}\n{STAGES}"
+    path = scan.with_name("live.yaml")
+    path.write_text(text)
+    return load_recipe(path)
+
+
+class Prepared:
+    """A source that has all frames from the start, and gives some at a time."""
+
+    def __init__(self, path: Path, most: int, ends: bool = True) -> None:
+        measured = pm.load(path)
+        self.frames = np.fft.fftshift(measured.patterns.read(np.arange(measured.views)), axes=(-2, -1))
+        self.positions = measured.positions * np.array(measured.geometry.object_pixel_m)
+        geometry = measured.geometry
+        self.said = StreamDescription(
+            measured.window,
+            self.frames.dtype.str,
+            energy_eV=geometry.energy_eV,
+            radiation=geometry.radiation,
+            distance_m=geometry.distance_m,
+            detector_pixel_m=geometry.detector_pixel_m,
+        )
+        self.most, self.ends, self.taken = most, ends, 0
+
+    def describe(self) -> StreamDescription | None:
+        return self.said
+
+    def take(self, first: int) -> Frames | None:
+        last = min(first + self.most, len(self.frames))
+        self.taken = max(self.taken, last)
+        return Frames(self.frames[first:last], self.positions[first:last], self.ends and last == len(self.frames))
+
+    def close(self) -> None:
+        pass
+
+
+def error(found: Path | Result, scan: Path) -> float:
+    """Return the object's error against the truth."""
+    result = Result.load(found) if isinstance(found, Path) else found
+    return compare_results(result, Result.load(scan.with_suffix(".truth.h5"))).nrmse
+
+
+def test_as_good_as_all_frames_at_once(scan: Path, recipe: Recipe, tmp_path: Path) -> None:
+    outcome, measured = reconstruct_live(recipe, Prepared(scan, 40), tmp_path, LiveOptions(uses=3))
+    assert outcome.views == measured.views == VIEWS
+    assert outcome.uses.min() == 3
+    assert len(outcome.latencies_s) == VIEWS and (outcome.latencies_s >= 0).all()
+    offline = pm.Reconstruction(str(scan), probe=recipe.probe)
+    for _ in offline.run(pm.RPIE(batch=16), epochs=3):
+        pass
+    assert error(tmp_path / "live.h5", scan) < 1.2 * error(offline.result(), scan)
+    rows = [json.loads(line) for line in (tmp_path / "live.jsonl").read_text().splitlines()]
+    assert sum(row["new"] for row in rows) == VIEWS
+    assert sum(row["views"] for row in rows) == outcome.uses.sum()
+
+
+def test_more_uses_are_better(scan: Path, recipe: Recipe, tmp_path: Path) -> None:
+    errors = []
+    for uses in (1, 6):
+        reconstruct_live(recipe, Prepared(scan, 200), tmp_path / str(uses), LiveOptions(uses=uses))
+        errors.append(error(tmp_path / str(uses) / "live.h5", scan))
+    assert errors[1] < 0.8 * errors[0]
+
+
+def test_over_zeromq(scan: Path, recipe: Recipe, tmp_path: Path) -> None:
+    served: list[str] = []
+    server = threading.Thread(target=serve_scan, args=(pm.load(scan), "tcp://127.0.0.1:*", 400.0, served), daemon=True)
+    server.start()
+    while not served:
+        time.sleep(0.01)
+    outcome, measured = reconstruct_live(recipe, open_source(served[0]), tmp_path, LiveOptions(timeout_s=60))
+    server.join(20)
+    assert not server.is_alive()  # as all frames have been stored
+    whole = pm.load(scan)
+    assert np.array_equal(measured.patterns.read(np.arange(VIEWS)), whole.patterns.read(np.arange(VIEWS)))
+    assert np.abs(measured.positions - whole.positions).max() < 1e-9
+    assert measured.geometry == whole.geometry
+    assert outcome.uses.min() >= 3
+
+
+@pytest.mark.parametrize("swmr", [True, False])
+def test_a_file_that_grows(scan: Path, recipe: Recipe, tmp_path: Path, swmr: bool) -> None:
+    made, path = Prepared(scan, 1), tmp_path / "growing.h5"
+    done: list[bool] = []
+
+    def write_slowly() -> None:
+        with h5py.File(path, "w", libver="latest") as file:
+            patterns = file.create_dataset("d/frames", (0, 32, 32), made.frames.dtype, maxshape=(None, 32, 32))
+            positions = file.create_dataset("d/yx", (0, 2), "f8", maxshape=(None, 2))
+            patterns.attrs["ended"] = False
+            if swmr:
+                file.swmr_mode = True
+            for first in range(0, VIEWS, 20):
+                for data, rows in ((positions, made.positions), (patterns, made.frames)):
+                    data.resize(first + 20, axis=0)
+                    data[first:] = rows[first : first + 20]
+                    data.flush()
+                time.sleep(0.02)
+            patterns.attrs["ended"] = True
+        done.append(True)
+
+    said = made.said
+    settings = [
+        f"data.energy_eV={said.energy_eV!r}",
+        f"data.radiation={said.radiation}",
+        f"data.distance_m={said.distance_m!r}",
+        f"data.detector_pixel_m=[{said.detector_pixel_m[0]!r}, {said.detector_pixel_m[1]!r}]",  # type: ignore[index]
+    ]
+    known = load_recipe(scan.with_name("live.yaml"), settings)
+    writer = threading.Thread(target=write_slowly)
+    source = open_source(str(path), "/d/frames", "/d/yx")
+    assert source.describe() is None  # there is no file yet
+    writer.start()
+    if not swmr:  # a file that is written without SWMR is read once it is closed
+        writer.join()
+    outcome, measured = reconstruct_live(known, source, tmp_path / "out", LiveOptions(uses=1, timeout_s=60))
+    writer.join()
+    assert done and outcome.views == VIEWS
+    assert np.array_equal(measured.patterns.read(np.arange(VIEWS)), pm.load(scan).patterns.read(np.arange(VIEWS)))
+
+
+@pytest.mark.long
+def test_killed_and_started_again(scan: Path, recipe: Recipe, tmp_path: Path) -> None:
+    """The same frames are there at the end, and each is used as often as asked."""
+    served: list[str] = []
+    server = threading.Thread(target=serve_scan, args=(pm.load(scan), "tcp://127.0.0.1:*", 60.0, served), daemon=True)
+    server.start()
+    while not served:
+        time.sleep(0.01)
+    out = tmp_path / "out"
+    command = [sys.executable, "-P", "-m", "ptymesh", "live", str(scan.with_name("live.yaml")), "--from", served[0]]
+    command += ["--out", str(out), "--timeout", "60"]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    first = subprocess.Popen(command, **quiet)  # type: ignore[call-overload]
+    positions = out / "spool" / "positions.raw"
+    while not positions.exists() or positions.stat().st_size < 16 * 20:
+        assert first.poll() is None
+        time.sleep(0.02)
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    assert Spool(out / "spool").count < VIEWS
+    with (out / "spool" / "frames.raw").open("ab") as file:
+        file.write(b"half a frame")  # as a write that was cut short leaves it
+    again = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert again.returncode == 0, again.stderr
+    assert f"{VIEWS} frames" in again.stdout
+    spool = Spool(out / "spool")
+    whole = Prepared(scan, 1)
+    assert spool.ended and spool.count == VIEWS
+    assert np.array_equal(np.fromfile(spool.folder / "frames.raw", whole.frames.dtype), whole.frames.ravel())
+    assert Result.load(out / "result.h5").attrs["verdict"] in ("good", "poor")
+    assert error(out / "result.h5", scan) < error(out / "live.h5", scan)
+    # there is no source any more, and none is needed
+    outcome, _ = reconstruct_live(recipe, open_source("tcp://127.0.0.1:1"), out, LiveOptions(uses=1))
+    assert outcome.views == VIEWS
+
+
+def test_stopped_it_keeps_its_frames(scan: Path, recipe: Recipe, tmp_path: Path) -> None:
+    asked: list[bool] = []
+
+    def stop() -> bool:
+        asked.append(True)
+        return len(asked) > 3
+
+    with pytest.raises(Interrupted, match="goes on with them"):
+        reconstruct_live(recipe, Prepared(scan, 40, ends=False), tmp_path, LiveOptions(), stop=stop)
+    assert Result.load(tmp_path / "live.h5").object.ndim == 3
+    kept = Spool(tmp_path / "spool").count
+    source = Prepared(scan, 40)
+    outcome, _ = reconstruct_live(recipe, source, tmp_path, LiveOptions(uses=1))
+    assert outcome.views == VIEWS and kept > 0
+
+
+# --- the choice of views ---
+
+
+def test_new_views_come_first_then_those_least_used() -> None:
+    uses = np.concatenate((np.full(600, 2), np.full(300, 1), np.zeros(100))).astype(np.int64)
+    chosen = choose_views(uses, 3, 0, 0)
+    assert len(chosen) == SEGMENT
+    assert np.isin(np.arange(900, 1000), chosen).all() and np.isin(np.arange(600, 900), chosen).all()
+    assert (np.diff(chosen) > 0).all()
+    assert not np.array_equal(chosen, choose_views(uses, 3, 0, 1))  # other views of those used twice
+    assert np.array_equal(chosen, choose_views(uses, 3, 0, 0))
+
+
+def test_where_many_wait_old_ones_do() -> None:
+    uses = np.concatenate((np.ones(100), np.zeros(5000))).astype(np.int64)
+    chosen = choose_views(uses, 3, 0, 0)
+    assert len(chosen) == LARGEST and chosen.min() == 100
+
+
+def test_views_used_often_enough_are_left_alone() -> None:
+    assert len(choose_views(np.full(50, 3), 3, 0, 0)) == 0
+
+
+# --- the object that grows ---
+
+
+def test_an_object_grows_with_its_parts() -> None:
+    rng = np.random.default_rng(0)
+    whole = torch.from_numpy(rng.normal(size=(1, 40, 50)) + 1j)
+    made, zero = None, np.zeros(2, np.int64)
+    for top, left, height, width in ((10, 20, 12, 12), (0, 0, 15, 30), (5, 10, 35, 40)):
+        part = whole[:, top : top + height, left : left + width]
+        made, zero = join_part(made, zero, part, np.array([-top, -left]))
+    assert made is not None and tuple(made.shape[-2:]) == (40, 50) and zero.tolist() == [0, 0]
+    assert torch.equal(made[:, 5:40, 10:50], whole[:, 5:40, 10:50])
+    assert torch.equal(made[:, :5, :30], whole[:, :5, :30])
+    assert (made[:, 20:, :10] == 1).all()  # where nothing has been
+
+
+def test_objects_apart_are_not_pasted() -> None:
+    target = torch.ones(1, 8, 8, dtype=torch.complex128)
+    paste(torch.zeros(1, 4, 4, dtype=torch.complex128), target, np.array([8, 0]))
+    assert (target == 1).all()
+
+
+# --- what is refused ---
+
+
+@pytest.mark.parametrize(
+    ("setting", "word"),
+    [
+        ("stages.0.engine=adam", "make it epie, rpie"),
+        ("data.views.step=2", "leave it out"),
+        ("positions.raster={shape: [10, 16], step_m: 1e-6}", "leave it out"),
+        ("probe.opr_modes=1", "leave it out"),
+    ],
+)
+def test_recipes_that_need_all_views(scan: Path, recipe: Recipe, tmp_path: Path, setting: str, word: str) -> None:
+    changed = load_recipe(scan.with_name("live.yaml"), [setting])
+    with pytest.raises(BadInput, match=word):
+        reconstruct_live(changed, Prepared(scan, 40), tmp_path, LiveOptions())
+
+
+def test_another_stream_in_the_same_folder(scan: Path, recipe: Recipe, tmp_path: Path) -> None:
+    Spool(tmp_path / "spool", StreamDescription((16, 16), "<u2"))
+    with pytest.raises(BadInput, match="choose another folder"):
+        reconstruct_live(recipe, Prepared(scan, 40), tmp_path, LiveOptions())
+
+
+def test_a_source_that_is_silent(recipe: Recipe, tmp_path: Path) -> None:
+    with pytest.raises(PtymeshError, match="has not answered"):
+        reconstruct_live(recipe, open_source("tcp://127.0.0.1:1"), tmp_path, LiveOptions(timeout_s=0.2))
+
+
+@pytest.mark.parametrize("answer", [b"what?", b'{"first": 7, "count": 1}', b"[]"])
+def test_who_answers_otherwise(recipe: Recipe, tmp_path: Path, answer: bytes) -> None:
+    context = zmq.Context()
+    socket = context.socket(zmq.REP)
+    port = socket.bind_to_random_port("tcp://127.0.0.1")
+
+    def answer_once() -> None:
+        socket.recv()
+        socket.send_multipart([answer, b"", b""])
+
+    other = threading.Thread(target=answer_once)
+    other.start()
+    with pytest.raises(BadInput, match=r"no source of frames|is not understood"):
+        reconstruct_live(recipe, open_source(f"tcp://127.0.0.1:{port}"), tmp_path, LiveOptions(timeout_s=5))
+    other.join()
+    socket.close()
+    context.term()
+
+
+@pytest.mark.parametrize("address", ["http://here", "tcp://nowhere"])
+def test_addresses(address: str) -> None:
+    with pytest.raises(BadInput, match="give tcp://HOST:PORT"):
+        open_source(address)
+
+
+@pytest.mark.parametrize("said", [None, {}, {"shape": [3], "dtype": "<u2"}, {"shape": [4, 4], "dtype": "O"}])
+def test_descriptions(said: object) -> None:
+    with pytest.raises(BadInput, match="is not understood"):
+        StreamDescription.parse(said, "the source")
+
+
+def test_frames_of_another_shape(tmp_path: Path) -> None:
+    spool = Spool(tmp_path, StreamDescription((4, 4), "<u2"))
+    with pytest.raises(BadInput, match="do not"):
+        spool.append(np.zeros((2, 4, 5), "<u2"), np.zeros((2, 2)))
+    with pytest.raises(BadInput, match="one position"):
+        spool.append(np.zeros((2, 4, 4), "<u2"), np.zeros((1, 2)))
+    assert spool.count == 0
+
+
+def test_a_full_disk_is_said(tmp_path: Path) -> None:
+    if not os.path.exists("/dev/full"):
+        pytest.skip("there is no /dev/full here")
+    spool = Spool(tmp_path, StreamDescription((4, 4), "<u2"))
+    spool._frames.unlink()
+    spool._frames.symlink_to("/dev/full")
+    with pytest.raises((PtymeshError, OSError)):
+        spool.append(np.zeros((2, 4, 4), "<u2"), np.zeros((2, 2)))
