@@ -9,6 +9,7 @@ from typing import Protocol
 from ptymesh.errors import BadInput
 from ptymesh.io.fingerprint import fingerprint
 from ptymesh.io.formats import (
+    beamlines,
     blockfile,
     cxi,
     dectris,
@@ -18,6 +19,8 @@ from ptymesh.io.formats import (
     key_map,
     merlin,
     nexus,
+    pattern_pairs,
+    ptypy,
     tia,
     tike,
     velox,
@@ -65,6 +68,9 @@ _OWN: tuple[tuple[str, Reader], ...] = (
     ("tike", tike),
     ("dectris", dectris),
     ("emd", emd),
+    ("ptypy", ptypy),
+    ("pattern_pairs", pattern_pairs),
+    ("beamlines", beamlines),
     ("nexus", nexus),
     ("merlin", merlin),
     ("blockfile", blockfile),
