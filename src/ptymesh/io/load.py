@@ -16,9 +16,11 @@ from ptymesh.io.formats import (
     digital_micrograph,
     emd,
     empad,
+    hyperspy,
     key_map,
     merlin,
     nexus,
+    npy_stack,
     pattern_pairs,
     ptypy,
     tia,
@@ -71,7 +73,9 @@ _OWN: tuple[tuple[str, Reader], ...] = (
     ("ptypy", ptypy),
     ("pattern_pairs", pattern_pairs),
     ("beamlines", beamlines),
+    ("hyperspy", hyperspy),
     ("nexus", nexus),
+    ("npy_stack", npy_stack),
     ("merlin", merlin),
     ("blockfile", blockfile),
     ("tia", tia),
@@ -83,7 +87,6 @@ for _name, _reader in _OWN:
     READERS.register(_name)(_reader)
 #: Formats that people have, by their first bytes, and what to do about them.
 KNOWN = {
-    b"\x93NUMPY": "a single array of numpy (.npy)",
     b"II*\0": "a TIFF image",
     b"MM\0*": "a TIFF image",
     b"MATLAB 5": "a MATLAB file older than version 7.3",
