@@ -9,6 +9,7 @@ from typing import Protocol
 from ptymesh.errors import BadInput
 from ptymesh.io.fingerprint import fingerprint
 from ptymesh.io.formats import (
+    abtem,
     beamlines,
     blockfile,
     cxi,
@@ -74,6 +75,7 @@ _OWN: tuple[tuple[str, Reader], ...] = (
     ("pattern_pairs", pattern_pairs),
     ("beamlines", beamlines),
     ("hyperspy", hyperspy),
+    ("abtem", abtem),
     ("nexus", nexus),
     ("npy_stack", npy_stack),
     ("merlin", merlin),
