@@ -53,7 +53,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Layout:
+class FileLayout:
     """Names of the datasets of one beamline or program.
 
     Attributes:
@@ -87,7 +87,7 @@ _PTYLAB = {"wavelength_m": ("/wavelength", 1.0), "distance_m": ("/zo", 1.0), "de
 _PSEUDO = "/entry/measurement/pseudo"
 #: In the order in which a file is compared with them.
 LAYOUTS = (
-    Layout(
+    FileLayout(
         name="NSLS-II HXN (`diffamp`)",
         patterns="/diffamp",
         y=Column("/points", 1),
@@ -97,7 +97,7 @@ LAYOUTS = (
         amplitudes=True,
         note="diffamp are amplitudes, and are squared; some files keep their zero frequency at the corner (data.dc).",
     ),
-    Layout(
+    FileLayout(
         name="PtyLab",
         patterns="/ptychogram",
         y=Column("/encoder", 0),
@@ -105,7 +105,7 @@ LAYOUTS = (
         unit="m",
         numbers=_PTYLAB,
     ),
-    Layout(
+    FileLayout(
         name="LCLS XPP",
         patterns="/jungfrau1M/image_img",
         y=Column("/lmc/ch05", sign=-1),
@@ -115,7 +115,7 @@ LAYOUTS = (
         note="The sample's rotation is not in the file; positions are those of the stages ch05 and ch03, unrotated.",
     ),
     *(
-        Layout(
+        FileLayout(
             name=f"NanoMAX (`{patterns.rpartition('measurement/')[2] or patterns}`)",
             patterns=patterns,
             y=Column(f"{_PSEUDO}/y"),
@@ -181,7 +181,7 @@ def read(path: Path, data: DataOptions) -> RawScan:
     )
 
 
-def _layout(file: Hdf5File) -> Layout | None:
+def _layout(file: Hdf5File) -> FileLayout | None:
     """Return the first layout of which the file has patterns and positions."""
     for layout in LAYOUTS:
         patterns = item_of(file, layout.patterns)
@@ -214,7 +214,7 @@ def _column(file: Hdf5File, column: Column, count: int) -> np.ndarray:
     return column.sign * (stored[column.index] if shape[0] == 2 else stored[:, column.index])
 
 
-def _unit(file: Hdf5File, layout: Layout) -> tuple[Unit, str]:
+def _unit(file: Hdf5File, layout: FileLayout) -> tuple[Unit, str]:
     """Return the positions' unit, and a sentence that asks for it where the file says one that is not known."""
     known: dict[float, Any] = {metres: unit for unit, metres in METRES.items()}
     said = {unit_of(file, column.dataset) for column in (layout.y, layout.x)} - {None}
