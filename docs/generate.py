@@ -106,6 +106,26 @@ py4DSTEM: a calibrated file needs nothing else.
 ptymesh inspect datacube.h5
 ```
 
+HXN: amplitudes, which are squared; where the light lies in the corners, add `--set data.dc=corner`.
+
+```sh
+ptymesh inspect scan_320045.h5
+```
+
+fold_slice and the Velociprobe: the file of patterns, with `data_roi0_para.hdf5` beside it.
+
+```sh
+ptymesh inspect data_roi0_dp.hdf5 --set data.radiation=photon --set data.energy_eV=8.8e3 \\
+  --set data.distance_m=1.92 --set data.detector_pixel_m=75e-6
+```
+
+One `.npy` of patterns, (rows, columns, y, x) or a list of them:
+
+```sh
+ptymesh inspect patterns.npy --set data.energy_eV=80e3 --set data.radiation=electron \\
+  --set data.object_pixel_m=2e-11 --set positions.raster.step_m=5e-11
+```
+
 A beamline's HDF5 with positions in a file of their own:
 
 ```sh

@@ -147,7 +147,7 @@ def test_unknown_files(tmp_path: Path, hdf5: Load) -> None:
         (tmp_path / "empty", "is empty"),
         (tmp_path / "absent.cxi", "There is no file"),
         (tmp_path, "is a folder; data.path must name a file"),
-        (tmp_path / "frames.npy", r"a single array of numpy .*; put patterns and positions into one file with numpy"),
+        (tmp_path / "frames.npy", r"has shape \(3, 4\); patterns have three axes"),
         (tmp_path / "frames.tif", "is a TIFF image, which is not read; put"),
         (tmp_path / "old.mat", r"older than version 7\.3, which is not read; put"),
     ):

@@ -9,15 +9,21 @@ from typing import Protocol
 from ptymesh.errors import BadInput
 from ptymesh.io.fingerprint import fingerprint
 from ptymesh.io.formats import (
+    abtem,
+    beamlines,
     blockfile,
     cxi,
     dectris,
     digital_micrograph,
     emd,
     empad,
+    hyperspy,
     key_map,
     merlin,
     nexus,
+    npy_stack,
+    pattern_pairs,
+    ptypy,
     tia,
     tike,
     velox,
@@ -65,7 +71,13 @@ _OWN: tuple[tuple[str, Reader], ...] = (
     ("tike", tike),
     ("dectris", dectris),
     ("emd", emd),
+    ("ptypy", ptypy),
+    ("pattern_pairs", pattern_pairs),
+    ("beamlines", beamlines),
+    ("hyperspy", hyperspy),
+    ("abtem", abtem),
     ("nexus", nexus),
+    ("npy_stack", npy_stack),
     ("merlin", merlin),
     ("blockfile", blockfile),
     ("tia", tia),
@@ -77,7 +89,6 @@ for _name, _reader in _OWN:
     READERS.register(_name)(_reader)
 #: Formats that people have, by their first bytes, and what to do about them.
 KNOWN = {
-    b"\x93NUMPY": "a single array of numpy (.npy)",
     b"II*\0": "a TIFF image",
     b"MM\0*": "a TIFF image",
     b"MATLAB 5": "a MATLAB file older than version 7.3",

@@ -1,0 +1,144 @@
+"""hyperspy's signals (.hspy, HDF5): `/Experiments/TITLE/data` with groups `axis-0` ..., which say scale and unit.
+
+Axes with `navigate` are the scan's, the other two the detector's. `beam_energy` is in keV. Source: the documentation of
+the format; no code of hyperspy's is used.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import h5py
+import numpy as np
+
+from ptymesh.errors import BadInput
+from ptymesh.geometry import Pair, electron_wavelength_m
+from ptymesh.io.formats.about import About
+from ptymesh.io.formats.contents import is_hdf5_with
+from ptymesh.io.hdf5.reading import DAMAGE, Hdf5File, attribute, item_of, open_hdf5, text_of
+from ptymesh.io.options import DataOptions
+from ptymesh.io.rasters import raster_positions, scan_shape
+from ptymesh.io.scan import Optics, RawScan
+from ptymesh.io.source import Hdf5Source
+from ptymesh.io.staging import sliceable
+from ptymesh.io.units import ELECTRON_EV, check_energy, length_m, object_pixel_m, uncalibrated_note
+
+NAME = "hyperspy (.hspy)"
+ABOUT = About(
+    instrument="hyperspy, pyxem, LiberTEM",
+    reads="`.hspy`, signals of patterns over one or two navigation axes",
+    takes="energy, scan shape and step, detector pixel in inverse lengths or angles",
+    asks="axes without units (`positions.raster.step_m`, `data.object_pixel_m`), often the energy",
+    library="h5py (BSD)",
+)
+EXPERIMENTS = "/Experiments"
+ENERGY = "metadata/Acquisition_instrument/TEM"
+
+
+def recognises(path: Path, data: DataOptions) -> bool:
+    """Return True for HDF5 with a signal of patterns."""
+    return is_hdf5_with(path, data, _signals)
+
+
+def read(path: Path, data: DataOptions) -> RawScan:
+    """Return the scan of the first signal of patterns.
+
+    Raises:
+        BadInput: its axes are not two of a detector behind one or two of a scan, or its energy cannot be.
+    """
+    with open_hdf5(path, follow=data.follow) as file:
+        names = _signals(file)
+        name = names[0]
+        source = Hdf5Source(path, f"{name}/data", follow=data.follow)
+        axes = 3 if source.raster is None else 4
+        _check_navigation(file, name, axes)
+        scales = [_axis(file, name, k) for k in range(axes)]
+        notes = [f"Of the signals {', '.join(names[:4])}, the first is read."] if len(names) > 1 else []
+        energy = None
+        if data.energy_eV is None and data.wavelength_m is None:
+            energy = _energy_eV(file, name)
+        known = energy or data.energy_eV
+        wavelength = data.wavelength_m or (electron_wavelength_m(known) if known else None)
+        pixel = object_pixel_m(source.shape[1:], scales[-2:], wavelength)
+        if pixel is None:
+            notes.append(uncalibrated_note(*scales[-2]))
+        raster, step = source.raster, None
+        if raster is None:
+            shape = scan_shape(source.shape[0], None, data, str(path))
+            raster = shape.shape
+            notes += shape.notes
+        else:
+            step = _step_m(scales[:2], notes)
+        return RawScan(
+            patterns=sliceable(source),
+            optics=Optics(radiation=data.radiation or "electron", energy_eV=energy, object_pixel_m=pixel),
+            positions=None if step is None or raster is None else raster_positions(raster, step),
+            raster=raster,
+            name=path.stem,
+            notes=tuple(notes),
+        )
+
+
+def _signals(file: Hdf5File) -> list[str]:
+    """Return the names of the signals whose data can be patterns, real and of three or four axes."""
+    group = item_of(file, EXPERIMENTS)
+    if not isinstance(group, h5py.Group):
+        return []
+    try:
+        names = [f"{EXPERIMENTS}/{name}" for name in list(group)[:1000]]
+    except DAMAGE as error:
+        raise BadInput(f"{EXPERIMENTS} in {file.filename} is damaged ({error}): copy the file again.") from error
+    return [name for name in names if _is_stack(file, name) and item_of(file, f"{name}/axis-0") is not None]
+
+
+def _is_stack(file: Hdf5File, name: str) -> bool:
+    data = item_of(file, f"{name}/data")
+    return isinstance(data, h5py.Dataset) and data.ndim in (3, 4) and data.dtype.kind in "buif"
+
+
+def _number(file: Hdf5File, name: str, key: str) -> float | None:
+    """Return a finite number that an attribute of a group says; None where it says none."""
+    item = item_of(file, name)
+    value = None if item is None else np.asarray(attribute(item, key))
+    if value is None or value.dtype.kind not in "buif" or value.size != 1:
+        return None
+    number = float(value.reshape(-1)[0])
+    return number if np.isfinite(number) else None
+
+
+def _check_navigation(file: Hdf5File, name: str, axes: int) -> None:
+    """Raise BadInput unless the last two axes, and no others, are the detector's; nothing said is taken so."""
+    said = [_number(file, f"{name}/axis-{k}", "navigate") for k in range(axes)]
+    wanted = [k < axes - 2 for k in range(axes)]
+    if any(one is not None and bool(one) != want for one, want in zip(said, wanted, strict=True)):
+        words = ", ".join("?" if one is None else "scan" if one else "detector" for one in said)
+        raise BadInput(
+            f"{name} in {file.filename} has the axes {words}; patterns are two of a detector behind those of a scan: "
+            "name them in data.keys, with pattern_axes."
+        )
+
+
+def _axis(file: Hdf5File, name: str, index: int) -> tuple[float, str]:
+    """Return (scale, unit) of an axis; (0, "") where the file does not say it."""
+    item = item_of(file, f"{name}/axis-{index}")
+    unit = "" if item is None else text_of(attribute(item, "units"), 40) or ""
+    return abs(_number(file, f"{name}/axis-{index}", "scale") or 0.0), unit
+
+
+def _step_m(scales: list[tuple[float, str]], notes: list[str]) -> Pair | None:
+    """Return the metres from view to view (y, x); None, with a note, where the file says no lengths."""
+    (y, unit_y), (x, unit_x) = scales
+    metres_y, metres_x = length_m(unit_y), length_m(unit_x)
+    if y <= 0 or x <= 0 or metres_y is None or metres_x is None:
+        said = f"{y:g} {unit_y or 'without a unit'}"
+        notes.append(f"The file's scan step is {said}, which is no length: set positions.raster.step_m.")
+        return None
+    return y * metres_y, x * metres_x
+
+
+def _energy_eV(file: Hdf5File, name: str) -> float | None:
+    """Return the energy, which hyperspy keeps in keV; BadInput where it can be none in keV."""
+    energy = _number(file, f"{name}/{ENERGY}", "beam_energy")
+    if not energy:
+        return None
+    return check_energy(1e3 * energy, ELECTRON_EV, f"beam_energy in {file.filename}", f"{energy:g} keV")

@@ -1,0 +1,64 @@
+"""A single array of numpy (.npy): patterns (N, y, x), or (rows, columns, y, x), mapped from the file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ptymesh.errors import BadInput
+from ptymesh.io.formats.about import About
+from ptymesh.io.formats.contents import first_bytes
+from ptymesh.io.npy import check_numbers, read_header
+from ptymesh.io.options import DataOptions
+from ptymesh.io.rasters import ScanShape, scan_shape
+from ptymesh.io.scan import Optics, RawScan
+from ptymesh.io.source import MappedSource
+
+NAME = "a stack of patterns (.npy)"
+ABOUT = About(
+    instrument="numpy",
+    reads="`.npy` of three or four axes, in any order (`data.frames.axes`)",
+    takes="nothing",
+    asks="energy, object pixel (or distance and pixel), step; the scan's shape of three axes that are no square",
+)
+#: The recipe may say the order of the axes (`data.frames.axes`).
+ASKS_AXES = True
+MAGIC = b"\x93NUMPY"
+
+
+def recognises(path: Path, _: DataOptions) -> bool:
+    """Return True for an array of numpy."""
+    return first_bytes(path, len(MAGIC)) == MAGIC
+
+
+def read(path: Path, data: DataOptions) -> RawScan:
+    """Return the scan of a stack.
+
+    Raises:
+        BadInput: the array is no stack of real numbers, or the file ends before it does.
+    """
+    with path.open("rb") as file:
+        header = read_header(file, str(path))
+        offset = file.tell()
+    check_numbers(header.dtype, str(path), "buif")
+    axes = data.frames.axes if data.frames is not None else None
+    axes = axes or {3: "nyx", 4: "rcyx"}.get(len(header.shape), "")
+    if len(axes) != len(header.shape) or 0 in header.shape:
+        raise BadInput(
+            f"{path} has shape {header.shape}; patterns have three axes (views, y, x), or four for a raster (rows, "
+            "columns, y, x): save them so, or name their order in data.frames.axes."
+        )
+    size = path.stat().st_size
+    if size < offset + header.nbytes:
+        raise BadInput(
+            f"{path} says {header.shape} {header.dtype}, which needs {offset + header.nbytes} bytes, and has {size}; "
+            "it is truncated: copy it again."
+        )
+    source = MappedSource(path, header.shape, header.dtype, axes, offset, header.fortran)
+    shape = ScanShape(source.raster) if source.raster else scan_shape(source.shape[0], None, data, str(path))
+    return RawScan(
+        patterns=source,
+        optics=Optics(radiation=data.radiation),
+        raster=shape.shape,
+        name=path.stem,
+        notes=shape.notes,
+    )

@@ -1,0 +1,54 @@
+"""abTEM's simulated scans, written to its layout: steps, angles, and what is missing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+from ptymesh.errors import BadInput
+
+
+@pytest.fixture
+def counts() -> np.ndarray:
+    return np.random.default_rng(3).uniform(0, 9, (3, 4, 16, 20)).astype(np.float32)
+
+
+def write(path: Path, array: np.ndarray, sampling: list[float], units: list[str]) -> Path:
+    with h5py.File(path, "w") as file:
+        file["array"], file["sampling"] = array, sampling
+        file["units"] = np.array([unit.encode() for unit in units])
+        file["offset"] = np.zeros(len(sampling))
+    return path
+
+
+def test_what_the_file_says(tmp_path: Path, counts: Any, load: Any, upright: Any) -> None:
+    path = write(tmp_path / "a.hdf5", counts, [0.5, 0.25, 1.5, 1.2], ["Å", "Å", "mrad", "mrad"])
+    m = load(path, energy_eV=80e3)
+    np.testing.assert_array_equal(upright(m), counts.reshape(-1, 16, 20))
+    wavelength = m.geometry.wavelength_m
+    assert m.geometry.object_pixel_m == pytest.approx((wavelength / (16 * 1.5e-3), wavelength / (20 * 1.2e-3)))
+    step = (m.positions[5] - m.positions[0]) * m.geometry.object_pixel_m
+    np.testing.assert_allclose(step, (0.5e-10, 0.25e-10), rtol=1e-9)
+
+
+def test_angles_ask_for_the_energy(tmp_path: Path, counts: Any, load: Any) -> None:
+    path = write(tmp_path / "a.hdf5", counts, [0.5, 0.25, 1.5, 1.5], ["Å", "Å", "mrad", "mrad"])
+    with pytest.raises(BadInput, match=r"its object pixel is unknown; set data\.object_pixel_m, or the energy"):
+        load(path)
+
+
+def test_axes_that_say_no_length(tmp_path: Path, counts: Any, load: Any) -> None:
+    path = write(tmp_path / "a.hdf5", counts, [0.5, 0.25, 0.1, 0.1], ["", "", "1/Å", "1/Å"])
+    with pytest.raises(BadInput, match=r"without a step; set positions\.raster\.step_m"):
+        load(path, energy_eV=80e3)
+    assert load(path, {"raster": {"step_m": 1e-10}}, energy_eV=80e3).views == 12
+
+
+def test_axes_and_numbers_that_differ(tmp_path: Path, counts: Any, load: Any) -> None:
+    path = write(tmp_path / "a.hdf5", counts, [0.5, 0.25, 0.1], ["Å"] * 4)
+    with pytest.raises(BadInput, match="the sampling of 3 axes and the units of 4, and its array has 4"):
+        load(path, energy_eV=80e3)

@@ -1,0 +1,112 @@
+"""Files with the names of beamlines and programs: patterns, positions, units and numbers come as each layout says."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+from ptymesh.errors import BadInput
+from ptymesh.io.formats.beamlines import LAYOUTS
+from ptymesh.io.formats.changed_source import squared
+from ptymesh.io.source import Hdf5Source
+
+ENERGY = {"energy_eV": 8.8e3, "distance_m": 2.0, "detector_pixel_m": 75e-6}
+
+
+@pytest.fixture
+def counts() -> np.ndarray:
+    return np.random.default_rng(3).poisson(9, (6, 16, 16)).astype(np.uint16)
+
+
+def write(path: Path, **arrays: Any) -> Path:
+    with h5py.File(path, "w") as file:
+        for name, value in arrays.items():
+            file[name.replace("__", "/")] = value
+    return path
+
+
+def metres(measurement: Any) -> np.ndarray:
+    """Return positions against the first one, in metres."""
+    found: np.ndarray = (measurement.positions - measurement.positions[0]) * measurement.geometry.object_pixel_m
+    return found
+
+
+Y, X = np.array([0, 0, 1, 1, 2, 2.5]) * 1e-6, np.array([0, 1, 0, 1, 0, 1.5]) * 1e-6
+
+
+def hxn(path: Path, counts: np.ndarray, **changed: Any) -> Path:
+    arrays = {"diffamp": np.sqrt(counts).astype(np.float32), "points": np.stack([X, Y]) * 1e6}
+    return write(path, **arrays | {"lambda_nm": 0.1, "z_m": 2.05, "ccd_pixel_um": 55.0, "angle": 15.0} | changed)
+
+
+def test_amplitudes_of_hxn_become_counts(tmp_path: Path, counts: Any, load: Any, upright: Any) -> None:
+    m = load(hxn(tmp_path / "scan.h5", counts))
+    np.testing.assert_allclose(upright(m), counts, rtol=1e-6)
+    assert m.geometry.wavelength_m == pytest.approx(1e-10) and m.geometry.distance_m == 2.05
+    assert m.geometry.detector_pixel_m == pytest.approx((55e-6, 55e-6))
+    np.testing.assert_allclose(metres(m), np.stack([Y, X], axis=1), atol=1e-12)
+    assert any("amplitudes" in note for note in m.notes)
+
+
+def test_pairs_of_hxn_that_cannot_be_told(tmp_path: Path, counts: Any, load: Any) -> None:
+    with pytest.raises(BadInput, match=r"/points in .* has shape \(2, 2\), which can be read either way"):
+        load(hxn(tmp_path / "scan.h5", counts[:2], points=np.eye(2)))
+    with pytest.raises(BadInput, match=r"/points in .* has shape \(6, 3\), and there are 6 patterns"):
+        load(hxn(tmp_path / "scan.h5", counts, points=np.zeros((6, 3))))
+    with pytest.raises(BadInput, match="holds 6 patterns, but there are 5 positions"):
+        load(hxn(tmp_path / "scan.h5", counts, points=np.zeros((2, 5))))
+
+
+def test_ptylab(tmp_path: Path, counts: Any, load: Any, upright: Any) -> None:
+    numbers = {"wavelength": np.array([[1e-9]]), "zo": np.array([[0.05]]), "dxd": np.array([[13.5e-6]])}
+    path = write(tmp_path / "scan.hdf5", ptychogram=counts, encoder=np.stack([Y, X], axis=1), **numbers)
+    m = load(path)
+    np.testing.assert_array_equal(upright(m), counts)
+    assert m.geometry.wavelength_m == 1e-9 and m.geometry.distance_m == 0.05
+    np.testing.assert_allclose(metres(m), np.stack([Y, X], axis=1), atol=1e-12)
+    assert load(path, distance_m=0.06).geometry.distance_m == 0.06
+
+
+def test_stages_of_xpp_move_against_the_probe(tmp_path: Path, counts: Any, load: Any) -> None:
+    path = write(
+        tmp_path / "scan.h5",
+        jungfrau1M__image_img=counts,
+        lmc__ch03=X * 1e6,
+        lmc__ch05=Y * 1e6,
+        ipm2__sum=np.arange(1.0, 7),
+    )
+    m = load(path, **ENERGY)
+    np.testing.assert_allclose(metres(m), -np.stack([Y, X], axis=1), atol=1e-12)
+
+
+@pytest.mark.parametrize("patterns", ["entry__measurement__eiger1m__frames", "entry__measurement__Eiger__data"])
+def test_nanomax(tmp_path: Path, counts: Any, load: Any, patterns: str) -> None:
+    places = {"entry__measurement__pseudo__y": Y * 1e6, "entry__measurement__pseudo__x": X * 1e6}
+    path = write(tmp_path / "scan.h5", **{patterns: counts}, **places)
+    np.testing.assert_allclose(metres(load(path, **ENERGY)), np.stack([Y, X], axis=1), atol=1e-12)
+    with h5py.File(path, "r+") as file:
+        file["entry/measurement/pseudo/y"].attrs["units"] = "nm"
+        file["entry/measurement/pseudo/x"].attrs["units"] = "nm"
+    np.testing.assert_allclose(metres(load(path, **ENERGY)), 1e-3 * np.stack([Y, X], axis=1), atol=1e-12)
+    with h5py.File(path, "r+") as file:
+        file["entry/measurement/pseudo/x"].attrs["units"] = "steps"
+    with pytest.raises(BadInput, match=r"are in 'nm' and 'steps': set positions\.unit"):
+        load(path, **ENERGY)
+
+
+def test_layouts_have_names_of_their_own() -> None:
+    names = [layout.name for layout in LAYOUTS]
+    assert len(set(names)) == len(names)
+
+
+def test_parts_of_amplitudes_are_squared_in_other_processes_too(tmp_path: Path, counts: Any) -> None:
+    path = write(tmp_path / "a.h5", a=np.sqrt(counts.astype(np.float64)))
+    source = pickle.loads(pickle.dumps(squared(Hdf5Source(path, "a"))))  # noqa: S301 (its own bytes)
+    part = source.read(np.array([4, 1]), slice(2, 5), slice(3, 9))
+    np.testing.assert_allclose(part, counts[[4, 1], 2:5, 3:9])
+    assert source.dtype == np.float64 and source.shape == counts.shape
