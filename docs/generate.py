@@ -233,7 +233,8 @@ class Page:
                 f"| `{u.name}` | {', '.join(u.axes) or 'a number'} | {u.unit or '1'} | {u.start:g} |"
                 for u in kind.unknowns
             ]
-            self.parts.append("\n".join(["| unknown | axes | unit | starts at |", "|---|---|---|---|", *rows, ""]))
+            if rows:
+                self.parts.append("\n".join(["| unknown | axes | unit | starts at |", "|---|---|---|---|", *rows, ""]))
 
     def own(self, engine: type[Engine], shown: set[type[Engine]]) -> None:
         """Table of the keys that an engine declares itself."""
