@@ -237,6 +237,11 @@ def _takes_views(kind: type[Piece], method: str) -> bool:
 def views_for(operator: Piece, method: str, values: Values) -> dict[str, Views]:
     """Return the argument `views` of a piece's method, nothing if it has none.
 
+    Args:
+        operator: the piece.
+        method: name of its method.
+        values: unknowns by name, with the views.
+
     Raises:
         BadInput: the values do not say to which views they belong.
     """
