@@ -28,7 +28,7 @@ from ptymesh.io.exchange.convert import FORMATS as RESULT_FORMATS
 from ptymesh.io.exchange.result_format import PARTS
 from ptymesh.io.formats.about import About
 from ptymesh.io.load import READERS
-from ptymesh.models import MODELS, OPTICS, Parametrisation, WaveOperator
+from ptymesh.models import MODELS, OPTICS, DetectorPiece, Parametrisation, Piece, WaveOperator
 from ptymesh.recipe.schema import Recipe
 from ptymesh.recipe.starts import PROBE_STARTS, ProbeStart
 
@@ -163,11 +163,13 @@ A few numbers that make up the probe, or the positions of all views, and follow 
 for them in [engines](engines.md). Each stands under its name, on/off, with a [schedule](#schedules), and:
 """
 OPERATORS = """\
-Pieces of the forward model between probe and detector, in their order, each under its name, on/off. What they declare
-stays where it starts unless a stage of an elementwise optimiser has it among its `unknowns` (`unknowns: {object: true,
-probe: true, NAME: true}`); lbfgs moves it always. Engines that cannot move it refuse, unless another stage does, or the
-recipe says where it starts: `optics: {PIECE: {start: {NAME: 0.1}}}`, one number for all views and elements. Results
-hold it as `/unknowns/NAME`. A piece that takes the object's part leaves object and probe as they are.
+Pieces of the forward model, on the way from the probe to the counts, in their order, each under its name, on/off. What
+they declare stays where it starts unless a stage of an elementwise optimiser has it among its `unknowns` (`unknowns:
+{object: true, probe: true, NAME: true}`); lbfgs moves it always. epie, rpie, mpie and lsqml move what pieces of the
+detector (`detector_...`) declare, if it stands in theirs (`unknowns: {NAME: true}`). Engines that cannot move it
+refuse, unless another stage does, or the recipe says where it starts: `optics: {PIECE: {start: {NAME: 0.1}}}`, one
+number for all views and elements. Results hold it as `/unknowns/NAME`. A piece that takes the object's part leaves
+object and probe as they are.
 """
 STAGE, MORE = "stages.N.", ". The same for "
 WORDS = {int: "whole number", float: "number", bool: "`true` or `false`", str: "text", Path: "path", NoneType: "none"}
@@ -240,7 +242,7 @@ class Page:
 
     def operators(self, path: str) -> None:
         """A section for each operator that there is, with the unknowns that it declares."""
-        self.places[WaveOperator] = None
+        self.places |= dict.fromkeys((Piece, WaveOperator, DetectorPiece))
         self.parts.append(f"## {path}\n\n{OPERATORS}")
         for name, kind in OPTICS.items():
             self.parts.append(f"### {path}.{name}\n\n{summary(kind)}\n")
@@ -251,7 +253,8 @@ class Page:
                 f"| `{u.name}` | {', '.join(u.axes) or 'a number'} | {u.unit or '1'} | {u.start:g} |"
                 for u in kind.unknowns
             ]
-            self.parts.append("\n".join(["| unknown | axes | unit | starts at |", "|---|---|---|---|", *rows, ""]))
+            if rows:
+                self.parts.append("\n".join(["| unknown | axes | unit | starts at |", "|---|---|---|---|", *rows, ""]))
 
     def own(self, engine: type[Engine], shown: set[type[Engine]]) -> None:
         """Table of the keys that an engine declares itself."""

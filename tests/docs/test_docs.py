@@ -203,6 +203,20 @@ def test_the_operator_of_the_guide(scan: Path, monkeypatch: pytest.MonkeyPatch) 
     assert recon.result().unknowns["log_brightness"].any()
 
 
+def test_the_detector_piece_of_the_guide(scan: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import ptymesh as pm
+    from ptymesh.models import OPTICS
+
+    names: dict[str, Any] = {"__name__": "guide"}
+    exec(compile(guide("Lag"), "CONTRIBUTING.md", "exec", dont_inherit=True), names)
+    monkeypatch.setattr(OPTICS, "_own", OPTICS._own | {"lag": names["Lag"]})
+    start = {"lag": {"start": {"lag_share": 0.3}}}
+    recon = Reconstruction(pm.load(scan), device="cpu", optics=start)
+    reports = list(recon.run(pm.RPIE(epochs=10, batch=10, unknowns={"lag_share": True})))
+    assert reports[-1].residual < 0.5 * reports[0].residual
+    assert recon.result().unknowns["lag_share"] < 0.1, "the scan has none"
+
+
 def test_the_reader_of_the_guide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import ptymesh as pm
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ptymesh.physics import fidelity
 from ptymesh.physics.backend import Adjoints, Backend, BatchCache, Chunk, Operation, reference_of
+from ptymesh.physics.detector_pieces import DetectorPiece
 from ptymesh.physics.fidelity import UNLIT
 from ptymesh.physics.kinds import SUMS
 from ptymesh.physics.model import Intermediates, Model, SliceStack
@@ -366,6 +367,18 @@ class ExitScreen(Screen):
     at: ClassVar[Place] = "exit"
 
 
+class Smear(DetectorPiece):
+    """A pixel gives a fifth of its light to the next one in its row."""
+
+    name: ClassVar[str] = "smear"
+
+    def forward(self, S: Tensor, values: Values, tables: Tables) -> Tensor:
+        return 0.8 * S + 0.2 * S.roll(1, -1)
+
+    def adjoint(self, x: Tensor, values: Values, tables: Tables) -> Tensor:
+        return 0.8 * x + 0.2 * x.roll(-1, -1)
+
+
 class MirroredPositions(Model):
     """Windows that are cut from the object, and mirrored."""
 
@@ -413,6 +426,7 @@ PIECES: dict[str, Callable[[Case], Model]] = {
     "named positions": lambda case: replace(case.model, subpixel="nearest"),  # type: ignore[arg-type]
     "probe": lambda case: _as(case, MirroredProbes),
     "detector": lambda case: _as(case, MirroredDetector),
+    "response": lambda case: replace(case.model, detector=(Placed(Smear(), (), {}),)),
     "fidelity": lambda case: replace(case.model, fidelity="quartic"),  # type: ignore[arg-type]
 }
 

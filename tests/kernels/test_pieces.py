@@ -111,7 +111,7 @@ def test_every_kernel_of_the_table_is_chosen_by_some_request() -> None:
             tuple(bool(number >> bit & 1) for bit in range(5)) for number in range(32)
         ):
             for subpixel in ("fourier", "bilinear", "none"):
-                request = Request(several, near, subpixel, varied, whole, transform, False, "poisson", Model)
+                request = Request(several, near, subpixel, varied, whole, transform, False, False, "poisson", Model)
                 chosen.add((operation, capability_for(operation, request, known)))
     assert set(table) <= chosen
 
@@ -119,7 +119,7 @@ def test_every_kernel_of_the_table_is_chosen_by_some_request() -> None:
 def test_a_request_has_all_that_a_model_may_ask() -> None:
     """A field that is added to the model must be told to the kernels, or be nothing that they would miss."""
     missed_by_none = {"slice_rate", "slice_spacing_m", "tilt_rates", "tilt_rad"}  # of the transfer function and gaps
-    told = {"subpixel", "fidelity", "kernel", "slice_kernel", "operators"}
+    told = {"subpixel", "fidelity", "kernel", "slice_kernel", "operators", "detector"}
     assert {field.name for field in fields(Model)} == missed_by_none | told
     model = Case(window=(16, 20)).model
     assert Request.of(replace(model, fidelity="poisson"), False, False, True).fidelity == "poisson"

@@ -24,7 +24,7 @@ from ptymesh.recipe.schema import Recipe
 from ptymesh.unknowns import Unknown
 from toy import Toy, make, relative, share
 
-NAMES = list(OPTICS)
+NAMES = [name for name, kind in OPTICS.items() if issubclass(kind, WaveOperator)]
 
 
 def randn(*shape: int, seed: int, dtype: torch.dtype = torch.complex128) -> torch.Tensor:

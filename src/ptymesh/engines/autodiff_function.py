@@ -104,7 +104,7 @@ class _Intensities(torch.autograd.Function):
         detected = model.detect(intermediates.exit, fractions)
         ctx.model, ctx.chunk, ctx.intermediates = model, chunk, intermediates
         ctx.save_for_backward(obj, probe, fractions, background, opr, detected)
-        return power(detected) + background
+        return model.signal(power(detected), chunk.values) + background
 
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
@@ -112,7 +112,9 @@ class _Intensities(torch.autograd.Function):
         (slope,), model, chunk, intermediates = slopes, ctx.model, ctx.chunk, ctx.intermediates
         obj, probe, fractions, background, opr, detected = ctx.saved_tensors
         _, _, by_obj, by_probe, by_fractions, by_weights, by_background, by_opr = ctx.needs_input_grad
-        waves = model.detect_adjoint(detected * (2 * slope)[:, None], fractions)
+        response = model.response(chunk.values)
+        by_light = slope if response is None else response.adjoint(slope)
+        waves = model.detect_adjoint(detected * (2 * by_light)[:, None], fractions)
         found: dict[str, Tensor] = {}
         shifts, _ = shifts_for(_bounds(obj, probe, opr, chunk.weights, waves), 4 * len(waves))
         sums = Adjoints(

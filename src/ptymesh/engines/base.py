@@ -137,6 +137,8 @@ class Engine(Options):
     with_optics: ClassVar[bool] = True
     #: True if it moves the unknowns that these operators declare.
     moves_optics: ClassVar[bool] = False
+    #: True if it moves unknowns of the detector's pieces, where its `unknowns` name them.
+    moves_detector: ClassVar[bool] = False
     #: Work of its epochs; unless an engine says otherwise, that of rPIE.
     cost: ClassVar[EngineCost] = EngineCost(1.05, per_batch=0.85, per_object_pixel=0.0, per_epoch=0.7)
     #: What its steps send and keep; unless an engine says otherwise, as rPIE.
@@ -200,8 +202,8 @@ class Engine(Options):
             raise BadInput("Positions cannot be refined with positions.subpixel 'none'; use 'fourier' or 'bilinear'.")
         if self.probe.centre and problem.geometry.propagation != "far_field":
             raise BadInput("probe.centre would move a near-field image on the detector; remove it from the stage.")
-        if problem.model.operators and not self.with_optics:
-            named = ", ".join(placed.operator.name for placed in problem.model.operators)
+        if problem.model.pieces and not self.with_optics:
+            named = ", ".join(placed.operator.name for placed in problem.model.pieces)
             raise BadInput(f"{self.name} does not know optics ({named}); use another engine, such as lsqml or adam.")
         if problem.model.replaced and not self.moves_optics:
             named = ", ".join(placed.operator.name for placed in problem.model.operators if placed.operator.replaces)
@@ -238,6 +240,10 @@ class Engine(Options):
     def moved_optics(self, optics: Sequence[Unknown]) -> frozenset[str]:
         """Return the names of those of the operators' unknowns that this stage moves, in whichever of its epochs."""
         return frozenset()
+
+    def due_detector(self, epoch: int) -> dict[str, float]:
+        """Return the factors of the steps that the loop takes of the detector's unknowns in this epoch, by name."""
+        return {}
 
     def view_unknowns(self, optics: Sequence[Unknown], opr_modes: int) -> frozenset[str]:
         """Return what this stage moves of each view alone, in whichever of its epochs.

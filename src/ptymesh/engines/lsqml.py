@@ -28,8 +28,9 @@ from pydantic import Field
 from torch import Tensor
 
 from ptymesh.distributed.layout import BlockSparseField, product
-from ptymesh.engines.base import Engine, OnOff, Schedule
+from ptymesh.engines.base import OnOff, Schedule
 from ptymesh.engines.cost import EngineCost, StepNeeds
+from ptymesh.engines.sweeping import Sweeping
 from ptymesh.estimate import Estimate
 from ptymesh.physics.elementwise import means
 from ptymesh.physics.rounding import total_of
@@ -51,7 +52,7 @@ class Momentum(Schedule):
     memory: int = Field(2, ge=1, le=5)
 
 
-class LSQML(Engine):
+class LSQML(Sweeping):
     """Least-squares maximum likelihood: one step length per view and unknown, from a 2 x 2 system.
 
     With compact batches the object is applied once per epoch, and the probe's step divided by the number of batches.

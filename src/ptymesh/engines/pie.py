@@ -24,14 +24,14 @@ from typing import ClassVar
 import torch
 from pydantic import Field, PositiveInt
 
-from ptymesh.engines.base import Engine
 from ptymesh.engines.cost import StepNeeds
+from ptymesh.engines.sweeping import Sweeping
 from ptymesh.estimate import Estimate
 from ptymesh.problem import Batch, Problem
 from ptymesh.unknowns import DECLARED, Unknown
 
 
-class RPIE(Engine):
+class RPIE(Sweeping):
     """Regularised PIE (rPIE): blends each pixel's weight with the largest one by alpha (object) and beta (probe).
 
     Attributes:
@@ -62,7 +62,7 @@ class RPIE(Engine):
         problem.fields.add_weighted(estimate.object, s.object, s.object_weight, blend=self.alpha, times=gamma)
 
 
-class EPIE(Engine):
+class EPIE(Sweeping):
     """Extended PIE (ePIE): rPIE with alpha = beta = 1, the largest weight everywhere.
 
     Attributes:

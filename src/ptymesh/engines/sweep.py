@@ -24,6 +24,7 @@ from ptymesh.engines.losses import Loss, LossSummary, OfFidelity
 from ptymesh.estimate import Estimate
 from ptymesh.physics.backend import Task
 from ptymesh.physics.background import darkness, raised_signals
+from ptymesh.physics.detector_pieces import step_weight
 from ptymesh.physics.elementwise import means
 from ptymesh.physics.fidelity import DARK, Data
 from ptymesh.physics.model import Intermediates, power
@@ -63,6 +64,11 @@ class Sweep:
         self.problem, self.estimate, self.batch, self.wanted, self.loss = problem, estimate, batch, wanted, loss
         vary = batch.vary or "weights" in wanted
         self._others = {one.name: one for one in problem.model.unknowns if one.name in wanted}
+        detector = {one.name for placed in problem.model.detector for one in placed.operator.unknowns}
+        #: True if unknowns of the detector's pieces are wanted, which need the intensities.
+        self._at_detector = bool(detector & wanted)
+        #: True if unknowns of operators are wanted, which need the waves.
+        self._of_waves = bool(self._others.keys() - detector)
         #: Unknowns of the gaps between slices, which need waves and their adjoints.
         self._gaps = [name for name in GAPS if name in wanted]
         #: True if the waves are those of the model's fidelity, and no operator's unknown needs them.
@@ -95,16 +101,18 @@ class Sweep:
         """Add a chunk whose loss is not the model's fidelity, or whose waves are needed."""
         problem, estimate = self.problem, self.estimate
         intermediates = problem.evaluator.forward(estimate, chunk)
-        if isinstance(self.loss, OfFidelity):
+        found: dict[str, tuple[Tensor, Tensor]] = {}
+        if isinstance(self.loss, OfFidelity) and not self._at_detector:
             lit = self.accumulator.sums.background
             waves, sums = problem.evaluator.loss_gradient(chunk, intermediates, note, lit)
             self.terms.add(sums)
         else:
-            waves = self._loss_gradient(chunk, intermediates, note)
+            waves, found = self._loss_gradient(chunk, intermediates, note)
         self.accumulator.add(chunk, intermediates, waves)
         self._add_gaps(chunk, intermediates, waves)
-        if self._others:
-            self._add_others(problem.model.operator_slopes(intermediates, waves))
+        if self._of_waves:
+            found |= problem.model.operator_slopes(intermediates, waves)
+        self._add_others(found)
 
     def _add_gaps(self, chunk: Chunk, intermediates: Intermediates, waves: Tensor) -> None:
         """Add the sums for spacing and tilt of the slices, if they are wanted."""
@@ -129,19 +137,32 @@ class Sweep:
                 norm = norm[..., None] if one.complex else norm
                 self.reductions[name].add(torch.stack((along, norm.expand_as(along)), dim=1))
 
-    def _loss_gradient(self, chunk: Chunk, intermediates: Intermediates, note: bool) -> Tensor:
-        """Return -D^H (slope Psi) of any loss, (B, M, h, w), and add the loss's sums."""
+    def _loss_gradient(
+        self, chunk: Chunk, intermediates: Intermediates, note: bool
+    ) -> tuple[Tensor, dict[str, tuple[Tensor, Tensor]]]:
+        """Return -D^H (slope Psi) of any loss, (B, M, h, w), and the slopes of the detector's unknowns; add its sums.
+
+        Curvatures of these unknowns are the amplitude's, as those of waves are, which c brings to the loss's.
+        """
         problem = self.problem
         detected = problem.evaluator.detect(chunk, intermediates.exit)
-        S = power(detected)
+        S, response = power(detected), problem.model.response(chunk.values)
+        signal = S if response is None else response.signal(S)
         if note:
-            problem.evaluator.record_signal(chunk, S)
-        slope = self.loss.slope(S, chunk.data)
-        self.terms.add(self.loss.sums(S, chunk.data))
-        if "background" in self.wanted:
-            self.reductions["background"].add(self._of_background(S, chunk.data))
+            problem.evaluator.record_signal(chunk, signal)
+        slope = self.loss.slope(signal, chunk.data)
+        self.terms.add(self.loss.sums(signal, chunk.data))
+        if self.accumulator.sums.background is not None:
+            self.accumulator.sums.background.add(signal, chunk.data)
+        elif "background" in self.wanted:
+            self.reductions["background"].add(self._of_background(signal, chunk.data))
+        found: dict[str, tuple[Tensor, Tensor]] = {}
+        if response is not None:
+            if self._at_detector:
+                found = response.slopes(S, slope, step_weight("amplitude", signal, chunk.data))
+            slope = response.adjoint(slope)
         detected *= -slope[:, None]
-        return problem.model.detect_adjoint(detected, chunk.fractions)
+        return problem.model.detect_adjoint(detected, chunk.fractions), found
 
     def _of_background(self, S: Tensor, data: Data) -> Tensor:
         """Return slope by b and I^(-1/2) of each view, (B, 2, h, w).
@@ -260,7 +281,8 @@ def averages(problem: Problem, estimate: Estimate, batch: Batch) -> tuple[Tensor
     sums = problem.fields.reduction(3, *problem.window)
     for chunk in problem.loader.chunks(estimate, batch.views):
         data = chunk.data
-        I = data.intensity(power(problem.evaluator.detect(chunk, problem.evaluator.forward(estimate, chunk).exit)))
+        S = power(problem.evaluator.detect(chunk, problem.evaluator.forward(estimate, chunk).exit))
+        I = data.intensity(problem.model.signal(S, chunk.values))
         sums.add(torch.stack((torch.where(data.good, I, 0.0), data.y, data.good.to(I.dtype)), dim=1))
     I, y, n = problem.fields.totals(sums)[0].to(problem.real)
     return I, y, n

@@ -2,8 +2,8 @@
 
 A table has a function for each operation and capability, in the order in which they are preferred. A capability is a
 list of sets of words; it covers a request if one of these sets has all words of the request. What a capability does
-not name, it does not know: another kind of positions, another fidelity, operators or a model of one's own go to the
-reference (physics/backend.py).
+not name, it does not know: another kind of positions, another fidelity, operators, pieces of the detector or a model of
+one's own go to the reference (physics/backend.py).
 """
 
 from __future__ import annotations
@@ -85,6 +85,7 @@ class Request(NamedTuple):
         whole: True if all views lie on whole pixels.
         known: True if the kernels know the windows' Fourier transform.
         operators: True if the model has operators with unknowns of their own.
+        detector: True if the model has pieces between intensities and counts, which no kernel knows.
         fidelity: loss to which the step at the detector belongs.
         kind: class of the model.
     """
@@ -96,6 +97,7 @@ class Request(NamedTuple):
     whole: bool
     known: bool
     operators: bool
+    detector: bool
     fidelity: str
     kind: type[Model]
 
@@ -109,8 +111,9 @@ class Request(NamedTuple):
             whole: True if all views lie on whole pixels.
             known: True if the kernels know the windows' Fourier transform.
         """
-        several, near, operators = model.slice_kernel is not None, model.kernel is not None, bool(model.operators)
-        return cls(several, near, model.subpixel, varied, whole, known, operators, model.fidelity, type(model))
+        several, near, pieces = model.slice_kernel is not None, model.kernel is not None, bool(model.detector)
+        views = model.subpixel, varied, whole, known
+        return cls(several, near, *views, bool(model.operators), pieces, model.fidelity, type(model))
 
     def words(self, operation: Operation) -> frozenset[str]:
         """Return the words for an operation."""
@@ -119,6 +122,7 @@ class Request(NamedTuple):
         words |= (KNOWN if self.known else UNKNOWN) | {f"{self.subpixel} positions"}
         words |= {f"{self.fidelity} fidelity"} if operation in COMPARING else frozenset()
         words |= OPERATORS if self.operators else frozenset()
+        words |= {"pieces of the detector"} if self.detector else frozenset()
         return words if self.kind is Model else words | {"a model of one's own"}
 
 

@@ -1,8 +1,8 @@
 """Pieces of the forward model, each in a file of its own, which registers what it defines.
 
 Parametrisations: a few numbers that make up the probe or the positions (`models` of a stage; entry points of other
-packages: group `ptymesh.models`). Operators between probe and detector, with unknowns of their own (`optics` of a
-recipe; group `ptymesh.optics`).
+packages: group `ptymesh.models`). Operators between probe and detector, and pieces between intensities and counts, with
+unknowns of their own (`optics` of a recipe; group `ptymesh.optics`).
 """
 
 from __future__ import annotations
@@ -14,17 +14,31 @@ from typing import Any
 
 from ptymesh.models.base import Parametrisation
 from ptymesh.options import Options
-from ptymesh.physics.operators import WaveOperator
+from ptymesh.physics.detector_pieces import DetectorPiece
+from ptymesh.physics.operators import Piece, WaveOperator
 from ptymesh.registry import Registry, subclass_of
 from ptymesh.unknowns import Unknown
 
-__all__ = ["MODELS", "OPTICS", "Declared", "Parametrisation", "WaveOperator", "declared", "named"]
+__all__ = [
+    "MODELS",
+    "OPTICS",
+    "Declared",
+    "DetectorPiece",
+    "Parametrisation",
+    "Piece",
+    "WaveOperator",
+    "declared",
+    "named",
+]
 
 MODELS: Registry[type[Parametrisation]] = Registry(
     "model", "ptymesh.models", subclass_of(Parametrisation), "make it a subclass of ptymesh.models.Parametrisation"
 )
-OPTICS: Registry[type[WaveOperator]] = Registry(
-    "operator", "ptymesh.optics", subclass_of(WaveOperator), "make it a subclass of ptymesh.models.WaveOperator"
+OPTICS: Registry[type[Piece]] = Registry(
+    "operator",
+    "ptymesh.optics",
+    subclass_of(Piece),
+    "make it a subclass of ptymesh.models.WaveOperator, or of DetectorPiece",
 )
 
 
@@ -70,7 +84,7 @@ def find_files() -> None:
         for kind in vars(import_module(f"{__name__}.{module.name}")).values():
             if subclass_of(Parametrisation)(kind) and kind is not Parametrisation:
                 MODELS.register(kind.name)(kind)
-            if subclass_of(WaveOperator)(kind) and kind is not WaveOperator:
+            if subclass_of(Piece)(kind) and kind not in (Piece, WaveOperator, DetectorPiece):
                 OPTICS.register(kind.name)(kind)
 
 

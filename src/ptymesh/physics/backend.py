@@ -233,14 +233,17 @@ class Backend(BlockOperations):
             (B, 6) float64: loss, sum (sqrt I - sqrt y)^2, sum y, sum |sqrt I - sqrt y|, sum sqrt y, sum y^2 of each
             view.
         """
-        S = power(detected)
+        S, response = power(detected), model.response(chunk.values)
+        signal = S if response is None else response.signal(S)
         if task == "exit_wave_update":
-            detected *= (fidelity.revision(model.fidelity, S, chunk.data) - 1)[:, None]
+            revise = fidelity.revision if response is None else response.revision
+            detected *= (revise(model.fidelity, S, chunk.data) - 1)[:, None]
         elif task == "loss_gradient":
             if background_sums is not None:
-                background_sums.add(S, chunk.data)
-            detected *= -fidelity.slope(model.fidelity, S, chunk.data)[:, None]
-        return fidelity_columns(model, chunk, S)
+                background_sums.add(signal, chunk.data)
+            slope = fidelity.slope(model.fidelity, signal, chunk.data)
+            detected *= -(slope if response is None else response.adjoint(slope))[:, None]
+        return fidelity_columns(model, chunk, signal)
 
     @entry
     def apply_at_detector(
@@ -593,7 +596,7 @@ def fidelity_columns(model: Model, chunk: Chunk, S: Tensor) -> Tensor:
     Args:
         model: the forward model, with its fidelity.
         chunk: the views, with their data.
-        S: (B, h, w) real, coherent signal.
+        S: (B, h, w) real, coherent signal, behind the pieces of the detector.
     """
     residual = fidelity.residual_terms(S, chunk.data)
     loss = residual[:, 0] if model.fidelity == "amplitude" else fidelity.value(model.fidelity, S, chunk.data)

@@ -8,7 +8,8 @@ phi_l       wave that enters slice l: phi_1 = P_j, phi_{l+1} = H (phi_l . O_jl)
 psi         exit wave phi_L . O_jL;   Psi = D psi on the detector;   I = sum_m |Psi_m|^2 + b
 
 Operators with unknowns of their own (operators.py) may stand between the shifted probe and the first slice, and behind
-the last one; P_j and psi are then the waves behind them.
+the last one; P_j and psi are then the waves behind them. Pieces of the detector (detector_pieces.py) may stand between
+sum_m |Psi_m|^2 and I.
 
 D: far field F, or near field F^H K F; with Fourier sub-pixel positions the near field carries exp(+2 pi i k.f_j),
 which undoes on the detector the shift of the probe. H: angular spectrum over the slice spacing
@@ -19,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -28,10 +29,12 @@ from ptymesh.errors import BadInput
 from ptymesh.estimate import REACH
 from ptymesh.geometry import Geometry
 from ptymesh.physics import views
+from ptymesh.physics.detector_pieces import DetectorPiece, Response
 from ptymesh.physics.elementwise import over_few, over_window, overlap, times
 from ptymesh.physics.fidelity import Fidelity
 from ptymesh.physics.operators import (
     NOTHING,
+    Piece,
     Placed,
     Values,
     WaveOperator,
@@ -49,6 +52,7 @@ from ptymesh.physics.propagate import (
     ifft,
     phase_rate,
     tilt_rates,
+    try_transforms,
 )
 from ptymesh.unknowns import Unknown
 
@@ -108,6 +112,7 @@ class Model:
         tilt_rates: phase of that function per radian of tilt along y (h, 1) and x (1, w).
         tilt_rad: tilt (y, x) of the axis along which slices are stacked.
         operators: operators with unknowns of their own, in their order.
+        detector: pieces between intensities and counts, in their order.
     """
 
     subpixel: Subpixel = "fourier"
@@ -118,7 +123,8 @@ class Model:
     slice_spacing_m: float = 0.0
     tilt_rates: tuple[Tensor, Tensor] | None = None
     tilt_rad: Pair = (0.0, 0.0)
-    operators: tuple[Placed, ...] = ()
+    operators: tuple[Placed[WaveOperator], ...] = ()
+    detector: tuple[Placed[DetectorPiece], ...] = ()
 
     @classmethod
     def for_geometry(
@@ -128,7 +134,7 @@ class Model:
         subpixel: Subpixel = "fourier",
         fidelity: Fidelity = "amplitude",
         slices: SliceStack = SliceStack(),
-        optics: Sequence[WaveOperator] = (),
+        optics: Sequence[Piece] = (),
         dtype: torch.dtype = torch.complex64,
         device: torch.device | str = "cpu",
     ) -> Model:
@@ -139,7 +145,7 @@ class Model:
             subpixel: how fractions of positions act.
             fidelity: loss of the exit-wave update.
             slices: of the object; by default a single one.
-            optics: operators between probe and detector, in their order.
+            optics: pieces between probe and counts, in their order.
             dtype: complex dtype of the waves.
             device: where kernels and tables are kept.
 
@@ -150,8 +156,11 @@ class Model:
         if geometry.propagation != "far_field":
             make = angular_spectrum_kernel if geometry.propagation == "angular_spectrum" else fresnel_kernel
             kernel = make(geometry.shape, *_optics(geometry), geometry.effective_distance_m).to(device, dtype)
-        placed = tuple(Placed.of(one, geometry, dtype, device) for one in optics)
-        model = cls(subpixel, fidelity, kernel, operators=placed)
+        operators = tuple(Placed.of(one, geometry, dtype, device) for one in optics if isinstance(one, WaveOperator))
+        detector = tuple(Placed.of(one, geometry, dtype, device) for one in optics if isinstance(one, DetectorPiece))
+        if detector and torch.device(device).type != "cpu":
+            try_transforms(torch.device(device), torch.complex128, geometry.shape)
+        model = cls(subpixel, fidelity, kernel, operators=operators, detector=detector)
         return model.spaced(geometry, slices.spacing_m, slices.tilt_rad, dtype, device) if slices.count > 1 else model
 
     def spaced(
@@ -183,23 +192,28 @@ class Model:
         )
 
     @property
+    def pieces(self) -> tuple[Placed[Any], ...]:
+        """Operators and pieces of the detector, all that may have unknowns of their own."""
+        return (*self.operators, *self.detector)
+
+    @property
     def unknowns(self) -> tuple[Unknown, ...]:
-        """Unknowns that the operators add to those that are solved for."""
-        return tuple(unknown for placed in self.operators for unknown in placed.operator.unknowns)
+        """Unknowns that the pieces add to those that are solved for."""
+        return tuple(unknown for placed in self.pieces for unknown in placed.operator.unknowns)
 
     @property
     def replaced(self) -> frozenset[str]:
         """Names of the unknowns that operators' unknowns replace, so that no engine moves them."""
-        return frozenset[str]().union(*(placed.operator.replaces for placed in self.operators))
+        return frozenset[str]().union(*(placed.operator.replaces for placed in self.pieces))
 
     def axes(self, window: tuple[int, int]) -> dict[str, int]:
-        """Return the lengths of axes that only unknowns of the operators have, by name; window is (h, w)."""
-        return {name: n for placed in self.operators for name, n in placed.operator.axes(window).items()}
+        """Return the lengths of axes that only unknowns of the pieces have, by name; window is (h, w)."""
+        return {name: n for placed in self.pieces for name, n in placed.operator.axes(window).items()}
 
     @property
     def sizes(self) -> dict[str, float]:
-        """Size of a change that matters, by name of the operators' unknowns, in their units."""
-        return {name: size for placed in self.operators for name, size in placed.sizes.items()}
+        """Size of a change that matters, by name of the pieces' unknowns, in their units."""
+        return {name: size for placed in self.pieces for name, size in placed.sizes.items()}
 
     @property
     def reach(self) -> int:
@@ -291,8 +305,16 @@ class Model:
             weights = fractions.new_ones((len(fractions), 1))
         windows = self.windows(obj, anchors, fractions, _window(probe))
         intermediates = self.forward(windows, self.probes(probe, fractions, weights, opr), values)
-        S = power(self.detect(intermediates.exit, fractions))
+        S = self.signal(power(self.detect(intermediates.exit, fractions)), values)
         return S if background is None else S + background
+
+    def response(self, values: Values) -> Response | None:
+        """Return the pieces of the detector with the values of their unknowns; None without pieces."""
+        return Response(self.detector, values) if self.detector else None
+
+    def signal(self, S: Tensor, values: Values) -> Tensor:
+        """Return what the detector makes of intensities S (B, h, w), without the background."""
+        return Response(self.detector, values).signal(S) if self.detector else S
 
     # --- adjoint ---
 

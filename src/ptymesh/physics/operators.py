@@ -1,12 +1,13 @@
-"""Operators of the forward model between probe and detector, with unknowns of their own.
+"""Pieces of the forward model with unknowns of their own: what all have in common, and operators on waves.
 
 B, M       views of a chunk, modes;  h, w  window pixels
 psi        waves (B, M, h, w) that enter the operator;  theta  its unknowns
 G(theta)   the operator, linear in psi
 
-An operator defines G, its adjoint, and how G psi follows theta, view by view and without ranks. Everything
-else (sums over views and ranks, steps, checkpoints, results) follows from the declaration of its unknowns. Methods
-of an operator that have an argument `views` are told which views the waves belong to (`Views`).
+An operator between probe and detector defines G, its adjoint, and how G psi follows theta, view by view and without
+ranks; a piece between intensities and counts is in detector_pieces.py. Everything else (sums over views and ranks,
+steps, checkpoints, results) follows from the declaration of its unknowns. Methods of an operator that have an argument
+`views` are told which views the waves belong to (`Views`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from functools import cache
 from inspect import signature
 from types import MappingProxyType
-from typing import ClassVar, Literal
+from typing import ClassVar, Generic, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -66,17 +67,15 @@ class ViewValues(dict[str, Tensor]):
         self.views = views
 
 
-class WaveOperator(Options):
-    """An operator of the forward model, with its options as they stand under `optics` of a recipe.
+class Piece(Options):
+    """A piece of the forward model, with its options as they stand under `optics` of a recipe.
 
-    Operators are registered in `ptymesh.models`. `values` holds theta by name: for an unknown of scope `view` the rows
+    Pieces are registered in `ptymesh.models`. `values` holds theta by name: for an unknown of scope `view` the rows
     of the chunk's views, (B, ...); for a shared one the whole array.
     """
 
     #: Its key under `optics`.
     name: ClassVar[str]
-    #: Where it acts: after the probe has been shifted to a view, or behind the last slice.
-    at: ClassVar[Place] = "probe"
     unknowns: ClassVar[tuple[Unknown, ...]] = ()
     #: Unknowns that keep their start if this operator is in the model, as its own unknowns replace them.
     replaces: ClassVar[frozenset[str]] = frozenset()
@@ -146,6 +145,13 @@ class WaveOperator(Options):
         """Return constant arrays in float64 or complex128; they are cast to the model's precision."""
         return ()
 
+
+class WaveOperator(Piece):
+    """A piece between probe and detector, which is linear in the wave."""
+
+    #: Where it acts: after the probe has been shifted to a view, or behind the last slice.
+    at: ClassVar[Place] = "probe"
+
     def forward(self, psi: Tensor, values: Values, tables: Tables) -> Tensor:
         """Return G(theta) psi.
 
@@ -182,26 +188,29 @@ class WaveOperator(Options):
         raise NotImplementedError
 
 
+Kind = TypeVar("Kind", bound=Piece)
+
+
 @dataclass(frozen=True)
-class Placed:
-    """An operator with its tables for one geometry, precision and device.
+class Placed(Generic[Kind]):
+    """A piece of the model with its tables for one geometry, precision and device.
 
     Attributes:
-        operator: the operator.
+        operator: the piece.
         tables: its constant arrays, in the model's precision.
         sizes: size of a change that matters, by unknown.
     """
 
-    operator: WaveOperator
+    operator: Kind
     tables: Tables
     sizes: dict[str, float]
 
     @classmethod
-    def of(cls, operator: WaveOperator, geometry: Geometry, dtype: torch.dtype, device: torch.device | str) -> Placed:
-        """Prepare an operator for a geometry, precision and device.
+    def of(cls, operator: Kind, geometry: Geometry, dtype: torch.dtype, device: torch.device | str) -> Placed[Kind]:
+        """Prepare a piece for a geometry, precision and device.
 
         Args:
-            operator: the operator.
+            operator: the piece.
             geometry: window, pixel sizes, wavelength and distances.
             dtype: complex dtype of the waves.
             device: where tables are kept.
@@ -220,13 +229,18 @@ class Placed:
 
 
 @cache
-def _takes_views(kind: type[WaveOperator], method: str) -> bool:
+def _takes_views(kind: type[Piece], method: str) -> bool:
     """Return True if a method of these operators has an argument `views`."""
     return "views" in signature(getattr(kind, method)).parameters
 
 
-def _views_for(operator: WaveOperator, method: str, values: Values) -> dict[str, Views]:
-    """Return the argument `views` of an operator's method, nothing if it has none.
+def views_for(operator: Piece, method: str, values: Values) -> dict[str, Views]:
+    """Return the argument `views` of a piece's method, nothing if it has none.
+
+    Args:
+        operator: the piece.
+        method: name of its method.
+        values: unknowns by name, with the views.
 
     Raises:
         BadInput: the values do not say to which views they belong.
@@ -238,7 +252,7 @@ def _views_for(operator: WaveOperator, method: str, values: Values) -> dict[str,
     return {"views": values.views}
 
 
-def apply_operators(placed: tuple[Placed, ...], at: Place, psi: Tensor, values: Values) -> Tensor:
+def apply_operators(placed: tuple[Placed[WaveOperator], ...], at: Place, psi: Tensor, values: Values) -> Tensor:
     """Apply all operators at a place, in their order.
 
     Args:
@@ -249,11 +263,11 @@ def apply_operators(placed: tuple[Placed, ...], at: Place, psi: Tensor, values: 
     """
     for piece in placed:
         if piece.operator.at == at:
-            psi = piece.operator.forward(psi, values, piece.tables, **_views_for(piece.operator, "forward", values))
+            psi = piece.operator.forward(psi, values, piece.tables, **views_for(piece.operator, "forward", values))
     return psi
 
 
-def apply_operator_adjoints(placed: tuple[Placed, ...], at: Place, psi: Tensor, values: Values) -> Tensor:
+def apply_operator_adjoints(placed: tuple[Placed[WaveOperator], ...], at: Place, psi: Tensor, values: Values) -> Tensor:
     """Apply the adjoint of `apply_operators`.
 
     Args:
@@ -264,12 +278,12 @@ def apply_operator_adjoints(placed: tuple[Placed, ...], at: Place, psi: Tensor, 
     """
     for piece in reversed(placed):
         if piece.operator.at == at:
-            psi = piece.operator.adjoint(psi, values, piece.tables, **_views_for(piece.operator, "adjoint", values))
+            psi = piece.operator.adjoint(psi, values, piece.tables, **views_for(piece.operator, "adjoint", values))
     return psi
 
 
 def slopes(
-    placed: tuple[Placed, ...], at: Place, psi: Tensor, values: Values, back: Tensor
+    placed: tuple[Placed[WaveOperator], ...], at: Place, psi: Tensor, values: Values, back: Tensor
 ) -> Iterator[tuple[str, tuple[Tensor, Tensor]]]:
     """Yield the name and the `WaveOperator.slopes` of each unknown of the operators at a place.
 
@@ -285,6 +299,6 @@ def slopes(
     for piece in here[:-1]:
         before.append(apply_operators((piece,), at, before[-1], values))
     for piece, wave in zip(reversed(here), reversed(before[: len(here)]), strict=True):
-        views = _views_for(piece.operator, "slopes", values)
+        views = views_for(piece.operator, "slopes", values)
         yield from piece.operator.slopes(wave, values, piece.tables, back, **views).items()
         back = apply_operator_adjoints((piece,), at, back, values)

@@ -182,6 +182,10 @@ class Accumulator:
             self.batch.view_updates.weights.append(
                 (chunk.views, self.evaluator.weight_step(self.estimate, chunk, intermediates, waves))
             )
+        if self.batch.detector:
+            found = self.evaluator.detector_slopes(chunk, intermediates)
+            for name in self.batch.detector:
+                self.batch.view_updates.detector.setdefault(name, []).append((chunk.views, found[name]))
 
     def exit_wave_update(self, chunk: Chunk, intermediates: Intermediates) -> Tensor:
         """Add the adjoints of chi of a chunk, and record loss and residual of its views.
@@ -306,6 +310,7 @@ class Accumulator:
         """Sweep the batch again, with larger steps; the views' recorded values will be the same."""
         self._tries += 1
         self._reset_sums()
+        self.batch.view_updates.clear()  # steps that the first sweep has appended would be taken twice
         for chunk in self.chunks():
             self._sweep(chunk, self.evaluator.forward(self.estimate, chunk), keep=False)
         self.loader.border_swept = None

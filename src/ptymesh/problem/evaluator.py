@@ -18,8 +18,10 @@ from torch import Tensor
 from ptymesh.distributed.exact import Reduction
 from ptymesh.errors import PtymeshError, ran_out_of_memory
 from ptymesh.estimate import Estimate
+from ptymesh.physics import fidelity
 from ptymesh.physics.backend import COUNTS, LOSS, MISFIT, ROOTS, SQUARES, Chunk, fidelity_columns
 from ptymesh.physics.background import BackgroundSums
+from ptymesh.physics.detector_pieces import step_weight
 from ptymesh.physics.halves import Halves
 from ptymesh.physics.kinds import SUMS
 from ptymesh.physics.model import Intermediates, power
@@ -105,7 +107,10 @@ class Evaluator:
         self.record_columns(chunk, self.setup.backend.apply_at_detector(self.setup.model, chunk, waves, "evaluate")[1])
 
     def record_signal(self, chunk: Chunk, S: Tensor) -> None:
-        """Record loss and residual of the chunk's views for the running values of the epoch; S is (B, h, w)."""
+        """Record loss and residual of the chunk's views for the running values of the epoch.
+
+        S is (B, h, w), behind the pieces of the detector.
+        """
         self.record_columns(chunk, fidelity_columns(self.setup.model, chunk, S))
 
     def record_columns(self, chunk: Chunk, found: Tensor) -> None:
@@ -137,6 +142,23 @@ class Evaluator:
         """
         given = estimate.probe, estimate.opr, intermediates, chi
         return self.setup.backend.weight_step(self.setup.model, chunk, *given)
+
+    def detector_slopes(self, chunk: Chunk, intermediates: Intermediates) -> dict[str, Tensor]:
+        """Return slope and norm of each view, (B, 2, ...) float64, by name of the unknowns of the detector's pieces.
+
+        Their quotient is the Gauss-Newton step (physics/detector_pieces.py).
+
+        Args:
+            chunk: the views.
+            intermediates: windows and waves of the chunk.
+        """
+        model, data = self.setup.model, chunk.data
+        S, response = power(self.detect(chunk, intermediates.exit)), model.response(chunk.values)
+        if response is None:
+            return {}
+        signal = response.signal(S)
+        slope, weight = fidelity.slope(model.fidelity, signal, data), step_weight(model.fidelity, signal, data)
+        return {name: torch.stack(pair, dim=1) for name, pair in response.slopes(S, slope, weight).items()}
 
     def at_once(self, name: str, work: Callable[..., Tensor], *few: Tensor) -> Tensor:
         """Return work(*few), which a GPU may launch as one operation.

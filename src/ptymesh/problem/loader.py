@@ -175,14 +175,14 @@ class ViewLoader:
             yield Chunk(some, row, anchors, fractions, weights, *fixed, values, other)
 
     def _values(self, estimate: Estimate, views: Tensor, fractions: Tensor) -> dict[str, Tensor]:
-        """Return the unknowns of the model's operators, the rows of these views or all of a shared one, with the views.
+        """Return the unknowns of the model's pieces, the rows of these views or all of a shared one, with the views.
 
         Args:
             estimate: the unknowns.
             views: (B,) int64, global indices.
             fractions: (B, 2), sub-pixel parts of their positions.
         """
-        if not self.setup.model.operators:
+        if not self.setup.model.pieces:
             return {}
         found = {
             one.name: estimate[one.name].index_select(0, views) if one.scope == "view" else estimate[one.name]

@@ -22,7 +22,7 @@ from ptymesh.estimate import BLOCK, REACH, Estimate
 from ptymesh.io.results import Result
 from ptymesh.measurement import Measurement
 from ptymesh.physics import probes
-from ptymesh.physics.operators import WaveOperator
+from ptymesh.physics.operators import Piece
 from ptymesh.recipe.resampling import load_complex_array, pixel_ratio, resample_images
 from ptymesh.recipe.starts import ObjectOptions, ProbeOptions, ProbeStart, ResultStart
 from ptymesh.sentences import quote
@@ -54,7 +54,7 @@ def initial_estimate(
     margin_px: int,
     seed: int,
     place: Callable[[tuple[int, int], tuple[float, float], np.ndarray], Rect] | None = None,
-    optics: Sequence[WaveOperator] = (),
+    optics: Sequence[Piece] = (),
 ) -> Estimate:
     """Return the estimate from which a reconstruction starts, the same on every rank but for the part of the object.
 
@@ -116,7 +116,7 @@ def initial_estimate(
     return made
 
 
-def _set_start(others: dict[str, torch.Tensor], operator: WaveOperator, name: str, values: float | np.ndarray) -> None:
+def _set_start(others: dict[str, torch.Tensor], operator: Piece, name: str, values: float | np.ndarray) -> None:
     """Set what an operator says that one of its unknowns starts at.
 
     Args:

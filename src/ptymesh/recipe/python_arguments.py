@@ -13,7 +13,7 @@ from ptymesh.errors import BadInput
 from ptymesh.io import load_measurement
 from ptymesh.io.options import DataOptions, PositionOptions
 from ptymesh.measurement import Measurement
-from ptymesh.models import OPTICS, WaveOperator, named
+from ptymesh.models import OPTICS, Piece, named
 from ptymesh.options import Options, plain
 from ptymesh.paths import usable
 from ptymesh.recipe.schema import engine_of
@@ -24,7 +24,7 @@ from ptymesh.storage.memory_budget import MemoryBudget
 Stage = Engine | dict[str, Any]
 
 
-def operators_of(given: object) -> tuple[WaveOperator, ...]:
+def operators_of(given: object) -> tuple[Piece, ...]:
     """Return the operators that these options ask for. Raises BadInput."""
     if given is None:
         return ()

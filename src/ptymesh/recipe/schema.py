@@ -41,7 +41,7 @@ from ptymesh.errors import BadInput
 from ptymesh.io.arrays import names_file
 from ptymesh.io.options import DataOptions, FrozenOptions, PositionOptions
 from ptymesh.io.samples import PREFIX
-from ptymesh.models import OPTICS, WaveOperator, named
+from ptymesh.models import OPTICS, Piece, named
 from ptymesh.options import FilePath
 from ptymesh.paths import usable
 from ptymesh.recipe.starts import ObjectOptions, ProbeOptions
@@ -128,7 +128,7 @@ class Recipe(FrozenOptions):
 
     fingerprint: how much of the patterns a checkpoint remembers, to tell whether it is resumed with the same data.
     layout: whether ranks hold the whole object or tiles of it (Reconstruction).
-    optics: operators between probe and detector, with unknowns of their own, in their order.
+    optics: pieces of the model between probe and counts, with unknowns of their own, in their order.
     memory_budget, scratch: what each rank's patterns may take, and where what does not fit is staged (storage).
     """
 
@@ -143,7 +143,7 @@ class Recipe(FrozenOptions):
     object: ObjectOptions = ObjectOptions()
     probe: ProbeOptions = ProbeOptions()
     positions: PositionOptions = PositionOptions()
-    optics: dict[str, SerializeAsAny[WaveOperator]] = Field(default_factory=dict)
+    optics: dict[str, SerializeAsAny[Piece]] = Field(default_factory=dict)
     auto: AutoOptions | None = None
     stages: list[Engine] = Field(default_factory=lambda: [engine_of("stages.0", stage) for stage in DEFAULT_STAGES])
     output: OutputOptions = OutputOptions()

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,10 +21,11 @@ from ptymesh import stopping
 from ptymesh.distributed.devices import Later
 from ptymesh.distributed.handover import follow_draw
 from ptymesh.distributed.world import World
-from ptymesh.engines import Engine, parametrised, positions, variable
+from ptymesh.engines import Engine, parametrised, positions, sweeping, variable
 from ptymesh.errors import BadInput, Diverged, Interrupted
 from ptymesh.estimate import Estimate
 from ptymesh.io.source import evenly_spread
+from ptymesh.physics.detector_pieces import DetectorPiece
 from ptymesh.physics.operators import Placed
 from ptymesh.planning import batches
 from ptymesh.problem import Batch, Problem
@@ -31,7 +33,7 @@ from ptymesh.run import memory, resolution
 from ptymesh.run.state import RunState
 from ptymesh.run.unknown_changes import UnknownSamples, measure_changes, sample_unknowns
 from ptymesh.run_folder.reports import BatchReport, Callback, EpochReport, Traffic
-from ptymesh.unknowns import LARGEST
+from ptymesh.unknowns import LARGEST, Unknown
 from ptymesh.verdict.held_out import judge_held_out, own_unknowns
 
 #: A residual above 1 is worse than that of an empty model; so many rising epochs above it in a row are a divergence.
@@ -87,7 +89,7 @@ class Loop:
         for engine in self.stages:
             engine.check(problem)
             resolution.check_coarsening(engine, problem)
-        refuse_resting_unknowns(self.stages, problem.model.operators, state.estimate, problem.world)
+        refuse_resting_unknowns(self.stages, problem.model.pieces, state.estimate, problem.world)
 
     def epochs(self) -> Iterator[EpochReport]:
         """Run what is left, an epoch at a time. Raises Interrupted (after a checkpoint) and Diverged."""
@@ -216,7 +218,7 @@ class Loop:
         refine = engine.positions if engine.positions and engine.positions.active(epoch) else None
         vary = variable.due(engine.probe, state.estimate, epoch)
         frozen = problem.model.replaced | ({"probe", "opr"} if epoch <= engine.probe.frozen else set())
-        models = parametrised.due(engine, epoch)
+        models, gains = parametrised.due(engine, epoch), engine.due_detector(epoch)
         moving = state.estimate.moving = refine is not None or any(model.of == "positions" for model in models)
         drawn = batches.deal_batches(self._curve(), engine.batch, self.seed, state.done_epochs, engine.order)
         views = sum(len(batch) for batch in drawn[: state.batch])
@@ -227,7 +229,7 @@ class Loop:
             problem.loader.coming, before = coming, _count_traffic(problem.world)
             # a stage's first batch may compile what it needs
             first, self._compiled_for = engine is not self._compiled_for, engine
-            one = Batch(batch, moving, epoch, vary, frozen, self.stop())
+            one = Batch(batch, moving, epoch, vary, frozen, self.stop(), detector=frozenset(gains))
             probe = state.estimate.probe.clone() if models else state.estimate.probe
             with heartbeat.doing("compile" if first else "batch"):
                 memory.step(engine, problem, state.estimate, one, first=first)
@@ -237,6 +239,8 @@ class Loop:
                 positions.after_batch(engine, one, state.estimate, state.start)
             if vary:
                 variable.after_batch(engine.probe, problem, one, state.estimate)
+            if gains:
+                sweeping.after_batch(problem, state.estimate, one, gains)
             state.batch += 1
             stopping.held()  # before a process's first batch it has nothing to lose
             views += len(batch)
@@ -352,7 +356,7 @@ class Loop:
 
 
 def refuse_resting_unknowns(
-    stages: Sequence[Engine], operators: Sequence[Placed], estimate: Estimate, world: World
+    stages: Sequence[Engine], operators: Sequence[Placed[Any]], estimate: Estimate, world: World
 ) -> None:
     """Refuse engines that cannot move an unknown of the model's operators, where nothing has moved it or will.
 
@@ -360,7 +364,7 @@ def refuse_resting_unknowns(
 
     Args:
         stages: of the run.
-        operators: of the model.
+        operators: pieces of the model.
         estimate: the unknowns; values other than the declared start have been given, or moved before.
         world: the ranks.
 
@@ -373,12 +377,25 @@ def refuse_resting_unknowns(
     for operator in (placed.operator for placed in operators):
         for one in operator.unknowns:
             moves = any(one.name in stage.moved_optics(operator.unknowns) for stage in stages)
-            if not moves and not world.agree(bool((estimate.others[one.name] != one.start).any())):
+            known = one.name in operator.start
+            if not moves and not known and not world.agree(bool((estimate.others[one.name] != one.start).any())):
+                if isinstance(operator, DetectorPiece):
+                    raise BadInput(_resting_at_detector(fixed, operator, one))
                 raise BadInput(
                     f"{fixed.name} cannot move {one.name} of optics.{operator.name}, which would stay as it starts; "
                     f"add a stage of adam with unknowns: {{object: true, probe: true, {one.name}: true}}, or one of "
                     f"lbfgs, or remove optics.{operator.name}."
                 )
+
+
+def _resting_at_detector(engine: Engine, piece: DetectorPiece, one: Unknown) -> str:
+    """Return the sentence about an unknown of the detector that no stage moves, and that has no value in the recipe."""
+    remedy = f"unknowns: {{{one.name}: true}}"
+    how = f"add {remedy} to the stage" if engine.moves_detector else f"add a stage of rpie, lsqml or adam with {remedy}"
+    return (
+        f"{one.name} of optics.{piece.name} would stay as it starts; {how}, or say what it is: "
+        f"optics: {{{piece.name}: {{start: {{{one.name}: {one.start:g}}}}}}}."
+    )
 
 
 def _count_traffic(world: World) -> tuple[int, int, int, int]:

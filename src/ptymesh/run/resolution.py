@@ -53,7 +53,7 @@ def coarse_problem(problem: Problem, c: int, estimate: Estimate) -> Problem:
         geometry,
         subpixel=problem.model.subpixel,
         slices=SliceStack(len(estimate.object), estimate.slice_spacing_m, estimate.tilt_rad),
-        optics=[placed.operator for placed in problem.model.operators],
+        optics=[placed.operator for placed in problem.model.pieces],
         dtype=problem.dtype,
         device=problem.device,
     )

@@ -17,7 +17,7 @@ from ptymesh.io.results import Result
 from ptymesh.measurement import Measurement
 from ptymesh.models import OPTICS, named
 from ptymesh.physics.model import Model, SliceStack
-from ptymesh.physics.operators import Values, Views, ViewValues, WaveOperator
+from ptymesh.physics.operators import Piece, Values, Views, ViewValues
 from ptymesh.recipe.yaml_text import parsed
 
 #: Most views of which the typical and the worst pattern are chosen; in larger scans they are evenly spaced.
@@ -147,7 +147,7 @@ def modelled(model: Model, result: Result, views: np.ndarray, scan: Measurement 
     )
 
 
-def optics_of(result: Result) -> tuple[WaveOperator, ...]:
+def optics_of(result: Result) -> tuple[Piece, ...]:
     """Return the operators of the model that the result's recipe names. Raises BadInput where one is not known here."""
     found = parsed(result.recipe, "The recipe of the result") if result.recipe else None
     options = (found.get("optics") if isinstance(found, dict) else None) or {}

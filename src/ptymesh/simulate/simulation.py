@@ -26,7 +26,7 @@ from ptymesh.estimate import BLOCK, Estimate
 from ptymesh.files import size
 from ptymesh.geometry import Geometry, electron_wavelength_m, far_field, near_field, photon_wavelength_m
 from ptymesh.measurement import ArraySource, Measurement
-from ptymesh.models import OPTICS, WaveOperator, named
+from ptymesh.models import OPTICS, Piece, named
 from ptymesh.options import Options
 from ptymesh.physics import probes
 from ptymesh.physics.model import Model, SliceStack
@@ -106,7 +106,7 @@ class Simulation(Options):
     detector_pixel_m: Positive | None = None
     focus_distance_m: Positive | None = None
     probe_guess: Literal["none", "design", "true"] = "design"
-    optics: dict[str, SerializeAsAny[WaveOperator]] = Field(default_factory=dict)
+    optics: dict[str, SerializeAsAny[Piece]] = Field(default_factory=dict)
     unknown_errors: dict[str, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)
     seed: int = Field(default=0, ge=0, lt=2**63)
 
@@ -352,7 +352,7 @@ def _unknowns(made: Truth) -> dict[str, np.ndarray]:
             rng = np.random.default_rng([options.seed, 11, len(found)])  # operators do not share their errors
             real, imaginary = rng.uniform(-1, 1, (2, *start.shape)) * options.unknown_errors.get(one.name, 0.0)
             values = told.get(one.name, start) + (real + 1j * imaginary if one.complex else real)
-            found[one.name] = values if one.complex else np.clip(values, one.least, one.largest)
+            found[one.name] = np.asarray(values if one.complex else np.clip(values, one.least, one.largest))
     return found
 
 

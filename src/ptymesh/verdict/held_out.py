@@ -161,7 +161,7 @@ def sum_held_out(problem: Problem, estimate: Estimate, views: np.ndarray, own: f
     """
     if not own:
         return _residual_sums(problem, estimate, views, problem.loader.mask)
-    black = checkerboard(problem.window, problem.device)
+    black = checkerboard(problem.window, problem.device, _square(problem, estimate))
     halves = [problem.loader.mask & black, problem.loader.mask & ~black]
     found = [
         _residual_sums(problem, _fit(problem, estimate, views, fitted, own), views, judged)
@@ -170,14 +170,28 @@ def sum_held_out(problem: Problem, estimate: Estimate, views: np.ndarray, own: f
     return found[0] + found[1]
 
 
-def checkerboard(window: tuple[int, int], device: torch.device) -> Tensor:
+def _square(problem: Problem, estimate: Estimate) -> int:
+    """Return the side of a square, in pixels: eight times the width over which the detector spreads light, or SQUARE.
+
+    Light that leaks from one half of the pixels to the other would tell of those that are judged.
+    """
+    widths = (placed.operator.reach_px(estimate.others) for placed in problem.model.detector)
+    return SQUARE * math.ceil(max((1.0, *widths)))
+
+
+def checkerboard(window: tuple[int, int], device: torch.device, square: int = SQUARE) -> Tensor:
     """Return which pixels (h, w) bool belong to the first half of the detector.
 
     Squares are counted from the first pixel in both directions, where patterns in the far field have their centre:
     its four neighbouring squares belong to both halves, whatever the sides of the window.
+
+    Args:
+        window: (h, w).
+        device: where the result is kept.
+        square: side of its squares in pixels.
     """
     y, x = ((torch.arange(n, device=device) + n // 2) % n - n // 2 for n in window)
-    return (y[:, None] // SQUARE + x // SQUARE) % 2 == 0
+    return (y[:, None] // square + x // square) % 2 == 0
 
 
 def _seeing(problem: Problem, mask: Tensor) -> ViewLoader:

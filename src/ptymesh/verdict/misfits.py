@@ -100,7 +100,7 @@ def _sums(problem: Problem, estimate: Estimate, views: np.ndarray, seen: Tensor)
         intermediates = evaluator.forward(estimate, chunk)
         waves = evaluator.detect(chunk, intermediates.exit)
         data = chunk.data
-        I = data.intensity(power(waves)).to(torch.float64)
+        I = data.intensity(problem.model.signal(power(waves), chunk.values)).to(torch.float64)
         y = data.y.to(torch.float64)
         expected, variance = misfit_of(I)
         roots, m = y.sqrt(), y.sqrt() - I.sqrt()
@@ -138,6 +138,8 @@ def _slopes(
     slopes = []
     for axis in (0, 1):
         moved = problem.model.position_derivative(obj, chunk.anchors, chunk.fractions, intermediates, axis)
-        change = overlap(waves, evaluator.detect(chunk, moved)).sum(dim=1).to(torch.float64)
+        change = overlap(waves, evaluator.detect(chunk, moved)).sum(dim=1)
+        response = problem.model.response(chunk.values)
+        change = (change if response is None else response.apply(change)).to(torch.float64)
         slopes.append(torch.where(bright, change / roots, 0))
     return slopes[0], slopes[1], blur

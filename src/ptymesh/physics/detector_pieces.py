@@ -1,0 +1,188 @@
+"""Pieces of the forward model between intensities and counts: what the detector makes of the light that reaches it.
+
+B, h, w    views of a chunk, window pixels
+S          sum_m |Psi_m|^2, signal that reaches the detector (B, h, w)
+R(theta)   the pieces in their order, linear in S;  theta  their unknowns
+I, y       R S + b, modelled intensity with background b; counts
+L          loss of the counts (fidelity.py), a function of I
+
+A piece defines R, its adjoint, and how R S follows theta, view by view and without ranks. dL/dS is R^T dL/dI, which is
+all that engines of gradients need. Engines that revise waves take Psi' = f Psi with a factor that goes through R:
+
+    amplitude   f = R^T r / R^T 1,  r = sqrt(max(y - b, 0) / R S), 1 at masked pixels
+    poisson     f = 1 - alpha R^T xi,  xi = 1 - y / I, alpha the minimum of L along it
+    intensity   f = 1 - alpha R^T 2 (I - y), alpha the Newton step of L along it
+
+The first never raises the loss, as -sum sqrt(y R S) is convex in the shares that each pixel has from others (the
+majorisation of expectation maximisation); without pieces all three are those of fidelity.py. Unknowns move along
+
+    slope = -1/2 sum dL/dI dI/dtheta,   norm = 1/2 sum d^2L/dI^2 (at y = I) (dI/dtheta)^2
+
+whose quotient is the Gauss-Newton step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ptymesh.physics import fidelity
+from ptymesh.physics.elementwise import over_window
+from ptymesh.physics.fidelity import BRIGHTEST_RATIO, DARK, NEWTON_STEPS, Data, Fidelity
+from ptymesh.physics.operators import Piece, Placed, Tables, Values, views_for
+
+
+class DetectorPiece(Piece):
+    """A piece between intensities and counts, which is linear in the intensities and leaves none of them negative."""
+
+    def forward(self, S: Tensor, values: Values, tables: Tables) -> Tensor:
+        """Return R(theta) S.
+
+        Args:
+            S: (B, ..., h, w) real; changes of intensities come here, too, which may be negative.
+            values: theta, by name.
+            tables: from `tables`, in the model's precision.
+        """
+        raise NotImplementedError
+
+    def adjoint(self, x: Tensor, values: Values, tables: Tables) -> Tensor:
+        """Return R(theta)^T x.
+
+        Args:
+            x: (B, ..., h, w) real.
+            values: theta, by name.
+            tables: from `tables`, in the model's precision.
+        """
+        raise NotImplementedError
+
+    def derivatives(self, S: Tensor, values: Values, tables: Tables) -> dict[str, Tensor]:
+        """Return d R(theta) S / d theta, by unknown, (B, ..., h, w) real; the dots are its own axes without N.
+
+        Args:
+            S: (B, h, w) real.
+            values: theta, by name.
+            tables: from `tables`, in the model's precision.
+        """
+        return {}
+
+    def reach_px(self, values: Values) -> float:
+        """Return the width over which a pixel's light is spread, in pixels; 0 if none goes to another one."""
+        return 0.0
+
+
+@dataclass(frozen=True)
+class Response:
+    """The pieces of a model's detector, with the values of their unknowns for the views of a chunk.
+
+    Attributes:
+        pieces: in their order.
+        values: unknowns by name.
+    """
+
+    pieces: tuple[Placed[DetectorPiece], ...]
+    values: Values
+
+    def signal(self, S: Tensor) -> Tensor:
+        """Return R S, (B, h, w); rounding leaves none of it negative."""
+        return self.apply(S).clamp(min=0)
+
+    def apply(self, S: Tensor) -> Tensor:
+        """Return R S of intensities or of their changes, (B, ..., h, w) real."""
+        for piece in self.pieces:
+            views = views_for(piece.operator, "forward", self.values)
+            S = piece.operator.forward(S, self.values, piece.tables, **views)
+        return S
+
+    def adjoint(self, x: Tensor) -> Tensor:
+        """Return R^T x, (B, ..., h, w) real."""
+        for piece in reversed(self.pieces):
+            views = views_for(piece.operator, "adjoint", self.values)
+            x = piece.operator.adjoint(x, self.values, piece.tables, **views)
+        return x
+
+    def derivatives(self, S: Tensor) -> dict[str, Tensor]:
+        """Return d R S / d theta by unknown, (B, ..., h, w) real; S is (B, h, w)."""
+        found: dict[str, Tensor] = {}
+        for piece in self.pieces:
+            one = Response((piece,), self.values)
+            views = views_for(piece.operator, "derivatives", self.values)
+            here = piece.operator.derivatives(S, self.values, piece.tables, **views)
+            found = {name: one.apply(change) for name, change in found.items()} | here
+            S = one.apply(S)
+        return found
+
+    def revision(self, kind: Fidelity, S: Tensor, data: Data) -> Tensor:
+        """Return the real factor (B, h, w) of the revised wave Psi' = factor . Psi after one step of this fidelity.
+
+        Args:
+            kind: the fidelity.
+            S: (B, h, w) real, signal before the pieces.
+            data: counts and background.
+        """
+        signal = self.signal(S)
+        if kind == "amplitude":
+            ratio = fidelity.revision(kind, signal, data)
+            whole = self.adjoint(torch.ones_like(S))
+            return self.adjoint(ratio) / whole.clamp(min=DARK)
+        data = data.illuminated(signal)
+        I = data.intensity(signal)
+        if kind == "poisson":
+            ratio = (data.y / I.clamp(min=DARK)).clamp(max=BRIGHTEST_RATIO)
+            eta = self.adjoint(torch.where(data.good, 1 - ratio, 0.0))
+            return 1 - self._poisson_step(S, I, eta, data) * eta
+        difference = torch.where(data.good, I - data.y, 0.0)
+        eta = self.adjoint(2 * difference)
+        change, bend = self.apply(S * eta), self.apply(S * eta**2)
+        first = _of_view(2 * S * eta**2)
+        second = _of_view(torch.where(data.good, 8 * change**2 + 4 * difference * bend, 0.0))
+        alpha = torch.where(second > 0, first / second.clamp(min=DARK), first.new_zeros(()))
+        return 1 - alpha * eta
+
+    def _poisson_step(self, S: Tensor, I: Tensor, eta: Tensor, data: Data) -> Tensor:
+        """Return the alpha (B, 1, 1) of the least loss of R[S (1 - alpha eta)^2] + b, by Newton's method."""
+        change, bend = self.apply(S * eta), self.apply(S * eta**2)
+        alpha = torch.full((len(S), 1, 1), 0.5, dtype=S.dtype, device=S.device)
+        for _ in range(NEWTON_STEPS):
+            moved = (I - 2 * alpha * change + alpha**2 * bend).clamp(min=DARK)
+            dI, d2I = 2 * (alpha * bend - change), 2 * bend
+            misfit = 1 - data.y / moved
+            first = _of_view(torch.where(data.good, misfit * dI, 0.0))
+            second = _of_view(torch.where(data.good, data.y * (dI / moved) ** 2 + misfit * d2I, 0.0))
+            alpha = (alpha - first / second.clamp(min=DARK)).clamp(0, 1)
+        return alpha
+
+    def slopes(self, S: Tensor, slope: Tensor, weight: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+        """Return -1/2 sum slope dI/dtheta and sum weight (dI/dtheta)^2 of each view, (B, ...) float64, by unknown.
+
+        Args:
+            S: (B, h, w) real, signal before the pieces.
+            slope: (B, h, w) real, dL/dI.
+            weight: (B, h, w) real, half of the loss's second derivative.
+        """
+        found = {}
+        for name, change in self.derivatives(S).items():
+            like = (len(S), *[1] * (change.ndim - 3), *S.shape[1:])
+            along, norm = change * slope.view(like), change.square() * weight.view(like)
+            found[name] = (-over_window(along) / 2, over_window(norm))
+        return found
+
+
+def step_weight(kind: Fidelity, signal: Tensor, data: Data) -> Tensor:
+    """Return half of d^2L/dI^2 where counts are as modelled, (B, h, w): 1 / 4I, 1 / 2I or 1; 0 without data.
+
+    Args:
+        kind: the fidelity.
+        signal: (B, h, w) real, behind the pieces.
+        data: counts and background.
+    """
+    good = data.illuminated(signal).good
+    I = data.intensity(signal).clamp(min=DARK)
+    weights = torch.ones_like(I) if kind == "intensity" else (0.25 if kind == "amplitude" else 0.5) / I
+    return torch.where(good, weights, weights.new_zeros(()))
+
+
+def _of_view(terms: Tensor) -> Tensor:
+    """Return the sum over each window, (B, 1, 1) in the terms' precision."""
+    return over_window(terms).to(terms.dtype)[:, None, None]
