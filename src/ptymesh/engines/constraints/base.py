@@ -1,4 +1,4 @@
-"""What constraints have in common: a schedule, a strength that may rise, a place in their order.
+"""Common part of all constraints: a schedule, a strength that may rise, a place in their order.
 
 A constraint of ptymesh's own is a class in a file of this package, registered by its name:
 

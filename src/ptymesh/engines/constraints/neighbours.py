@@ -1,4 +1,4 @@
-"""What constraints of the object need of pixels around them: margins, Gaussians, which layout and ranks do not change.
+"""Margins and Gaussian filters of the object, which layout and ranks do not change.
 
 Everything is computed by sums and products of real numbers, in an order that does not depend on the array's size.
 """
