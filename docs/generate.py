@@ -22,8 +22,9 @@ from pydantic import BaseModel, ByteSize
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from ptymesh.engines import ENGINES, Constraint, Engine
+from ptymesh.engines import CONSTRAINTS, ENGINES, Constraint, Engine
 from ptymesh.engines.base import OnOff, Schedule
+from ptymesh.engines.constraints import Prior, ordered
 from ptymesh.io.exchange.convert import FORMATS as RESULT_FORMATS
 from ptymesh.io.exchange.result_format import PARTS
 from ptymesh.io.formats.about import About
@@ -158,6 +159,12 @@ SCHEDULES = """\
 
 Position refinement and each constraint have their own, in epochs of the stage:
 """
+PRIORS = """\
+Further constraints of object and probe, each under its name, on/off, with a [schedule](#schedules), applied after the
+epochs of it: `constraints: {depth_smoothness: {weight: 1, start: 5}}`. They come in the order of this page, in between
+those of `probe` and `object` as is said of each. [Which is which elsewhere](constraints.md). All but the gauge
+`depth_recentring` have:
+"""
 NUMBERS = """\
 A few numbers that make up the probe, or the positions of all views, and follow each batch of any engine that is ticked
 for them in [engines](engines.md). Each stands under its name, on/off, with a [schedule](#schedules), and:
@@ -200,7 +207,7 @@ class Page:
         self.table(Schedule, "")
         for name, field in Engine.model_fields.items():
             if name == "constraints":
-                self.places[Constraint] = None
+                self.constraints(STAGE + name)
             elif name == "models":
                 self.parametrisations(STAGE + name)
             else:
@@ -239,6 +246,19 @@ class Page:
             self.table(
                 kind, f"{path}.{name}.", [key for key in kind.model_fields if key in inspect.get_annotations(kind)]
             )
+
+    def constraints(self, path: str) -> None:
+        """A section for each constraint of ptymesh's own that is a key of `constraints`."""
+        self.places[Constraint] = None
+        self.parts.append(f"### {path}\n\n{PRIORS}")
+        self.table(Prior, f"{path}.NAME.", ["strength", "rise"])
+        own = [name for name in ordered({}) if name in CONSTRAINTS]
+        for name in own:
+            kind = CONSTRAINTS[name]
+            self.parts.append(f"#### {path}.{name}\n\n{summary(kind)} Applied after `{kind.after}`.\n")
+            keys = [key for key in kind.model_fields if key in inspect.get_annotations(kind)]
+            if keys:
+                self.table(kind, f"{path}.{name}.", keys)
 
     def operators(self, path: str) -> None:
         """A section for each operator that there is, with the unknowns that it declares."""

@@ -315,7 +315,7 @@ def _conclude(recipe: Recipe, outcome: RunOutcome) -> None:
     if recipe.hold_out:
         typer.echo(f"It is of {attributes['residual_views']}.")
     for name, numbers in outcome.result.parameters.items():
-        if any(name in stage.models for stage in recipe.stages):
+        if any(name in stage.models or name in stage.constraints for stage in recipe.stages):
             typer.echo(f"{name}: {', '.join(f'{term} {number:.6g}' for term, number in numbers.items())}")
     if "bytes_per_batch" in attributes:
         from ptymesh.files import size

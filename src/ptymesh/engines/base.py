@@ -8,13 +8,14 @@ in `per_view`: tensors by name, which are kept between calls and in checkpoints.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PrivateAttr, SerializeAsAny, field_validator, model_validator
 from torch import Tensor
 
 from ptymesh.engines.constraints import (
     CONSTRAINTS,
+    KEYS,
     Amplitude,
     Centre,
     Constraint,
@@ -26,6 +27,7 @@ from ptymesh.engines.constraints import (
     Scale,
     Smooth,
     Support,
+    ordered,
 )
 from ptymesh.engines.cost import EngineCost, StepNeeds
 from ptymesh.errors import BadInput
@@ -37,21 +39,6 @@ from ptymesh.problem import Batch, Problem
 from ptymesh.schedule import MOST, Count, OnOff, Schedule
 from ptymesh.unknowns import Unknown
 
-#: Keys of `probe` and `object` in the order in which they are applied. Those in OF_MOVING_PROBE leave a frozen probe
-#: unchanged.
-ORDER = (
-    ("probe", "support"),
-    ("probe", "fourier_support"),
-    ("probe", "orthogonalise"),
-    ("object", "smooth"),
-    ("object", "amplitude"),
-    ("object", "phase"),
-    ("object", "ramp"),
-    ("object", "scale"),
-    ("probe", "centre"),
-    ("probe", "power"),
-)
-OF_MOVING_PROBE = ("support", "fourier_support", "orthogonalise")
 #: How batches are made up (planning/batches.py).
 Order = Literal["random", "uniform", "compact"]
 
@@ -123,7 +110,7 @@ class Engine(Options):
         probe: constraints and gauges of the probe.
         object: constraints and gauges of the object.
         models: numbers that make up probe or positions.
-        constraints: constraints of other packages.
+        constraints: further constraints by name, those of other packages too.
     """
 
     name: ClassVar[str]
@@ -165,7 +152,10 @@ class Engine(Options):
 
     @field_validator("constraints", mode="before")
     @classmethod
-    def _constraints(cls, given: object) -> object:
+    def _constraints(cls, given: Any) -> Any:
+        for group, key in KEYS:
+            if isinstance(given, dict) and key in given:
+                raise ValueError(f"{key} is a key of {group}: write {group}: {{{key}: ...}} instead")
         return named(given, CONSTRAINTS, "constraints")
 
     @model_validator(mode="after")
@@ -210,6 +200,8 @@ class Engine(Options):
             raise BadInput(
                 f"{self.name} would move nothing, as optics.{named} takes the object's part; use adam or lbfgs."
             )
+        for constraint in self.all_constraints():
+            constraint.check(problem)
         for name, model in self.models.items():
             model.check(problem.geometry)
             if model.of == "positions" and problem.model.subpixel == "none":
@@ -221,21 +213,23 @@ class Engine(Options):
                 )
 
     def apply_constraints(self, problem: Problem, estimate: Estimate, epoch: int) -> None:
-        """Apply all constraints and gauges that are due after an epoch, those of other packages last. Collective.
+        """Apply all constraints and gauges that are due after an epoch, in their order. Collective.
 
         Args:
             problem: the problem that is solved.
             estimate: the unknowns, changed in place.
             epoch: of the stage, from 1.
         """
-        for group, key in ORDER:
-            constraint: Constraint | None = getattr(getattr(self, group), key)
-            held = epoch <= self.probe.frozen and key in OF_MOVING_PROBE
-            if constraint and constraint.active(epoch) and not held:
-                constraint.apply(problem, estimate, self)
-        for constraint in self.constraints.values():
-            if constraint.active(epoch):
-                constraint.apply(problem, estimate, self)
+        for constraint in self.all_constraints():
+            held = epoch <= self.probe.frozen and constraint.of_moving_probe
+            if constraint.active(epoch) and not held:
+                constraint.at_epoch(epoch).apply(problem, estimate, self)
+
+    def all_constraints(self) -> list[Constraint]:
+        """Return constraints and gauges of this stage in the order in which they are applied."""
+        by_name: dict[str, Constraint | None] = {key: getattr(getattr(self, group), key) for group, key in KEYS}
+        by_name |= self.constraints
+        return [constraint for name in ordered(self.constraints) if (constraint := by_name.get(name))]
 
     def moved_optics(self, optics: Sequence[Unknown]) -> frozenset[str]:
         """Return the names of those of the operators' unknowns that this stage moves, in whichever of its epochs."""

@@ -1,0 +1,110 @@
+"""Common part of all constraints: a schedule, a strength that may rise, a place in their order.
+
+A constraint of ptymesh's own is a class in a file of this package, registered by its name:
+
+    @CONSTRAINTS.register("identical_slices")
+    class IdenticalSlices(Prior):
+        ...
+
+It then is a key of `constraints` of a stage. Those that are older are keys of `probe` and `object`.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, Self
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from ptymesh.engines.waves import EngineMemory
+from ptymesh.estimate import Estimate
+from ptymesh.problem import Problem
+from ptymesh.registry import Registry, subclass_of
+from ptymesh.schedule import MOST, Schedule
+
+
+class Constraint(Schedule):
+    """A change of probe and object after the epochs of its schedule; its options are fields.
+
+    Those of ptymesh are keys of `probe`, `object` and `constraints` of a stage; one of another package, which offers it
+    by an entry point of the group `ptymesh.constraints`, stands under its name in `constraints`.
+    """
+
+    #: Name of the constraint right after which this one is applied; None for after all others.
+    after: ClassVar[str | None] = None
+    #: True if it leaves a frozen probe unchanged, as it is a statement about the probe alone.
+    of_moving_probe: ClassVar[bool] = False
+
+    def check(self, problem: Problem) -> None:
+        """Check that the options make sense for a problem, before any work.
+
+        Raises:
+            BadInput: an option has no meaning for this problem.
+        """
+
+    def at_epoch(self, epoch: int) -> Self:
+        """Return the constraint as it is in an epoch (from 1) of the stage."""
+        return self
+
+    def apply(self, problem: Problem, estimate: Estimate, engine: EngineMemory) -> None:
+        """Change the estimate in place, in the same way on all ranks. Collective.
+
+        If object, probe and positions are replaced by others with the same intensities, exit waves in the engine's
+        memory must be changed with them (waves.py).
+
+        Args:
+            problem: the problem that is solved.
+            estimate: the unknowns.
+            engine: memory of the engine.
+        """
+        raise NotImplementedError
+
+
+CONSTRAINTS: Registry[type[Constraint]] = Registry(
+    "constraint", "ptymesh.constraints", subclass_of(Constraint), "make it a subclass of ptymesh.engines.Constraint"
+)
+
+
+class Prior(Constraint):
+    """Constraint that moves the object or the probe a share of the way to what is known of it.
+
+    Attributes:
+        strength: share of the way, 1 for all of it.
+        rise: epochs over which the strength rises, in equal steps, before it is all there.
+    """
+
+    #: The unknown that is moved.
+    of: ClassVar[Literal["object", "probe"]] = "object"
+
+    strength: float = Field(1.0, gt=0, le=1)
+    rise: int = Field(0, ge=0, le=MOST)
+
+    def at_epoch(self, epoch: int) -> Self:
+        """Return the prior with the strength that it has risen to in an epoch (from 1) of the stage."""
+        share = min(1.0, (epoch - self.start + 1) / (self.rise + 1))
+        return self.model_copy(update={"strength": self.strength * share})
+
+    def goal(self, problem: Problem, estimate: Estimate) -> Tensor:
+        """Return the object or the probe as it would be at strength 1, of its own shape. Collective.
+
+        Args:
+            problem: the problem that is solved.
+            estimate: the unknowns, not to be changed.
+        """
+        raise NotImplementedError
+
+    def apply(self, problem: Problem, estimate: Estimate, engine: EngineMemory) -> None:
+        """Move the unknown X to X + strength (goal - X). Collective.
+
+        Args:
+            problem: the problem that is solved.
+            estimate: the unknowns.
+            engine: not used.
+        """
+        unknown, goal = estimate[self.of], self.goal(problem, estimate)
+        if self.strength == 1:
+            unknown.copy_(goal)
+            return
+        parts = torch.view_as_real(unknown)
+        parts += self.strength * (torch.view_as_real(goal) - parts)

@@ -1,0 +1,47 @@
+"""A fixed ratio between absorption and phase, as one material has (delta and beta) or inelastic scattering gives."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from ptymesh.engines.constraints.base import CONSTRAINTS, Prior
+from ptymesh.engines.constraints.illumination import illuminated_mask
+from ptymesh.estimate import Estimate
+from ptymesh.physics.elementwise import phase as phase_of
+from ptymesh.problem import Problem
+
+#: Least amplitude of which a logarithm is taken.
+DARKEST = 1e-6
+
+
+@CONSTRAINTS.register("complex_ratio")
+class ComplexRatio(Prior):
+    """The logarithm of the amplitude is drawn to -ratio times the phase, which stays.
+
+    Attributes:
+        ratio: -log|O| / arg O; None for sum |log|O|| / sum |arg O| over illuminated pixels (Clark et al., Opt. Express
+            18, 1981, 2010).
+    """
+
+    after: ClassVar[str | None] = "phase"
+
+    ratio: float | None = Field(None, ge=-10, le=10)
+
+    def goal(self, problem: Problem, estimate: Estimate) -> Tensor:
+        """Return the object whose amplitude follows from its phase. Collective.
+
+        Args:
+            problem: the problem that is solved.
+            estimate: the unknowns.
+        """
+        phase, ratio = phase_of(estimate.object), self.ratio
+        if ratio is None:
+            lit = illuminated_mask(problem, estimate)
+            absorbed = torch.log(estimate.object.abs().clamp(min=DARKEST)).abs()
+            shifted = float(problem.fields.mean(phase.abs(), lit, estimate))
+            ratio = float(problem.fields.mean(absorbed, lit, estimate)) / shifted if shifted else 0.0
+        return torch.polar(torch.exp(-ratio * phase), phase)

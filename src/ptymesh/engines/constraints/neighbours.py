@@ -1,0 +1,67 @@
+"""Margins and Gaussian filters of the object, which layout and ranks do not change.
+
+Everything is computed by sums and products of real numbers, in an order that does not depend on the array's size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ptymesh.errors import BadInput
+from ptymesh.estimate import Estimate
+from ptymesh.problem import Problem
+
+
+def with_neighbours(
+    problem: Problem, estimate: Estimate, reach: int, change: Callable[[Tensor, tuple[int, int]], Tensor]
+) -> Tensor:
+    """Return the object after a change that needs pixels around each one. Collective.
+
+    Args:
+        problem: its layout knows who has these pixels.
+        estimate: the unknowns.
+        reach: pixels on each side that a pixel's value may depend on; there are none beyond the whole object.
+        change: function of real planes (L, 2, H', W'), real and imaginary part, and of the (y, x) of their first pixel
+            in the whole object, that returns as many.
+
+    Returns:
+        (L, H, W) complex, this rank's part.
+    """
+    around, where = problem.layout.with_margin(estimate.object, estimate, reach)
+    top, left = (c - w for c, w in zip(estimate.corner, where.corner, strict=True))
+    height, width = estimate.object.shape[-2:]
+    planes = torch.view_as_real(around).permute(0, 3, 1, 2).contiguous()
+    changed = change(planes, where.corner)[..., top : top + height, left : left + width]
+    return torch.view_as_complex(changed.permute(0, 2, 3, 1).contiguous())
+
+
+def gaussian_reach(sigma_px: float) -> int:
+    """Return by how many pixels a Gaussian reaches to each side: four standard deviations."""
+    return max(1, math.ceil(4 * sigma_px))
+
+
+def blurred(planes: Tensor, sigma_px: float) -> Tensor:
+    """Return real planes (..., H, W) filtered by a Gaussian of finite length, edges repeated."""
+    reach = gaussian_reach(sigma_px)
+    weights = [math.exp(-0.5 * (r / sigma_px) ** 2) for r in range(reach + 1)]
+    total = weights[0] + 2 * sum(weights[1:])
+    for axis in (-2, -1):
+        n = planes.shape[axis]
+        index = torch.arange(-reach, n + reach, device=planes.device).clamp(0, n - 1)
+        padded = planes.index_select(axis, index)
+        out = planes * (weights[0] / total)
+        for r in range(1, reach + 1):
+            both = padded.narrow(axis, reach - r, n) + padded.narrow(axis, reach + r, n)
+            out = out + both * (weights[r] / total)
+        planes = out
+    return planes
+
+
+def check_several_slices(name: str, problem: Problem) -> None:
+    """Raise BadInput if the object is a single slice."""
+    if problem.model.slice_kernel is None:
+        raise BadInput(f"constraints.{name} acts between slices, and there is one; set object.slices, or remove it.")
