@@ -103,11 +103,10 @@ def kill(process: subprocess.Popen[bytes]) -> None:
     below = []
     with suppress(psutil.NoSuchProcess):
         below = psutil.Process(process.pid).children(recursive=True)
-    for one in (process, *below):
-        with suppress(psutil.NoSuchProcess, ProcessLookupError):
+    for one in (process, *below):  # one after the other, as they write to the same log
+        with suppress(psutil.NoSuchProcess, psutil.TimeoutExpired, ProcessLookupError, subprocess.TimeoutExpired):
             one.send_signal(signal.SIGABRT)
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(LAST_WORDS_S)
+            one.wait(LAST_WORDS_S / (1 + len(below)))
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     for child in below:

@@ -234,8 +234,12 @@ def test_several_at_once_but_for_those_that_measure(on_a_gpu: Callable[..., int]
 
     def act(site: Site) -> Verdict:
         running.append(site.check)
-        time.sleep(0.3)
-        beside[site.check] = len(running)
+        most, until = 0, time.monotonic() + (30 if site.check in ("second", "third") else 0.3)
+        while time.monotonic() < until and most < 2:  # on a busy machine the other one may begin late
+            most = max(most, len(running))
+            time.sleep(0.05)
+        beside[site.check] = most
+        time.sleep(0.2)
         running.remove(site.check)
         return "passed", ""
 
