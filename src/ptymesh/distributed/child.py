@@ -15,6 +15,9 @@ from ptymesh.stopping import SIGNALS
 #: separated by commas; empty for all).
 LAUNCHER, OUTPUT, CORES = "PTYMESH_LAUNCHER_PID", "PTYMESH_RANK_OUTPUT", "PTYMESH_RANK_CORES"
 
+#: Variable with the id of a process with which this one is to end, though that one is no launcher.
+PARENT = "PTYMESH_PARENT_PID"
+
 _PR_SET_PDEATHSIG = 1
 _launched = False
 
@@ -42,7 +45,7 @@ def prepare_process() -> None:
     """Redirect output to the launcher's file, bind cores, and stop (after a checkpoint) should the launcher be killed.
 
     Signals that the launcher blocked while it started this process are unblocked. PYTHONPATH gets the value that it had
-    for the launcher. Only the latter is done in a process that no launcher started.
+    for the launcher. A process that no launcher started gets that, and ends with the one that PARENT names.
     """
     global _launched
     restore_python_path()
@@ -64,5 +67,5 @@ def prepare_process() -> None:
     _launched = bool(launcher)
     if launcher and hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-    if launcher:
-        end_with(int(launcher))
+    if parent := launcher or os.environ.pop(PARENT, ""):
+        end_with(int(parent))
