@@ -37,6 +37,7 @@ COMMANDS = {
     "doctor": "Does this machine work?",
     "warm": "Compile the kernels for this machine now.",
     "scaling": "What do more ranks gain?",
+    "watch": "Show runs in the browser.",
     "view": "Draw the figures of a result.",
     "diagnose": "Why is a result poor?",
     "compare": "How far do two results agree?",

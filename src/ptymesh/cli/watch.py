@@ -1,0 +1,84 @@
+"""ptymesh watch: a page in the browser that shows runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+#: Addresses that this machine alone reaches.
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def command(
+    folders: Annotated[
+        list[Path] | None, typer.Argument(metavar="[DIR...]", help="Folders of runs, or that hold some. [default: .]")
+    ] = None,
+    port: Annotated[int, typer.Option(help="Port; 0: any that is free.")] = 0,
+    host: Annotated[str, typer.Option(help="Address to listen on; any but 127.0.0.1 lets others in.")] = "127.0.0.1",
+    token: Annotated[
+        str | None, typer.Option(metavar="TOKEN", help="Word that the address holds. [default: random]")
+    ] = None,
+) -> None:
+    """Show runs in the browser, while they go on and afterwards: pictures, curves, positions, log, recipe.
+
+    The page reads the folders and changes nothing. It is served on this machine alone, to whoever has the address
+    that is printed.
+    """
+    from ptymesh.errors import BadInput
+    from ptymesh.paths import usable
+
+    roots = [usable(folder, "The folder").absolute() for folder in folders or [Path()]]
+    for root in roots:
+        if not root.is_dir():
+            raise BadInput(f"{root} is no folder; give folders of runs, or that hold some.")
+    if not 0 <= port < 65536:
+        raise BadInput(f"--port is {port}; give 0 to 65535.")
+    if token is not None and (len(token) < 8 or not token.isalnum()):
+        raise BadInput("--token is too short or holds other signs than letters and digits; give 8 or more, or none.")
+    try:
+        import starlette  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise BadInput(f"The page needs {error.name}; install ptymesh[watch].") from error
+    _serve(roots, host, port, token)
+
+
+def _serve(roots: list[Path], host: str, port: int, token: str | None) -> None:
+    """Serve the page until the command is stopped.
+
+    Args:
+        roots: folders of runs, or that hold some.
+        host: address to listen on.
+        port: 0 for any.
+        token: that the address holds; None for a random one.
+    """
+    import logging
+    import secrets
+    import socket
+
+    import uvicorn
+
+    from ptymesh.errors import BadInput
+    from ptymesh.watch.server import make_app
+
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listening.bind((host, port))
+    except OSError as error:
+        raise BadInput(f"{host} port {port} cannot be used ({error.strerror}); choose another --port.") from error
+    port = listening.getsockname()[1]
+    word = secrets.token_urlsafe(24) if token is None else token
+    names = {host, *(LOOPBACK if host in LOOPBACK else ())}
+    served = [f"[{name}]:{port}" if ":" in name else f"{name}:{port}" for name in sorted(names)]
+    if host not in LOOPBACK:
+        typer.echo(
+            f"Anybody who reaches {host} and has the token can see these runs; it goes over the network in clear."
+        )
+    shown = f"[{host}]" if ":" in host else host
+    typer.echo(f"Open http://{shown}:{port}/?token={word}   (Ctrl-C ends it)")
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    config = uvicorn.Config(make_app(roots, word, served), log_level="warning", access_log=False, server_header=False)
+    uvicorn.Server(config).run([listening])

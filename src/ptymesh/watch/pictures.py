@@ -1,0 +1,54 @@
+"""Pictures of object and probe as PNG, of a region at the resolution that a screen can show."""
+
+from __future__ import annotations
+
+import io
+from typing import Literal
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.image import imsave
+
+from ptymesh.plot.style import blocks, bounds, colour_of
+from ptymesh.watch.runs import OpenedArrays
+
+What = Literal["amplitude", "phase", "colour", "probe"]
+#: Kinds of pictures.
+KINDS: tuple[What, ...] = ("phase", "amplitude", "colour", "probe")
+#: Largest side of a picture in pixels.
+SIDE = 768
+
+
+def picture(arrays: OpenedArrays, what: What, index: int, region: tuple[int, int, int, int] | None) -> bytes:
+    """Return a picture as PNG.
+
+    Args:
+        arrays: of a run.
+        what: amplitude, phase or colour (phase as hue, amplitude as brightness) of the object, or a mode of the probe.
+        index: of the slice or mode.
+        region: top, left, bottom, right of the object in pixels; None: all of it.
+    """
+    if what == "probe":
+        return _png(colour_of(arrays.probe_mode(index)))
+    height, width = arrays.object_shape[1:]
+    top, left, bottom, right = region or (0, 0, height, width)
+    binned = blocks(arrays.object_region(index, slice(top, bottom), slice(left, right)), SIDE)[0]
+    if what == "colour":
+        return _png(colour_of(binned))
+    values = np.abs(binned) if what == "amplitude" else np.angle(binned * np.conj(_mean_phase(binned)))
+    low, high = bounds(values)
+    shown = (values - low) / max(high - low, 1e-12)
+    return _png(colormaps["gray" if what == "amplitude" else "viridis"](np.clip(shown, 0, 1)))
+
+
+def _mean_phase(image: np.ndarray) -> complex:
+    """Return the phase factor of an image's mean, 1 where that is zero."""
+    mean = complex(image.mean())
+    return mean / abs(mean) if abs(mean) > 0 else 1.0
+
+
+def _png(image: np.ndarray) -> bytes:
+    """Return an image (H, W, 3 or 4) of values from 0 to 1 as PNG."""
+    written = io.BytesIO()
+    imsave(written, np.clip(np.asarray(image, np.float64), 0, 1), format="png")
+    return written.getvalue()

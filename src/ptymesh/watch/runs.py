@@ -1,0 +1,285 @@
+"""Runs in folders, as far as their files tell: what is going on, how far it is, what came out.
+
+L, H, W  slices, object pixels;  M, h, w  modes, window pixels
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from ptymesh.io.checkpoint import manifests
+
+#: Files one of which a folder holds that is a run.
+SIGNS = ("metrics.jsonl", "live.jsonl", "result.h5")
+#: Levels below a given folder at which runs are looked for, and runs that are shown, the newest first.
+LEVELS, MOST_RUNS = 3, 500
+#: Bytes of the log's end that are shown, and lines of metrics that are read.
+LOG_BYTES, MOST_ROWS = 20_000, 20_000
+#: Seconds without a sign of life after which a run without a verdict is called silent.
+SILENT_S = 120.0
+
+
+@dataclass(frozen=True)
+class ObjectFile:
+    """File from which object and probe of a run can be drawn.
+
+    Attributes:
+        path: of the result, or of a checkpoint's manifest.
+        is_result: False for a checkpoint.
+        modified: time of the file in ns.
+    """
+
+    path: Path
+    is_result: bool
+    modified: int
+
+
+class RunFolder:
+    """The folder of a run.
+
+    Args:
+        folder: of the run.
+        root: folder below which it was found; names are relative to it.
+    """
+
+    def __init__(self, folder: Path, root: Path) -> None:
+        self.folder = folder
+        relative = folder.relative_to(root)
+        self.name = root.name if relative == Path() else str(relative)
+        self.id = hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]
+
+    @property
+    def modified(self) -> float:
+        """Time of the latest change of a file that shows progress."""
+        times = []
+        for name in (*SIGNS, "log.txt"):
+            with suppress(OSError):
+                times.append((self.folder / name).stat().st_mtime)
+        return max(times, default=0.0)
+
+    def summary(self) -> dict[str, Any]:
+        """Return what a list of runs shows."""
+        rows = self.rows()
+        epochs = [row for row in rows if "residual" in row]
+        verdict: dict[str, Any] = next((row for row in reversed(rows) if "verdict" in row), {})
+        last = epochs[-1] if epochs else {}
+        return {
+            "id": self.id,
+            "name": self.name,
+            "state": self._state(verdict),
+            "verdict": verdict.get("verdict"),
+            "sentence": verdict.get("verdict_sentence"),
+            "epochs": len(epochs),
+            "engine": last.get("engine"),
+            "residual": verdict.get("final_residual", last.get("residual")),
+            "modified": self.modified,
+        }
+
+    def _state(self, verdict: dict[str, Any]) -> str:
+        """Return done, going on, or silent."""
+        if verdict or (self.folder / "spool" / "ended").exists():  # or a live run that nothing has polished
+            return "done"
+        return "going on" if time.time() - self.modified < SILENT_S else "silent"
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the lines of metrics.jsonl, or of live.jsonl where there are none, as far as they are whole."""
+        for name in ("metrics.jsonl", "live.jsonl"):
+            with suppress(OSError), (self.folder / name).open(encoding="utf-8", errors="replace") as file:
+                found = []
+                for line in file.readlines()[-MOST_ROWS:]:
+                    with suppress(ValueError):
+                        row = json.loads(line)
+                        found.append(row if isinstance(row, dict) else {})
+                if found:
+                    return found
+        return []
+
+    def details(self) -> dict[str, Any]:
+        """Return what the page of a run shows besides its pictures."""
+        rows = [row for row in self.rows() if "residual" in row]
+        curves = {
+            name: [row.get(name) for row in rows]
+            for name in ("residual", "held_out", "loss", "noise_floor")
+            if any(isinstance(row.get(name), int | float) for row in rows)
+        }
+        made = self.summary() | {"curves": curves, "log": self._log(), "recipe": self._recipe()}
+        return made | {"arrays": self.shapes()}
+
+    def _log(self) -> str:
+        """Return the end of the log."""
+        with suppress(OSError), (self.folder / "log.txt").open("rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - LOG_BYTES))
+            return file.read().decode("utf-8", errors="replace")
+        return ""
+
+    def _recipe(self) -> str:
+        """Return the recipe, from the result or the checkpoint."""
+        with suppress(Exception):
+            found = self.object_file()
+            if found is not None and found.is_result:
+                with h5py.File(found.path, "r", locking=False) as file:
+                    return str(file["recipe"].asstr()[()]) if "recipe" in file else ""
+            if found is not None:
+                return str(_meta(found.path)["recipe"])
+        return ""
+
+    def object_file(self) -> ObjectFile | None:
+        """Return the newest file that holds the object: the result, that of a live run, or a checkpoint."""
+        found = []
+        for name in ("result.h5", "live.h5"):
+            with suppress(OSError):
+                path = self.folder / name
+                found.append(ObjectFile(path, True, path.stat().st_mtime_ns))
+        with suppress(OSError, ValueError, KeyError):
+            current = json.loads((self.folder / "checkpoint" / manifests.MANIFEST).read_text(encoding="utf-8"))
+            path = self.folder / "checkpoint" / f"{int(current['generation']):06d}" / manifests.MANIFEST
+            found.append(ObjectFile(path, False, path.stat().st_mtime_ns))
+        results = [one for one in found if one.is_result]
+        # a result is written after the last checkpoint, and before the checkpoint that goes on from it
+        return max(results or found, key=lambda one: one.modified, default=None)
+
+    def shapes(self) -> dict[str, Any]:
+        """Return the shapes of object and probe, the object pixel in metres, and of which file they are; else empty."""
+        found = self.object_file()
+        if found is None:
+            return {}
+        try:
+            arrays = OpenedArrays(found)
+        except (OSError, KeyError, ValueError):
+            return {}
+        with arrays:
+            about = {"object": arrays.object_shape, "probe": arrays.probe_shape, "pixel_m": arrays.pixel_m}
+        return about | {"version": str(found.modified), "file": "result" if found.is_result else "checkpoint"}
+
+    def positions(self) -> dict[str, Any]:
+        """Return where views lie in the object, in pixels, and where they started; empty before there is a result."""
+        found = self.object_file()
+        if found is None or not found.is_result:
+            return {}
+        with h5py.File(found.path, "r", locking=False) as file:
+            half = np.array(file["probe"].shape[-2:]) / 2
+            every = slice(None, None, max(1, len(file["positions_px"]) // 4000))
+            made = {"positions": (file["positions_px"][every] + half).round(2).tolist()}
+            if "positions_nominal_px" in file:
+                made["nominal"] = (file["positions_nominal_px"][every] + half).round(2).tolist()
+        return made
+
+
+def find_runs(roots: Sequence[Path]) -> dict[str, RunFolder]:
+    """Return the runs below some folders by id, those that were changed last first.
+
+    Args:
+        roots: folders that are runs or hold some.
+    """
+    found = [RunFolder(folder, root) for root in roots for folder in _folders(root, LEVELS)]
+    newest = sorted(found, key=lambda run: run.modified, reverse=True)[:MOST_RUNS]
+    return {run.id: run for run in newest}
+
+
+def _folders(folder: Path, levels: int) -> Iterator[Path]:
+    """Yield the folders of runs, which are not looked into any further."""
+    if any((folder / name).is_file() for name in SIGNS):
+        yield folder
+        return
+    if not levels:
+        return
+    with suppress(OSError):
+        for below in sorted(folder.iterdir()):
+            if below.is_dir() and not below.is_symlink() and not below.name.startswith("."):
+                yield from _folders(below, levels - 1)
+
+
+class OpenedArrays:
+    """Object and probe of a result or of a checkpoint, read region by region.
+
+    Args:
+        found: the file.
+
+    Raises:
+        OSError: it cannot be read.
+        KeyError: it has no object.
+        ValueError: a checkpoint whose object lies in tiles.
+    """
+
+    def __init__(self, found: ObjectFile) -> None:
+        self._files: list[h5py.File] = []
+        try:
+            if found.is_result:
+                file = self._open(found.path)
+                self._parts, self._probe = [file["object"]], file["probe"]
+                pixel = file["object"].attrs.get("pixel_size_m")
+                self.pixel_m = None if pixel is None else [float(side) for side in pixel]
+            else:
+                self._of_checkpoint(found.path)
+            slices, _, width = self._parts[0].shape
+            self.object_shape = [slices, sum(part.shape[1] for part in self._parts), width]
+            self.probe_shape = list(self._probe.shape)
+        except BaseException:
+            self.close()
+            raise
+
+    def _of_checkpoint(self, path: Path) -> None:
+        """Take the arrays of a checkpoint; ranks that hold the whole object have saved its rows in turn."""
+        meta = _meta(path)
+        extent, said = meta["run"]["extent"], json.loads(path.read_text(encoding="utf-8"))
+        if meta["run"].get("parts"):
+            raise ValueError("the object lies in tiles")
+        files = [self._open(path.with_name(Path(one["name"]).name)) for one in said["files"]]
+        self._parts = [file["tiles/object"] for file in files if "tiles/object" in file]
+        self._probe, self.pixel_m = files[0]["shared/probe"], None
+        if sum(part.shape[1] for part in self._parts) != extent[0]:
+            raise ValueError("the object lies in tiles")
+
+    def _open(self, path: Path) -> h5py.File:
+        self._files.append(h5py.File(path, "r", locking=False))
+        return self._files[-1]
+
+    def object_region(self, index: int, rows: slice, columns: slice) -> np.ndarray:
+        """Return a region of a slice of the object, complex.
+
+        Args:
+            index: of the slice.
+            rows: with start and stop.
+            columns: with start and stop.
+        """
+        pieces, top = [], 0
+        for part in self._parts:
+            here = slice(max(0, rows.start - top), max(0, min(part.shape[1], rows.stop - top)))
+            if here.start < here.stop:
+                pieces.append(part[index, here, columns])
+            top += part.shape[1]
+        return np.concatenate(pieces)
+
+    def probe_mode(self, index: int) -> np.ndarray:
+        """Return a mode of the probe, (h, w) complex."""
+        made: np.ndarray = self._probe[index]
+        return made
+
+    def close(self) -> None:
+        """Close the files."""
+        for file in self._files:
+            file.close()
+
+    def __enter__(self) -> OpenedArrays:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _meta(path: Path) -> dict[str, Any]:
+    """Return what a checkpoint's manifest says of its run."""
+    meta = json.loads(path.read_text(encoding="utf-8"))["meta"]
+    return meta if isinstance(meta, dict) else {}

@@ -1,0 +1,161 @@
+"""The server of the page: it reads the folders that it was given, and answers who has its token.
+
+Nothing is written and nothing is run. Requests name runs by ids, which are looked up among those found below the given
+folders, so that no other file can be asked for.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Awaitable, Callable, Sequence
+from functools import lru_cache
+from pathlib import Path
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from ptymesh.watch.pictures import KINDS, What, picture
+from ptymesh.watch.runs import ObjectFile, OpenedArrays, RunFolder, find_runs
+
+#: Headers of all answers: nothing is fetched from elsewhere, framed, guessed or kept.
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+        "frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+#: Pictures that are kept.
+KEPT = 64
+PAGE = Path(__file__).with_name("page.html")
+
+
+def make_app(roots: Sequence[Path], token: str, hosts: Sequence[str]) -> Starlette:
+    """Return the application.
+
+    Args:
+        roots: folders that are runs or hold some.
+        token: without which nothing is answered.
+        hosts: values of the header Host that are served, with port.
+    """
+
+    def runs() -> dict[str, RunFolder]:
+        return find_runs(roots)
+
+    async def page(request: Request) -> Response:
+        text = PAGE.read_text(encoding="utf-8").replace("TOKEN", token)
+        return HTMLResponse(text)
+
+    async def script(request: Request) -> Response:
+        return Response(PAGE.with_name("page.js").read_bytes(), media_type="text/javascript")
+
+    async def style(request: Request) -> Response:
+        return Response(PAGE.with_name("page.css").read_bytes(), media_type="text/css")
+
+    async def all_runs(request: Request) -> Response:
+        return JSONResponse(await run_in_threadpool(lambda: [run.summary() for run in runs().values()]))
+
+    async def one_run(request: Request) -> Response:
+        run = await _run(request)
+        return _unknown() if run is None else JSONResponse(await run_in_threadpool(run.details))
+
+    async def positions(request: Request) -> Response:
+        run = await _run(request)
+        return _unknown() if run is None else JSONResponse(await run_in_threadpool(run.positions))
+
+    async def image(request: Request) -> Response:
+        run = await _run(request)
+        found = None if run is None else await run_in_threadpool(run.object_file)
+        if found is None:
+            return _unknown()
+        asked = request.query_params
+        try:
+            what, index, region = _asked(asked.get("what", "phase"), asked.get("index", "0"), asked.get("region"))
+            made = await run_in_threadpool(_picture, found, what, index, region)
+        except (ValueError, IndexError, KeyError, OSError) as error:
+            return PlainTextResponse(f"There is no such picture ({error}).", 400)
+        return Response(made, media_type="image/png")
+
+    async def _run(request: Request) -> RunFolder | None:
+        return (await run_in_threadpool(runs)).get(request.query_params.get("id", ""))
+
+    routes = [
+        Route("/", page),
+        Route("/page.js", script),
+        Route("/page.css", style),
+        Route("/api/runs", all_runs),
+        Route("/api/run", one_run),
+        Route("/api/positions", positions),
+        Route("/api/picture", image),
+    ]
+
+    async def guard(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
+        answer = _refusal(request, token, hosts) or await call_next(request)
+        answer.headers.update(HEADERS)
+        return answer
+
+    return Starlette(routes=routes, middleware=[Middleware(BaseHTTPMiddleware, dispatch=guard)])
+
+
+def _refusal(request: Request, token: str, hosts: Sequence[str]) -> Response | None:
+    """Return the answer to a request that is not served, None for one that is.
+
+    Args:
+        request: to look at.
+        token: that it has to know.
+        hosts: that it may have been sent to: another name in front of this address is an attack from a page.
+    """
+    if request.headers.get("host", "") not in hosts:
+        return PlainTextResponse("This address is not served; open the one that `ptymesh watch` has printed.", 400)
+    origin = request.headers.get("origin")
+    if origin is not None and origin not in {f"http://{host}" for host in hosts}:
+        return PlainTextResponse("Requests from other pages are not answered.", 403)
+    given = request.query_params.get("token") or request.headers.get("x-token") or ""
+    if not hmac.compare_digest(given.encode(), token.encode()):
+        return PlainTextResponse("Open the address that `ptymesh watch` has printed, with its token.", 401)
+    return None
+
+
+def _unknown() -> Response:
+    return PlainTextResponse("There is no such run, or nothing of it to show yet.", 404)
+
+
+def _asked(what: str, index: str, region: str | None) -> tuple[What, int, tuple[int, int, int, int] | None]:
+    """Return kind, index and region of the picture that was asked for.
+
+    Raises:
+        ValueError: it is none.
+    """
+    kind = next((known for known in KINDS if known == what), None)
+    if kind is None:
+        raise ValueError(f"what is {what[:20]}")
+    if region is None:
+        return kind, int(index), None
+    top, left, bottom, right = (int(part) for part in region.split(","))
+    return kind, int(index), (top, left, bottom, right)
+
+
+@lru_cache(KEPT)
+def _picture(found: ObjectFile, what: What, index: int, region: tuple[int, int, int, int] | None) -> bytes:
+    """Return a picture of a file as it is at its time of modification.
+
+    Raises:
+        ValueError: the region is empty or beyond the object.
+    """
+    with OpenedArrays(found) as arrays:
+        slices, height, width = arrays.object_shape
+        count = arrays.probe_shape[0] if what == "probe" else slices
+        if not 0 <= index < count:
+            raise ValueError(f"there are {count}, and {index} was asked for")
+        if region is not None:
+            top, left, bottom, right = region
+            if not (0 <= top < bottom <= height and 0 <= left < right <= width):
+                raise ValueError(f"the object has {height} x {width} pixels")
+        return picture(arrays, what, index, region)
