@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ptymesh.beamtime import Batch, BatchOptions, ScanOutcome
+from ptymesh.beamtime import BatchOptions, ScanBatch, ScanOutcome
 from ptymesh.beamtime.batch import folder_names, natural_order
 from ptymesh.beamtime.scan_run import ScanRun
 from ptymesh.distributed.processes import fate_of
@@ -73,9 +73,9 @@ def test_the_probe_of_the_first_good_scan_is_handed_on(beamtime: Path, tmp_path:
     scans = [beamtime / f"scan{number}.cxi" for number in (1, 2, 10)]
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(RECIPE.replace("EPOCHS", "60"))
-    handed = Batch(scans, tmp_path / "handed", recipe, (), BatchOptions(jobs=2)).run()
+    handed = ScanBatch(scans, tmp_path / "handed", recipe, (), BatchOptions(jobs=2)).run()
     assert [one.verdict for one in handed] == ["good"] * 3
-    alone = Batch(scans[1:2], tmp_path / "alone", recipe, (), BatchOptions(hand_on=False)).run()
+    alone = ScanBatch(scans[1:2], tmp_path / "alone", recipe, (), BatchOptions(hand_on=False)).run()
     start = Result.load(tmp_path / "handed" / "scan2" / "result.h5").recipe
     assert "scan1" in start and "kind: result" in start
     assert "kind: result" not in Result.load(tmp_path / "alone" / "scan2" / "result.h5").recipe
@@ -153,7 +153,7 @@ def test_a_result_that_is_gone_is_made_again(beamtime: Path, tmp_path: Path) -> 
     run.folder.mkdir()
     assert run.finished() is None
     (run.folder / "result.h5").write_bytes(b"")
-    run._write({"asked": run.asked(), "outcome": vars(ScanOutcome("scan1.cxi", "scan1", 0, "good"))})
+    run._write({"asked": run.request(), "outcome": vars(ScanOutcome("scan1.cxi", "scan1", 0, "good"))})
     assert run.finished() is not None
     assert ScanRun(run.scan, run.folder, None, ["seed=1"]).finished() is None  # another recipe
     (run.folder / "result.h5").unlink()

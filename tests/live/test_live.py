@@ -196,7 +196,7 @@ def test_killed_and_started_again(scan: Path, recipe: Recipe, tmp_path: Path) ->
     assert f"{VIEWS} frames" in again.stdout
     spool = Spool(out / "spool")
     whole = Prepared(scan, 1)
-    assert spool.ended and spool.count == VIEWS
+    assert spool.has_ended and spool.count == VIEWS
     assert np.array_equal(np.fromfile(spool.folder / "frames.raw", whole.frames.dtype), whole.frames.ravel())
     assert Result.load(out / "result.h5").attrs["verdict"] in ("good", "poor")
     assert error(out / "result.h5", scan) < error(out / "live.h5", scan)

@@ -135,13 +135,13 @@ def ask_scan_geometry(
         if told is None or search.recipe == told_recipe:
             search.add_reason("positions.affine", "As told: the scan was allowed to be stretched, sheared and turned.")
             return runner, candidate
-        kept, tried = Geometry(np.eye(2), told_recipe, candidate, told), []
-        strained, angle = Geometry(found, search.recipe, begun, settled), rotation_of(found)
+        kept, tried = TriedGeometry(np.eye(2), told_recipe, candidate, told), []
+        strained, angle = TriedGeometry(found, search.recipe, begun, settled), rotation_of(found)
         if _moves_px(runner, rotation_matrix(angle) - np.eye(2)) >= LEAST_MOVES_PX[0]:
             runner = search.replace_recipe(runner, with_matrix(told_recipe, rotation_matrix(angle)))
             begun = search.run_opening(runner, READING)
             settled = runner.run(begun.using(engine), GEOMETRY_SETTLE, READING)
-            turned = Geometry(rotation_matrix(angle), search.recipe, begun, settled)
+            turned = TriedGeometry(rotation_matrix(angle), search.recipe, begun, settled)
             tried.append(turned)
             errors = 0.0 if abs(angle) > CLEAR_ROTATION else GEOMETRY_SURE
             kept = turned if is_better(turned.settled, kept.settled, errors=errors) else kept
@@ -173,8 +173,8 @@ def strain_helps(matrix: np.ndarray, strained: Candidate, other: Candidate) -> b
 
 
 @dataclass(frozen=True)
-class Geometry:
-    """Geometry of the scan that was tried.
+class TriedGeometry:
+    """TriedGeometry of the scan that was tried.
 
     Attributes:
         matrix: (2, 2) by which the told positions are multiplied.

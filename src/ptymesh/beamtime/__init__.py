@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ptymesh.beamtime.batch import Batch, BatchOptions
+from ptymesh.beamtime.batch import BatchOptions, ScanBatch
 from ptymesh.beamtime.scan_run import ScanOutcome, ScanRun
 from ptymesh.beamtime.table import write_table
 
-__all__ = ["Batch", "BatchOptions", "ScanOutcome", "ScanRun", "write_table"]
+__all__ = ["BatchOptions", "ScanBatch", "ScanOutcome", "ScanRun", "write_table"]

@@ -37,7 +37,7 @@ class BatchOptions:
     hand_on: bool = True
 
 
-class Batch:
+class ScanBatch:
     """One recipe over many scans.
 
     The probe that is handed on is that of the first good scan in the order of the names, for all that follow it, so
@@ -80,7 +80,7 @@ class Batch:
                     name = waiting.pop(0)
                     one = self._run_of(name, handed)
                     if (before := one.finished()) is not None:
-                        self._note(name, before, say, again=True)
+                        self._record_outcome(name, before, say, again=True)
                         if searching and before.is_good:
                             searching, handed = False, self.out / name / "result.h5"
                         continue
@@ -94,7 +94,7 @@ class Batch:
                     del running[name]
                     if status == Interrupted.exit_status:
                         raise Interrupted(f"{self.scans[name]} was stopped; the same command goes on with it.")
-                    self._note(name, one.finish(status, time.monotonic() - began), say)
+                    self._record_outcome(name, one.finish(status, time.monotonic() - began), say)
                     if searching and self.outcomes[name].is_good:
                         searching, handed = False, self.out / name / "result.h5"
                 if stop():
@@ -111,7 +111,7 @@ class Batch:
         start = [] if handed is None else [f"probe.start={{kind: result, path: {str(handed.absolute())!r}}}"]
         return ScanRun(self.scans[name], self.out / name, self.recipe, [*self.settings, *start])
 
-    def _note(self, name: str, outcome: ScanOutcome, say: Say, *, again: bool = False) -> None:
+    def _record_outcome(self, name: str, outcome: ScanOutcome, say: Say, *, again: bool = False) -> None:
         """Keep an outcome, write the table and say what came out; again: it was there before."""
         self.outcomes[name] = outcome
         write_table([self.outcomes[one] for one in self.scans if one in self.outcomes], self.out / TABLE)

@@ -72,7 +72,7 @@ class ScanRun:
     def finished(self) -> ScanOutcome | None:
         """Return the outcome of an earlier run of the same file with the same recipe; None where it has to be run."""
         record = self._record()
-        if record is None or record.get("asked") != self.asked() or "outcome" not in record:
+        if record is None or record.get("asked") != self.request() or "outcome" not in record:
             return None
         with suppress(TypeError):
             found = ScanOutcome(**record["outcome"])
@@ -80,7 +80,7 @@ class ScanRun:
                 return found
         return None
 
-    def asked(self) -> dict[str, Any]:
+    def request(self) -> dict[str, Any]:
         """Return what decides about the result: file, recipe and settings."""
         stat = self.scan.stat()
         return {
@@ -95,7 +95,7 @@ class ScanRun:
         """Return the arguments of `ptymesh` that run the scan, or go on with a run of it that was stopped."""
         started = checkpoint.exists(self.folder / "checkpoint") or start_record.pending_recipe(self.folder) is not None
         record = self._record()
-        if started and record is not None and record.get("asked") == self.asked():
+        if started and record is not None and record.get("asked") == self.request():
             return ["resume", str(self.folder)]
         if self.recipe is None:
             made, settings = ["run", str(self.scan)], self.settings
@@ -113,7 +113,7 @@ class ScanRun:
         arguments = self.arguments()
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._write({"asked": self.asked()})
+            self._write({"asked": self.request()})
             with (self.folder / OUTPUT).open("wb") as output:
                 return start_python(
                     "-m",
@@ -151,7 +151,7 @@ class ScanRun:
             message="" if status in (0, 4) else self._last_line(),
             seconds=round(seconds, 2),
         )
-        self._write({"asked": self.asked(), "outcome": asdict(outcome)})
+        self._write({"asked": self.request(), "outcome": asdict(outcome)})
         return outcome
 
     def _record(self) -> dict[str, Any] | None:

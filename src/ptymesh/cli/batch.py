@@ -41,7 +41,7 @@ def command(
     The same command goes on where it was stopped or killed, and runs what is new, changed or has failed. A scan that
     fails does not stop the others; the status is then that of the first one that failed.
     """
-    from ptymesh.beamtime import Batch, BatchOptions
+    from ptymesh.beamtime import BatchOptions, ScanBatch
     from ptymesh.beamtime.batch import TABLE
     from ptymesh.beamtime.table import summary
     from ptymesh.cli.running import owned
@@ -51,10 +51,10 @@ def command(
 
     if jobs < 1:
         raise BadInput(f"--jobs is {jobs}; give 1 or more.")
-    found = _found(scans)
+    found = _find_scans(scans)
     if recipe is not None:
         load_recipe(recipe, [f"data.path={found[0].absolute()}", *(set_ or ())])  # one message instead of one a scan
-    batch = Batch(found, out, recipe, set_ or (), BatchOptions(jobs, hand_on))
+    batch = ScanBatch(found, out, recipe, set_ or (), BatchOptions(jobs, hand_on))
     out.mkdir(parents=True, exist_ok=True)
     with owned(out), StopSignal() as stop:
         outcomes = batch.run(stop=lambda: stop.requested, say=typer.echo)
@@ -68,7 +68,7 @@ def command(
         raise Poor(f"The verdict on {', '.join(bad[:5])}{' and others' * (len(bad) > 5)} is not good (--strict).")
 
 
-def _found(words: Sequence[str]) -> list[Path]:
+def _find_scans(words: Sequence[str]) -> list[Path]:
     """Return the files that paths and patterns name, in natural order, each once.
 
     Raises:

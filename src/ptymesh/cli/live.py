@@ -71,7 +71,7 @@ def command(
             stop=lambda: stop.requested,
             say=typer.echo,
         )
-        typer.echo(_told(outcome, out))
+        typer.echo(_describe_outcome(outcome, out))
         if polish:
             _polish(loaded, scan, out, strict)
 
@@ -83,7 +83,7 @@ def _loaded(recipe: Path, settings: list[str], out: Path) -> Recipe:
     return load_recipe(recipe, [*settings, f"data.path={(out / SCAN).absolute()}"], out)
 
 
-def _told(outcome: LiveOutcome, out: Path) -> str:
+def _describe_outcome(outcome: LiveOutcome, out: Path) -> str:
     """Return what came out, in a line."""
     import numpy as np
 

@@ -126,6 +126,8 @@ class Engine(Options):
     moves_optics: ClassVar[bool] = False
     #: True if it moves unknowns of the detector's pieces, where its `unknowns` name them.
     moves_detector: ClassVar[bool] = False
+    #: Its steps remember nothing of other views, so that views may come at any time (ptymesh.live).
+    meets_new_views: ClassVar[bool] = False
     #: Work of its epochs; unless an engine says otherwise, that of rPIE.
     cost: ClassVar[EngineCost] = EngineCost(1.05, per_batch=0.85, per_object_pixel=0.0, per_epoch=0.7)
     #: What its steps send and keep; unless an engine says otherwise, as rPIE.

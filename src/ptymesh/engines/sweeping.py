@@ -75,6 +75,7 @@ class Sweeping(Engine):
     """
 
     moves_detector: ClassVar[bool] = True
+    meets_new_views: ClassVar[bool] = True
 
     unknowns: DetectorUnknowns = DetectorUnknowns()
 

@@ -75,7 +75,7 @@ class Receiver:
 
     def _run(self) -> None:
         try:
-            if (self._folder / "stream.json").exists() and (spool := Spool(self._folder)).ended:
+            if (self._folder / "stream.json").exists() and (spool := Spool(self._folder)).has_ended:
                 self.arrivals.append((spool.count, time.monotonic()))
                 self.spool, self.ended = spool, True
             while not self._stopping.is_set() and not self.ended:

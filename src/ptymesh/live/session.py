@@ -22,6 +22,7 @@ import torch
 
 from ptymesh.distributed.joining import join
 from ptymesh.distributed.layout import Replicated
+from ptymesh.engines import ENGINES
 from ptymesh.errors import BadInput, Interrupted, PtymeshError
 from ptymesh.geometry import Geometry
 from ptymesh.io.options import ViewRange
@@ -42,8 +43,6 @@ from ptymesh.run.reconstruction import MARGIN_PX
 from ptymesh.run.state import RunState
 from ptymesh.types import complex_dtype
 
-#: Engines whose steps need no memory of other views, so that they may meet new views at any time.
-ENGINES = ("epie", "rpie", "mpie", "lsqml")
 #: Views of a segment; of these, at most so many that are new, as long as all are used as often as is asked.
 SEGMENT = 512
 #: Views of a segment where so many new ones wait that old ones have to.
@@ -162,10 +161,11 @@ def reconstruct_live(
 
 def _check(recipe: Recipe) -> None:
     """Raise BadInput where a recipe asks for what a stream does not allow."""
-    if recipe.stages[0].name not in ENGINES:
+    if not recipe.stages[0].meets_new_views:
+        *known, last = (name for name in ENGINES.names() if ENGINES[name].meets_new_views)
         raise BadInput(
             f"The first stage is {recipe.stages[0].name}, which remembers views or needs all of them from the start; "
-            f"make it {', '.join(ENGINES[:-1])} or {ENGINES[-1]}: other stages polish the result afterwards."
+            f"make it {', '.join(known)} or {last}: other stages polish the result afterwards."
         )
     if recipe.data.views != ViewRange():
         raise BadInput("data.views chooses among views, and those of a stream are not there yet; leave it out.")

@@ -284,7 +284,7 @@ def serve_scan(measurement: Measurement, address: str, rate: float, served: list
         context.term()
 
 
-def _asked(request: bytes) -> tuple[int, int]:
+def _parse_request(request: bytes) -> tuple[int, int]:
     """Return from which number on, and how many frames at most, a request asks for; none where it is no request."""
     asked: object = None
     with suppress(ValueError):
@@ -309,7 +309,7 @@ def _answer(
     """
     began, total = None, len(frames)
     while True:
-        first, most = _asked(socket.recv())
+        first, most = _parse_request(socket.recv())
         if most and began is None:
             began = time.monotonic() - first / rate
         there = 0 if began is None else min(total, int((time.monotonic() - began) * rate))

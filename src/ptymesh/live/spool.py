@@ -137,7 +137,7 @@ class Spool:
         return min(frames, self._positions.stat().st_size // POSITION_BYTES)
 
     @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         """True once all frames of the stream are here."""
         return (self.folder / "ended").exists()
 

@@ -77,7 +77,9 @@ def make_app(roots: Sequence[Path], token: str, hosts: Sequence[str]) -> Starlet
             return _unknown()
         asked = request.query_params
         try:
-            what, index, region = _asked(asked.get("what", "phase"), asked.get("index", "0"), asked.get("region"))
+            what, index, region = _parse_picture(
+                asked.get("what", "phase"), asked.get("index", "0"), asked.get("region")
+            )
             made = await run_in_threadpool(_picture, found, what, index, region)
         except (ValueError, IndexError, KeyError, OSError) as error:
             return PlainTextResponse(f"There is no such picture ({error}).", 400)
@@ -127,7 +129,7 @@ def _unknown() -> Response:
     return PlainTextResponse("There is no such run, or nothing of it to show yet.", 404)
 
 
-def _asked(what: str, index: str, region: str | None) -> tuple[What, int, tuple[int, int, int, int] | None]:
+def _parse_picture(what: str, index: str, region: str | None) -> tuple[What, int, tuple[int, int, int, int] | None]:
     """Return kind, index and region of the picture that was asked for.
 
     Raises:
