@@ -49,7 +49,8 @@ def test_scans_are_run_once_and_what_failed_again(beamtime: Path, tmp_path: Path
     out = tmp_path / "out"
     words = (str(beamtime / "scan*.cxi"), "--recipe", beamtime / "recipe.yaml", "--out", out)
     done = subprocess.run(command(*words), capture_output=True, text=True, timeout=200, check=False)
-    assert done.returncode == 2 and "no known format" in done.stdout, done.stderr  # the status of what failed
+    assert done.returncode == 2, done.stderr  # the status of what failed
+    assert "status 2: /" in done.stdout and "no known format" in done.stdout
     found = rows(out)
     assert list(found) == ["scan1", "scan2", "scan3", "scan10"]
     assert [found[name]["status"] for name in found] == ["0", "0", "2", "0"]

@@ -165,9 +165,9 @@ class ScanRun:
             path.write_text(json.dumps(record, indent=1), encoding="utf-8")
 
     def _last_line(self) -> str:
-        """Return the last line that the command has printed."""
+        """Return the last line that the command has printed, without the name of the program."""
         lines = (self.folder / OUTPUT).read_text(encoding="utf-8", errors="replace").split("\n")
-        return next((line.strip() for line in reversed(lines) if line.strip()), "")
+        return next((line.strip().removeprefix("ptymesh: ") for line in reversed(lines) if line.strip()), "")
 
 
 def _number(value: object) -> float | None:
