@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from io import BytesIO
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 
@@ -170,6 +171,40 @@ def test_answers_fetch_nothing_from_elsewhere(page: TestClient) -> None:
 def test_links_out_of_the_folder_are_not_followed(tmp_path: Path, runs: Path) -> None:
     (tmp_path / "link").symlink_to(runs)
     assert find_runs([tmp_path]) == {}
+
+
+def test_files_that_lead_elsewhere_are_not_shown(tmp_path: Path, runs: Path) -> None:
+    secret = tmp_path / "secret.txt"
+    secret.write_text("a secret")
+    run = tmp_path / "runs" / "run"
+    shutil.copytree(runs / "deep" / "done", run)
+    (run / "log.txt").unlink()
+    (run / "log.txt").symlink_to(secret)
+    with h5py.File(run / "result.h5", "r+") as file:
+        for name in ("object", "recipe"):
+            del file[name]
+            file[name] = h5py.ExternalLink(runs / "deep" / "done" / "result.h5", name)
+    (found,) = find_runs([tmp_path / "runs"]).values()
+    details = found.details()
+    assert details["log"] == "" and details["recipe"] == "" and details["arrays"] == {}
+    (run / "result.h5").unlink()
+    (run / "result.h5").symlink_to(runs / "deep" / "done" / "result.h5")
+    assert found.object_file() is None or not found.object_file().is_result  # type: ignore[union-attr]
+
+
+def test_a_number_that_is_none_hides_nothing(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").write_text('{"epoch": 1, "residual": NaN, "loss": Infinity}\n')
+    page = TestClient(make_app([tmp_path], TOKEN, [HOST]), base_url=f"http://{HOST}", headers={"x-token": TOKEN})
+    (run,) = page.get("/api/runs").json()
+    assert run["residual"] is None and page.get("/api/run", params={"id": run["id"]}).status_code == 200
+
+
+def test_damaged_results_have_no_positions(tmp_path: Path) -> None:
+    (tmp_path / "result.h5").write_bytes(b"no HDF5")
+    page = TestClient(make_app([tmp_path], TOKEN, [HOST]), base_url=f"http://{HOST}", headers={"x-token": TOKEN})
+    (run,) = page.get("/api/runs").json()
+    assert page.get("/api/positions", params={"id": run["id"]}).status_code == 404
 
 
 def test_odd_files_are_no_reason_to_fail(tmp_path: Path) -> None:

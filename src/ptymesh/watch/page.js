@@ -78,7 +78,15 @@ async function refreshRun() {
   if (before !== details.arrays.version) {
     state.positions = null;
     draw();
+    await askPositions();
   }
+}
+async function askPositions() {
+  const id = state.id;
+  if (!state.marks || state.positions) return;
+  const found = await ask("api/positions", { id }).catch(() => ({}));
+  if (id === state.id) state.positions = found;
+  drawMarks();
 }
 
 function drawCurves(curves) {
@@ -225,8 +233,8 @@ $("whole").onclick = () => { state.region = null; draw(); };
 $("positions").onclick = async () => {
   state.marks = !state.marks;
   $("positions").setAttribute("aria-pressed", String(state.marks));
-  if (state.marks && !state.positions) state.positions = await ask("api/positions", { id: state.id });
   drawMarks();
+  await askPositions();
 };
 addEventListener("resize", drawMarks);
 refreshRuns();

@@ -68,6 +68,17 @@ class RunFolder:
                 times.append((self.folder / name).stat().st_mtime)
         return max(times, default=0.0)
 
+    def _own(self, *names: str) -> Path:
+        """Return the path of a file of the run.
+
+        Raises:
+            OSError: it is a link, or lies behind one: what it leads to was not given to be shown.
+        """
+        path = self.folder.joinpath(*names)
+        if os.path.realpath(path) != os.path.join(os.path.realpath(self.folder), *names):
+            raise OSError(f"{path} is a link")
+        return path
+
     def summary(self) -> dict[str, Any]:
         """Return what a list of runs shows."""
         rows = self.rows()
@@ -95,11 +106,11 @@ class RunFolder:
     def rows(self) -> list[dict[str, Any]]:
         """Return the lines of metrics.jsonl, or of live.jsonl where there are none, as far as they are whole."""
         for name in ("metrics.jsonl", "live.jsonl"):
-            with suppress(OSError), (self.folder / name).open(encoding="utf-8", errors="replace") as file:
+            with suppress(OSError), self._own(name).open(encoding="utf-8", errors="replace") as file:
                 found = []
                 for line in file.readlines()[-MOST_ROWS:]:
                     with suppress(ValueError):
-                        row = json.loads(line)
+                        row = json.loads(line, parse_constant=lambda _: None)  # NaN is no JSON
                         found.append(row if isinstance(row, dict) else {})
                 if found:
                     return found
@@ -118,7 +129,7 @@ class RunFolder:
 
     def _log(self) -> str:
         """Return the end of the log."""
-        with suppress(OSError), (self.folder / "log.txt").open("rb") as file:
+        with suppress(OSError), self._own("log.txt").open("rb") as file:
             file.seek(0, os.SEEK_END)
             file.seek(max(0, file.tell() - LOG_BYTES))
             return file.read().decode("utf-8", errors="replace")
@@ -130,7 +141,7 @@ class RunFolder:
             found = self.object_file()
             if found is not None and found.is_result:
                 with h5py.File(found.path, "r", locking=False) as file:
-                    return str(file["recipe"].asstr()[()]) if "recipe" in file else ""
+                    return str(own_dataset(file, "recipe").asstr()[()]) if "recipe" in file else ""
             if found is not None:
                 return str(_meta(found.path)["recipe"])
         return ""
@@ -140,11 +151,11 @@ class RunFolder:
         found = []
         for name in ("result.h5", "live.h5"):
             with suppress(OSError):
-                path = self.folder / name
+                path = self._own(name)
                 found.append(ObjectFile(path, True, path.stat().st_mtime_ns))
         with suppress(OSError, ValueError, KeyError):
-            current = json.loads((self.folder / "checkpoint" / manifests.MANIFEST).read_text(encoding="utf-8"))
-            path = self.folder / "checkpoint" / f"{int(current['generation']):06d}" / manifests.MANIFEST
+            current = json.loads(self._own("checkpoint", manifests.MANIFEST).read_text(encoding="utf-8"))
+            path = self._own("checkpoint", f"{int(current['generation']):06d}", manifests.MANIFEST)
             found.append(ObjectFile(path, False, path.stat().st_mtime_ns))
         results = [one for one in found if one.is_result]
         # a result is written after the last checkpoint, and before the checkpoint that goes on from it
@@ -169,11 +180,12 @@ class RunFolder:
         if found is None or not found.is_result:
             return {}
         with h5py.File(found.path, "r", locking=False) as file:
-            half = np.array(file["probe"].shape[-2:]) / 2
-            every = slice(None, None, max(1, len(file["positions_px"]) // 4000))
-            made = {"positions": (file["positions_px"][every] + half).round(2).tolist()}
+            half, positions = np.array(own_dataset(file, "probe").shape[-2:]) / 2, own_dataset(file, "positions_px")
+            every = slice(None, None, max(1, len(positions) // 4000))
+            made = {"positions": (positions[every] + half).round(2).tolist()}
             if "positions_nominal_px" in file:
-                made["nominal"] = (file["positions_nominal_px"][every] + half).round(2).tolist()
+                nominal = own_dataset(file, "positions_nominal_px")
+                made["nominal"] = (nominal[every] + half).round(2).tolist()
         return made
 
 
@@ -218,8 +230,8 @@ class OpenedArrays:
         try:
             if found.is_result:
                 file = self._open(found.path)
-                self._parts, self._probe = [file["object"]], file["probe"]
-                pixel = file["object"].attrs.get("pixel_size_m")
+                self._parts, self._probe = [own_dataset(file, "object")], own_dataset(file, "probe")
+                pixel = self._parts[0].attrs.get("pixel_size_m")
                 self.pixel_m = None if pixel is None else [float(side) for side in pixel]
             else:
                 self._of_checkpoint(found.path)
@@ -237,12 +249,14 @@ class OpenedArrays:
         if meta["run"].get("parts"):
             raise ValueError("the object lies in tiles")
         files = [self._open(path.with_name(Path(one["name"]).name)) for one in said["files"]]
-        self._parts = [file["tiles/object"] for file in files if "tiles/object" in file]
-        self._probe, self.pixel_m = files[0]["shared/probe"], None
+        self._parts = [own_dataset(file, "tiles/object") for file in files if "tiles/object" in file]
+        self._probe, self.pixel_m = own_dataset(files[0], "shared/probe"), None
         if sum(part.shape[1] for part in self._parts) != extent[0]:
             raise ValueError("the object lies in tiles")
 
     def _open(self, path: Path) -> h5py.File:
+        if path.is_symlink():
+            raise OSError(f"{path} is a link")
         self._files.append(h5py.File(path, "r", locking=False))
         return self._files[-1]
 
@@ -277,6 +291,22 @@ class OpenedArrays:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def own_dataset(file: h5py.File, name: str) -> h5py.Dataset:
+    """Return a dataset that lies in a file itself.
+
+    Raises:
+        KeyError: there is none, or it is a link or virtual, so that its numbers lie in another file.
+    """
+    place: h5py.Group = file
+    for part in name.split("/"):
+        if not isinstance(place, h5py.Group) or not isinstance(place.get(part, getlink=True), h5py.HardLink):
+            raise KeyError(f"{name} is not in the file itself")
+        place = place[part]
+    if not isinstance(place, h5py.Dataset) or place.is_virtual or place.external:
+        raise KeyError(f"{name} is not in the file itself")
+    return place
 
 
 def _meta(path: Path) -> dict[str, Any]:

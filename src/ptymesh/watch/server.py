@@ -68,7 +68,10 @@ def make_app(roots: Sequence[Path], token: str, hosts: Sequence[str]) -> Starlet
 
     async def positions(request: Request) -> Response:
         run = await _run(request)
-        return _unknown() if run is None else JSONResponse(await run_in_threadpool(run.positions))
+        try:
+            return _unknown() if run is None else JSONResponse(await run_in_threadpool(run.positions))
+        except (OSError, KeyError, ValueError):  # a result that is damaged, or just being replaced
+            return _unknown()
 
     async def image(request: Request) -> Response:
         run = await _run(request)
