@@ -28,6 +28,7 @@ PATHS = {
     "plan": (["FILE"], []),
     "tune": (["FILE"], ["--out"]),
     "orient": (["FILE"], ["--out"]),
+    "calibrate": (["FILE"], ["--out"]),
     "bench": (["FILE"], ["--out"]),
     "slurm": (["FILE"], ["--out"]),
     "launch": (["FILE"], []),

@@ -1,0 +1,144 @@
+"""Recipe of a calibration, with the reasons of every number as comments."""
+
+from __future__ import annotations
+
+import copy
+from math import degrees
+from pathlib import Path
+from typing import Any
+
+from ptymesh.auto.data import Reasons
+from ptymesh.auto.recipe_text import recipe_text
+from ptymesh.calibrate.calibration import Calibration
+from ptymesh.io.options import DataOptions
+from ptymesh.io.prepare.preprocess import PreparedSource
+from ptymesh.recipe.schema import Recipe
+
+
+def recipe_of(found: Calibration, folder: Path) -> tuple[Recipe, Reasons]:
+    """Return the recipe of a calibrated scan, and why it is as it is, by key.
+
+    Args:
+        found: the calibration.
+        folder: that the recipe's run will write into.
+    """
+    known = found.description
+    raw, reasons = copy.deepcopy(known.recipe), {key: list(said) for key, said in known.reasons.items()}
+    data, positions = raw["data"], raw["positions"]
+    reasons.setdefault("data", []).append(
+        f"{found.counts_per_view:.4g} counts per pattern, {found.dose_e_per_A2:.4g} e/A^2 if each is an electron; "
+        f"{_descan_sentence(found)}"
+    )
+    _set_pixel(found, data, reasons)
+    _set_centre(found, data, reasons)
+    lens, why = found.lens, orientation_sentence(found)
+    if lens.transpose:
+        data["transpose"] = True
+        reasons["data.transpose"] = [f"By {'parallax' if found.parallax.is_sure else 'the centres of mass'}, as below."]
+    positions["rotation_deg"] = round(lens.rotation_deg, 2)
+    reasons["positions.rotation_deg"] = [why, twin_sentence(found)]
+    start: dict[str, Any] = {"kind": "electron", "semiangle_rad": float(f"{found.semiangle_rad:.5g}")}
+    aberrations: dict[str, Any] = {}
+    if found.parallax.is_sure:
+        size, angle = lens.astigmatism
+        aberrations["C10"] = float(f"{lens.c10_m:.4g}")
+        if size > 2 * found.parallax.c12_error_m:
+            aberrations["C12"] = [float(f"{size:.3g}"), round(angle, 3)]
+        start["aberrations_m"] = aberrations
+    raw["probe"] = {**(raw.get("probe") or {}), "start": start}
+    reasons["probe.start"] = [lens_sentence(found)]
+    said = "was told" if known.semiangle_rad is not None else "follows from the disc and the file's pixel size"
+    reasons["probe.start.semiangle_rad"] = [f"It {said}."]
+    raw["output"] = {**(raw.get("output") or {}), "dir": str(folder)}
+    return Recipe.parse(raw), reasons
+
+
+def calibrated_text(found: Calibration, folder: Path) -> str:
+    """Return the YAML text of a calibration's recipe.
+
+    Args:
+        found: the calibration.
+        folder: that the recipe's run will write into.
+    """
+    return recipe_text(*recipe_of(found, folder))
+
+
+def _set_pixel(found: Calibration, data: dict[str, Any], reasons: Reasons) -> None:
+    """Set the object pixel where the semi-angle was told."""
+    known, disc = found.description, found.disc
+    edge = f"The disc has a radius of {disc.radius:.2f} +- {disc.error:.2f} pixels"
+    shape = f"{edge}, is {disc.ellipticity:.1%} longer than wide (at {disc.long_axis_deg:.0f} degrees from x to y)"
+    if known.semiangle_rad is None:
+        reasons["data"].append(f"{shape}; its angle follows from the pixel size of the file.")
+        return
+    stored = tuple(pixel / ratio for pixel, ratio in zip(found.pixel_m, known.ratio, strict=True))
+    for key in ("distance_m", "detector_pixel_m"):
+        data.pop(key, None)
+    data["object_pixel_m"] = [float(f"{pixel:.5g}") for pixel in stored]
+    said = f"{shape} and an angle of {found.semiangle_rad:.5g} rad."
+    if known.stored_pixel_m is not None:
+        said += f" The file says pixels of {known.stored_pixel_m[0]:.4g} x {known.stored_pixel_m[1]:.4g} m."
+    reasons["data.object_pixel_m"] = [said]
+
+
+def _set_centre(found: Calibration, data: dict[str, Any], reasons: Reasons) -> None:
+    """Set the pixel of the direct beam if it is another one than the file's."""
+    source, disc = found.description.scan.patterns, found.disc
+    options = DataOptions.parse(data, "data")
+    away = [c - n // 2 for c, n in zip(disc.centre, found.description.scan.window, strict=True)]
+    if not isinstance(source, PreparedSource) or max(map(abs, away)) <= 0.5:
+        return
+    stored = source.raw.shape[1:]
+    before = options.centre if isinstance(options.centre, tuple) else tuple(n // 2 for n in stored)
+    axes = (source.window.y, source.window.x)
+    data["centre"] = [
+        round(c + axis.offset + shift * axis.pixels.shape[1]) for c, axis, shift in zip(before, axes, away, strict=True)
+    ]
+    reasons["data.centre"] = [
+        f"The disc's middle lies {away[0]:+.2f}, {away[1]:+.2f} pixels (y, x) from where the file has the direct beam."
+    ]
+
+
+def _descan_sentence(found: Calibration) -> str:
+    descan = found.descan
+    if not descan.degree:
+        return f"the disc stays where it is over the scan, within {descan.scatter_px:.2g} px."
+    return (
+        f"the disc wanders by {descan.wander_px:.2g} px over the scan (descan; {descan.scatter_px:.2g} px about a "
+        f"polynomial of degree {descan.degree}), which the model does not follow."
+    )
+
+
+def orientation_sentence(found: Calibration) -> str:
+    """Return what the orientation was taken from, and how sure it is."""
+    curl, fit = found.curl, found.parallax
+    by_curl = (
+        f"the curl of the centres of mass says {'transposed' if curl.transpose else 'not transposed'}, "
+        f"{curl.rotation_deg:.1f} degrees or half a turn more ({curl.curl:.0%} of them is no gradient then, "
+        f"{curl.other_curl:.0%} with the other transposition)"
+    )
+    if found.orientation_from == "parallax":
+        return f"By parallax, +- {fit.rotation_error_deg:.2g} degrees (statistical); {by_curl}."
+    sure = "" if found.orientation_from == "curl" else " That is not clear: try ptymesh orient."
+    return f"By parallax nothing is sure; {by_curl}.{sure}"
+
+
+def twin_sentence(found: Calibration) -> str:
+    """Return the twin, and what tells it apart."""
+    twin = found.lens.twin
+    which = f"rotation_deg {twin.rotation_deg:.2f}" + (f" with C10 {twin.c10_m:.4g}" if twin.c10_m else "")
+    if found.settled:
+        return f"Its twin, {which}, fits as well; told apart by {found.settled}."
+    return f"NOTHING TELLS IT FROM ITS TWIN, {which}, in which the phase has the other sign; give --c10 or --phase."
+
+
+def lens_sentence(found: Calibration) -> str:
+    """Return the aberrations with their errors."""
+    fit = found.parallax
+    if not fit.is_sure:
+        return "Bright-field images show no parallax that is sure: the aberrations are left at zero."
+    size, angle = found.lens.astigmatism
+    return (
+        f"By parallax of {len(found.angles)} virtual bright-field images: C10 {found.lens.c10_m:.4g} +- "
+        f"{fit.c10_error_m:.1g} m, C12 {size:.3g} +- {fit.c12_error_m:.1g} m at {degrees(angle):.0f} degrees."
+    )

@@ -1,0 +1,104 @@
+"""ptymesh calibrate: numbers of an electron microscope from its patterns, and a recipe with them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ptymesh.cli.launching import folder
+
+if TYPE_CHECKING:
+    from ptymesh.calibrate import Calibration
+
+
+def command(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Electron scan, or a recipe that names one.")],
+    energy: Annotated[
+        float | None, typer.Option(metavar="EV", help="Kinetic energy of the electrons, where the file is silent.")
+    ] = None,
+    semiangle: Annotated[
+        float | None, typer.Option(metavar="RAD", help="Half-angle of the beam's cone; sets the size of a pixel.")
+    ] = None,
+    step: Annotated[float | None, typer.Option(metavar="M", help="Step of the scan, where the file is silent.")] = None,
+    c10: Annotated[
+        str, typer.Option(metavar="SIGN", help="Known sign of C10 (= -defocus): negative, positive or unknown.")
+    ] = "unknown",
+    phase: Annotated[
+        str, typer.Option(metavar="bright|dark", help="Sign of the phase of features, where C10 is unknown.")
+    ] = "bright",
+    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key of the recipe.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", parser=folder, help="Output folder. [default: NAME-calibration]")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace files of an earlier calibration.")] = False,
+) -> None:
+    """Measure disc, pixel size, descan, orientation, defocus and dose of an electron scan, and write a recipe.
+
+    The recipe says in comments where each number comes from; one figure shows what was measured, and virtual images are
+    written as PNG and TIFF.
+    """
+    from ptymesh.auto.data_paths import named_after
+    from ptymesh.calibrate import calibrate
+    from ptymesh.calibrate.files import RECIPE, write_files
+    from ptymesh.distributed.rank_info import world
+    from ptymesh.errors import BadInput
+
+    if world().size > 1:
+        raise BadInput(
+            f"`ptymesh calibrate` is one process, and here are {world().size} ranks; start it without a launcher."
+        )
+    if c10 not in ("negative", "positive", "unknown"):
+        raise BadInput(f"--c10 is {c10!r}; give negative, positive or unknown.")
+    if phase not in ("bright", "dark"):
+        raise BadInput(f"--phase is {phase!r}; give bright or dark.")
+    target = out or Path(f"{named_after(file)}-calibration")
+    if (target / RECIPE).exists() and not force:
+        raise BadInput(f"{target / RECIPE} exists; give another --out, or replace it with --force.")
+    raw = _described(file, set_ or (), energy, semiangle, step)
+    found = calibrate(raw, c10=c10, phase=phase)  # type: ignore[arg-type] # checked above
+    paths = write_files(found, target)
+    _print(found)
+    typer.echo(f"\n{paths[1]}: what was measured; {len(paths) - 2} virtual images beside it")
+    typer.echo(f"{paths[0]}: ptymesh run {paths[0]}")
+
+
+def _described(
+    file: Path, settings: list[str] | tuple[()], energy: float | None, semiangle: float | None, step: float | None
+) -> dict[str, Any]:
+    """Return the recipe of a file, or a recipe's own, with the numbers of the options."""
+    from ptymesh.auto.data_paths import is_data
+    from ptymesh.recipe.schema import apply_overrides, put, raw_recipe
+
+    raw: dict[str, Any] = {"data": {"path": str(file)}} if is_data(file) else dict(raw_recipe(file))
+    if energy is not None:
+        put(raw, "data.energy_eV", energy, "--energy")
+    if step is not None:
+        put(raw, "positions.raster.step_m", step, "--step")
+    if semiangle is not None:
+        start = (raw.get("probe") or {}).get("start")
+        if not isinstance(start, dict) or start.get("kind") != "electron":
+            put(raw, "probe.start", {"kind": "electron"}, "--semiangle")
+        put(raw, "probe.start.semiangle_rad", semiangle, "--semiangle")
+    return apply_overrides(raw, settings)
+
+
+def _print(found: Calibration) -> None:
+    from ptymesh.calibrate.recipe import lens_sentence, orientation_sentence, twin_sentence
+
+    disc, descan, lens = found.disc, found.descan, found.lens
+    rows, columns = found.grid.shape
+    step = " x ".join(f"{d:.4g}" for d in found.grid.step_m)
+    typer.echo(f"Scan: {rows} x {columns}{'' if found.grid.is_raster else ' (laid over the positions)'}, step {step} m")
+    typer.echo(
+        f"Disc: centre {disc.centre[0]:.2f}, {disc.centre[1]:.2f} (y, x), radius {disc.radius:.2f} px = "
+        f"{found.semiangle_rad:.5g} rad, {disc.ellipticity:.1%} longer than wide"
+    )
+    typer.echo(f"Object pixel: {found.pixel_m[0]:.5g} x {found.pixel_m[1]:.5g} m (y, x)")
+    typer.echo(f"Descan: {descan.wander_px:.2g} px over the scan, +- {descan.scatter_px:.2g} px")
+    typer.echo(f"Dose: {found.counts_per_view:.4g} counts per pattern, {found.dose_e_per_A2:.4g} e/A^2")
+    transposed = "transposed" if lens.transpose else "not transposed"
+    typer.echo(f"Orientation: {transposed}, rotation {lens.rotation_deg:.2f} degrees. {orientation_sentence(found)}")
+    typer.echo(f"Twin: {twin_sentence(found)}")
+    typer.echo(f"Lens: {lens_sentence(found)}")
