@@ -57,6 +57,7 @@ class Estimate:
             since ranks would see this change at different times.
         corner: (2,) pixel of the whole object at which `object` starts.
         extent: (2,) sides of the whole object (default: those of `object`).
+        scan_index: (N,) int64, number of the scan that each view is of; None for a single scan.
     """
 
     object: Object
@@ -75,6 +76,7 @@ class Estimate:
     moving: bool = False
     corner: tuple[int, int] = (0, 0)
     extent: tuple[int, int] = None  # type: ignore[assignment]  # default: sides of `object`
+    scan_index: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
         # kernels need C-contiguous arrays; arrays from files may be column-major

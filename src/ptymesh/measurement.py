@@ -98,6 +98,8 @@ class Measurement(Displayed):
         stored_positions: (N, 2) before the recipe turned and scaled them, or None where nothing did.
         checks: treatment of data that look faulty.
         left_out: indices, in the file's order, of the views that were left out as faulty.
+        scan_index: (N,) int64, number of the scan that each view is of, from 0; None for a single scan.
+        scan_names: names of these scans.
     """
 
     displayed_by: ClassVar[str] = "ptymesh.notebook.scans"
@@ -116,6 +118,8 @@ class Measurement(Displayed):
     stored_positions: np.ndarray | None = None
     checks: Checks = Checks()
     left_out: tuple[int, ...] = ()
+    scan_index: np.ndarray | None = None
+    scan_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self._arrays()
@@ -140,6 +144,18 @@ class Measurement(Displayed):
             raise BadInput(f"The background is {self.background.shape}; it must have the patterns' shape {(h, w)}.")
         if self.intensity is not None and self.intensity.shape != (n,):
             raise BadInput(f"There are {self.intensity.shape} incident intensities for {n} patterns; give one each.")
+        if self.scan_index is not None:
+            self._check_scans(self.scan_index, n)
+
+    def _check_scans(self, index: np.ndarray, views: int) -> None:
+        """Raise BadInput unless each of so many views is of one of the named scans, and each scan has views."""
+        if index.shape != (views,) or index.dtype != np.int64:
+            raise BadInput(f"scan_index is {index.dtype} {index.shape}; give an int64 number of a scan for each view.")
+        if not np.array_equal(np.unique(index), np.arange(len(self.scan_names))):
+            raise BadInput(
+                f"scan_index holds scans {np.unique(index).tolist()} and there are {len(self.scan_names)} scan_names; "
+                "number the scans from 0, each with a name and views."
+            )
 
     def _arrays(self) -> None:
         """Convert lists to arrays, and an array of patterns to a source. Raises BadInput for other types."""
@@ -171,6 +187,11 @@ class Measurement(Displayed):
         radiation = f", {self.geometry.radiation}" if self.geometry.radiation else ""
         where = self.geometry.propagation.replace("_", " ")
         return f"<Measurement {self.name}: {self.views} views of {h} x {w} pixels, {where}{radiation}>"
+
+    @property
+    def scans(self) -> int:
+        """Number of scans that the views are of."""
+        return max(1, len(self.scan_names))
 
     @property
     def views(self) -> int:

@@ -19,6 +19,7 @@ import ptymesh as pm
 from ptymesh import models
 from ptymesh.engines import ENGINES, LSQML
 from ptymesh.errors import BadInput
+from ptymesh.estimate import Estimate
 from ptymesh.measurement import Measurement
 from ptymesh.models import MODELS
 from ptymesh.physics import probes
@@ -29,11 +30,16 @@ from toy import make
 WRONG = 0.8
 
 
+def of_two_scans(e: Estimate) -> Estimate:
+    """The second half of the views is of another scan."""
+    return replace(e, scan_index=torch.arange(len(e.positions)) // (len(e.positions) // 2))
+
+
 @pytest.mark.parametrize("name", list(MODELS))
 def test_directions_are_derivatives(name: str) -> None:
     """Of `moved`, but for what no pattern tells: a phase of the whole probe."""
     toy = make(modes=2)
-    one, e, geometry = MODELS[name](), toy.start(), toy.problem().geometry
+    one, e, geometry = MODELS[name](), of_two_scans(toy.start()), toy.problem().geometry
     x, J = getattr(e, one.of), one.directions(geometry, e)
     assert len(J) == len(one.units())
     zero = torch.zeros(len(J), dtype=torch.float64)
@@ -55,7 +61,7 @@ def test_directions_are_derivatives(name: str) -> None:
 @pytest.mark.parametrize("name", list(MODELS))
 def test_moves_add_up(name: str) -> None:
     toy = make(modes=2)
-    one, e, geometry = MODELS[name](), toy.start(), toy.problem().geometry
+    one, e, geometry = MODELS[name](), of_two_scans(toy.start()), toy.problem().geometry
     x = getattr(e, one.of)
     scale = 1e-2 * x.abs().max() / one.directions(geometry, e).abs().flatten(1).amax(1)
     zero, half, full = (f * scale for f in (0, 0.5, 1))

@@ -80,7 +80,8 @@ def test_yaml_reproduces_the_recipe(recipe_file: Path) -> None:
     assert Recipe.from_yaml(text) == recipe
     assert Recipe.from_yaml(text).to_yaml() == text
     written = yaml.safe_load(text)
-    assert list(written) == list(Recipe.model_fields)
+    # one scan has `data`, and not `scans`, which stands in its place
+    assert list(written) == [name for name in Recipe.model_fields if name != "scans"]
     assert written["stages"][0]["engine"] == "rpie" and written["stages"][0]["beta"] == 0.5
 
 

@@ -162,7 +162,7 @@ def compare_ranks(
     """
     from ptymesh.cli.running import check_folder, refuse_to_overwrite
     from ptymesh.errors import BadInput
-    from ptymesh.io import load_measurement
+    from ptymesh.recipe.scans import load_scan
     from ptymesh.recipe.schema import load_recipe
     from ptymesh.run.scaling import THREADS, WEAK, RepeatedRun, save, scale, table
 
@@ -178,7 +178,7 @@ def compare_ranks(
     loaded = load_recipe(recipe, settings, out)
     check_folder(out / "run")
     refuse_to_overwrite(out / "run", force=False)
-    views, batches = load_measurement(loaded.data, loaded.positions).views, [stage.batch for stage in loaded.stages]
+    views, batches = load_scan(loaded).views, [stage.batch for stage in loaded.stages]
     run = RepeatedRun(recipe, settings, how.device, how.environment, views, batches)
     found = scale(run, counts, trials, out, threads=threads, also=beside, tell=lambda line: typer.echo(line, err=True))
     for line in table(found):

@@ -22,10 +22,10 @@ def load_dataset(file: Path, settings: Sequence[str]) -> Measurement:
     from ptymesh.io import load_measurement
 
     if _is_recipe(file):
+        from ptymesh.recipe.scans import load_scan
         from ptymesh.recipe.schema import load_recipe
 
-        recipe = load_recipe(file, settings)
-        return load_measurement(recipe.data, recipe.positions)
+        return load_scan(load_recipe(file, settings))
 
     _, data, positions = options_of(file, settings)
     return load_measurement(data, positions)
@@ -53,7 +53,7 @@ def options_of(
 
 
 def _is_recipe(file: Path) -> bool:
-    """Return True if a file is short text with a key `data`; data sets are binary."""
+    """Return True if a file is short text with a key `data` or `scans`; data sets are binary."""
     if not file.is_file() or file.stat().st_size > 1 << 20:
         return False
     content = file.read_bytes()
@@ -61,7 +61,7 @@ def _is_recipe(file: Path) -> bool:
         text = content.decode("utf-8")
     except UnicodeDecodeError:
         return False
-    return "\0" not in text and any(line.startswith("data:") for line in text.splitlines())
+    return "\0" not in text and any(line.startswith(("data:", "scans:")) for line in text.splitlines())
 
 
 def _apply(raw: dict[str, Any], setting: str) -> None:

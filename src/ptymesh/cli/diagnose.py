@@ -59,14 +59,17 @@ def data_of(result: Result, data: Path | None = None) -> Measurement:
         PtymeshError: the result has no recipe, or the data cannot be read or are not those of the result.
     """
     from ptymesh.errors import BadInput
-    from ptymesh.io import load_measurement
+    from ptymesh.recipe.scans import load_scan
     from ptymesh.recipe.schema import Recipe
     from ptymesh.run_folder.patterns import check_same
 
     if not result.recipe:
         raise BadInput("The result holds no recipe, which would say how its data were read; runs of a recipe have one.")
     recipe = Recipe.from_yaml(result.recipe)
-    options = recipe.data if data is None else recipe.data.model_copy(update={"path": data})
-    scan = load_measurement(options, recipe.positions)
+    if data is not None and recipe.scans:
+        raise BadInput("The result is of several scans, which --data cannot name; put them back where its recipe says.")
+    if data is not None:
+        recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"path": data})})
+    scan = load_scan(recipe)
     check_same(result, scan)
     return scan

@@ -38,9 +38,9 @@ def command(
 ) -> None:
     """Memory and messages on so many ranks, for both layouts of the object, without running."""
     from ptymesh.errors import BadInput
-    from ptymesh.io import load_measurement
     from ptymesh.launcher.launch import cores
     from ptymesh.planning.plan import plan_layouts, scan_of
+    from ptymesh.recipe.scans import load_scan
     from ptymesh.recipe.schema import load_recipe
     from ptymesh.run.reconstruction import MARGIN_PX
 
@@ -49,7 +49,7 @@ def command(
     if not 1 <= stage <= len(loaded.stages):
         raise BadInput(f"--stage is {stage}, the recipe has {len(loaded.stages)}; give 1 to {len(loaded.stages)}.")
     kind, memory = kind_of(device), None if device_memory is None else memory_size(device_memory)
-    measurement = load_measurement(loaded.data, loaded.positions)
+    measurement = load_scan(loaded)
     scan = scan_of(measurement, loaded.object, loaded.probe, loaded.positions.subpixel, loaded.precision, MARGIN_PX)
     engine = loaded.stages[stage - 1]
     here = cores() if kind == "cpu" else 0

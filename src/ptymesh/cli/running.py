@@ -188,7 +188,7 @@ def execute(
         Poor: the verdict is poor or failed, and `strict` is True.
     """
     from ptymesh.errors import BadInput
-    from ptymesh.io import load_measurement
+    from ptymesh.recipe.scans import load_scan
 
     out, place = recipe.output.dir, world()
     if place.size > 1:
@@ -214,7 +214,7 @@ def execute(
         from ptymesh.launcher.launch import launch
         from ptymesh.run_folder.lock import TOKEN, hold_folder
 
-        load_measurement(recipe.data, recipe.positions)
+        load_scan(recipe)
         gc.enable()  # this process waits for its ranks
         with hold_folder(out) as lease:
             status = launch(

@@ -72,6 +72,8 @@ class Trials:
         scan, changed = self.view.scan, remedy.recipe
         if scan is None or changed is None or changed.auto is not None or time.monotonic() - self.start > self.limit_s:
             return None
+        if scan.scan_index is not None:  # the changed recipe would read the first scan alone
+            return None
         if min(VIEWS, scan.views) * math.prod(scan.window) * (changed.probe.modes or 1) > MOST_PIXELS:
             return None
         recipe = self.view.recipe or assumed_recipe(self.view)

@@ -206,6 +206,7 @@ class Engine(Options):
             constraint.check(problem)
         for name, model in self.models.items():
             model.check(problem.geometry)
+            model.check_scans(problem.scans)
             if model.of == "positions" and problem.model.subpixel == "none":
                 raise BadInput(f"models.{name} moves positions, which subpixel 'none' does not; use 'fourier'.")
             if model.of not in self.models_of:

@@ -59,7 +59,10 @@ _ARRAYS = {
     "opr": "opr/modes",
     "background": "background",
     "residuals": "residuals",
+    "scan_index": "scans/index",
 }
+#: Arrays with a row per view that each scan's group repeats for its own views.
+_BY_SCAN = ("positions_px", "positions_m", "residuals")
 #: numpy's letters for what each dataset may hold; those that are not named hold real numbers.
 _KINDS = {"object": "c", "probe": "c", "opr/modes": "c", "recipe": "U"}
 REAL = "fiu"
@@ -106,6 +109,7 @@ class Result(Displayed):
         residuals: (N,) final residual of each view, sum (sqrt I - sqrt y)^2 / sum y over its good pixels, or None.
         parameters: numbers that make up probe or positions (ptymesh.models), by parametrisation and name.
         unknowns: arrays of the unknowns of the model's operators (`optics` of a recipe), by name.
+        scan_index: (N,) number of the scan that each view is of (`attrs["scan_names"]`), or None for a single scan.
 
     Raises BadInput where types and shapes are not these, or do not fit together.
     """
@@ -129,6 +133,7 @@ class Result(Displayed):
     residuals: np.ndarray | None = None
     parameters: dict[str, dict[str, float]] = field(default_factory=dict)
     unknowns: dict[str, np.ndarray] = field(default_factory=dict)
+    scan_index: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         for name in ("object", "probe", "positions_px", *_ARRAYS):
@@ -162,6 +167,8 @@ class Result(Displayed):
             positions = getattr(self, name)
             if positions is not None and positions.shape != (views, 2):
                 raise BadInput(f"{name} has shape {positions.shape}; it must be {(views, 2)}, one (y, x) per view.")
+        if self.scan_index is not None and self.scan_index.shape != (views,):
+            raise BadInput(f"scan_index has shape {self.scan_index.shape}; it must be {(views,)}, one scan per view.")
 
     def __repr__(self) -> str:
         slices, height, width = self.object.shape
@@ -282,6 +289,7 @@ class Result(Displayed):
         for name, key in _ARRAYS.items():
             if (array := getattr(self, name)) is not None:
                 file.create_dataset(key, data=array)
+        self._write_scans(file)
         history = file.create_group("history")
         for key, column in self.history.items():
             column = np.asarray(column)
@@ -295,6 +303,19 @@ class Result(Displayed):
         file.create_dataset("recipe", data=self.recipe, dtype=h5py.string_dtype())
         attrs = {"ptymesh_version": version("ptymesh"), **self.attrs}
         file.attrs.update({key: value for key, value in attrs.items() if value is not None})
+
+    def _write_scans(self, file: h5py.File) -> None:
+        """Write a group for each of several scans, `scans/0` and so on, with what there is of its own views."""
+        if self.scan_index is None:
+            return
+        for number in np.unique(self.scan_index).tolist():
+            group, views = file.create_group(f"scans/{number}"), np.flatnonzero(self.scan_index == number)
+            names = self.attrs.get("scan_names") or []
+            group.attrs["name"] = str(names[number]) if number < len(names) else str(number)
+            group.create_dataset("views", data=views)
+            for name in _BY_SCAN:
+                if (array := getattr(self, name)) is not None:
+                    group.create_dataset(name, data=array[views])
 
     @classmethod
     def load(cls, path: str | Path) -> Result:

@@ -55,6 +55,13 @@ class Parametrisation(Schedule):
             BadInput: something that it needs is missing.
         """
 
+    def check_scans(self, scans: int) -> None:
+        """Check that this makes sense for the number of scans that are reconstructed together.
+
+        Raises:
+            BadInput: it does not.
+        """
+
     def directions(self, geometry: Geometry, estimate: Estimate) -> Tensor:
         """Return J at the estimate, per unit of theta.
 

@@ -68,6 +68,10 @@ class Problem:
         self.scan = measurement.positions
         #: (N, 2) positions before a recipe rotated them; choices made by these are the same in every orientation.
         self.unturned = measurement.positions if measurement.stored_positions is None else measurement.stored_positions
+        #: (N,) int64, number of the scan that each view is of; None for a single scan.
+        self.scan_index = measurement.scan_index
+        #: Number of scans that the views are of.
+        self.scans = measurement.scans
         if device.type != "cpu":
             try_transforms(device, dtype, window)
         self._join(setup, ViewLoader(setup, measurement, patterns), ViewMetrics(len(layout.own), device))

@@ -108,6 +108,7 @@ def initial_estimate(
         parameters=probe.start.parameters(),
         corner=part.corner,
         extent=sides,
+        scan_index=None if measurement.scan_index is None else torch.from_numpy(measurement.scan_index).to(device),
     )
     for one in optics:
         made.others |= one.starts(made.sizes(), device, real)

@@ -11,6 +11,7 @@ from pydantic import ByteSize, TypeAdapter, ValidationError
 from ptymesh.engines import Engine
 from ptymesh.errors import BadInput
 from ptymesh.io import load_measurement
+from ptymesh.io.joint_scans import join_measurements
 from ptymesh.io.options import DataOptions, PositionOptions
 from ptymesh.measurement import Measurement
 from ptymesh.models import OPTICS, Piece, named
@@ -74,11 +75,14 @@ def options_of(model: type[Group], given: dict[str, object] | None, key: str) ->
 
 
 def scan_from(given: object) -> Measurement:
-    """Return the scan that is to be reconstructed: a Measurement as it is, or the one at a path."""
+    """Return the scan that is to be reconstructed: a Measurement as it is, the one at a path, or several joined."""
     if isinstance(given, Measurement):
         return given
     if isinstance(given, str | Path):
         return load(given)
+    if isinstance(given, list | tuple) and given:
+        scans = [scan_from(one) for one in given]
+        return scans[0] if len(scans) == 1 else join_measurements(scans, [(0.0, 0.0)] * len(scans))
     raise BadInput(f"The scan is of type {type(given).__name__}; give what ptymesh.load returned, or a path.")
 
 

@@ -39,7 +39,7 @@ from ptymesh.engines import ENGINES, REFUSED, Engine
 from ptymesh.engines.base import Count
 from ptymesh.errors import BadInput
 from ptymesh.io.arrays import names_file
-from ptymesh.io.options import DataOptions, FrozenOptions, PositionOptions
+from ptymesh.io.options import DataOptions, FrozenOptions, PositionOptions, Step
 from ptymesh.io.samples import PREFIX
 from ptymesh.models import OPTICS, Piece, named
 from ptymesh.options import FilePath
@@ -66,6 +66,9 @@ DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 #: Most stages of a recipe: with every default written out, so many can still be read back (yaml_text.MOST_VALUES).
 MOST_STAGES = 200
+
+#: Most scans of a recipe: with every default written out, so many can still be read back.
+MOST_SCANS = 100
 
 #: Keys that hold a path, or an array reference that begins with one.
 _PATHS = (
@@ -120,8 +123,22 @@ class AutoOptions(FrozenOptions):
     sweeps: int | None = Field(None, ge=1, le=10**6)
 
 
+class ScanOptions(FrozenOptions):
+    """One of the recipe's `scans`.
+
+    Fields:
+        data: its file, as the recipe's `data` of a single scan.
+        shift_px: displacement (y, x) of its positions in the common frame, in object pixels.
+    """
+
+    data: DataOptions
+    shift_px: Step = (0.0, 0.0)
+
+
 class Recipe(FrozenOptions):
     """Everything that a run depends on, checked. `stages` holds engines; the other fields are groups of options.
+
+    scans: several scans of one object, instead of `data`, which is then the first one's.
 
     auto: how stages are found, where the recipe says `stages: auto`; `stages` are then the default ones until that is
     done, and nothing but `ptymesh.auto` runs such a recipe.
@@ -143,6 +160,7 @@ class Recipe(FrozenOptions):
     object: ObjectOptions = ObjectOptions()
     probe: ProbeOptions = ProbeOptions()
     positions: PositionOptions = PositionOptions()
+    scans: tuple[ScanOptions, ...] = Field((), max_length=MOST_SCANS)
     optics: dict[str, SerializeAsAny[Piece]] = Field(default_factory=dict)
     auto: AutoOptions | None = None
     stages: list[Engine] = Field(default_factory=lambda: [engine_of("stages.0", stage) for stage in DEFAULT_STAGES])
@@ -158,6 +176,32 @@ class Recipe(FrozenOptions):
                 said = "deterministic is no option any more: every run ends with the same bits; leave it out"
                 print(f"ptymesh: {said}.", file=sys.stderr, flush=True)
         return values
+
+    @model_validator(mode="before")
+    @classmethod
+    def _data_of_first(cls, values: Any) -> Any:
+        """Return the values with `data` of the first of the scans, where there are scans."""
+        if not isinstance(values, dict) or values.get("scans") in (None, [], ()):
+            return values
+        if "data" in values:
+            raise BadInput("The recipe has both data and scans; give data for a single scan, scans for several.")
+        scans = values["scans"]
+        wanted = "a list of groups, such as [{data: {path: a.cxi}}, {data: {path: b.cxi}, shift_px: [0, 40]}]"
+        if not isinstance(scans, list | tuple) or not isinstance(scans[0], dict | ScanOptions):
+            raise BadInput(f"scans is {quote(scans)}; give {wanted}.")
+        if len(scans) == 1:
+            raise BadInput("scans holds a single scan; give two or more, or data instead.")
+        first = scans[0]
+        own = first.data if isinstance(first, ScanOptions) else first.get("data")
+        if own is None:
+            raise BadInput(f"scans.0.data is missing; give {wanted}.")
+        return {**values, "data": own}
+
+    @model_validator(mode="after")
+    def _scans_fit(self) -> Recipe:
+        if self.scans and self.auto is not None:
+            raise BadInput("stages is auto, which looks for the stages of a single scan; name the stages for scans.")
+        return self
 
     @field_validator("optics", mode="before")
     @classmethod
@@ -214,7 +258,9 @@ class Recipe(FrozenOptions):
         groups = self.model_dump(mode="json", exclude={"stages"})
         stages = [{"engine": stage.name, **stage.model_dump(mode="json")} for stage in self.stages]
         found: object = stages if self.auto is None else AUTO
-        return {name: found if name == "stages" else groups[name] for name in type(self).model_fields}
+        left_out = "data" if self.scans else "scans"  # the one that the other stands for
+        names = [name for name in type(self).model_fields if name != left_out]
+        return {name: found if name == "stages" else groups[name] for name in names}
 
     def with_output(self, folder: Path) -> Recipe:
         """Return the same recipe, writing to `folder`."""
@@ -311,6 +357,10 @@ def anchor(raw: dict[str, Any], folder: Path) -> None:
         elif isinstance(found, list):
             options[name] = [_absolute(one, folder, key) if isinstance(one, str) else one for one in found]
     _anchor_keys(raw, folder)
+    scans = raw.get("scans")
+    for scan in scans if isinstance(scans, list) else ():
+        if isinstance(scan, dict):
+            anchor({"data": scan.get("data")}, folder)
 
 
 def _anchor_keys(raw: dict[str, object], folder: Path) -> None:

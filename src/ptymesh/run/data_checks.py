@@ -20,7 +20,6 @@ import torch
 
 from ptymesh.distributed.exact import Reduction
 from ptymesh.distributed.world import World
-from ptymesh.io import load_measurement
 from ptymesh.io.prepare.checks import (
     check_marks,
     check_near_field,
@@ -32,6 +31,7 @@ from ptymesh.io.prepare.outliers import regions_of
 from ptymesh.io.prepare.survey import Gathering, Survey
 from ptymesh.io.source import slabs
 from ptymesh.measurement import NO_CHECKS, Measurement, PatternSource
+from ptymesh.recipe.scans import load_scan
 from ptymesh.recipe.schema import Recipe
 
 Made = TypeVar("Made")
@@ -94,7 +94,7 @@ def checked_recipe(recipe: Recipe, world: World) -> tuple[Recipe, list[str]]:
     Raises:
         BadInput: the data cannot be.
     """
-    scan = _everywhere(world, lambda: load_measurement(recipe.data, recipe.positions))
+    scan = _everywhere(world, lambda: load_scan(recipe))
     if not is_to_be_checked(scan):
         return recipe, []
     before, related = scan, "rpi" not in recipe.optics

@@ -27,7 +27,12 @@ def recipe_facts(recipe: Recipe, **options: object) -> dict[str, str]:
     raw = recipe.model_dump(mode="json", exclude={"stages"})
     raw["stages"] = [stage_facts(stage) for stage in recipe.stages]
     facts = flatten({**raw, **options})
-    return {name: value for name, value in facts.items() if not name.startswith(OF_A_MACHINE)}
+    return {name: value for name, value in facts.items() if not _is_of_a_machine(name)}
+
+
+def _is_of_a_machine(name: str) -> bool:
+    """Return True if a key of a recipe may differ between machines."""
+    return name.startswith(OF_A_MACHINE) or (name.startswith("scans.") and ".data.path" in name)
 
 
 def scan_facts(scan: Measurement) -> dict[str, str]:

@@ -95,7 +95,8 @@ class Reconstruction(Displayed):
     """A scan, what is being solved for, and the engines' memories between calls of `run`.
 
     Args:
-        scan: what `ptymesh.load` returned, or the path that it would be given.
+        scan: what `ptymesh.load` returned, or the path that it would be given; or a list of several scans of one
+            object, whose positions count in one frame.
         object, probe: initial guesses, as options or as a dict of a recipe's keys; `probe_modes` is short for
             probe={"modes": n}.
         subpixel: how fractions of a pixel act.
@@ -118,7 +119,7 @@ class Reconstruction(Displayed):
 
     def __init__(
         self,
-        scan: Measurement | str | Path,
+        scan: Measurement | str | Path | Sequence[Measurement | str | Path],
         *,
         probe_modes: int | None = None,
         object: ObjectOptions | dict[str, Any] | None = None,
@@ -222,7 +223,8 @@ class Reconstruction(Displayed):
         def read(source: Measurement, owners: Replicated | Tiled) -> Problem:
             return self._everywhere(lambda: Problem(model, source, owners, dtype, memory, halves))
 
-        related = self._related = "rpi" not in (optics or {})
+        #: True if neighbouring views are of neighbouring places, in the order of one scan.
+        related = self._related = "rpi" not in (optics or {}) and scan.scan_index is None
         checking = saved is None and scan.checks != NO_CHECKS
         #: Sentences on what checks of the data have led to.
         self.findings: list[str] = []
@@ -629,11 +631,13 @@ class Reconstruction(Displayed):
                 "finished": datetime.now(UTC).isoformat(timespec="seconds"),
                 "data_path": scan.path,
                 "data_fingerprint": scan.fingerprint,
+                "scan_names": list(scan.scan_names) or None,
             },
             nominal_px=estimate.nominal.cpu().numpy() if any(stage.positions for stage in stages) else None,
             background=estimate.background.cpu().numpy() if bool((estimate.background != 0).any()) else None,
             weights=estimate.weights.cpu().numpy() if bool((estimate.weights != 1).any()) else None,
             opr=estimate.opr.cpu().numpy() if len(estimate.opr) else None,
+            scan_index=scan.scan_index,
         )
 
     def _history(self) -> dict[str, np.ndarray]:
@@ -669,7 +673,7 @@ class Reconstruction(Displayed):
 
 
 def reconstruct(
-    scan: Measurement | str | Path,
+    scan: Measurement | str | Path | Sequence[Measurement | str | Path],
     stages: Sequence[Stage] | Stage | None = None,
     progress: bool | None = None,
     strict: bool = False,
@@ -680,7 +684,7 @@ def reconstruct(
     Where the verdict on it (`Result.verdict`) is poor or failed, one line on standard error says so.
 
     Args:
-        scan: what `ptymesh.load` returned, or the path that it would be given.
+        scan: what `ptymesh.load` returned, or the path that it would be given; or a list of several.
         stages: engines, or dicts as in a recipe.
         progress: None, a bar in a notebook and nothing elsewhere; True, a line per epoch where there is no notebook.
         strict: raise Poor, which holds the result, instead of that line.

@@ -21,12 +21,12 @@ from ptymesh.distributed.owners import owners
 from ptymesh.distributed.world import World
 from ptymesh.errors import BadInput, Diverged, Interrupted, PtymeshError
 from ptymesh.files import target_of
-from ptymesh.io import load_measurement
 from ptymesh.io.checkpoint import store as checkpoint
 from ptymesh.io.prepare.checks import refuse_featureless, without_marks
 from ptymesh.io.results import Result
 from ptymesh.measurement import NO_CHECKS
 from ptymesh.planning.batches import balance, draw, hold_out
+from ptymesh.recipe.scans import load_scan
 from ptymesh.recipe.schema import Recipe
 from ptymesh.run.checkpoint_counters import counters_of
 from ptymesh.run.data_checks import record_checks, to_stderr
@@ -312,7 +312,7 @@ def reconstruction(
             raise BadInput(
                 "stages is auto, and nothing here finds them: use `ptymesh run`, or the recipe that it has written."
             )
-        scan = load_measurement(recipe.data, recipe.positions)
+        scan = load_scan(recipe)
         refuse_featureless(without_marks(scan))
     except Exception as error:
         failure = error

@@ -160,6 +160,7 @@ class RunState:
             origin=run.origin,
             corner=part.corner,
             extent=run.extent,
+            scan_index=None if problem.scan_index is None else torch.from_numpy(problem.scan_index).to(device),
         )
         own = problem.layout.own
         problem.evaluator.view_metrics.values.copy_(torch.as_tensor(saved.per_view.rows("seen", own)))

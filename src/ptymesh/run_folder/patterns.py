@@ -46,13 +46,13 @@ def patterns_of(result: Result) -> PatternPairs:
     Raises:
         BadInput: there is no recipe, or the data set is not there, or not the run's.
     """
-    from ptymesh.io import load_measurement
+    from ptymesh.recipe.scans import load_scan
     from ptymesh.recipe.schema import Recipe
 
     if not result.recipe:
         raise BadInput("The result holds no recipe, which would say where its data are; runs of a recipe have one.")
     recipe = Recipe.from_yaml(result.recipe)
-    return compared_patterns(result, load_measurement(recipe.data, recipe.positions))
+    return compared_patterns(result, load_scan(recipe))
 
 
 def compared_patterns(result: Result, scan: Measurement) -> PatternPairs:

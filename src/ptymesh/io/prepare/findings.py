@@ -96,6 +96,7 @@ def apply_findings(measurement: Measurement, findings: Findings) -> Measurement:
             stored_positions=stored,
             intensity=intensity,
             left_out=tuple(sorted((*m.left_out, *gone))),
+            scan_index=None if m.scan_index is None else m.scan_index[kept],
         )
     return m
 

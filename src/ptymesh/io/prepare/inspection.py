@@ -206,7 +206,10 @@ def _counts(m: Measurement, found: Survey, scan: ScanStatistics, diameter: float
     area = scan.area_per_view or scan.step * diameter  # a line lights a strip as wide as the beam
     per_m2 = None if pixel is None or area == 0 else mean / (area * pixel[0] * pixel[1])
     order = np.linspace(-0.5, 0.5, m.views)
-    trend = float((order * found.totals).sum() / (order**2).sum()) if m.views > 1 else 0.0
+    totals = found.totals  # of several scans, whose doses differ, as all had the same
+    if m.scan_index is not None and m.intensity is not None:
+        totals = totals / m.intensity
+    trend = float((order * totals).sum() / (order**2).sum()) if m.views > 1 else 0.0
     return {
         "counts_per_view": mean,
         "counts_per_pixel": mean / int(m.mask.sum()),

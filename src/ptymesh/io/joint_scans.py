@@ -1,0 +1,182 @@
+"""Several scans of one object as one measurement: one list of views, each with the number of its scan.
+
+N, n    views of all scans, of one scan
+h, w    window pixels
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import Any
+
+import numpy as np
+
+from ptymesh.errors import BadInput
+from ptymesh.io.source import evenly_spread
+from ptymesh.measurement import NO_CHECKS, Measurement, PatternSource
+
+#: Relative difference up to which wavelengths and pixels of two scans are equal.
+EQUAL = 1e-6
+#: Views of each scan whose counts are compared with those of the other scans.
+SAMPLED = 64
+#: Value of a pixel that holds no data in a view.
+MISSING = -1
+
+
+@dataclass(frozen=True)
+class JointSource:
+    """Patterns of several sources, one after the other.
+
+    Attributes:
+        sources: patterns of each scan.
+        missing: for each scan, (h, w) bool, pixels without data in all of its views that other scans have; None where
+            there are none.
+    """
+
+    sources: tuple[PatternSource, ...]
+    missing: tuple[np.ndarray | None, ...]
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Number of views of all scans and window, (N, h, w)."""
+        _, h, w = self.sources[0].shape
+        return sum(source.shape[0] for source in self.sources), h, w
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Dtype that holds the values of all sources, and negative ones where pixels are missing in one."""
+        found = np.result_type(*(source.dtype for source in self.sources))
+        if all(missing is None for missing in self.missing):
+            return found
+        return np.result_type(found, np.int8)
+
+    def read(self, views: np.ndarray) -> np.ndarray:
+        """Return the patterns (k, h, w) of the views with these indices (k,)."""
+        views = np.asarray(views)
+        found = np.empty((len(views), *self.shape[1:]), self.dtype)
+        first = 0
+        for source, missing in zip(self.sources, self.missing, strict=True):
+            here = np.flatnonzero((views >= first) & (views < first + source.shape[0]))
+            if len(here):
+                patterns = source.read(views[here] - first).astype(found.dtype)
+                if missing is not None:
+                    patterns[:, missing] = MISSING
+                found[here] = patterns
+            first += source.shape[0]
+        return found
+
+
+def join_measurements(scans: Sequence[Measurement], shifts_px: Sequence[tuple[float, float]]) -> Measurement:
+    """Return one measurement with the views of all scans, in their order.
+
+    Positions count in one frame, in which each scan is displaced by its shift. Views of brighter scans have a larger
+    incident intensity: that of each scan is estimated from the mean counts of some of its views. A pixel that is masked
+    in one scan holds no data in the views of that scan alone. Faulty views and pixels are not looked for.
+
+    Args:
+        scans: two or more, of equal windows, wavelengths and object pixels.
+        shifts_px: displacement (y, x) of each scan in object pixels.
+
+    Raises:
+        BadInput: two scans differ in what has to be equal.
+    """
+    first = scans[0]
+    if odd := next((scan.name for scan in scans if scan.scan_index is not None), None):
+        raise BadInput(f"{odd} is several scans already; give all single scans in one list.")
+    for other in scans[1:]:
+        _refuse_difference(first, other)
+    mask = reduce(np.logical_or, [scan.mask for scan in scans])
+    missing = tuple(None if np.array_equal(scan.mask, mask) else mask & ~scan.mask for scan in scans)
+    counts = [scan.views for scan in scans]
+    stored = [scan.positions if scan.stored_positions is None else scan.stored_positions for scan in scans]
+    shifts = [np.asarray(shift, dtype=np.float64) for shift in shifts_px]
+    turned = any(scan.stored_positions is not None for scan in scans)
+    return replace(
+        first,
+        patterns=JointSource(tuple(scan.patterns for scan in scans), missing),
+        positions=np.concatenate([scan.positions + shift for scan, shift in zip(scans, shifts, strict=True)]),
+        stored_positions=(
+            np.concatenate([one + shift for one, shift in zip(stored, shifts, strict=True)]) if turned else None
+        ),
+        mask=mask,
+        intensity=_intensities(scans),
+        name=" + ".join(scan.name for scan in scans),
+        fingerprint=hashlib.sha256("".join(scan.fingerprint for scan in scans).encode()).hexdigest(),
+        notes=(
+            *(note for scan in scans for note in scan.notes),
+            f"{len(scans)} scans of {', '.join(map(str, counts))} views share the object.",
+        ),
+        checks=NO_CHECKS,
+        left_out=(),
+        scan_index=np.repeat(np.arange(len(scans)), counts),
+        scan_names=_distinct([scan.name for scan in scans]),
+    )
+
+
+def _refuse_difference(first: Measurement, other: Measurement) -> None:
+    """Raise BadInput if two scans differ in what has to be equal."""
+    a, b = first.geometry, other.geometry
+    of_geometry: tuple[tuple[str, Callable[[Any], Any], str], ...] = (
+        ("windows", lambda one: one.shape, "crop, bin or pad one of them (data.crop, data.bin, data.pad)"),
+        ("propagation", lambda one: one.propagation, "reconstruct each by itself"),
+        ("wavelengths (m)", lambda one: one.wavelength_m, "reconstruct each by itself, or mend data.energy_eV"),
+        ("object pixels (m)", lambda one: one.object_pixel_m, "pad or crop one of them, or mend data.distance_m"),
+        ("distances (m)", _near_field_distance, "reconstruct each by itself"),
+    )
+    for what, of, remedy in of_geometry:
+        if not _are_equal(of(a), of(b)):
+            raise BadInput(
+                f"The {what} of {first.name} and {other.name} differ, {of(a)} and {of(b)}, and one object is to be "
+                f"reconstructed from both; {remedy}."
+            )
+    if not _are_equal(first.background, other.background):
+        raise BadInput(
+            f"The backgrounds of {first.name} and {other.name} differ; subtract each as data.dark instead of "
+            "data.background."
+        )
+
+
+def _near_field_distance(geometry: Any) -> float | None:
+    """Return the distance on which intensities depend, besides the object pixel; None in the far field."""
+    return None if geometry.propagation == "far_field" else float(geometry.effective_distance_m)
+
+
+def _are_equal(a: Any, b: Any) -> bool:
+    """Return True if two values, numbers or arrays are equal, or None both."""
+    if a is None or b is None or isinstance(a, str):
+        return a is b or (isinstance(a, str) and a == b)
+    return np.shape(a) == np.shape(b) and bool(np.allclose(a, b, rtol=EQUAL, atol=0.0))
+
+
+def _intensities(scans: Sequence[Measurement]) -> np.ndarray:
+    """Return the incident intensity (N,) of all views, relative to their mean.
+
+    Raises:
+        BadInput: a scan has no counts on the pixels that all have.
+    """
+    good = reduce(np.logical_and, [scan.mask for scan in scans])
+    found = []
+    for scan in scans:
+        views = evenly_spread(scan.views, SAMPLED)
+        counts = np.clip(scan.patterns.read(views)[:, good].astype(np.float64), 0.0, None)
+        own = np.ones(scan.views) if scan.intensity is None else scan.intensity.astype(np.float64)
+        level = float((counts.sum(axis=1) / own[views]).mean())
+        if not level > 0:
+            raise BadInput(f"{scan.name} has no counts on the pixels that all scans have; check its mask and window.")
+        found.append(own * level)
+    every = np.concatenate(found)
+    return every / every.mean()
+
+
+def _distinct(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the names, with a number behind those that occur before."""
+    found: list[str] = []
+    for name in names:
+        label, number = name, 2
+        while label in found:
+            label, number = f"{name}-{number}", number + 1
+        found.append(label)
+    return tuple(found)

@@ -1,0 +1,24 @@
+"""Scans of a recipe (keys `data` and `scans`), loaded as one measurement."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ptymesh.io.joint_scans import join_measurements
+from ptymesh.io.load import load_measurement
+
+if TYPE_CHECKING:
+    from ptymesh.measurement import Measurement
+    from ptymesh.recipe.schema import Recipe
+
+
+def load_scan(recipe: Recipe) -> Measurement:
+    """Return the scan of a recipe, or its scans joined, prepared as the recipe says.
+
+    Raises:
+        BadInput: a file cannot be used, or scans differ in what they have to share.
+    """
+    if not recipe.scans:
+        return load_measurement(recipe.data, recipe.positions)
+    measurements = [load_measurement(one.data, recipe.positions) for one in recipe.scans]
+    return join_measurements(measurements, [one.shift_px for one in recipe.scans])

@@ -1,0 +1,55 @@
+"""Two simulated scans of one object, at other places and with a shift that their positions do not tell."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ptymesh.measurement import Measurement
+from ptymesh.simulate.simulation import Simulation, Truth, patterns, truth
+
+
+@dataclass
+class TwoScans:
+    """Two scans, their true probes (M, h, w) and object, and by how much the second one is shifted."""
+
+    scans: list[Measurement]
+    truths: list[Truth]
+    shift_px: np.ndarray
+
+
+def two_scans(
+    *,
+    shift_px: tuple[float, float] = (1.6, -1.2),
+    dose: float = 1.0,
+    own_probes: bool = False,
+    views: int = 60,
+    window: int = 32,
+    photons: float = 1e5,
+    seed: int = 4,
+) -> TwoScans:
+    """Simulate both.
+
+    Args:
+        shift_px: true shift (y, x) of the second scan.
+        dose: photons of a view of the second scan over those of the first.
+        own_probes: True if the second scan's probe is another one.
+        views: of each scan.
+        window: side in pixels.
+        photons: of a view of the first scan.
+        seed: of the simulation.
+    """
+    options = Simulation(kind="xray", views=views, window=window, photons_per_view=photons, overlap=0.6, seed=seed)
+    first = truth(options)
+    centre = first.nominal.mean(axis=0)
+    turned = (first.nominal - centre)[:, ::-1] * np.array([0.93, -0.93]) + centre
+    shift, probe = np.array(shift_px), first.probe * np.sqrt(dose)
+    if own_probes:  # another defocus: a parabola of phase across the spectrum
+        fy, fx = np.meshgrid(*2 * [np.fft.fftfreq(window)], indexing="ij")
+        probe = np.fft.ifft2(np.fft.fft2(probe) * np.exp(-1j * 90 * (fy**2 + fx**2)))
+    other = options.model_copy(update={"seed": seed + 1, "photons_per_view": photons * dose})
+    second = replace(first, options=other, nominal=turned, positions=turned + shift, probe=probe)
+    scans = [one.measurement(np.concatenate(list(patterns(one)))) for one in (first, second)]
+    named = [replace(scan, name=name, fingerprint=name) for scan, name in zip(scans, ("left", "right"), strict=True)]
+    return TwoScans(named, [first, second], shift)
