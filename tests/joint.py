@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+import pytest
 
+import ptymesh as pm
+from ptymesh.distributed.world import World
+from ptymesh.engines import ENGINES
+from ptymesh.errors import Interrupted
+from ptymesh.io.checkpoint import store as checkpoint
 from ptymesh.measurement import Measurement
 from ptymesh.simulate.simulation import Simulation, Truth, patterns, truth
 
@@ -53,3 +60,36 @@ def two_scans(
     scans = [one.measurement(np.concatenate(list(patterns(one)))) for one in (first, second)]
     named = [replace(scan, name=name, fingerprint=name) for scan, name in zip(scans, ("left", "right"), strict=True)]
     return TwoScans(named, [first, second], shift)
+
+
+def outcome(world: World, layout: str, engine: str, how: dict[str, Any]) -> dict[str, np.ndarray]:
+    """What one rank ends with; `how`: probe, options of the probe; folder, from whose checkpoint the run goes on, or
+    where it leaves one after so many batches, stop."""
+    both, folder = two_scans(dose=2.0, own_probes=True), how.get("folder")
+    saved = checkpoint.load(folder, world) if folder and "stop" not in how else None
+    recon = pm.Reconstruction(
+        both.scans, device=world, layout=layout, seed=3, probe=how.get("probe", {}), saved=saved, precision="single"
+    )
+    recon.stages = [ENGINES[engine](epochs=3, batch=17, models={"scan_shift": True})]
+    left = iter(range(how.get("stop", 1 << 30)))
+    loop = recon.loop(stop=lambda: next(left, None) is None)
+    if folder:
+        loop.save = lambda: recon.state.save(folder, loop.problem, {"data": recon.identity()})
+    if "stop" in how:
+        with pytest.raises(Interrupted):
+            loop.run()
+        return {}
+    loop.run()
+    estimate = recon.state.estimate
+    return {
+        "object": recon.problem.layout.gather_whole(estimate.object, estimate).numpy(),
+        "probe": estimate.probe.numpy(),
+        "positions": estimate.positions.numpy(),
+        "numbers": np.array(list(estimate.parameters["scan_shift"].values())),
+        "residual": np.array(recon.problem.residual(estimate)),
+    }
+
+
+def same_bits(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> None:
+    for name, array in one.items():
+        assert np.array_equal(array, other[name]), name

@@ -39,7 +39,8 @@ class Estimate:
 
     Attributes:
         object: (L, H, W) complex, the whole object or the part that this rank holds.
-        probe: (M, h, w) complex, optical axis at (h//2, w//2); |probe|^2 in counts.
+        probe: (M, h, w) complex, optical axis at (h//2, w//2); |probe|^2 in counts. Where each of S scans has its own,
+            (S M, h, w), one scan's modes after the other's.
         positions: (N, 2) float64, y x: object pixel under the window's top-left corner.
         anchors: (N, 2) int64, integer parts of the positions, at which windows are cut.
         nominal: (N, 2) float64, positions at the start of the stage, from which batches are drawn.
@@ -58,6 +59,7 @@ class Estimate:
         corner: (2,) pixel of the whole object at which `object` starts.
         extent: (2,) sides of the whole object (default: those of `object`).
         scan_index: (N,) int64, number of the scan that each view is of; None for a single scan.
+        probe_count: number of probes, that of the scans where each has its own.
     """
 
     object: Object
@@ -77,6 +79,8 @@ class Estimate:
     corner: tuple[int, int] = (0, 0)
     extent: tuple[int, int] = None  # type: ignore[assignment]  # default: sides of `object`
     scan_index: torch.Tensor | None = None
+    probe_count: int = 1
+    _probes: tuple[torch.Tensor, tuple[torch.Tensor, ...]] | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         # kernels need C-contiguous arrays; arrays from files may be column-major
@@ -108,6 +112,16 @@ class Estimate:
         (slices, height, width), (modes, h, w), count = self.object.shape, self.probe.shape, len(self.opr)
         named = {"N": len(self.positions), "L": slices, "H": height, "W": width, "M": modes, "h": h, "w": w}
         return named | {"K": count, "1+K": 1 + count}
+
+    @property
+    def probes(self) -> tuple[torch.Tensor, ...]:
+        """The probes (M, h, w) of which `probe` consists, in the same memory."""
+        if self.probe_count == 1:
+            return (self.probe,)
+        # kept, as backends recognise by the tensor itself what they have computed of it
+        if self._probes is None or self._probes[0] is not self.probe:
+            self._probes = self.probe, self.probe.chunk(self.probe_count)
+        return self._probes[1]
 
     @property
     def window(self) -> tuple[int, int]:

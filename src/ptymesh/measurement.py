@@ -100,6 +100,7 @@ class Measurement(Displayed):
         left_out: indices, in the file's order, of the views that were left out as faulty.
         scan_index: (N,) int64, number of the scan that each view is of, from 0; None for a single scan.
         scan_names: names of these scans.
+        scan_probes: initial probe of each scan, as `probe`.
     """
 
     displayed_by: ClassVar[str] = "ptymesh.notebook.scans"
@@ -120,6 +121,7 @@ class Measurement(Displayed):
     left_out: tuple[int, ...] = ()
     scan_index: np.ndarray | None = None
     scan_names: tuple[str, ...] = ()
+    scan_probes: tuple[np.ndarray | None, ...] = ()
 
     def __post_init__(self) -> None:
         self._arrays()

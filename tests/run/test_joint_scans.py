@@ -12,11 +12,9 @@ import pytest
 import yaml
 
 import ptymesh as pm
-from joint import TwoScans, two_scans
-from ptymesh.distributed.world import Solo, World
-from ptymesh.engines import ENGINES
-from ptymesh.errors import BadInput, Interrupted
-from ptymesh.io.checkpoint import store as checkpoint
+from joint import TwoScans, outcome, same_bits, two_scans
+from ptymesh.distributed.world import Solo
+from ptymesh.errors import BadInput
 from ptymesh.io.joint_scans import join_measurements
 from ptymesh.io.prepare.inspection import summarise
 from ptymesh.measurement import ArraySource
@@ -109,39 +107,6 @@ def test_a_shift_needs_as_many_scans_as_it_is_for(both: TwoScans) -> None:
         pm.reconstruct(both.scans[0], pm.RPIE(epochs=1, models=SHIFT))
     with pytest.raises(BadInput, match="there are 2 scans; give 2"):
         pm.reconstruct(both.scans, pm.RPIE(epochs=1, models={"scan_shift": {"scans": 3}}))
-
-
-def outcome(world: World, layout: str, engine: str, how: dict[str, Any]) -> dict[str, np.ndarray]:
-    """What one rank ends with; `how`: probe, options of the probe; folder, from whose checkpoint the run goes on, or
-    where it leaves one after so many batches, stop."""
-    both, folder = two_scans(dose=2.0, own_probes=True), how.get("folder")
-    saved = checkpoint.load(folder, world) if folder and "stop" not in how else None
-    recon = pm.Reconstruction(
-        both.scans, device=world, layout=layout, seed=3, probe=how.get("probe", {}), saved=saved, precision="single"
-    )
-    recon.stages = [ENGINES[engine](epochs=3, batch=17, models=SHIFT)]
-    left = iter(range(how.get("stop", 1 << 30)))
-    loop = recon.loop(stop=lambda: next(left, None) is None)
-    if folder:
-        loop.save = lambda: recon.state.save(folder, loop.problem, {"data": recon.identity()})
-    if "stop" in how:
-        with pytest.raises(Interrupted):
-            loop.run()
-        return {}
-    loop.run()
-    estimate = recon.state.estimate
-    return {
-        "object": recon.problem.layout.gather_whole(estimate.object, estimate).numpy(),
-        "probe": estimate.probe.numpy(),
-        "positions": estimate.positions.numpy(),
-        "numbers": np.array(list(estimate.parameters["scan_shift"].values())),
-        "residual": np.array(recon.problem.residual(estimate)),
-    }
-
-
-def same_bits(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> None:
-    for name, array in one.items():
-        assert np.array_equal(array, other[name]), name
 
 
 @pytest.mark.parametrize("engine", ["rpie", "adam"])

@@ -2,7 +2,7 @@
 
 from ptymesh.compare.align import Alignment, align, object_error, twin
 from ptymesh.compare.comparison import Comparison, compare_results
-from ptymesh.compare.region import illuminated, illumination
+from ptymesh.compare.region import illuminated, illumination, illumination_of_result
 from ptymesh.compare.rings import RingCorrelation, ring_correlation
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "compare_results",
     "illuminated",
     "illumination",
+    "illumination_of_result",
     "object_error",
     "ring_correlation",
     "twin",

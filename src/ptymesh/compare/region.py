@@ -8,7 +8,20 @@ h, w    window pixels
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
+
+
+class WithProbes(Protocol):
+    """The arrays of a result by which light falls on its object (`ptymesh.io.results.Result`)."""
+
+    object: np.ndarray
+    probe: np.ndarray
+    positions_px: np.ndarray
+    weights: np.ndarray | None
+    scan_index: np.ndarray | None
+    scan_probes: np.ndarray | None
 
 
 def illumination(
@@ -35,6 +48,19 @@ def illumination(
         seen = light[max(y, 0) : max(y + height, 0), max(x, 0) : max(x + width, 0)]
         seen += of_view * intensity[top : top + seen.shape[0], left : left + seen.shape[1]]
     return light
+
+
+def illumination_of_result(result: WithProbes) -> np.ndarray:
+    """Return the `illumination` of a result by the probe, or by that of each of its scans, (H, W) float64."""
+    shape = result.object.shape[-2], result.object.shape[-1]
+    if result.scan_probes is None or result.scan_index is None:
+        return illumination(shape, result.probe, result.positions_px, result.weights)
+    found = np.zeros(shape)
+    for number, probe in enumerate(result.scan_probes):
+        own = result.scan_index == number
+        weights = None if result.weights is None else result.weights[own]
+        found += illumination(shape, probe, result.positions_px[own], weights)
+    return found
 
 
 def illuminated(light: np.ndarray, fraction: float = 0.1) -> np.ndarray:

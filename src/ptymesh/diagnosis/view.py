@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ptymesh.compare import illumination
+from ptymesh.compare import illumination_of_result
 from ptymesh.errors import PtymeshError
 from ptymesh.geometry import Geometry
 from ptymesh.io.prepare.survey import speckle_diameter_px
@@ -136,8 +136,7 @@ class ResultView:
     @cached_property
     def light(self) -> np.ndarray:
         """Counts that fell on each object pixel, (H, W)."""
-        r = self.result
-        return illumination((r.object.shape[-2], r.object.shape[-1]), r.probe, r.positions_px, r.weights)
+        return illumination_of_result(self.result)
 
     @cached_property
     def power(self) -> np.ndarray:

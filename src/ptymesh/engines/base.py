@@ -8,6 +8,7 @@ in `per_view`: tensors by name, which are kept between calls and in checkpoints.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PrivateAttr, SerializeAsAny, field_validator, model_validator
@@ -126,6 +127,8 @@ class Engine(Options):
     moves_optics: ClassVar[bool] = False
     #: True if it moves unknowns of the detector's pieces, where its `unknowns` name them.
     moves_detector: ClassVar[bool] = False
+    #: True if its steps move a probe for each of several scans.
+    moves_own_probes: ClassVar[bool] = False
     #: Its steps remember nothing of other views, so that views may come at any time (ptymesh.live).
     meets_new_views: ClassVar[bool] = False
     #: Work of its epochs; unless an engine says otherwise, that of rPIE.
@@ -202,6 +205,8 @@ class Engine(Options):
             raise BadInput(
                 f"{self.name} would move nothing, as optics.{named} takes the object's part; use adam or lbfgs."
             )
+        if problem.probe_count > 1:
+            self._check_own_probes()
         for constraint in self.all_constraints():
             constraint.check(problem)
         for name, model in self.models.items():
@@ -215,6 +220,28 @@ class Engine(Options):
                     f"lsqml or adam, which {self.name} is not: use one of these, or remove models.{name}."
                 )
 
+    def _check_own_probes(self) -> None:
+        """Check that this stage can be run where each scan has a probe of its own.
+
+        Raises:
+            BadInput: the engine, one of its constraints or of its models is for a single probe.
+        """
+        if not self.moves_own_probes:
+            known = "rpie, epie, mpie, or adam and other elementwise optimisers"
+            raise BadInput(f"{self.name} moves a single probe; use {known}, or probe.scans: shared.")
+        for constraint in self.all_constraints():
+            if not constraint.for_own_probes:
+                raise BadInput(
+                    f"{type(constraint).__name__} is a constraint of a single probe, and each scan has its own; remove "
+                    "it from the stage, or use probe.scans: shared."
+                )
+        for name, model in self.models.items():
+            if model.of == "probe":
+                raise BadInput(
+                    f"models.{name} makes up a single probe, and each scan has its own; remove it, or use probe.scans: "
+                    "shared."
+                )
+
     def apply_constraints(self, problem: Problem, estimate: Estimate, epoch: int) -> None:
         """Apply all constraints and gauges that are due after an epoch, in their order. Collective.
 
@@ -226,7 +253,12 @@ class Engine(Options):
         for constraint in self.all_constraints():
             held = epoch <= self.probe.frozen and constraint.of_moving_probe
             if constraint.active(epoch) and not held:
-                constraint.at_epoch(epoch).apply(problem, estimate, self)
+                now = constraint.at_epoch(epoch)
+                if estimate.probe_count > 1 and constraint.of_moving_probe:
+                    for probe in estimate.probes:
+                        now.apply(problem, replace(estimate, probe=probe, probe_count=1), self)
+                else:
+                    now.apply(problem, estimate, self)
 
     def all_constraints(self) -> list[Constraint]:
         """Return constraints and gauges of this stage in the order in which they are applied."""

@@ -109,6 +109,7 @@ class Elementwise(Autodiff):
     """
 
     models_of: ClassVar[tuple[str, ...]] = ("probe", "positions")
+    moves_own_probes: ClassVar[bool] = True
     torch_class: ClassVar[Callable[..., torch.optim.Optimizer]]
     #: True if steps are about lr however small gradients are.
     alike: ClassVar[bool] = True

@@ -42,6 +42,7 @@ class RPIE(Sweeping):
     """
 
     name: ClassVar[str] = "rpie"
+    moves_own_probes: ClassVar[bool] = True
     models_of: ClassVar[tuple[str, ...]] = ("probe", "positions")
 
     alpha: float = Field(0.5, gt=0, le=1)
@@ -58,7 +59,8 @@ class RPIE(Sweeping):
             batch: the views.
         """
         s, gamma = problem.gradients(estimate, batch), self.gamma_object / len(estimate.object)  # before either moves
-        problem.fields.add_weighted(estimate.probe, s.probe, s.probe_weight, blend=self.beta, times=self.gamma_probe)
+        for probe, change, weight in zip(estimate.probes, *s.by_probe(estimate.probe_count), strict=True):
+            problem.fields.add_weighted(probe, change, weight, blend=self.beta, times=self.gamma_probe)
         problem.fields.add_weighted(estimate.object, s.object, s.object_weight, blend=self.alpha, times=gamma)
 
 
@@ -71,6 +73,7 @@ class EPIE(Sweeping):
     """
 
     name: ClassVar[str] = "epie"
+    moves_own_probes: ClassVar[bool] = True
     models_of: ClassVar[tuple[str, ...]] = ("probe", "positions")
 
     gamma_object: float = Field(1.0, gt=0, le=2)
@@ -85,7 +88,8 @@ class EPIE(Sweeping):
             batch: the views.
         """
         s, gamma = problem.gradients(estimate, batch), self.gamma_object / len(estimate.object)  # before either moves
-        problem.fields.add_weighted(estimate.probe, s.probe, s.probe_weight, blend=1, times=self.gamma_probe)
+        for probe, change, weight in zip(estimate.probes, *s.by_probe(estimate.probe_count), strict=True):
+            problem.fields.add_weighted(probe, change, weight, blend=1, times=self.gamma_probe)
         problem.fields.add_weighted(estimate.object, s.object, s.object_weight, blend=1, times=gamma)
 
 

@@ -113,6 +113,7 @@ def join_measurements(scans: Sequence[Measurement], shifts_px: Sequence[tuple[fl
         left_out=(),
         scan_index=np.repeat(np.arange(len(scans)), counts),
         scan_names=_distinct([scan.name for scan in scans]),
+        scan_probes=tuple(scan.probe for scan in scans),
     )
 
 

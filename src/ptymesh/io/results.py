@@ -60,11 +60,12 @@ _ARRAYS = {
     "background": "background",
     "residuals": "residuals",
     "scan_index": "scans/index",
+    "scan_probes": "scans/probes",
 }
 #: Arrays with a row per view that each scan's group repeats for its own views.
 _BY_SCAN = ("positions_px", "positions_m", "residuals")
 #: numpy's letters for what each dataset may hold; those that are not named hold real numbers.
-_KINDS = {"object": "c", "probe": "c", "opr/modes": "c", "recipe": "U"}
+_KINDS = {"object": "c", "probe": "c", "opr/modes": "c", "scans/probes": "c", "recipe": "U"}
 REAL = "fiu"
 
 
@@ -109,6 +110,7 @@ class Result(Displayed):
         residuals: (N,) final residual of each view, sum (sqrt I - sqrt y)^2 / sum y over its good pixels, or None.
         parameters: numbers that make up probe or positions (ptymesh.models), by parametrisation and name.
         unknowns: arrays of the unknowns of the model's operators (`optics` of a recipe), by name.
+        scan_probes: (S, M, h, w) complex, the probe of each scan, or None where all have `probe`.
         scan_index: (N,) number of the scan that each view is of (`attrs["scan_names"]`), or None for a single scan.
 
     Raises BadInput where types and shapes are not these, or do not fit together.
@@ -134,6 +136,7 @@ class Result(Displayed):
     parameters: dict[str, dict[str, float]] = field(default_factory=dict)
     unknowns: dict[str, np.ndarray] = field(default_factory=dict)
     scan_index: np.ndarray | None = None
+    scan_probes: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         for name in ("object", "probe", "positions_px", *_ARRAYS):
@@ -157,8 +160,9 @@ class Result(Displayed):
                 raise BadInput(f"The {name} is {array.dtype} {array.shape}; it must be complex with three axes.")
         for name in ("positions_px", *_ARRAYS):
             array = getattr(self, name)
-            if array is not None and array.dtype.kind not in ("c" if name == "opr" else REAL):
-                wanted = "complex" if name == "opr" else "real"
+            is_complex = name in ("opr", "scan_probes")
+            if array is not None and array.dtype.kind not in ("c" if is_complex else REAL):
+                wanted = "complex" if is_complex else "real"
                 raise BadInput(f"{name} is {str(array.dtype)[:60]} {array.shape}; it must hold {wanted} numbers.")
         if self.positions_px.ndim != 2:
             raise BadInput(f"positions_px has shape {self.positions_px.shape}; it must have one (y, x) per view.")
@@ -169,6 +173,17 @@ class Result(Displayed):
                 raise BadInput(f"{name} has shape {positions.shape}; it must be {(views, 2)}, one (y, x) per view.")
         if self.scan_index is not None and self.scan_index.shape != (views,):
             raise BadInput(f"scan_index has shape {self.scan_index.shape}; it must be {(views,)}, one scan per view.")
+        if self.scan_probes is not None:
+            self._check_scan_probes(self.scan_probes)
+
+    def _check_scan_probes(self, probes: np.ndarray) -> None:
+        """Raise BadInput unless there is a probe like `probe` for each of the scans that views are of."""
+        index = self.scan_index
+        if index is None or probes.shape[1:] != self.probe.shape or not len(probes) or index.max() >= len(probes):
+            raise BadInput(
+                f"scan_probes has shape {probes.shape}; it must be (scans, {', '.join(map(str, self.probe.shape))}), "
+                "one for each scan in scan_index."
+            )
 
     def __repr__(self) -> str:
         slices, height, width = self.object.shape
@@ -316,6 +331,8 @@ class Result(Displayed):
             for name in _BY_SCAN:
                 if (array := getattr(self, name)) is not None:
                     group.create_dataset(name, data=array[views])
+            if self.scan_probes is not None:
+                group.create_dataset("probe", data=self.scan_probes[number])
 
     @classmethod
     def load(cls, path: str | Path) -> Result:

@@ -103,6 +103,7 @@ class Chunk:
         border: True if other ranks wait for the sums of this chunk.
         values: unknowns of the model's operators, by name (operators.py).
         object: (L, H, W) object in which the anchors count, if that is not the estimate's.
+        setting: index of the probe that these views have, where scans have probes of their own.
     """
 
     views: Tensor
@@ -119,6 +120,7 @@ class Chunk:
     border: bool = False
     values: Values = field(default_factory=dict)
     object: Tensor | None = None
+    setting: int = 0
 
     @property
     def patterns(self) -> Tensor:

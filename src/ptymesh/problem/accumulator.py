@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -82,11 +83,12 @@ class Accumulator:
 
     def _reset_sums(self) -> None:
         """Start with empty sums."""
-        estimate, parts = self.estimate, self.parts
-        by_probe = self._buffer("probe", estimate.probe) if self.with_probe else None
-        others = self._buffer("light", estimate.probe[:1].real), self._buffer("opr", estimate.opr)
-        adjoints = (*others, self._buffer("opr light", estimate.opr.real))
-        shifts, self._limits, reached = self._reset_steps([*adjoints] if by_probe is None else [by_probe, *adjoints])
+        estimate, parts, each = self.estimate, self.parts, enumerate(self.estimate.probes)
+        by_probe = [self._buffer(f"probe {k}", probe) if self.with_probe else None for k, probe in each]
+        lights = [self._buffer(f"light {k}", probe[:1].real) for k, probe in enumerate(estimate.probes)]
+        of_opr = self._buffer("opr", estimate.opr), self._buffer("opr light", estimate.opr.real)
+        sums = [*by_probe, *lights, *of_opr]
+        shifts, self._limits, reached = self._reset_steps([array for array in sums if array is not None])
         if self.shared_sums:
             obj, weight = self.shared_sums.own
         else:
@@ -97,8 +99,9 @@ class Accumulator:
         self.sums = Adjoints(
             obj if self.with_object else None,
             weight if self.with_object else None,
-            by_probe,
-            *adjoints,
+            by_probe[0],
+            lights[0],
+            *of_opr,
             shifts,
             reached,
             parts=parts,
@@ -106,6 +109,10 @@ class Accumulator:
             views=len(self.batch.views) if self.setup.world.size == 1 else None,
             background=self._background_sums() if self.with_background else None,
         )
+        #: The sums for each probe; those of the object are the same arrays.
+        self.by_setting = [self.sums]
+        for probe, light in zip(by_probe[1:], lights[1:], strict=True):
+            self.by_setting.append(replace(self.sums, probe=probe, probe_weight=light, kept=()))
         if self.with_object:
             self.setup.backend.clear(obj, weight, *(self.blocks.added if self.shared_sums else self.blocks.covered))
         #: Number of views that have been added.
@@ -169,7 +176,7 @@ class Accumulator:
             PtymeshError: the sums of these views have been sent to other ranks already.
         """
         self._count_views(chunk)
-        self.setup.backend.adjoint(self.setup.model, chunk, intermediates, waves, self.sums)
+        self.setup.backend.adjoint(self.setup.model, chunk, intermediates, waves, self.by_setting[chunk.setting])
         self._append_steps(chunk, intermediates, waves)
 
     def _append_steps(self, chunk: Chunk, intermediates: Intermediates, waves: Tensor) -> None:
@@ -225,7 +232,8 @@ class Accumulator:
             return waves, found
         self._count_views(chunk)
         chunk.cache.is_swept = True
-        waves, found = backend.sweep(model, chunk, intermediates, task, self.sums, keep, steps=asks)
+        into = self.by_setting[chunk.setting]
+        waves, found = backend.sweep(model, chunk, intermediates, task, into, keep, steps=asks)
         self._append_steps(chunk, intermediates, waves)
         return waves, found
 
@@ -286,11 +294,12 @@ class Accumulator:
         sums = self.sums
         if self._finish is None:
             self._start_object_sums()
-        self.setup.backend.finish(sums)
+        for one in self.by_setting:
+            self.setup.backend.finish(one)
         beyond = self.setup.backend.repeat(("a comparison of terms",), _exceeded, sums.reached, self._limits)
-        by_probe = [] if sums.probe is None else [sums.probe]
+        by_probe = [one.probe for one in self.by_setting if one.probe is not None]
         lit = [] if sums.background is None else [sums.background.sums]
-        adjoints = [*by_probe, sums.probe_weight, sums.opr, sums.opr_weight, *lit]
+        adjoints = [*by_probe, *(one.probe_weight for one in self.by_setting), sums.opr, sums.opr_weight, *lit]
         assert self._finish is not None
         found = self._finish(*adjoints, *parts, beyond)
         fields = 2 if self.with_object else 0
@@ -337,8 +346,20 @@ class Accumulator:
 
         They are NaN if terms were beyond all limits, so that the run ends as diverged.
         """
-        estimate = self.estimate
-        how = self.setup.model if self.sums.shifted else None, len(estimate.probe), len(estimate.opr), self.setup.dtype
+        count = len(self.by_setting)
+        if count == 1:
+            return self._narrowed_of_probe(adjoints, beyond)
+        by_probe, (lights, of_opr) = adjoints[: -count - 2], (adjoints[-count - 2 : -2], adjoints[-2:])
+        each = [
+            self._narrowed_of_probe([*by_probe[k : k + 1], light, *of_opr], beyond) for k, light in enumerate(lights)
+        ]
+        probes, weights, (opr, *_), (opr_weight, *_) = zip(*each, strict=True)
+        return [torch.cat(probes), torch.stack(weights), opr, opr_weight]
+
+    def _narrowed_of_probe(self, adjoints: list[Tensor], beyond: Tensor) -> list[Tensor]:
+        """Return what `_narrowed` does, of one probe."""
+        modes, opr_modes = len(self.estimate.probes[0]), len(self.estimate.opr)
+        how = self.setup.model if self.sums.shifted else None, modes, opr_modes, self.setup.dtype
         name = "the end of a batch", self.sums.shifted, self.parts, len(adjoints)
         found = self.setup.backend.repeat(name, partial(narrow_adjoints, *how), beyond, *adjoints)
         # Buffers of a GPU are used again by the next batch, and callers may hold the result longer.

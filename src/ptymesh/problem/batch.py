@@ -83,8 +83,8 @@ class Gradients:
     Attributes:
         object: sum_j S_j^H sum_m conj(phi_jlm) chi_jlm, on touched blocks (L, n, b, b).
         object_weight: sum_j S_j^H sum_m |phi_jlm|^2, on the same blocks.
-        probe: sum_j w_j0 T_{-f_j}(conj(S_j O) chi_jm), (M, h, w).
-        probe_weight: sum_j w_j0^2 |S_j O|^2, (h, w).
+        probe: sum_j w_j0 T_{-f_j}(conj(S_j O) chi_jm), (M, h, w); of S scans with probes of their own, (S M, h, w).
+        probe_weight: sum_j w_j0^2 |S_j O|^2, (h, w), or (S, h, w).
         opr: as `probe` with w_jk and the first mode, for variable probes, (K, h, w).
         opr_weight: as `probe_weight` with w_jk, (K, h, w).
         others: sums of the other quantities that were given to `Accumulator.total`.
@@ -99,6 +99,12 @@ class Gradients:
     opr_weight: Tensor
     others: tuple[Tensor, ...] = ()
     background: Tensor | None = None
+
+    def by_probe(self, count: int) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Return the sums (M, h, w) and the weights (h, w) of each of so many probes."""
+        if count == 1:
+            return (self.probe,), (self.probe_weight,)
+        return self.probe.chunk(count), self.probe_weight.unbind(0)
 
 
 @dataclass(frozen=True)

@@ -15,3 +15,21 @@ def mean_pattern(problem: Problem) -> np.ndarray:
     for counts in loader.counted(np.arange(len(loader.patterns))):
         total.add(Data.of(counts, loader.mask, None, torch.float64).y)
     return (problem.fields.totals(total)[0] / problem.views).cpu().numpy()
+
+
+def mean_patterns(problem: Problem) -> np.ndarray:
+    """Return the mean pattern for each probe, over the views that have it, (S, h, w) float64. Collective.
+
+    Without settings there is one of all views (`mean_pattern`).
+    """
+    settings = problem.setup.settings
+    if settings is None:
+        return mean_pattern(problem)[None]
+    loader, own = problem.loader, settings[problem.layout.own]
+    totals = [problem.fields.reduction(*problem.window) for _ in range(problem.probe_count)]
+    for setting, total in enumerate(totals):
+        for counts in loader.counted(np.flatnonzero(own == setting)):
+            total.add(Data.of(counts, loader.mask, None, torch.float64).y)
+    views = np.bincount(settings, minlength=len(totals))
+    sums = [found.cpu().numpy() for found in problem.fields.totals(*totals)]
+    return np.stack([found / max(1, count) for found, count in zip(sums, views.tolist(), strict=True)])

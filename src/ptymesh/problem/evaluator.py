@@ -56,7 +56,7 @@ class Evaluator:
     def forward(self, estimate: Estimate, chunk: Chunk) -> Intermediates:
         """Return windows, incoming and exit waves of a chunk."""
         obj = self.cut_from(estimate, chunk)
-        return self.setup.backend.forward(self.setup.model, chunk, obj, estimate.probe, estimate.opr)
+        return self.setup.backend.forward(self.setup.model, chunk, obj, estimate.probes[chunk.setting], estimate.opr)
 
     @staticmethod
     def cut_from(estimate: Estimate, chunk: Chunk) -> Tensor:
@@ -126,7 +126,7 @@ class Evaluator:
             intermediates: windows and waves of the chunk.
             chi: (B, M, h, w) complex, wanted change of the exit waves.
         """
-        given = self.cut_from(estimate, chunk), estimate.probe, estimate.opr, intermediates, chi
+        given = self.cut_from(estimate, chunk), estimate.probes[chunk.setting], estimate.opr, intermediates, chi
         return self.setup.backend.position_step(self.setup.model, chunk, *given)
 
     def weight_step(self, estimate: Estimate, chunk: Chunk, intermediates: Intermediates, chi: Tensor) -> Tensor:
@@ -140,7 +140,7 @@ class Evaluator:
             intermediates: windows and waves of the chunk.
             chi: (B, M, h, w) complex, wanted change of the exit waves.
         """
-        given = estimate.probe, estimate.opr, intermediates, chi
+        given = estimate.probes[chunk.setting], estimate.opr, intermediates, chi
         return self.setup.backend.weight_step(self.setup.model, chunk, *given)
 
     def detector_slopes(self, chunk: Chunk, intermediates: Intermediates) -> dict[str, Tensor]:
@@ -296,13 +296,14 @@ class Evaluator:
 
     def illumination(self, estimate: Estimate) -> Tensor:
         """Return sum_j w_j0^2 S_j^H sum_m |P_m|^2 over all views, at the integer anchors, (H, W) real. Collective."""
-        views, layout, light = self.loader.views, self.setup.layout, power(estimate.probe[None])[0]
-        bound = largest(light) * (2.0 * views) ** 2  # amplitudes have a mean of about 1
+        views, layout = self.loader.views, self.setup.layout
+        lights = [power(probe[None])[0] for probe in estimate.probes]
+        bound = largest(torch.stack(lights)) * (2.0 * views) ** 2  # amplitudes have a mean of about 1
         shifts, _ = shifts_for(bound.expand(SUMS), views)
         one = estimate.object[:1]
         total = self.fields.buffer("illumination", one, torch.float64, 2, layout.shape(one)).zero_()
         for chunk in self.loader.chunks(estimate, layout.own, with_counts=False):
-            self.setup.backend.illuminate(self.setup.model, chunk, light, shifts, total)
+            self.setup.backend.illuminate(self.setup.model, chunk, lights[chunk.setting], shifts, total)
         return narrowed(layout.sum_field(total), self.setup.real, 1)[0]
 
 

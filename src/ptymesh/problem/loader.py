@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from copy import copy
-from itertools import repeat
+from itertools import pairwise, repeat
 from typing import Literal
 
 import numpy as np
@@ -75,7 +75,7 @@ class ViewLoader:
         #: Most views in a chunk since memory ran out (0: as many as CHUNK_BYTES allows); and in the last sweep.
         self.chunk_limit, self.largest = 0, 1
         #: Finds this rank's views of a batch.
-        self.local_views = LocalViewIndex(setup.layout, setup.real)
+        self.local_views = LocalViewIndex(setup.layout, setup.real, setup.settings)
         #: Most views of a chunk in this epoch, by the use of its waves.
         self._sizes_of: dict[tuple[WaveUse, bool, bool, torch.Size], int] = {}
         #: Called after the last border view of a sweep has been processed, as other ranks wait for the sums.
@@ -86,7 +86,11 @@ class ViewLoader:
     def coarse(self, setup: Setup, c: int) -> ViewLoader:
         """Return the loader of the inner 1/c of the detector."""
         made = copy(self)
-        made.setup, made.local_views, made._sizes_of = setup, LocalViewIndex(setup.layout, setup.real), {}
+        made.setup, made.local_views, made._sizes_of = (
+            setup,
+            LocalViewIndex(setup.layout, setup.real, setup.settings),
+            {},
+        )
         made.patterns, made.mask = self.patterns.cropped(c), corner_crop(self.mask, c)
         made.scan = self.scan / c
         return made
@@ -152,7 +156,7 @@ class ViewLoader:
         own = self.local_views.of(estimate, views)
         whole = self.integer_positions(estimate, views)
         size = self._size(estimate, waves, steps, whole)
-        border, sizes = own.border, self._sizes(len(own.views), own.border, size)
+        border, sizes = own.border, self._sizes(own.views, own.border, size)
         self.largest = max(sizes, default=1)
         cache = BatchCache()
         pieces = [own.values] if len(sizes) == 1 else [*zip(*(v.split(sizes) for v in own.values), strict=True)]
@@ -169,10 +173,15 @@ class ViewLoader:
                 self.border_swept()
             row, anchors, fractions, weights = of_views
             fixed = (counts, self.mask, estimate.background, whole, cache, places, done < border)
-            values = self._values(estimate, some, fractions)
+            values, setting = self._values(estimate, some, fractions), self._setting(own.views, done)
             done += some.shape[0]
             self.setup.world.heartbeat.moves += 1
-            yield Chunk(some, row, anchors, fractions, weights, *fixed, values, other)
+            yield Chunk(some, row, anchors, fractions, weights, *fixed, values, other, setting)
+
+    def _setting(self, views: np.ndarray, first: int) -> int:
+        """Return the setting of a chunk that begins with the view at this index of a rank's views."""
+        settings = self.setup.settings
+        return 0 if settings is None or first >= len(views) else int(settings[views[first]])
 
     def _values(self, estimate: Estimate, views: Tensor, fractions: Tensor) -> dict[str, Tensor]:
         """Return the unknowns of the model's pieces, the rows of these views or all of a shared one, with the views.
@@ -200,13 +209,14 @@ class ViewLoader:
 
     def _view_bytes(self, estimate: Estimate, waves: WaveUse, steps: bool, whole: bool) -> int:
         """Return the bytes of a view that count against CHUNK_BYTES."""
-        used = estimate.probe.numel() * estimate.probe.element_size()
+        probe = estimate.probes[0]
+        used = probe.numel() * probe.element_size()
         if waves == "used":
             return used
         # Patterns that are fetched come chunk by chunk; small chunks let reading and computing overlap.
-        read = used // len(estimate.probe) if self.patterns.fetched else self.patterns.frame_bytes // KEPT_CHUNKS
+        read = used // len(probe) if self.patterns.fetched else self.patterns.frame_bytes // KEPT_CHUNKS
         written = used // KEPT_CHUNKS if waves == "kept" else 0
-        swept = self.setup.backend.sweep_bytes(self.setup.model, estimate.probe, steps, whole)
+        swept = self.setup.backend.sweep_bytes(self.setup.model, probe, steps, whole)
         return max(swept, read, written)
 
     def _size(self, estimate: Estimate, waves: WaveUse, steps: bool, whole: bool) -> int:
@@ -218,18 +228,26 @@ class ViewLoader:
             size = self._sizes_of[case] = max(1, memory // self._view_bytes(estimate, waves, steps, whole))
         return min(size, self.chunk_limit or size)
 
-    @staticmethod
-    def _sizes(count: int, border: int, size: int) -> list[int]:
+    def _sizes(self, views: np.ndarray, border: int, size: int) -> list[int]:
         """Return the sizes of chunks of at most `size` views.
 
-        Border views come first, and none of the chunks holds both border views and others.
+        Border views come first. None of the chunks holds both border views and others, or views of two settings.
+
+        Args:
+            views: (n,) this rank's views, in the order in which they are swept.
+            border: number of border views.
+            size: largest number of views.
         """
-        return [min(size, n - at) for n in (border, count - border) for at in range(0, n, size)]
+        count, settings = len(views), self.setup.settings
+        cuts = [0, border, count]
+        if settings is not None:
+            cuts = sorted({*cuts, *(np.flatnonzero(np.diff(settings[views])) + 1).tolist()})
+        return [min(size, end - at) for start, end in pairwise(cuts) for at in range(start, end, size)]
 
     def _fetched(self, mine: np.ndarray, sizes: list[int], size: int) -> Iterator[tuple[Tensor, Tensor | None]]:
         """Yield the patterns of these views of this rank, a chunk at a time, while those of the next batch are read."""
         local, coming = self.setup.layout.local, self.local_views.in_sweep_order(self.coming)
-        later = self._sizes(len(coming), self.local_views.bordering(coming), size)
+        later = self._sizes(coming, self.local_views.bordering(coming), size)
         return self.patterns.pieces(local(mine), sizes, local(coming), later)
 
     def halve_chunks(self) -> bool:

@@ -48,10 +48,11 @@ class LocalViewIndex:
     Args:
         layout: which rank owns which views and pixels.
         real: dtype of fractions.
+        settings: (N,) int64, views of one setting are swept together; None if all are of one.
     """
 
-    def __init__(self, layout: Replicated | Tiled, real: torch.dtype) -> None:
-        self.layout, self.real = layout, real
+    def __init__(self, layout: Replicated | Tiled, real: torch.dtype, settings: np.ndarray | None = None) -> None:
+        self.layout, self.real, self.settings = layout, real, settings
         #: Positions of windows at the start of the epoch, and the weights then.
         self._anchors: AnchorCache | None = None
         self._weights: tuple[Tensor, int] | None = None
@@ -98,14 +99,17 @@ class LocalViewIndex:
 
     def in_sweep_order(self, views: np.ndarray) -> np.ndarray:
         """Return those of these views that this rank owns, in the order in which they are swept."""
-        return self.layout.local_views(views) if self._border is None else views[self.places(views)]
+        in_order = self._border is None and self.settings is None
+        return self.layout.local_views(views) if in_order else views[self.places(views)]
 
     def places(self, views: np.ndarray) -> np.ndarray:
         """Return the indices of this rank's own among these views, in the order in which they are swept.
 
-        Border views come first.
+        Border views come first, and among each kind those of one setting after those of another.
         """
         own = np.flatnonzero(self.layout.owner[views] == self.layout.world.rank)
+        if self.settings is not None:
+            own = own[np.argsort(self.settings[views[own]], kind="stable")]
         return own if self._border is None else own[np.argsort(~self._border[views[own]], kind="stable")]
 
     def bordering(self, mine: np.ndarray) -> int:

@@ -46,6 +46,7 @@ class Problem:
         dtype: complex64 or complex128.
         memory: limits of memory and disk for the patterns.
         halves: True if waves that are kept between sweeps are in half precision.
+        own_probes: True if each scan of the measurement has a probe of its own.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Problem:
         dtype: torch.dtype,
         memory: MemoryBudget | None = None,
         halves: bool = False,
+        own_probes: bool = False,
     ) -> None:
         device, window = layout.world.device, measurement.window
         # Read before kernels are requested, so that a thread may compile them meanwhile.
@@ -63,6 +65,10 @@ class Problem:
         # The kernels of this device, or torch's reference.
         backend = kernel_backend(device, dtype)
         setup = Setup(model, measurement.geometry, layout, backend, dtype, window, halves)
+        #: Number of probes, that of the scans where each has its own.
+        self.probe_count = measurement.scans if own_probes else 1
+        if own_probes:
+            setup.settings = measurement.scan_index
         self.views = measurement.views
         #: (N, 2) positions as in the file; batches are drawn by these, even if positions move later.
         self.scan = measurement.positions

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import partial
 
+import numpy as np
 import torch
 
 from ptymesh.distributed.devices import KINDS, sent
@@ -29,6 +30,7 @@ class Setup:
         dtype: complex64 or complex128.
         window: (h, w).
         halves: True if waves that are kept between sweeps are in half precision.
+        settings: (N,) int64, index of the probe that each view has, where scans have probes of their own; else None.
     """
 
     model: Model
@@ -38,6 +40,7 @@ class Setup:
     dtype: torch.dtype
     window: tuple[int, int]
     halves: bool = False
+    settings: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         self.world, self.device, self.real = self.layout.world, self.layout.world.device, self.dtype.to_real()

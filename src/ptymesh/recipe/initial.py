@@ -10,7 +10,7 @@ the object pixel at which the scan's own coordinates have their zero.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -60,7 +60,8 @@ def initial_estimate(
 
     Args:
         measurement: the scan; only its positions, geometry, mask, background, intensity and probe are used.
-        mean_pattern: (h, w) over all views of all ranks, laid out as the patterns; masked pixels are ignored.
+        mean_pattern: (h, w) over all views of all ranks, laid out as the patterns; masked pixels are ignored. Where
+            each scan has a probe of its own, (S, h, w), over the views of each.
         object: the recipe's `object`.
         probe: the recipe's `probe`.
         precision: of the tensors; positions are float64 always.
@@ -88,7 +89,9 @@ def initial_estimate(
     weights = np.ones(measurement.views) if measurement.intensity is None else np.sqrt(measurement.intensity)
     real = torch.zeros((), dtype=dtype).real.dtype
     background = np.zeros(geometry.shape) if measurement.background is None else measurement.background
-    first = _initial_probe(measurement, mean_pattern, object, probe, seed).to(device, dtype)
+    own = probe.scans == "own"
+    made_of = _initial_probes if own else _initial_probe
+    first = made_of(measurement, mean_pattern, object, probe, seed).to(device, dtype)
     shares = np.zeros((measurement.views, probe.opr_modes))
     anchors = torch.floor(positions + 0.5).to(torch.int64)
     zero = (float(origin[0]), float(origin[1]))
@@ -108,6 +111,7 @@ def initial_estimate(
         parameters=probe.start.parameters(),
         corner=part.corner,
         extent=sides,
+        probe_count=measurement.scans if own else 1,
         scan_index=None if measurement.scan_index is None else torch.from_numpy(measurement.scan_index).to(device),
     )
     for one in optics:
@@ -269,6 +273,28 @@ def _initial_probe(
         return found
     counts = mean_pattern if measurement.background is None else mean_pattern - measurement.background
     return probes.rescaled(found, float(counts[measurement.mask].sum()))
+
+
+def _initial_probes(
+    measurement: Measurement, mean_patterns: np.ndarray, object: ObjectOptions, options: ProbeOptions, seed: int
+) -> torch.Tensor:
+    """Return the probe of each scan, (S M, h, w) complex128.
+
+    Raises:
+        BadInput: starts of two scans have different numbers of modes.
+    """
+    found = []
+    for scan, mean in enumerate(mean_patterns):
+        of_scan = replace(measurement, probe=measurement.scan_probes[scan])
+        made = _initial_probe(of_scan, mean, object, options, seed)
+        if measurement.intensity is not None and measurement.scan_index is not None:
+            # the scan's own intensities are those of its views already
+            made = made / float(measurement.intensity[measurement.scan_index == scan].mean()) ** 0.5
+        found.append(made)
+    if len({len(made) for made in found}) > 1:
+        modes = ", ".join(str(len(made)) for made in found)
+        raise BadInput(f"The starts of the scans' probes have {modes} modes; give probe.modes, which all then have.")
+    return torch.cat(found)
 
 
 def _make_start(start: ProbeStart, measurement: Measurement, mean_pattern: np.ndarray) -> torch.Tensor:

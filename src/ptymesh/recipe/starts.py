@@ -312,6 +312,7 @@ class ProbeOptions(FrozenOptions):
         mode_powers: M fractions of the total power, with sum 1; default 2 % for each mode that was made.
         opr_modes: K variable-probe (OPR) modes, of which each view has its own share; they start as Hermite-like
             modes of the first, shares at 0.
+        scans: whether several scans share the probe, or each has its own, of so many modes.
         start: where the probe comes from. It is rescaled to the counts of the mean pattern, except when object and
             probe come from the same result.
     """
@@ -319,4 +320,5 @@ class ProbeOptions(FrozenOptions):
     modes: int | None = Field(None, ge=1, le=MOST_MODES)
     mode_powers: tuple[Positive, ...] | None = None
     opr_modes: int = Field(0, ge=0, le=20)
+    scans: Literal["shared", "own"] = "shared"
     start: Annotated[SerializeAsAny[ProbeStart], BeforeValidator(_named)] = Field(default_factory=AutoStart)

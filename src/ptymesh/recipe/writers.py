@@ -61,10 +61,9 @@ def tiff_files(result: Result, folder: Path, prefix: str = "") -> list[Path]:
         PtymeshError: the disk refuses.
     """
     from ptymesh import plot
-    from ptymesh.compare import illuminated, illumination
+    from ptymesh.compare import illuminated, illumination_of_result
 
-    height, width = result.object.shape[-2:]
-    light = illumination((height, width), result.probe, result.positions_px, result.weights)
+    light = illumination_of_result(result)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         region = illuminated(light, 0.05)

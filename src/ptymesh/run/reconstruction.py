@@ -45,7 +45,7 @@ from ptymesh.physics.model import Model, SliceStack, Subpixel
 from ptymesh.planning.layout_choice import ALONE, choose_layout
 from ptymesh.planning.plan import scan_of
 from ptymesh.problem import Problem
-from ptymesh.problem.counts import mean_pattern
+from ptymesh.problem.counts import mean_patterns
 from ptymesh.recipe.initial import frame, initial_estimate
 from ptymesh.recipe.magnitudes import refuse_spacing
 from ptymesh.recipe.python_arguments import Stage, memory_of, operators_of, options_of, scan_from, seed_of, stages_of
@@ -204,7 +204,9 @@ class Reconstruction(Displayed):
             device=self.world.device,
         )
         modes = (probe_options.modes or 1) + probe_options.opr_modes
-        asked, halves = layout, precision == "mixed"
+        asked, halves, own_probes = layout, precision == "mixed", probe_options.scans == "own"
+        if own_probes:
+            _refuse_own_probes(scan, object_options, probe_options, self.world)
 
         def owners_of(scan: Measurement) -> Replicated | Tiled:
             self.scan, layout = scan, asked
@@ -221,7 +223,7 @@ class Reconstruction(Displayed):
             return self._layout(layout, saved, planned)
 
         def read(source: Measurement, owners: Replicated | Tiled) -> Problem:
-            return self._everywhere(lambda: Problem(model, source, owners, dtype, memory, halves))
+            return self._everywhere(lambda: Problem(model, source, owners, dtype, memory, halves, own_probes))
 
         #: True if neighbouring views are of neighbouring places, in the order of one scan.
         related = self._related = "rpi" not in (optics or {}) and scan.scan_index is None
@@ -242,9 +244,9 @@ class Reconstruction(Displayed):
                 return
             source, gathered = watched(scan) if checking else (scan, None)
             self.problem = read(source, owners)
-            mean = mean_pattern(self.problem)
+            means = mean_patterns(self.problem)
             if gathered is not None:
-                found = check_after_reading(scan, gathered, mean, self.world, related=related)
+                found = check_after_reading(scan, gathered, means[0], self.world, related=related)
                 self.findings += found.sentences
                 if found.changes:
                     self.close()
@@ -252,14 +254,14 @@ class Reconstruction(Displayed):
                     scan = apply_findings(scan, found)
                     owners = owners_of(scan)
                     self.problem = read(scan, owners)
-                    mean = mean_pattern(self.problem)
+                    means = mean_patterns(self.problem)
             for sentence in self.findings if self.world.rank == 0 else ():
                 say(sentence)
             with one_thread():  # large sums and decompositions depend on the number of threads
                 estimate = self._everywhere(
                     lambda: initial_estimate(
                         scan,
-                        mean,
+                        means if own_probes else means[0],
                         object=object_options,
                         probe=probe_options,
                         precision=precision,
@@ -459,7 +461,7 @@ class Reconstruction(Displayed):
 
     @property
     def probe(self) -> np.ndarray:
-        """Probe modes as they are now, (M, h, w) complex."""
+        """Probe modes as they are now, (M, h, w) complex; of S scans with probes of their own, (S M, h, w)."""
         return self._to_host(self.state.estimate.probe)
 
     def _to_host(self, tensor: torch.Tensor) -> np.ndarray:
@@ -587,7 +589,7 @@ class Reconstruction(Displayed):
         history = self._history()
         return Result(
             object=obj,
-            probe=self.probe,
+            probe=self._to_host(estimate.probes[0]),
             positions_px=positions,
             positions_m=None if pixel is None else (positions - np.asarray(estimate.origin)) * np.asarray(pixel),
             pixel_size_m=pixel,
@@ -638,7 +640,13 @@ class Reconstruction(Displayed):
             weights=estimate.weights.cpu().numpy() if bool((estimate.weights != 1).any()) else None,
             opr=estimate.opr.cpu().numpy() if len(estimate.opr) else None,
             scan_index=scan.scan_index,
+            scan_probes=self._own_probes(),
         )
+
+    def _own_probes(self) -> np.ndarray | None:
+        """Return the probe of each scan, (S, M, h, w) complex; None where all share one."""
+        estimate = self.state.estimate
+        return None if estimate.probe_count == 1 else np.stack([self._to_host(one) for one in estimate.probes])
 
     def _history(self) -> dict[str, np.ndarray]:
         """Return the history without changes of what was never moved, and without rates where no scheduler acted."""
@@ -670,6 +678,19 @@ class Reconstruction(Displayed):
         if world().rank:
             figure.savefig = lambda *_, **__: None  # type: ignore[method-assign]
         return figure
+
+
+def _refuse_own_probes(scan: Measurement, obj: ObjectOptions, probe: ProbeOptions, world: World) -> None:
+    """Raise BadInput where scans cannot have probes of their own."""
+    remedy = "use probe.scans: shared"
+    if scan.scan_index is None:
+        raise BadInput(f"probe.scans is own, and there is a single scan; give several, or {remedy}.")
+    if probe.opr_modes:
+        raise BadInput(f"probe.opr_modes are of a single probe, and each scan has its own; remove them, or {remedy}.")
+    if probe.start.kind == "result" or obj.from_result:
+        raise BadInput(f"An earlier result is no start of a probe for each scan; use another start, or {remedy}.")
+    if world.device.type != "cpu":
+        raise BadInput(f"Probes of each scan's own are for CPUs (--device cpu); run there, or {remedy}.")
 
 
 def reconstruct(

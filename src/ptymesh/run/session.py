@@ -352,7 +352,7 @@ def _describe_run(recipe: Recipe, recon: Reconstruction, out: Path, resumed: boo
         views=scan.views,
         window=scan.window,
         object_shape=(len(estimate.object), height, width),
-        modes=len(estimate.probe),
+        modes=len(estimate.probes[0]),
         ranks=recon.world.size,
         device=str(recon.world.device),
         precision=recipe.precision,

@@ -160,6 +160,7 @@ class RunState:
             origin=run.origin,
             corner=part.corner,
             extent=run.extent,
+            probe_count=problem.probe_count,
             scan_index=None if problem.scan_index is None else torch.from_numpy(problem.scan_index).to(device),
         )
         own = problem.layout.own
@@ -211,6 +212,11 @@ def _check_arrays(saved: checkpoint.Checkpoint, run: Counters, problem: Problem)
         )
     height, width = window
     shared = saved.shared
+    if len(shared["probe"]) % problem.probe_count:
+        raise BadInput(
+            f"The checkpoint has {len(shared['probe'])} probe modes, which {problem.probe_count} scans cannot share "
+            "equally; go on with the recipe of the run (probe.scans)."
+        )
     opr = len(shared["opr"])
     shapes = {
         "probe": (*shared["probe"].shape[:1], height, width),

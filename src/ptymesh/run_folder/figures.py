@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from ptymesh import plot
-from ptymesh.compare import illumination
+from ptymesh.compare import illumination_of_result
 from ptymesh.errors import PtymeshError
 from ptymesh.files import writing
 from ptymesh.io.results import Result
@@ -49,8 +49,7 @@ def write_figures(
         BadInput: the folder cannot be written to, or a name is taken by what is no file.
         PtymeshError: the disk refuses.
     """
-    height, width = result.object.shape[-2:]
-    light = illumination((height, width), result.probe, result.positions_px, result.weights)
+    light = illumination_of_result(result)
 
     paths = []
     with writing(folder):
@@ -141,6 +140,8 @@ def _named_figures(result: Result, light: np.ndarray, patterns: PatternPairs | N
     centres = result.positions_px + (np.array(result.probe.shape[-2:]) - 1) / 2
     yield "coverage", lambda: plot.coverage_figure(light, centres, pixel)
     yield "probe", lambda: plot.probe_figure(result.probe, pixel)
+    for number, modes in enumerate(() if result.scan_probes is None else result.scan_probes):
+        yield f"probe_of_scan_{number}", partial(plot.probe_figure, modes, pixel)
     yield "positions", lambda: plot.positions_figure(result.positions_px, result.nominal_px, pixel)
     for name, images in result.unknowns.items():
         if np.iscomplexobj(images) and images.ndim == 3:  # images of every view

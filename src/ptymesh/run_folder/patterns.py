@@ -6,7 +6,7 @@ h, w    window pixels
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -121,6 +121,13 @@ def modelled(model: Model, result: Result, views: np.ndarray, scan: Measurement 
     Returns:
         (B, h, w) float64, counts.
     """
+    if result.scan_probes is not None and result.scan_index is not None:
+        scans, found = result.scan_index[views], np.empty((len(views), *result.probe.shape[-2:]))
+        for number, probe in enumerate(result.scan_probes):
+            of_scan = replace(result, probe=probe, scan_probes=None)
+            if (scans == number).any():
+                found[scans == number] = modelled(model, of_scan, views[scans == number], scan)
+        return found
     positions = result.positions_px[views]
     anchors = np.floor(positions + 0.5)
     real = result.probe.real.dtype

@@ -98,7 +98,9 @@ def count_fitted(problem: Problem, estimate: Estimate, moved: Collection[str], *
         pixels = float(problem.layout.totals(estimate, lit.to(torch.float64))[0])
         count += round(pixels) * len(estimate.object) * (1 if phase_only else 2)
     if "probe" in moved:
-        count += 2 * _lit_pixels(estimate.probe, views) - modes**2  # unitary mixtures of modes change nothing
+        own = estimate.probe_count
+        # unitary mixtures of modes change nothing
+        count += 2 * _lit_pixels(estimate.probe, views) - own * (modes // own) ** 2
     if "opr" in moved:
         count += 2 * _lit_pixels(estimate.opr, views)
     if "positions_px" in moved:

@@ -35,6 +35,9 @@ class Constraint(Schedule):
     after: ClassVar[str | None] = None
     #: True if it leaves a frozen probe unchanged, as it is a statement about the probe alone.
     of_moving_probe: ClassVar[bool] = False
+    #: False if it is a statement about a single probe, which makes no sense where each scan has its own. One that
+    #: leaves a frozen probe unchanged is applied to each of them.
+    for_own_probes: ClassVar[bool] = True
 
     def check(self, problem: Problem) -> None:
         """Check that the options make sense for a problem, before any work.

@@ -15,7 +15,11 @@ from ptymesh.problem import Problem
 
 
 class Centre(Constraint):
-    """Gauge with the probe's centre of mass in the middle of the window; positions follow."""
+    """Gauge with the probe's centre of mass in the middle of the window; positions follow.
+
+    Where each scan has a probe of its own, each is moved by itself, and the positions of its scan follow: a shift of
+    that scan's probe and one of its positions cannot be told apart in the far field otherwise.
+    """
 
     def apply(self, problem: Problem, estimate: Estimate, engine: EngineMemory) -> None:
         """Move the probe to the middle of the window; stored waves follow.
@@ -29,28 +33,44 @@ class Centre(Constraint):
 
 
 def centre(estimate: Estimate, *, whole: bool = False) -> Tensor:
-    """Move the centre of mass of sum |P|^2 to (h//2, w//2), by a shift T_d of the probe and of all positions by -d.
+    """Move the centre of mass of sum |P|^2 to (h//2, w//2), by a shift T_d of the probe and of its positions by -d.
 
-    The object stays: P(r - d) O(r + p - d) is the old exit wave moved by d, whose far-field intensity is the same.
+    The object stays: P(r - d) O(r + p - d) is the old exit wave moved by d, whose far-field intensity is the same. The
+    shifts that are refined of whole scans (`models.scan_shift`) change with the positions of these scans.
 
     Args:
         estimate: the unknowns, changed in place.
         whole: True to move by whole pixels, for a model in which fractions do not act; anchors move by -d then.
 
     Returns:
-        d (2,) in pixels, y x.
+        d (2,) in pixels, y x, of the first probe.
     """
-    intensity = (estimate.probe.abs() ** 2).sum(0).to(torch.float64)
+    moves = torch.stack([_to_middle(probe) for probe in estimate.probes])
+    if whole:
+        moves = moves.round()
+    by_view = moves[0] if estimate.probe_count == 1 else moves[estimate.scan_index]
+    if whole:
+        estimate.anchors -= by_view.to(estimate.anchors.dtype)
+    for probe, move in zip(estimate.probes, moves, strict=True):
+        probe.copy_(shift(probe, move[None].to(probe.real.dtype))[0])
+    estimate.positions -= by_view
+    estimate.nominal -= by_view
+    y, x = moves[0].tolist()
+    estimate.origin = (estimate.origin[0] - y, estimate.origin[1] - x)
+    numbers = estimate.parameters.get("scan_shift", {})
+    for scan, apart in enumerate((moves - moves[0]).tolist()):
+        for axis, change in zip("yx", apart, strict=True):
+            if f"{axis}{scan}" in numbers:
+                numbers[f"{axis}{scan}"] -= change
+    return moves[0]
+
+
+def _to_middle(probe: Tensor) -> Tensor:
+    """Return d (2,) float64, by which the centre of mass of a probe (M, h, w) is away from the middle of its window."""
+    intensity = (probe.abs() ** 2).sum(0).to(torch.float64)
     total = total_of(intensity)
     d = []
     for axis, n in enumerate(intensity.shape):
         r = torch.arange(n, dtype=torch.float64, device=intensity.device)
         d.append(n // 2 - total_of(intensity * (r if axis else r[:, None])) / total)
-    move = torch.stack(d).round() if whole else torch.stack(d)
-    if whole:
-        estimate.anchors -= move.to(estimate.anchors.dtype)
-    estimate.probe.copy_(shift(estimate.probe, move[None].to(estimate.probe.real.dtype))[0])
-    estimate.positions -= move
-    estimate.nominal -= move
-    estimate.origin = (estimate.origin[0] - float(move[0]), estimate.origin[1] - float(move[1]))
-    return move
+    return torch.stack(d)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -32,6 +33,8 @@ class Scale(Constraint):
 
 class Power(Constraint):
     """Gauge that holds sum |P|^2 at `counts` (default: its value when first applied); the object takes the inverse."""
+
+    for_own_probes: ClassVar[bool] = False
 
     counts: float | None = Field(None, gt=0)
 
