@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -171,3 +172,31 @@ def test_modes_of_each_probe_are_orthogonal_by_themselves(both: TwoScans) -> Non
         assert abs(products[0, 1]) < 1e-3 * products[0, 0].real
     across = np.vdot(result.scan_probes[0, 0], result.scan_probes[1, 0])
     assert abs(across) > 1e-2 * np.linalg.norm(result.scan_probes[0, 0]) * np.linalg.norm(result.scan_probes[1, 0])
+
+
+@pytest.mark.parametrize(
+    ("stage", "options"),
+    [
+        (pm.RPIE(epochs=3, batch=20, positions=True, probe={"intensity": True}), {}),
+        (pm.EPIE(epochs=3, batch=20, coarsen=2), {}),
+        (pm.MPIE(epochs=3, batch=20, object={"scale": True, "ramp": True}, probe={"support": True}), {}),
+        (pm.Adam(epochs=4, batch=20, fidelity="poisson", unknowns={"background": True}), {"subpixel": "bilinear"}),
+        (pm.SGD(epochs=3, batch=20), {"object": {"slices": 2, "slice_spacing_m": 1e-6}}),
+    ],
+)
+def test_options_of_a_stage_go_with_probes_of_scans(both: TwoScans, stage: Any, options: dict[str, Any]) -> None:
+    recon = pm.Reconstruction(both.scans, probe=OWN, device="cpu", seed=1, **options)
+    begun = recon.state.estimate.probe.clone()
+    residuals = [report.residual for report in recon.run(stage)]
+    assert residuals[-1] < 0.95 * residuals[0]
+    first, second = (recon.state.estimate.probe - begun).abs().amax((1, 2))
+    assert float(first) > 0 and float(second) > 0
+
+
+def test_three_scans_have_three_probes_and_two_shifts(both: TwoScans) -> None:
+    left, right = both.scans
+    third = replace(right, name="third", positions=right.positions + np.array([0.4, -0.3]))
+    engine = pm.RPIE(epochs=3, batch=20, models={"scan_shift": {"scans": 3}})
+    result = pm.reconstruct([left, right, third], engine, probe=OWN, seed=1)
+    assert set(result.parameters["scan_shift"]) == {"y1", "x1", "y2", "x2"}
+    assert result.scan_probes is not None and len(result.scan_probes) == 3

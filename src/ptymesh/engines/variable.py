@@ -55,7 +55,7 @@ def after_batch(given: ProbeConstraints, problem: Problem, batch: Batch, estimat
             estimate.weights[views, 0] = moved.clamp(min=0)
         if given.opr and given.opr.active(epoch):
             estimate.weights[views, 1:] += given.opr.gain * steps[:, 1:]
-    if given.opr and given.opr.active(epoch) and sums is not None:
+    if given.opr and given.opr.active(epoch) and sums is not None and len(estimate.opr):
         weight = sums.opr_weight + FLOOR * sums.probe_weight
         top = weight.amax((-2, -1), keepdim=True) + torch.finfo(weight.dtype).tiny
         estimate.opr += given.opr.gain * sums.opr / (0.5 * weight + 0.5 * top)
