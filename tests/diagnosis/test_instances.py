@@ -8,8 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ptymesh.diagnosis import CAUSES
+from ptymesh import RPIE, load, reconstruct
+from ptymesh.diagnosis import CAUSES, ResultView
+from ptymesh.diagnosis.remedies import UsableRemedy
 from ptymesh.diagnosis.report import first_cause, report
+from ptymesh.diagnosis.trials import Trials
+from ptymesh.recipe.schema import Recipe
+from ptymesh.run.simulate_file import write
+from ptymesh.simulate import checked
 
 sys.path.insert(0, str(Path(__file__).parent))
 import instances
@@ -67,6 +73,18 @@ def test_trial_of_a_remedy_that_helps_is_told_and_one_that_is_set_is_not_named()
     assert found.tried.startswith("tried: held-out residual ")
     without, with_remedy = (float(word) for word in found.tried.split()[3:6:2])
     assert with_remedy < 0.9 * without
+
+
+def test_trial_of_a_remedy_reads_the_file_again_where_that_is_what_it_changes(tmp_path: Path) -> None:
+    """Patterns that are transposed in the file: the axes of the detector turned are tried by reading it so."""
+    path, _ = write(checked(views=60, window=32, overlap=0.75, photons_per_view=1e5), tmp_path / "scan.cxi")
+    scan = load(path, transpose=True)
+    result = reconstruct(scan, RPIE(epochs=8, batch=10))
+    result.recipe = Recipe.parse({"data": {"path": str(path), "transpose": True}}).to_yaml()
+    trial = Trials(ResultView(result, scan), 60).run(
+        UsableRemedy("", ("data.transpose=false",), Recipe.parse({"data": {"path": str(path)}}))
+    )
+    assert trial is not None and trial.with_remedy < 0.9 * trial.without
 
 
 def test_positions_that_lag_are_said_to_lag_by_their_frames() -> None:

@@ -144,6 +144,26 @@ def test_states_at_their_thresholds(times: float, static: float, fall: float, st
     assert ("still falling" in str(found)) == (state == "poor" and fall > 0)
 
 
+@pytest.mark.parametrize(
+    ("epochs", "fall", "rate", "state"),
+    [
+        (100, 0.0, 1.0, "poor"),
+        (100, 0.004, 1.0, "good"),  # on its way
+        (10, 0.0, 1.0, "good"),  # too early to tell
+        (100, 0.0, 0.01, "good"),  # a schedule has stopped it
+    ],
+)
+def test_what_is_left_counts_for_more_where_the_residual_falls_no_longer(
+    epochs: int, fall: float, rate: float, state: str
+) -> None:
+    """15 % of what the views tell, as of patterns that wander."""
+    residual = (1 - fall) ** np.arange(epochs)
+    history = {"stage": np.zeros(epochs), "residual": residual, "rate": np.linspace(1.0, rate, epochs)}
+    found = judge(0.0, NoiseFloor(0.0, 0.0, 1e6), 2000, made_up(np.full(100, 5.8)), history)
+    assert found.state == state, found
+    assert ("falls no longer" in str(found)) == (state == "poor")
+
+
 def test_one_view_in_a_hundred_is_named_and_two_are_poor() -> None:
     misfits = np.ones(100)
     misfits[17] = 40

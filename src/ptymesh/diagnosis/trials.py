@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -93,7 +94,9 @@ class Trials:
         assert scan is not None
         if changed.data == recipe.data and changed.positions == recipe.positions:
             return scan
-        options: DataOptions = changed.data.model_copy(update={"path": scan.path or changed.data.path})
+        options: DataOptions = changed.data.model_copy(
+            update={"path": Path(scan.path) if scan.path else changed.data.path}
+        )
         return load_measurement(options, changed.positions)
 
     def _central_views(self) -> np.ndarray:

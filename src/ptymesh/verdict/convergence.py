@@ -31,6 +31,8 @@ AT_NOISE = 1.02
 SMALL = 0.2
 #: Longest stretch of the curve over which a slope is taken.
 STRETCH = 15
+#: Epochs of a stage from which on a flat curve says that its model comes no further.
+SETTLED = 20
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,18 @@ def judge_convergence(history: Mapping[str, np.ndarray], noise: float | None = N
         or _at_rest(curve, rate)
         or _better(curve, name)
     )
+
+
+def has_settled(history: Mapping[str, np.ndarray]) -> bool:
+    """Return True if the residual lies flat at the end of a long last stage, whose steps no schedule has made small.
+
+    Args:
+        history: columns `stage` and `residual`, and `rate` where there is one; one value per epoch.
+    """
+    residual, _, rate = _last_stage(history)
+    if len(residual) < SETTLED or not (np.isfinite(residual).all() and (residual > 0).all()):
+        return False
+    return _at_rest(residual, rate) is None and abs(_now(residual)[1]) < SLOW
 
 
 class Curve:

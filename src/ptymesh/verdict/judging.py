@@ -16,6 +16,9 @@ that of the right model on the same data:
     wrong views or brightness   single views above 2.5 times the median of m / f; at most 1.8 times in right models
     wrong pixels                0.7 of the excess on 3 % of the detector; in right models at most 0.7 on 2 %
     fog                         u = 0.68 to 0.82, as a fit follows part of what it cannot explain
+    wrong, and at its end       t = 2.6, u = 0.15: patterns that wander, and 100 epochs that changed nothing any more
+
+The last is why u counts for more where the residual falls no longer: no right model that is so far ends above t = 1.35.
 
 What a fit hides is asked of signs.py: any sign makes a result poor. Of 20 right models and as many faults (level 3 of
 benchmarks/fog.py) the median over views of what a move takes off the misfit was
@@ -36,6 +39,7 @@ from typing import Literal
 
 import numpy as np
 
+from ptymesh.verdict.convergence import has_settled
 from ptymesh.verdict.floor import NoiseFloor
 from ptymesh.verdict.misfits import COUNTS, EXPECTED, MISFIT, VARIANCE, Misfits
 from ptymesh.verdict.signs import Sign
@@ -47,6 +51,8 @@ STATES: tuple[State, ...] = ("good", "poor", "failed", "unknown")
 MOST_TIMES, STANDARD_ERRORS = 1.35, 5.0
 #: u above which a picture is poor. The Siemens star with one mode of its three, a good picture, has t = 2 and u = 0.11.
 POOR_SHARE = 0.2
+#: u above which a picture is poor whose residual falls no longer.
+SETTLED_SHARE = 0.1
 #: Fall of the residual in an epoch, as a fraction, above which more epochs are worth a word; over so many epochs.
 FALLING, LAST_EPOCHS = 0.015, 3
 #: u above which, without views that stand out, nothing but a fog is there.
@@ -165,8 +171,11 @@ def _by_misfits(
         return Verdict(
             "failed", f"{fog}, and {factor_in_words(times)} times what counting leaves", residual, bound, times
         )
-    if many_odd or (unexplained and share > POOR_SHARE):
+    settled = has_settled(history or {})
+    if many_odd or (unexplained and share > (SETTLED_SHARE if settled else POOR_SHARE)):
         more = "; it was still falling, so that more epochs may help" if falling else ""
+        if settled and not odd:
+            more = f", which is {share:.0%} of what the views tell, and falls no longer"
         return Verdict("poor", f"{named}{more}", residual, bound, times, odd)
     if pixels and times > ODD_PIXELS_TIMES:
         return Verdict("poor", named, residual, bound, times)
