@@ -127,6 +127,24 @@ ptymesh inspect patterns.npy --set data.energy_eV=80e3 --set data.radiation=elec
   --set data.object_pixel_m=2e-11 --set positions.raster.step_m=5e-11
 ```
 
+A TIFF stack, or one image a file (in the order of the numbers in their names):
+
+```sh
+ptymesh inspect stack.tif --set data.frames.shape=[128,256] --set data.energy_eV=80e3 \\
+  --set data.radiation=electron --set data.object_pixel_m=2e-11 --set positions.raster.step_m=5e-11
+ptymesh inspect frame_0001.tif --set data.further='frame_*.tif' --set data.frames.shape=[128,256] \\
+  --set data.energy_eV=80e3 --set data.radiation=electron --set data.object_pixel_m=2e-11 \\
+  --set positions.raster.step_m=5e-11
+```
+
+A MATLAB file: fold_slice's `dp` says its axes and energy; of another array the order of its axes, as `size` says it:
+
+```sh
+ptymesh inspect sample_data_PrScO3.mat --set data.object_pixel_m=2e-11 --set positions.raster.step_m=4e-11
+ptymesh inspect scan.mat --set data.frames.axes=yxrc --set data.energy_eV=80e3 --set data.radiation=electron \\
+  --set data.object_pixel_m=2e-11 --set positions.raster.step_m=5e-11
+```
+
 A beamline's HDF5 with positions in a file of their own:
 
 ```sh

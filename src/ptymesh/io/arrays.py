@@ -210,7 +210,7 @@ def _tiff(path: Path, what: str) -> Iterator[Stored]:
         with TiffFile(path, _multifile=False, is_ome=False, is_mmstack=False, is_ndtiff=False) as file:
             found = file.series[0]
             shape, dtype = tuple(int(n) for n in found.shape), np.dtype(found.dtype)
-            _check_tiff(found, math.prod(shape) * dtype.itemsize, path.stat().st_size)
+            check_tiff(found, math.prod(shape) * dtype.itemsize, path.stat().st_size)
             yield Stored(shape, dtype, lambda: file.asarray(series=0))
     except PtymeshError:
         raise
@@ -223,8 +223,14 @@ def _tiff(path: Path, what: str) -> Iterator[Stored]:
         log.disabled = before
 
 
-def _check_tiff(series: Any, needed: int, size: int) -> None:
-    """Raise ValueError if the pages cannot hold what they declare: tifffile takes missing parts to be zero."""
+def check_tiff(series: Any, needed: int, size: int) -> None:
+    """Raise ValueError if the pages cannot hold what they declare: tifffile takes missing parts to be zero.
+
+    Args:
+        series: tifffile's images of a file.
+        needed: bytes of the images, once unpacked.
+        size: bytes of the file.
+    """
     if needed > most_of(size):
         raise ValueError(f"{size} bytes cannot hold {series.shape}")
     for page in series.pages:

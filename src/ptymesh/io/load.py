@@ -19,12 +19,14 @@ from ptymesh.io.formats import (
     empad,
     hyperspy,
     key_map,
+    matlab,
     merlin,
     nexus,
     npy_stack,
     pattern_pairs,
     ptypy,
     tia,
+    tiff_stack,
     tike,
     velox,
 )
@@ -76,8 +78,10 @@ _OWN: tuple[tuple[str, Reader], ...] = (
     ("beamlines", beamlines),
     ("hyperspy", hyperspy),
     ("abtem", abtem),
+    ("matlab", matlab),
     ("nexus", nexus),
     ("npy_stack", npy_stack),
+    ("tiff_stack", tiff_stack),
     ("merlin", merlin),
     ("blockfile", blockfile),
     ("tia", tia),
@@ -87,13 +91,6 @@ _OWN: tuple[tuple[str, Reader], ...] = (
 )
 for _name, _reader in _OWN:
     READERS.register(_name)(_reader)
-#: Formats that people have, by their first bytes, and what to do about them.
-KNOWN = {
-    b"II*\0": "a TIFF image",
-    b"MM\0*": "a TIFF image",
-    b"MATLAB 5": "a MATLAB file older than version 7.3",
-}
-REWRITE = "put patterns and positions into one file with numpy.savez or h5py, and name them in data.keys"
 IN_KEYS = "in data.keys, such as {patterns: NAME, positions: NAME}"
 
 
@@ -171,7 +168,4 @@ def _unknown(path: Path, shown: Path) -> str:
         return f"{shown} is a truncated or damaged npz; copy it again."
     if start.startswith(b"\x89HDF"):
         return f"{shown} is a truncated or damaged HDF5 file; copy it again."
-    for magic, name in KNOWN.items():
-        if start.startswith(magic):
-            return f"{shown} is {name}, which is not read; {REWRITE}."
     return f"{shown} is of no known format (it starts with {start!r}); `ptymesh plugins` lists the readers."
