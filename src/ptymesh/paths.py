@@ -10,6 +10,9 @@ from typing import Any
 from ptymesh.errors import BadInput
 from ptymesh.printable import printable
 
+#: Files that make a folder a zarr group or array.
+ZARR_VERSION_3, ZARR_GROUP_2, ZARR_ARRAY_2 = "zarr.json", ".zgroup", ".zarray"
+
 
 def usable(path: Any, said: str) -> Path:
     """Return a path with `~` expanded, which need not exist but which the system can follow.
@@ -96,3 +99,8 @@ def short(text: str, most: int = 120) -> str:
     """Return a path for a message: unprintable characters escaped, the middle of a long one left out."""
     shown = text if text.isprintable() else repr(text)
     return shown if len(shown) <= most else f"{shown[: most - 40]}...{shown[-37:]}"
+
+
+def is_zarr_folder(path: Path) -> bool:
+    """Return True for a folder that is a zarr group or array, of version 2 or 3."""
+    return any((path / name).is_file() for name in (ZARR_VERSION_3, ZARR_GROUP_2, ZARR_ARRAY_2))

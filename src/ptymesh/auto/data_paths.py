@@ -6,13 +6,14 @@ import re
 from pathlib import Path
 
 from ptymesh.io.samples import PREFIX
+from ptymesh.paths import is_zarr_folder
 
 #: First bytes of a file, by which text is told from data.
 HEAD = 4096
 
 
 def is_data(path: Path) -> bool:
-    """Return True if a path that may name a recipe is a data set: the name of a sample, or a file that is no text.
+    """Return True if a path that may name a recipe is data: a sample's name, a file that is no text, a zarr store.
 
     If nothing is there, the ending decides.
     """
@@ -21,6 +22,8 @@ def is_data(path: Path) -> bool:
     try:
         if not path.exists():
             return path.suffix.lower() not in ("", ".yaml", ".yml")
+        if path.is_dir():
+            return is_zarr_folder(path)
         if not path.is_file():  # reading a pipe would wait
             return False
         with path.open("rb") as file:

@@ -39,6 +39,7 @@ from ptymesh.io.scan import RawScan
 from ptymesh.io.series import files_of, join_scans
 from ptymesh.io.staging import is_npz, npz_members, unpacked
 from ptymesh.measurement import Measurement
+from ptymesh.paths import is_zarr_folder
 from ptymesh.registry import Registry
 
 
@@ -122,7 +123,7 @@ def open_scan(data: DataOptions) -> RawScan:
 def _open_file(data: DataOptions) -> RawScan:
     """Return the scan as one file stores it."""
     _check_file(data.path)
-    path = unpacked(data.path)
+    path = data.path if data.path.is_dir() else unpacked(data.path)
     if data.keys is not None:
         return key_map.read(path, data.keys, data)
     for name in READERS.names():
@@ -138,9 +139,11 @@ def _open_file(data: DataOptions) -> RawScan:
 
 
 def _check_file(path: Path) -> None:
-    """Raise BadInput if there is no regular file that can be read."""
+    """Raise BadInput if there is no regular file that can be read, nor a folder that is a zarr store."""
     if not path.exists():
         raise BadInput(f"There is no file {path}; check its path (data.path in a recipe).")
+    if path.is_dir() and is_zarr_folder(path):
+        return
     if not path.is_file():
         raise BadInput(f"{path} is {'a folder' if path.is_dir() else 'not a file'}; data.path must name a file.")
     if path.stat().st_size == 0:
@@ -153,6 +156,8 @@ def _check_file(path: Path) -> None:
 
 def _unknown(path: Path, shown: Path) -> str:
     """Return a sentence about a file that no reader knows; `shown`: its path for messages."""
+    if path.is_dir():
+        return f"{shown} is a zarr store, but of no layout that is known; save its patterns as one .npy, .h5 or .npz."
     if is_hdf5(path):
         with open_hdf5(path) as file:
             return (

@@ -12,7 +12,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, BinaryIO, cast
+from typing import IO, BinaryIO, Protocol, cast
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from ptymesh.io.cache import CacheEntry, Sink, get_or_make, safe_name
 from ptymesh.io.fingerprint import fingerprint
 from ptymesh.io.hdf5.reading import DAMAGE, first_line
 from ptymesh.io.npy import MOST_VALUES, Header, check_numbers, read_header, read_values
-from ptymesh.io.source import Hdf5Source, MappedSource, SlabSource
+from ptymesh.io.source import MappedSource, SlabSource
 
 #: Largest number of bytes that one packed byte may become. Deflate's limit is 1032, and Poisson counts of 0.003 per
 #: pixel in 32 bits, sparser than low-dose electron data, reach 890 in bz2; a bomb reaches a million.
@@ -118,7 +118,23 @@ def npz_source(path: Path, member: str, axes: str | None) -> MappedSource:
     return MappedSource(file, shape, dtype, axes, offset, header.fortran)
 
 
-def sliceable(source: Hdf5Source) -> SlabSource:
+class ChunkedSource(SlabSource, Protocol):
+    """Patterns in chunks, each of which is unpacked as a whole.
+
+    Attributes:
+        home: the file or folder that holds them.
+        label: their name among others there.
+        frames_per_chunk: number of views that one chunk spans.
+        huge_chunks: whether chunks are too large to be unpacked for a single view.
+    """
+
+    home: Path
+    label: str
+    frames_per_chunk: int
+    huge_chunks: bool
+
+
+def sliceable(source: ChunkedSource) -> SlabSource:
     """Return the source itself, or a staged copy if reading one view would unpack a chunk of a great many."""
     if not source.huge_chunks or 0 in source.shape:
         return source
@@ -136,10 +152,17 @@ def sliceable(source: Hdf5Source) -> SlabSource:
     needed = count * height * width * source.dtype.itemsize
     home = source.home  # a file that only links to it has a fingerprint of its own
     name = safe_name(fingerprint(home), source.label)
-    staged = get_or_make(CacheEntry(home, name, copy, most_of(home.stat().st_size), needed, remedy))
+    staged = get_or_make(CacheEntry(home, name, copy, most_of(_bytes_in(home)), needed, remedy))
     with staged.open("rb") as stream:
         found = read_header(stream, str(staged))
         return MappedSource(staged, found.shape, found.dtype, "nyx", stream.tell(), found.fortran)
+
+
+def _bytes_in(path: Path) -> int:
+    """Return the bytes of a file, or of all files in a folder."""
+    if path.is_file():
+        return path.stat().st_size
+    return sum(one.stat().st_size for one in path.rglob("*") if one.is_file())
 
 
 def is_npz(path: Path) -> bool:

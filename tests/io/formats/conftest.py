@@ -40,3 +40,33 @@ def samples(data_dir: Path) -> Path:
     if not folder.is_dir():
         pytest.skip(f"the files of instruments are not in {folder}")
     return folder
+
+
+@pytest.fixture
+def write_store() -> Callable[..., Path]:
+    """`write_store(path, (version, is a zip file, views of a chunk), arrays, attributes)`: a zarr store."""
+
+    def write(
+        path: Path,
+        kind: tuple[int, bool, int],
+        arrays: dict[str, np.ndarray],
+        attributes: dict[str, dict[str, Any]],
+        **options: Any,
+    ) -> Path:
+        """Write arrays and groups' attributes by their names."""
+        zarr = pytest.importorskip("zarr")
+        from zarr.storage import LocalStore, ZipStore
+
+        version, is_zip, along = kind
+        store = ZipStore(path, mode="w") if is_zip else LocalStore(path)
+        root = zarr.create_group(store, zarr_format=version, attributes=attributes.get("", {}))
+        for name, said in attributes.items():
+            if name:
+                root.create_group(name, attributes=said)
+        for name, array in arrays.items():
+            chunks = (1,) * (array.ndim - 3) + (along, *array.shape[-2:])
+            root.create_array(name, shape=array.shape, dtype=array.dtype, chunks=chunks, **options)[...] = array
+        store.close()
+        return path
+
+    return write

@@ -1,4 +1,7 @@
-"""abTEM's measurements before its version with zarr (.hdf5): `/array` with `/sampling` and `/units` of each axis.
+"""abTEM's measurements: zarr stores (folder, or .zip), and HDF5 before them, which say sampling and unit of each axis.
+
+Zarr: `array0`, and attributes `metadata0` (version 1.0.10 and later: axes, energy) or `kwargs0` (before). HDF5:
+`/array` with `/sampling` and `/units`.
 
 Axes are (x, y, kx, ky), of scan and detector alike; they are read as rows and columns in this order, so that the object
 is transposed against abTEM's figures, and nothing else changes.
@@ -6,7 +9,10 @@ is transposed against abTEM's figures, and nothing else changes.
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -15,6 +21,7 @@ from ptymesh.errors import BadInput
 from ptymesh.geometry import Pair, electron_wavelength_m
 from ptymesh.io.formats.about import About
 from ptymesh.io.formats.contents import is_hdf5_with
+from ptymesh.io.formats.zarr_store import ZarrSource, ZarrTree
 from ptymesh.io.hdf5.reading import Hdf5File, item_of, open_hdf5, read_dataset, text_of
 from ptymesh.io.options import DataOptions
 from ptymesh.io.quantities import holds_numbers
@@ -22,48 +29,125 @@ from ptymesh.io.rasters import raster_positions
 from ptymesh.io.scan import Optics, RawScan
 from ptymesh.io.source import Hdf5Source
 from ptymesh.io.staging import sliceable
-from ptymesh.io.units import length_m, object_pixel_m, uncalibrated_note
+from ptymesh.io.units import ELECTRON_EV, check_energy, length_m, object_pixel_m, uncalibrated_note
 
-NAME = "abTEM (HDF5)"
+NAME = "abTEM (zarr, HDF5)"
 ABOUT = About(
     instrument="abTEM",
-    reads="HDF5 of a simulated 4-D scan (`/array`, `/sampling`, `/units`)",
-    takes="scan step, detector pixel in angles or inverse lengths",
-    asks="energy (`data.energy_eV`); axes without units",
-    library="h5py (BSD)",
+    reads="a simulated 4-D scan in a zarr store (folder or zip; extra `zarr`) or HDF5",
+    takes="scan step, detector pixel in angles or inverse lengths; of zarr the energy, and where the zero frequency is",
+    asks="of HDF5 the energy (`data.energy_eV`); axes without units",
+    library="h5py (BSD); zarr (MIT)",
 )
 ARRAY, SAMPLING, UNITS = "/array", "/sampling", "/units"
+ZARR_ARRAY, PATTERNS = "array0", "DiffractionPatterns"
+#: Step and unit of an axis.
+Scale = tuple[float, str]
 
 
 def recognises(path: Path, data: DataOptions) -> bool:
-    """Return True for HDF5 with a 4-D array and what abTEM says of its axes."""
-    return is_hdf5_with(path, data, _is_scan)
+    """Return True for a zarr store or HDF5 with a 4-D array and what abTEM says of its axes."""
+    tree = ZarrTree.open(path)
+    return _axes_of_zarr(tree) is not None if tree is not None else is_hdf5_with(path, data, _is_scan)
 
 
 def read(path: Path, data: DataOptions) -> RawScan:
     """Return the scan of a measurement.
 
     Raises:
-        BadInput: it does not say sampling and unit of each of its axes.
+        BadInput: it does not say sampling and unit of each of its axes, or its energy cannot be.
     """
+    tree = ZarrTree.open(path)
+    if tree is not None:
+        axes = _axes_of_zarr(tree)
+        assert axes is not None
+        scan = _scan(path, data, ZarrSource(path, ZARR_ARRAY, "rcyx"), axes.scales, axes.energy_eV)
+        return replace(scan, centred=axes.centred)
     with open_hdf5(path, follow=data.follow) as file:
-        source = Hdf5Source(path, ARRAY, "rcyx", data.follow)
-        axes = _axes(file)
-        wavelength = data.wavelength_m or (electron_wavelength_m(data.energy_eV) if data.energy_eV else None)
-        pixel = object_pixel_m(source.shape[1:], axes[2:], wavelength)
-        notes = ["abTEM's first axis is x: the object is transposed against its figures."]
-        if pixel is None:
-            notes.append(uncalibrated_note(*axes[2]))
-        step = _step_m(axes[:2], notes)
-        raster = source.raster
-        return RawScan(
-            patterns=sliceable(source),
-            optics=Optics(radiation="electron", object_pixel_m=pixel),
-            positions=None if step is None or raster is None else raster_positions(raster, step),
-            raster=raster,
-            name=path.stem,
-            notes=tuple(notes),
-        )
+        return _scan(path, data, Hdf5Source(path, ARRAY, "rcyx", data.follow), _axes(file), None)
+
+
+def _scan(
+    path: Path, data: DataOptions, source: Hdf5Source | ZarrSource, axes: list[Scale], energy: float | None
+) -> RawScan:
+    """Return the scan of an array, given (step, unit) of its axes and the energy that the file says."""
+    if data.energy_eV is not None or data.wavelength_m is not None:
+        energy = None
+    elif energy is not None:
+        check_energy(energy, ELECTRON_EV, f"The energy in {path}", f"{energy:g} eV")
+    known = energy or data.energy_eV
+    wavelength = data.wavelength_m or (electron_wavelength_m(known) if known else None)
+    pixel = object_pixel_m(source.shape[1:], axes[2:], wavelength)
+    notes = ["abTEM's first axis is x: the object is transposed against its figures."]
+    if pixel is None:
+        notes.append(uncalibrated_note(*axes[2]))
+    step = _step_m(axes[:2], notes)
+    raster = source.raster
+    return RawScan(
+        patterns=sliceable(source),
+        optics=Optics(radiation="electron", energy_eV=energy, object_pixel_m=pixel),
+        positions=None if step is None or raster is None else raster_positions(raster, step),
+        raster=raster,
+        name=path.stem,
+        notes=tuple(notes),
+    )
+
+
+@dataclass(frozen=True)
+class ZarrAxes:
+    """What abTEM says of the array of a store.
+
+    Attributes:
+        scales: (step, unit) of its four axes.
+        energy_eV: of the beam; None: not said.
+        centred: whether the zero frequency is in the middle, else at the corner.
+    """
+
+    scales: list[Scale]
+    energy_eV: float | None
+    centred: bool
+
+
+def _axes_of_zarr(tree: ZarrTree) -> ZarrAxes | None:
+    """Return what a store says of a 4-D scan of patterns; None where it holds none."""
+    said = tree.attributes()
+    if len(tree.array_shape(ZARR_ARRAY) or ()) != 4:
+        return None
+    metadata, kwargs = _plain(said.get("metadata0")), _plain(said.get("kwargs0"))
+    axes: list[Any] = []
+    energy: Any = None
+    if isinstance(metadata, dict) and metadata.get("type") == PATTERNS:
+        named = metadata.get("axes")
+        axes = [named.get(f"axis_{k}") for k in range(4)] if isinstance(named, dict) else []
+        energy = metadata.get("energy")
+    elif isinstance(kwargs, dict) and said.get("type0") == PATTERNS:
+        sampling, scanned = kwargs.get("sampling"), kwargs.get("ensemble_axes_metadata")
+        shifted = kwargs.get("fftshift", True)
+        detector = [{"sampling": one, "units": "1/Å", "fftshift": shifted} for one in _listed(sampling)]
+        axes = [*_listed(scanned), *detector]
+        about = kwargs.get("metadata")
+        energy = about.get("energy") if isinstance(about, dict) else None
+    if len(axes) != 4 or not all(isinstance(axis, dict) and _is_number(axis.get("sampling")) for axis in axes):
+        return None
+    scales = [(abs(float(axis["sampling"])), str(axis.get("units", ""))[:40]) for axis in axes]
+    return ZarrAxes(scales, float(energy) if _is_number(energy) else None, bool(axes[2].get("fftshift", True)))
+
+
+def _plain(value: Any) -> Any:
+    """Return JSON with abTEM's marked tuples as lists."""
+    if isinstance(value, dict):
+        if value.get("_type") == "tuple":
+            return _plain(value.get("_value"))
+        return {key: _plain(one) for key, one in value.items()}
+    return [_plain(one) for one in value] if isinstance(value, list) else value
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _is_scan(file: Hdf5File) -> bool:

@@ -1,4 +1,4 @@
-"""hyperspy's signals (.hspy, HDF5): `/Experiments/TITLE/data` with groups `axis-0` ..., which say scale and unit.
+"""hyperspy's signals (.hspy, HDF5; .zspy, zarr): `Experiments/TITLE/data` with groups `axis-0` ..., of scale and unit.
 
 Axes with `navigate` are the scan's, the other two the detector's. `beam_energy` is in keV. Source: the documentation of
 the format; no code of hyperspy's is used.
@@ -6,6 +6,7 @@ the format; no code of hyperspy's is used.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import h5py
@@ -15,6 +16,7 @@ from ptymesh.errors import BadInput
 from ptymesh.geometry import Pair, electron_wavelength_m
 from ptymesh.io.formats.about import About
 from ptymesh.io.formats.contents import is_hdf5_with
+from ptymesh.io.formats.zarr_store import ZarrSource, ZarrTree
 from ptymesh.io.hdf5.reading import DAMAGE, Hdf5File, attribute, item_of, open_hdf5, text_of
 from ptymesh.io.options import DataOptions
 from ptymesh.io.rasters import raster_positions, scan_shape
@@ -23,21 +25,24 @@ from ptymesh.io.source import Hdf5Source
 from ptymesh.io.staging import sliceable
 from ptymesh.io.units import ELECTRON_EV, check_energy, length_m, object_pixel_m, uncalibrated_note
 
-NAME = "hyperspy (.hspy)"
+NAME = "hyperspy (.hspy, .zspy)"
 ABOUT = About(
     instrument="hyperspy, pyxem, LiberTEM",
-    reads="`.hspy`, signals of patterns over one or two navigation axes",
+    reads="`.hspy`, `.zspy` (folder or zip; extra `zarr`), signals of patterns over one or two navigation axes",
     takes="energy, scan shape and step, detector pixel in inverse lengths or angles",
     asks="axes without units (`positions.raster.step_m`, `data.object_pixel_m`), often the energy",
-    library="h5py (BSD)",
+    library="h5py (BSD); zarr (MIT)",
 )
-EXPERIMENTS = "/Experiments"
+EXPERIMENTS = "Experiments"
 ENERGY = "metadata/Acquisition_instrument/TEM"
+#: Returns an attribute, given the names of a group and of the attribute; None where there is none.
+Attribute = Callable[[str, str], object]
 
 
 def recognises(path: Path, data: DataOptions) -> bool:
-    """Return True for HDF5 with a signal of patterns."""
-    return is_hdf5_with(path, data, _signals)
+    """Return True for HDF5 or a zarr store with a signal of patterns."""
+    tree = ZarrTree.open(path)
+    return bool(_signals_of_zarr(tree)) if tree is not None else is_hdf5_with(path, data, _signals)
 
 
 def read(path: Path, data: DataOptions) -> RawScan:
@@ -46,37 +51,61 @@ def read(path: Path, data: DataOptions) -> RawScan:
     Raises:
         BadInput: its axes are not two of a detector behind one or two of a scan, or its energy cannot be.
     """
+    tree = ZarrTree.open(path)
+    if tree is not None:
+        found = _signals_of_zarr(tree)
+        zarr_source = ZarrSource(path, f"{found[0]}/data")
+        return _scan(path, data, found, zarr_source, lambda group, key: tree.attributes(group).get(key))
     with open_hdf5(path, follow=data.follow) as file:
+
+        def said(group: str, key: str) -> object:
+            item = item_of(file, group)
+            return None if item is None else attribute(item, key)
+
         names = _signals(file)
-        name = names[0]
-        source = Hdf5Source(path, f"{name}/data", follow=data.follow)
-        axes = 3 if source.raster is None else 4
-        _check_navigation(file, name, axes)
-        scales = [_axis(file, name, k) for k in range(axes)]
-        notes = [f"Of the signals {', '.join(names[:4])}, the first is read."] if len(names) > 1 else []
-        energy = None
-        if data.energy_eV is None and data.wavelength_m is None:
-            energy = _energy_eV(file, name)
-        known = energy or data.energy_eV
-        wavelength = data.wavelength_m or (electron_wavelength_m(known) if known else None)
-        pixel = object_pixel_m(source.shape[1:], scales[-2:], wavelength)
-        if pixel is None:
-            notes.append(uncalibrated_note(*scales[-2]))
-        raster, step = source.raster, None
-        if raster is None:
-            shape = scan_shape(source.shape[0], None, data, str(path))
-            raster = shape.shape
-            notes += shape.notes
-        else:
-            step = _step_m(scales[:2], notes)
-        return RawScan(
-            patterns=sliceable(source),
-            optics=Optics(radiation=data.radiation or "electron", energy_eV=energy, object_pixel_m=pixel),
-            positions=None if step is None or raster is None else raster_positions(raster, step),
-            raster=raster,
-            name=path.stem,
-            notes=tuple(notes),
-        )
+        return _scan(path, data, names, Hdf5Source(path, f"{names[0]}/data", follow=data.follow), said)
+
+
+def _scan(path: Path, data: DataOptions, names: list[str], source: Hdf5Source | ZarrSource, said: Attribute) -> RawScan:
+    """Return the scan of the first of these signals, whose patterns and attributes are given."""
+    name = names[0]
+    axes = 3 if source.raster is None else 4
+    _check_navigation(said, name, axes, path)
+    scales = [_axis(said, name, k) for k in range(axes)]
+    notes = [f"Of the signals {', '.join(names[:4])}, the first is read."] if len(names) > 1 else []
+    energy = None
+    if data.energy_eV is None and data.wavelength_m is None:
+        energy = _energy_eV(said, name, path)
+    known = energy or data.energy_eV
+    wavelength = data.wavelength_m or (electron_wavelength_m(known) if known else None)
+    pixel = object_pixel_m(source.shape[1:], scales[-2:], wavelength)
+    if pixel is None:
+        notes.append(uncalibrated_note(*scales[-2]))
+    raster, step = source.raster, None
+    if raster is None:
+        shape = scan_shape(source.shape[0], None, data, str(path))
+        raster = shape.shape
+        notes += shape.notes
+    else:
+        step = _step_m(scales[:2], notes)
+    return RawScan(
+        patterns=sliceable(source),
+        optics=Optics(radiation=data.radiation or "electron", energy_eV=energy, object_pixel_m=pixel),
+        positions=None if step is None or raster is None else raster_positions(raster, step),
+        raster=raster,
+        name=path.stem,
+        notes=tuple(notes),
+    )
+
+
+def _signals_of_zarr(tree: ZarrTree) -> list[str]:
+    """Return the names of the signals of three or four axes."""
+    names = [f"{EXPERIMENTS}/{name}" for name in tree.children(EXPERIMENTS)]
+    return [
+        name
+        for name in names
+        if len(tree.array_shape(f"{name}/data") or ()) in (3, 4) and tree.attributes(f"{name}/axis-0")
+    ]
 
 
 def _signals(file: Hdf5File) -> list[str]:
@@ -96,33 +125,32 @@ def _is_stack(file: Hdf5File, name: str) -> bool:
     return isinstance(data, h5py.Dataset) and data.ndim in (3, 4) and data.dtype.kind in "buif"
 
 
-def _number(file: Hdf5File, name: str, key: str) -> float | None:
+def _number(said: Attribute, name: str, key: str) -> float | None:
     """Return a finite number that an attribute of a group says; None where it says none."""
-    item = item_of(file, name)
-    value = None if item is None else np.asarray(attribute(item, key))
+    found = said(name, key)
+    value = None if found is None else np.asarray(found)
     if value is None or value.dtype.kind not in "buif" or value.size != 1:
         return None
     number = float(value.reshape(-1)[0])
     return number if np.isfinite(number) else None
 
 
-def _check_navigation(file: Hdf5File, name: str, axes: int) -> None:
+def _check_navigation(attribute: Attribute, name: str, axes: int, path: Path) -> None:
     """Raise BadInput unless the last two axes, and no others, are the detector's; nothing said is taken so."""
-    said = [_number(file, f"{name}/axis-{k}", "navigate") for k in range(axes)]
+    said = [_number(attribute, f"{name}/axis-{k}", "navigate") for k in range(axes)]
     wanted = [k < axes - 2 for k in range(axes)]
     if any(one is not None and bool(one) != want for one, want in zip(said, wanted, strict=True)):
         words = ", ".join("?" if one is None else "scan" if one else "detector" for one in said)
         raise BadInput(
-            f"{name} in {file.filename} has the axes {words}; patterns are two of a detector behind those of a scan: "
+            f"{name} in {path} has the axes {words}; patterns are two of a detector behind those of a scan: "
             "name them in data.keys, with pattern_axes."
         )
 
 
-def _axis(file: Hdf5File, name: str, index: int) -> tuple[float, str]:
+def _axis(said: Attribute, name: str, index: int) -> tuple[float, str]:
     """Return (scale, unit) of an axis; (0, "") where the file does not say it."""
-    item = item_of(file, f"{name}/axis-{index}")
-    unit = "" if item is None else text_of(attribute(item, "units"), 40) or ""
-    return abs(_number(file, f"{name}/axis-{index}", "scale") or 0.0), unit
+    unit = text_of(said(f"{name}/axis-{index}", "units"), 40) or ""
+    return abs(_number(said, f"{name}/axis-{index}", "scale") or 0.0), unit
 
 
 def _step_m(scales: list[tuple[float, str]], notes: list[str]) -> Pair | None:
@@ -136,9 +164,9 @@ def _step_m(scales: list[tuple[float, str]], notes: list[str]) -> Pair | None:
     return y * metres_y, x * metres_x
 
 
-def _energy_eV(file: Hdf5File, name: str) -> float | None:
+def _energy_eV(said: Attribute, name: str, path: Path) -> float | None:
     """Return the energy, which hyperspy keeps in keV; BadInput where it can be none in keV."""
-    energy = _number(file, f"{name}/{ENERGY}", "beam_energy")
+    energy = _number(said, f"{name}/{ENERGY}", "beam_energy")
     if not energy:
         return None
-    return check_energy(1e3 * energy, ELECTRON_EV, f"beam_energy in {file.filename}", f"{energy:g} keV")
+    return check_energy(1e3 * energy, ELECTRON_EV, f"beam_energy in {path}", f"{energy:g} keV")
