@@ -1,4 +1,4 @@
-"""ptymesh convert: any data set that ptymesh reads, as CXI; a result, as other programs' files and back."""
+"""ptymesh convert: a data set as CXI; a result as other programs' files and back; their settings as a recipe."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 def command(
     source: Annotated[
-        Path, typer.Argument(metavar="IN", help="Result of ptymesh or another program; data set, or a recipe.")
+        Path,
+        typer.Argument(
+            metavar="IN", help="Result of ptymesh or another program; data set, or a recipe; params of PtyRAD."
+        ),
     ],
     target: Annotated[Path, typer.Argument(metavar="OUT", help="File to write; of a result, its ending says which.")],
     to: Annotated[
@@ -27,7 +30,8 @@ def command(
 ) -> None:
     """Write a result in another program's format, or another program's result as ptymesh's; or a data set as CXI.
 
-    What the format cannot hold is said, one line each. `--set` and `--uncompressed` are for data sets.
+    Params of PtyRAD become a recipe (OUT.yaml). What has no counterpart is said, one line each. `--set` and
+    `--uncompressed` are for data sets.
     """
     from ptymesh.errors import BadInput
     from ptymesh.io.exchange.convert import format_of
@@ -36,6 +40,9 @@ def command(
         raise BadInput(f"{target} exists; choose another name, or replace it with --force.")
     if target.exists() and source.exists() and target.samefile(source):
         raise BadInput(f"{target} is the data set itself; choose another name.")
+    if target.suffix.lower() in (".yaml", ".yml"):
+        _convert_settings(source, target, to is not None or bool(set_) or uncompressed)
+        return
     found = format_of(source)
     if found is None:
         _convert_data_set(source, target, to, set_ or (), uncompressed)
@@ -45,6 +52,34 @@ def command(
             f"{source} is a result ({found.name}), and --set and --uncompressed are for data sets; leave them out."
         )
     _convert_result(source, target, found, to)
+
+
+def _convert_settings(source: Path, target: Path, with_options: bool) -> None:
+    """Write another program's settings as a recipe, and say what had no counterpart."""
+    from ptymesh.errors import BadInput
+    from ptymesh.files import replacing
+    from ptymesh.recipe.from_ptyrad import convert_ptyrad, is_ptyrad
+    from ptymesh.recipe.schema import Recipe
+    from ptymesh.recipe.yaml_text import parsed, text_of
+
+    if with_options:
+        raise BadInput("--to, --set and --uncompressed are for results and data sets; leave them out.")
+    try:
+        values = parsed(text_of(source, "file of settings"), str(source))
+    except UnicodeDecodeError as error:
+        raise BadInput(f"{source} is no text; a recipe is made of PtyRAD's params (YAML).") from error
+    if not isinstance(values, dict) or not is_ptyrad(values):
+        raise BadInput(f"{source} has no init_params and recon_params; a recipe is made of PtyRAD's params.")
+    made = convert_ptyrad(values, str(source))
+    Recipe.parse(made.recipe)
+    with replacing(target) as temporary:
+        temporary.write_text(made.to_yaml(source.name), encoding="utf-8")
+    count = len(made.unmatched)
+    typer.echo(
+        f"{target}: a recipe of {made.program}'s params, {count} setting{'s' * (count != 1)} without a counterpart"
+    )
+    for line in made.report():
+        typer.echo(line)
 
 
 def _convert_result(source: Path, target: Path, found: ResultFormat, to: str | None) -> None:

@@ -1,0 +1,110 @@
+"""Settings of other programs on their way into a recipe: each is taken over, or named in a report."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import yaml
+
+from ptymesh.errors import BadInput
+from ptymesh.sentences import quote
+
+
+@dataclass
+class Conversion:
+    """A recipe made of another program's settings.
+
+    Attributes:
+        program: whose settings these were.
+        recipe: groups and keys, as YAML has them.
+        remarks: sentences about what means something else here, or is to be looked at.
+        unmatched: settings that have no counterpart, with their values.
+    """
+
+    program: str
+    recipe: dict[str, object]
+    remarks: list[str] = field(default_factory=list)
+    unmatched: list[str] = field(default_factory=list)
+
+    def report(self) -> list[str]:
+        """Return the remarks, and one line for each setting without a counterpart."""
+        return [*self.remarks, *(f"No counterpart: {one}" for one in self.unmatched)]
+
+    def to_yaml(self, source: str) -> str:
+        """Return the recipe as YAML, with the report as comments; `source`: name of the file of settings."""
+        comments = [f"# Made of {self.program}'s {source} by ptymesh convert.", *(f"# {one}" for one in self.report())]
+        return "\n".join([*comments, yaml.safe_dump(self.recipe, sort_keys=False, allow_unicode=True)])
+
+
+class Settings:
+    """Groups of settings, which remember those that nobody has asked for.
+
+    Args:
+        values: groups, groups within them, and values.
+        file: name of the file, for messages.
+    """
+
+    def __init__(self, values: Mapping[str, object], file: str) -> None:
+        self._values, self._file = values, file
+        self._taken: set[str] = set()
+
+    def take(self, path: str, default: object = None) -> object:
+        """Return the value at a path (`group.key`), or the default where it is missing or null; it counts as used."""
+        self._taken.add(path)
+        found: object = self._values
+        for part in path.split("."):
+            found = found.get(part) if isinstance(found, Mapping) else None
+        return default if found is None else found
+
+    def number(self, path: str) -> float | None:
+        """Return a finite number; None where there is none. BadInput for anything else."""
+        found = self.take(path)
+        if found is None:
+            return None
+        if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
+            raise BadInput(f"{path} in {self._file} is {quote(found)}; it should be a number.")
+        return found
+
+    def whole(self, path: str, default: int) -> int:
+        """Return a whole number of 1 or more. BadInput for anything else."""
+        found = self.number(path)
+        if found is None:
+            return default
+        if found < 1 or found != int(found):
+            raise BadInput(f"{path} in {self._file} is {found:g}; it should be a whole number of 1 or more.")
+        return int(found)
+
+    def text(self, path: str) -> str:
+        """Return a text; empty where there is none. BadInput for anything else."""
+        found = self.take(path)
+        if found is not None and not isinstance(found, str):
+            raise BadInput(f"{path} in {self._file} is {quote(found)}; it should be text.")
+        return found or ""
+
+    def items(self, path: str) -> list[object]:
+        """Return a list; empty where there is none. BadInput for anything else."""
+        found = self.take(path)
+        if found is not None and not isinstance(found, list):
+            raise BadInput(f"{path} in {self._file} is {quote(found)}; it should be a list.")
+        return found or []
+
+    def group(self, path: str) -> dict[str, object]:
+        """Return a group; empty where there is none, or something else. It counts as used, with all that it holds."""
+        found = self.take(path)
+        return {str(key): value for key, value in found.items()} if isinstance(found, Mapping) else {}
+
+    def unused(self) -> Iterator[tuple[str, object]]:
+        """Yield path and value of what nobody has asked for and is not null, false or empty."""
+        yield from self._unused(self._values, "")
+
+    def _unused(self, values: Mapping[str, object], above: str) -> Iterator[tuple[str, object]]:
+        for key, value in values.items():
+            path = f"{above}{key}"
+            if path in self._taken:
+                continue
+            if isinstance(value, Mapping):
+                yield from self._unused(value, f"{path}.")
+            elif value is not None and value is not False and value not in ("", []):
+                yield path, value

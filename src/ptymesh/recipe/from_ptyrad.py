@@ -1,0 +1,467 @@
+"""PtyRAD's params files (version 0.1.0b13 and later) as recipes.
+
+Lengths of PtyRAD are in angstrom, angles of optics in mrad, voltages in kV. Epochs are counted from 1 in both, and
+`end_iter` is the first one without. What a file leaves out has PtyRAD's default. Source: PtyRAD's own templates, and
+what it says of its params.
+"""
+
+from __future__ import annotations
+
+import math
+
+from ptymesh.errors import BadInput
+from ptymesh.geometry import electron_wavelength_m
+from ptymesh.recipe.foreign_settings import Conversion, Settings
+
+ANGSTROM_M, MRAD = 1e-10, 1e-3
+#: torch's names of optimisers that are engines here.
+ENGINES = ("adam", "adamw", "nadam", "radam", "adamax", "adagrad", "adadelta", "rmsprop", "sgd", "lbfgs")
+GROUPINGS = {"random": "random", "compact": "compact", "sparse": "uniform", "fps": "uniform", "hilbert": "uniform"}
+#: Settings that change nothing of what is computed, or that ptymesh does by itself.
+NOT_NEEDED = (
+    "init_params.meas_Npix",
+    "init_params.meas_normalization",
+    "init_params.probe_normalization",
+    "init_params.meas_export",
+    "init_params.obj_omode_init_occu",
+    "model_params.preload_data",
+    *(
+        f"recon_params.{name}"
+        for name in ("output_dir", "recon_dir_affixes", "prefix_time", "prefix", "postfix", "save_result")
+    ),
+    *(f"recon_params.{name}" for name in ("result_modes", "selected_figs", "copy_params", "compiler_configs")),
+    "recon_params.if_quiet",
+    "recon_params.convergence_monitor",
+)
+#: Epoch from which on PtyRAD applies constraints of which a file says nothing, and its learning rates.
+STARTS = {"ortho_pmode": 1, "fix_probe_int": 1, "obj_rblur": 1, "obj_zblur": 1, "pos_recenter": 1}
+RATES = {"obja": 5e-4, "objp": 5e-4, "probe": 1e-4, "probe_pos_shifts": 5e-4}
+MODES, BATCH, EPOCHS = 4, 32, 200
+
+
+def is_ptyrad(values: dict[str, object]) -> bool:
+    """Return True if the keys of a YAML file are those of PtyRAD's params."""
+    return isinstance(values.get("init_params"), dict) and isinstance(values.get("recon_params"), dict)
+
+
+def convert_ptyrad(values: dict[str, object], file: str) -> Conversion:
+    """Return the recipe that comes nearest to a params file.
+
+    Args:
+        values: what the file holds.
+        file: its name, for messages.
+
+    Raises:
+        BadInput: it is of an earlier version, of X-rays, or a value cannot be.
+    """
+    settings = Settings(values, file)
+    made = Conversion("PtyRAD", {})
+    _check(settings, file)
+    slices = settings.whole("init_params.obj_Nlayer", 1)
+    made.recipe["data"] = _data(settings, made, file)
+    made.recipe["object"] = _object(settings, made, slices)
+    made.recipe["probe"] = _probe(settings, made)
+    made.recipe["positions"] = _positions(settings, made, file)
+    if blur := settings.number("model_params.detector_blur_std"):
+        made.recipe["optics"] = {"detector_blur": {"start": {"blur_width": blur}}}
+    made.recipe["stages"] = [_stage(settings, made, slices)]
+    every = settings.number("recon_params.SAVE_ITERS")
+    made.recipe["output"] = {"checkpoint_every": int(every)} if every and every >= 1 else {}
+    if settings.group("hypertune_params").get("if_hypertune"):
+        made.unmatched.append("hypertune_params (ptymesh tune has a file of its own)")
+    made.recipe = {key: value for key, value in made.recipe.items() if value}
+    for path in NOT_NEEDED:
+        settings.take(path)
+    made.unmatched += [f"{path}: {value}" for path, value in settings.unused()]
+    return made
+
+
+def _check(settings: Settings, file: str) -> None:
+    if settings.text("init_params.probe_illum_type") == "xray":
+        raise BadInput(f"{file} is of X-rays, of which no params of PtyRAD are converted; write a recipe (docs/).")
+    if settings.number("init_params.probe_kv") is None:
+        raise BadInput(
+            f"{file} has no init_params.probe_kv: it is of PtyRAD before 0.1.0b13; save it with a newer version first."
+        )
+
+
+def _data(settings: Settings, made: Conversion, file: str) -> dict[str, object]:
+    """Return the group `data`: the file, its calibration and how patterns are prepared."""
+    path = settings.text("init_params.meas_params.path")
+    if not path:
+        raise BadInput(f"{file} has no init_params.meas_params.path, the file of the patterns; write it there.")
+    settings.take("init_params.meas_source")
+    data: dict[str, object] = {"path": path}
+    if not path.startswith(("/", "~")):
+        made.remarks.append(f"data.path {path} is relative to the recipe here, and to the working folder in PtyRAD.")
+    key = settings.text("init_params.meas_params.key")
+    if key and path.lower().endswith((".h5", ".hdf5", ".hdf")):
+        data["keys"] = {"patterns": key}
+    elif key:
+        made.remarks.append(f"The array {key} in {path} is found by ptymesh itself; see ptymesh inspect {path}.")
+    if settings.number("init_params.meas_params.offset") == 0:
+        settings.take("init_params.meas_params.offset")
+    if settings.number("init_params.meas_params.gap") not in (None, 1024):
+        made.remarks.append("A raw file without a gap between patterns is read with its XML beside it.")
+    kv = settings.number("init_params.probe_kv")
+    assert kv is not None
+    data |= {"radiation": "electron", "energy_eV": kv * 1e3}
+    pixel = _object_pixel_m(settings, made, kv * 1e3)
+    data |= {} if pixel is None else {"object_pixel_m": pixel}
+    flips = settings.items("init_params.meas_flipT") or [0, 0, 0]
+    data |= {name: True for name, on in zip(("flip_y", "flip_x", "transpose"), flips, strict=False) if on}
+    if any(flips[:2]):
+        made.remarks.append(
+            "Flips keep the zero frequency where it is; PtyRAD's move it by a pixel where the side is even."
+        )
+    data |= _crop(settings, made)
+    pad = settings.group("init_params.meas_pad")
+    if pad.get("mode"):
+        data["pad"] = settings.whole("init_params.meas_pad.target_Npix", 1)
+        made.remarks.append(f"Padded pixels are masked here, and filled ({pad.get('padding_type')}) in PtyRAD.")
+    if not settings.group("init_params.meas_resample").get("mode"):
+        settings.take("init_params.meas_resample")
+    else:
+        made.unmatched.append("init_params.meas_resample")
+    negative = settings.group("init_params.meas_remove_neg_values").get("mode", "clip_neg")
+    if negative == "clip_neg":
+        data["invalid"] = "zero"
+    elif negative is not None:
+        made.unmatched.append(f"init_params.meas_remove_neg_values: {negative} (data.dark, data.invalid)")
+    return data
+
+
+def _crop(settings: Settings, made: Conversion) -> dict[str, object]:
+    """Return the crop of the patterns where it keeps their middle, and nothing else is cropped."""
+    crop, side = settings.items("init_params.meas_crop"), settings.whole("init_params.meas_Npix", 1)
+    if not crop:
+        return {}
+    kept = [one for one in crop[2:] if isinstance(one, list) and len(one) == 2 and sum(one) == side]
+    if crop[:2] == [None, None] and len(crop) == 4 and len(kept) == 2:
+        return {"crop": [one[1] - one[0] for one in kept]}
+    made.unmatched.append(f"init_params.meas_crop: {crop} (data.crop, data.centre, data.views)")
+    return {}
+
+
+def _object_pixel_m(settings: Settings, made: Conversion, energy_eV: float) -> float | None:
+    """Return the object pixel that the calibration stands for; None, with a remark, where it is to be measured."""
+    mode = settings.text("init_params.meas_calibration.mode")
+    value = settings.number("init_params.meas_calibration.value")
+    side = settings.whole("init_params.meas_Npix", 1)
+    angle = (settings.number("init_params.probe_conv_angle") or 0.0) * MRAD
+    wavelength = electron_wavelength_m(energy_eV)
+    if value is not None and value > 0 and side > 1:
+        pixels = {
+            "dx": value * ANGSTROM_M,
+            "dk": ANGSTROM_M / (side * value),
+            "kMax": ANGSTROM_M / (2 * value),
+            "da": wavelength / (side * value * MRAD),
+            "angleMax": wavelength / (2 * value * MRAD),
+            "n_alpha": wavelength / (2 * value * angle) if angle else 0.0,
+            "RBF": wavelength * value / (side * angle) if angle else 0.0,
+        }
+        if pixels.get(mode):
+            return float(f"{pixels[mode]:.8g}")
+    made.remarks.append(
+        f"data.object_pixel_m is missing, for the calibration is {mode or 'fitRBF'}: set it, or let ptymesh "
+        "calibrate measure it."
+    )
+    return None
+
+
+def _object(settings: Settings, made: Conversion, slices: int) -> dict[str, object]:
+    """Return the group `object`: slices, their distance and tilt."""
+    found: dict[str, object] = {}
+    thickness = settings.number("init_params.obj_slice_thickness")
+    if slices > 1:
+        found |= {"slices": slices}
+        found |= {} if thickness is None else {"slice_spacing_m": thickness * ANGSTROM_M}
+    if settings.whole("init_params.obj_omode_max", 1) > 1:
+        made.unmatched.append(f"init_params.obj_omode_max: {settings.take('init_params.obj_omode_max')} object modes")
+    _only_simulated(settings, made, "obj", "object.initial")
+    tilts = settings.group("init_params.tilt_params")
+    first = tilts.get("init_tilts")
+    pair = first[0] if isinstance(first, list) and first else None
+    if isinstance(pair, list) and len(pair) == 2 and any(pair):
+        found["tilt_rad"] = [float(f"{float(one) * MRAD:.8g}") for one in pair]
+        made.remarks.append("The sign of object.tilt_rad may be another one than PtyRAD's: try both.")
+    if tilts.get("tilt_type") == "each":
+        made.unmatched.append("init_params.tilt_params.tilt_type: each (one tilt for all views here)")
+    if settings.text("init_params.tilt_source") not in ("", "simu"):
+        made.unmatched.append(f"init_params.tilt_source: {settings.text('init_params.tilt_source')}")
+    return found
+
+
+def _only_simulated(settings: Settings, made: Conversion, what: str, key: str) -> None:
+    """Name a start that comes from another result, which `key` says here."""
+    source = settings.text(f"init_params.{what}_source")
+    start = settings.take(f"init_params.{what}_params")
+    if source not in ("", "simu"):
+        made.unmatched.append(
+            f"init_params.{what}_source: {source} ({start}); convert that result, and name it in {key}"
+        )
+
+
+def _probe(settings: Settings, made: Conversion) -> dict[str, object]:
+    """Return the group `probe`: modes, and a round lens with its aberrations."""
+    modes = settings.whole("init_params.probe_pmode_max", MODES)
+    found: dict[str, object] = {"modes": modes} if modes > 1 else {}
+    powers = [one for one in settings.items("init_params.probe_pmode_init_pows") if isinstance(one, int | float)]
+    if modes > 1 and len(powers) == 1 and 0 < powers[0] * (modes - 1) < 1 and powers[0] != 0.02:
+        found["mode_powers"] = [float(f"{1 - powers[0] * (modes - 1):.8g}"), *([float(powers[0])] * (modes - 1))]
+    elif modes > 1 and len(powers) == modes:
+        found["mode_powers"] = [float(one) for one in powers]
+    _only_simulated(settings, made, "probe", "probe.start")
+    angle = settings.number("init_params.probe_conv_angle")
+    if angle:
+        start: dict[str, object] = {"kind": "electron", "semiangle_rad": float(f"{angle * MRAD:.8g}")}
+        if aberrations := _aberrations(settings, made):
+            start["aberrations_m"] = aberrations
+        found["start"] = start
+    return found
+
+
+def _aberrations(settings: Settings, made: Conversion) -> dict[str, object]:
+    """Return C_nm in metres, with angles in rad, of those in Krivanek's polar notation."""
+    said = settings.group("init_params.probe_aberrations")
+    found: dict[str, object] = {}
+    for name, value in said.items():
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            made.unmatched.append(f"init_params.probe_aberrations.{name}: {value}")
+        elif not value or name.startswith("phi"):
+            continue
+        elif name in ("defocus", "C10"):
+            found["C10"] = float(f"{(value if name == 'C10' else -value) * ANGSTROM_M:.8g}")
+        elif name in ("Cs", "C3", "C30", "C5", "C50"):
+            found[{"C5": "C50", "C50": "C50"}.get(name, "C30")] = float(f"{value * ANGSTROM_M:.8g}")
+        elif len(name) == 3 and name[0] == "C" and name[1:].isdigit() and name[2] != "0":
+            angle = said.get(f"phi{name[1:]}", 0.0)
+            turned = math.radians(angle) if isinstance(angle, int | float) else 0.0
+            found[name] = [float(f"{value * ANGSTROM_M:.8g}"), float(f"{turned:.8g}")]
+        else:
+            made.unmatched.append(f"init_params.probe_aberrations.{name}: {value} (Krivanek's notation here)")
+    if found:
+        made.remarks.append("Aberrations are as in C10 = -defocus; look at the probe, for files differ in their sign.")
+    return found
+
+
+def _positions(settings: Settings, made: Conversion, file: str) -> dict[str, object]:
+    """Return the group `positions`: a raster, or nothing where they come from elsewhere."""
+    slow, fast = (settings.whole(f"init_params.pos_N_scan_{name}", 1) for name in ("slow", "fast"))
+    count = settings.number("init_params.pos_N_scans")
+    if count is not None and count != slow * fast:
+        raise BadInput(
+            f"{file} says {slow} x {fast} = {slow * fast} positions, and pos_N_scans {count:g}; give the numbers that "
+            "there are."
+        )
+    step = settings.number("init_params.pos_scan_step_size")
+    affine = settings.items("init_params.pos_scan_affine") or [1, 0, 0, 0]
+    if [*affine] != [1, 0, 0, 0]:
+        made.unmatched.append(
+            f"init_params.pos_scan_affine: {affine} (positions.affine, positions.rotation_deg, with signs of their own)"
+        )
+    flips = settings.items("init_params.pos_scan_flipT")
+    if any(flips):
+        made.unmatched.append(f"init_params.pos_scan_flipT: {flips} (positions.flip_y, flip_x, transpose)")
+    source = settings.text("init_params.pos_source")
+    where = settings.take("init_params.pos_params")
+    if source not in ("", "simu"):
+        made.unmatched.append(f"init_params.pos_source: {source} ({where}); positions are those of the data file")
+        return {}
+    if step is None:
+        raise BadInput(f"{file} has no init_params.pos_scan_step_size, in angstrom; write it there.")
+    return {"raster": {"shape": [slow, fast], "step_m": float(f"{step * ANGSTROM_M:.8g}")}}
+
+
+def _stage(settings: Settings, made: Conversion, slices: int) -> dict[str, object]:
+    """Return the one stage: the optimiser, what it moves, its loss and its constraints."""
+    name = settings.text("model_params.optimizer_params.name").lower() or "adam"
+    if name not in ENGINES:
+        made.unmatched.append(f"model_params.optimizer_params.name: {name}; adam is taken")
+        name = "adam"
+    size = settings.whole("recon_params.BATCH_SIZE.size", BATCH)
+    batch = size * settings.whole("recon_params.BATCH_SIZE.grad_accumulation", 1)
+    order = settings.text("recon_params.GROUP_MODE") or "random"
+    stage: dict[str, object] = {"engine": name, "epochs": settings.whole("recon_params.NITER", EPOCHS)}
+    stage |= {"batch": batch, "order": GROUPINGS.get(order, "random")}
+    if order not in ("random", "compact", "sparse"):
+        made.remarks.append(f"Batches are {stage['order']} here, and {order} in PtyRAD.")
+    indices = settings.group("recon_params.INDICES_MODE").get("mode")
+    if indices not in (None, "full"):
+        made.unmatched.append(f"recon_params.INDICES_MODE: {indices} (data.views)")
+    unknowns = _unknowns(settings, made, stage, slices)
+    _losses(settings, made, stage)
+    probe: dict[str, object] = {}
+    obj: dict[str, object] = {}
+    constraints: dict[str, object] = {}
+    _constraints(settings, made, slices, probe, obj, constraints)
+    for key, group in (("unknowns", unknowns), ("probe", probe), ("object", obj), ("constraints", constraints)):
+        if group:
+            stage[key] = group
+    return stage
+
+
+def _schedule(group: dict[str, object]) -> dict[str, object]:
+    """Return our schedule of PtyRAD's, without what is the default."""
+    found: dict[str, object] = {}
+    for ours, theirs in (("start", "start_iter"), ("stop", "end_iter"), ("every", "step")):
+        value = group.get(theirs)
+        if isinstance(value, int) and not isinstance(value, bool) and not (value == 1 and ours != "stop"):
+            found[ours] = max(1, value - 1) if ours == "stop" else value
+    return found
+
+
+def _unknowns(settings: Settings, made: Conversion, stage: dict[str, object], slices: int) -> dict[str, object]:
+    """Return what moves and when; learning rates are the engine's own, and said."""
+    names = ("obja", "objp", "obj_tilts", "slice_thickness", "probe", "probe_pos_shifts")
+    groups = {
+        name: settings.group(f"model_params.update_params.{name}")
+        or ({"start_iter": 1, "lr": RATES[name]} if name in RATES else {})
+        for name in names
+    }
+    moving = {name: group for name, group in groups.items() if group.get("lr") and group.get("start_iter") is not None}
+    rates = ", ".join(f"{name} {group['lr']}" for name, group in moving.items())
+    made.remarks.append(
+        f"Learning rates are the engine's own (stages.0.lr), for PtyRAD's ({rates or 'none'}) go with its scaling."
+    )
+    if settings.group("model_params.optimizer_params.configs"):
+        made.unmatched.append(
+            f"model_params.optimizer_params.configs: {settings.take('model_params.optimizer_params.configs')}"
+        )
+    found: dict[str, object] = {}
+    if "objp" not in moving and "obja" not in moving:
+        found["object"] = False
+    elif "obja" not in moving:
+        stage["parametrisation"] = "phase"
+    if when := _schedule(moving.get("objp") or moving.get("obja") or {}):
+        found["object"] = when
+    if "probe" not in moving:
+        found["probe"] = False
+    elif when := _schedule(moving["probe"]):
+        found["probe"] = when
+    if "probe_pos_shifts" in moving:
+        recentred = _constraint(settings, "pos_recenter").get("start_iter") is not None
+        stage["positions"] = {**_schedule(moving["probe_pos_shifts"]), "drift": recentred}
+    else:
+        settings.take("constraint_params.pos_recenter")
+    for theirs, ours in (("obj_tilts", "tilt"), ("slice_thickness", "slice_spacing")):
+        if theirs in moving and slices > 1:
+            found[ours] = _schedule(moving[theirs]) or True
+        elif theirs in moving:
+            made.unmatched.append(f"model_params.update_params.{theirs}, which a single slice does not have here")
+    return found
+
+
+def _losses(settings: Settings, made: Conversion, stage: dict[str, object]) -> None:
+    """Add the loss to a stage: the first that is on, the misfit of the mean pattern, and sparsity."""
+    single, poisson, mean, sparse = (
+        settings.group(f"loss_params.loss_{name}") for name in ("single", "poissn", "pacbed", "sparse")
+    )
+    similar = settings.group("loss_params.loss_simlar")
+    weight = 1.0
+    if single.get("state", True):
+        stage |= {"loss": "nrmse", "power": single.get("dp_pow", 0.5)}
+        weight = _float(single.get("weight"), 1.0)
+        if poisson.get("state"):
+            made.unmatched.append("loss_params.loss_poissn beside loss_single: one loss at a time here")
+    elif poisson.get("state"):
+        stage["fidelity"] = "poisson"
+        weight = _float(poisson.get("weight"), 1.0)
+    if mean.get("state"):
+        stage["averaged"] = _float(mean.get("weight"), 0.5) / (weight or 1.0)
+        made.remarks.append("stages.0.averaged takes the power of the loss, and PtyRAD's loss_pacbed one of its own.")
+    if sparse.get("state"):
+        stage["regularisers"] = [{"kind": "sparsity", "weight": _float(sparse.get("weight"), 0.1) / (weight or 1.0)}]
+        made.remarks.append("The weight of sparsity goes with the scale of the loss: compare two of them.")
+    if similar.get("state"):
+        made.unmatched.append(f"loss_params.loss_simlar: {similar}")
+
+
+def _float(value: object, default: float) -> float:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else default
+
+
+def _constraints(
+    settings: Settings,
+    made: Conversion,
+    slices: int,
+    probe: dict[str, object],
+    obj: dict[str, object],
+    further: dict[str, object],
+) -> None:
+    """Add PtyRAD's constraints that are on to the groups of a stage.
+
+    Args:
+        settings: of the file.
+        made: whose remarks and unmatched settings are added to.
+        slices: of the object.
+        probe: the stage's group of this name.
+        obj: the stage's group `object`.
+        further: the stage's group `constraints`.
+    """
+    found = {name: _constraint(settings, name) for name in _CONSTRAINTS if slices > 1 or name not in _OF_SLICES}
+    for name in _OF_SLICES:
+        settings.take(f"constraint_params.{name}")
+    on = {name: group for name, group in found.items() if group.get("start_iter") is not None}
+    if "ortho_pmode" not in on:
+        probe["orthogonalise"] = False
+    elif when := _schedule(on["ortho_pmode"]):
+        probe["orthogonalise"] = when
+    if (group := on.get("fix_probe_int")) is not None:
+        probe["power"] = _schedule(group) or True
+    if (group := on.get("probe_mask_k")) is not None:
+        radius = min(1.5, 2 * _float(group.get("radius"), 0.22))
+        probe["fourier_support"] = {**_schedule(group), "radius": radius, "edge": _float(group.get("width"), 0.05)}
+        made.remarks.append("probe.fourier_support acts on all modes; PtyRAD spares the weakest ones (power_thresh).")
+    if (group := on.get("obj_rblur")) is not None:
+        obj["smooth"] = {**_schedule(group), "sigma_px": _float(group.get("std"), 0.4), "weight": 1.0}
+    if (group := on.get("obja_thresh")) is not None:
+        limits = group.get("thresh")
+        low, high = limits if isinstance(limits, list) and len(limits) == 2 else (0.96, 1.04)
+        obj["amplitude"] = {**_schedule(group), "low": low, "high": high}
+    if (group := on.get("kr_filter")) is not None:
+        further["kr_filter"] = {**_schedule(group), "cutoff": min(1.0, 2 * _float(group.get("radius"), 0.15))}
+    if (group := on.get("objp_postiv")) is not None:
+        further["positivity"] = {**_schedule(group), "baseline": 0.0, **_strength(group)}
+    for theirs, ours in _PLAIN.items():
+        if (group := on.get(theirs)) is not None:
+            further[ours] = _schedule(group) or True
+            made.remarks.append(f"constraints.{ours} does another sum than {theirs} (docs/reference/constraints.md).")
+    made.unmatched += [f"constraint_params.{name}: {on[name]}" for name in _MISSING if name in on]
+    for name, group in on.items():
+        if name not in _MISSING and group.get("obj_type", "both") != "both":
+            made.unmatched.append(f"constraint_params.{name}.obj_type: {group['obj_type']} (object as a whole here)")
+        if name == "obja_thresh" and group.get("relax"):
+            made.unmatched.append(f"constraint_params.obja_thresh.relax: {group['relax']}")
+
+
+def _constraint(settings: Settings, name: str) -> dict[str, object]:
+    """Return a constraint's group, with the epoch from which on PtyRAD applies it where it says nothing of that."""
+    return {"start_iter": STARTS.get(name), **settings.group(f"constraint_params.{name}")}
+
+
+def _strength(group: dict[str, object]) -> dict[str, object]:
+    relax = _float(group.get("relax"), 0.0)
+    return {"strength": 1 - relax} if 0 < relax < 1 else {}
+
+
+#: Constraints that are keys of `constraints` here, with the defaults there.
+_PLAIN = {
+    "obj_zblur": "depth_smoothness",
+    "kz_filter": "kz_filter",
+    "complex_ratio": "complex_ratio",
+    "obj_z_recenter": "depth_recentring",
+}
+_MISSING = ("kr_thresh", "mirrored_amp", "tilt_smooth", "probe_mask_r")
+_OF_SLICES = ("obj_zblur", "kz_filter", "obj_z_recenter")
+_CONSTRAINTS = (
+    "ortho_pmode",
+    "probe_mask_k",
+    "fix_probe_int",
+    "obj_rblur",
+    "obja_thresh",
+    "kr_filter",
+    "objp_postiv",
+    *_PLAIN,
+    *_MISSING,
+)
