@@ -67,7 +67,7 @@ class Settings:
             raise BadInput(f"{path} in {self._file} is {quote(found)}; it should be a number.")
         return found
 
-    def whole(self, path: str, default: int) -> int:
+    def count(self, path: str, default: int) -> int:
         """Return a whole number of 1 or more. BadInput for anything else."""
         found = self.number(path)
         if found is None:

@@ -57,7 +57,7 @@ def convert_ptyrad(values: dict[str, object], file: str) -> Conversion:
     settings = Settings(values, file)
     made = Conversion("PtyRAD", {})
     _check(settings, file)
-    slices = settings.whole("init_params.obj_Nlayer", 1)
+    slices = settings.count("init_params.obj_Nlayer", 1)
     made.recipe["data"] = _data(settings, made, file)
     made.recipe["object"] = _object(settings, made, slices)
     made.recipe["probe"] = _probe(settings, made)
@@ -117,7 +117,7 @@ def _data(settings: Settings, made: Conversion, file: str) -> dict[str, object]:
     data |= _crop(settings, made)
     pad = settings.group("init_params.meas_pad")
     if pad.get("mode"):
-        data["pad"] = settings.whole("init_params.meas_pad.target_Npix", 1)
+        data["pad"] = settings.count("init_params.meas_pad.target_Npix", 1)
         made.remarks.append(f"Padded pixels are masked here, and filled ({pad.get('padding_type')}) in PtyRAD.")
     if not settings.group("init_params.meas_resample").get("mode"):
         settings.take("init_params.meas_resample")
@@ -133,7 +133,7 @@ def _data(settings: Settings, made: Conversion, file: str) -> dict[str, object]:
 
 def _crop(settings: Settings, made: Conversion) -> dict[str, object]:
     """Return the crop of the patterns where it keeps their middle, and nothing else is cropped."""
-    crop, side = settings.items("init_params.meas_crop"), settings.whole("init_params.meas_Npix", 1)
+    crop, side = settings.items("init_params.meas_crop"), settings.count("init_params.meas_Npix", 1)
     if not crop:
         return {}
     kept = [one for one in crop[2:] if isinstance(one, list) and len(one) == 2 and sum(one) == side]
@@ -147,7 +147,7 @@ def _object_pixel_m(settings: Settings, made: Conversion, energy_eV: float) -> f
     """Return the object pixel that the calibration stands for; None, with a remark, where it is to be measured."""
     mode = settings.text("init_params.meas_calibration.mode")
     value = settings.number("init_params.meas_calibration.value")
-    side = settings.whole("init_params.meas_Npix", 1)
+    side = settings.count("init_params.meas_Npix", 1)
     angle = (settings.number("init_params.probe_conv_angle") or 0.0) * MRAD
     wavelength = electron_wavelength_m(energy_eV)
     if value is not None and value > 0 and side > 1:
@@ -176,7 +176,7 @@ def _object(settings: Settings, made: Conversion, slices: int) -> dict[str, obje
     if slices > 1:
         found |= {"slices": slices}
         found |= {} if thickness is None else {"slice_spacing_m": thickness * ANGSTROM_M}
-    if settings.whole("init_params.obj_omode_max", 1) > 1:
+    if settings.count("init_params.obj_omode_max", 1) > 1:
         made.unmatched.append(f"init_params.obj_omode_max: {settings.take('init_params.obj_omode_max')} object modes")
     _only_simulated(settings, made, "obj", "object.initial")
     tilts = settings.group("init_params.tilt_params")
@@ -204,7 +204,7 @@ def _only_simulated(settings: Settings, made: Conversion, what: str, key: str) -
 
 def _probe(settings: Settings, made: Conversion) -> dict[str, object]:
     """Return the group `probe`: modes, and a round lens with its aberrations."""
-    modes = settings.whole("init_params.probe_pmode_max", MODES)
+    modes = settings.count("init_params.probe_pmode_max", MODES)
     found: dict[str, object] = {"modes": modes} if modes > 1 else {}
     powers = [one for one in settings.items("init_params.probe_pmode_init_pows") if isinstance(one, int | float)]
     if modes > 1 and len(powers) == 1 and 0 < powers[0] * (modes - 1) < 1 and powers[0] != 0.02:
@@ -247,7 +247,7 @@ def _aberrations(settings: Settings, made: Conversion) -> dict[str, object]:
 
 def _positions(settings: Settings, made: Conversion, file: str) -> dict[str, object]:
     """Return the group `positions`: a raster, or nothing where they come from elsewhere."""
-    slow, fast = (settings.whole(f"init_params.pos_N_scan_{name}", 1) for name in ("slow", "fast"))
+    slow, fast = (settings.count(f"init_params.pos_N_scan_{name}", 1) for name in ("slow", "fast"))
     count = settings.number("init_params.pos_N_scans")
     if count is not None and count != slow * fast:
         raise BadInput(
@@ -279,10 +279,10 @@ def _stage(settings: Settings, made: Conversion, slices: int) -> dict[str, objec
     if name not in ENGINES:
         made.unmatched.append(f"model_params.optimizer_params.name: {name}; adam is taken")
         name = "adam"
-    size = settings.whole("recon_params.BATCH_SIZE.size", BATCH)
-    batch = size * settings.whole("recon_params.BATCH_SIZE.grad_accumulation", 1)
+    size = settings.count("recon_params.BATCH_SIZE.size", BATCH)
+    batch = size * settings.count("recon_params.BATCH_SIZE.grad_accumulation", 1)
     order = settings.text("recon_params.GROUP_MODE") or "random"
-    stage: dict[str, object] = {"engine": name, "epochs": settings.whole("recon_params.NITER", EPOCHS)}
+    stage: dict[str, object] = {"engine": name, "epochs": settings.count("recon_params.NITER", EPOCHS)}
     stage |= {"batch": batch, "order": GROUPINGS.get(order, "random")}
     if order not in ("random", "compact", "sparse"):
         made.remarks.append(f"Batches are {stage['order']} here, and {order} in PtyRAD.")

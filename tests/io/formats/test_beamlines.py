@@ -62,6 +62,22 @@ def test_pairs_of_hxn_that_cannot_be_told(tmp_path: Path, counts: Any, load: Any
         load(hxn(tmp_path / "scan.h5", counts, points=np.zeros((2, 5))))
 
 
+@pytest.mark.parametrize("patterns", ["diff_data__merlin1__det_images", "entry__data__data"])
+def test_counts_of_hxn(tmp_path: Path, counts: Any, load: Any, upright: Any, patterns: str) -> None:
+    arrays = {patterns: counts, "scan__scan_positions": np.stack([X, Y]) * 1e6}
+    beam = {"radiation": "photon", "distance_m": 0.5, "detector_pixel_m": 55e-6}
+    m = load(write(tmp_path / "scan.h5", scan__energy=9000.0, **arrays), **beam)
+    np.testing.assert_array_equal(upright(m), counts)
+    np.testing.assert_allclose(metres(m), np.stack([Y, X], axis=1), atol=1e-12)
+    assert m.geometry.energy_eV == pytest.approx(9000)
+    path = write(tmp_path / "keV.h5", scan__energy=9.0, **arrays)
+    with pytest.raises(BadInput, match=r"/scan/energy in .* is 9 and says no unit; .* set data\.energy_eV"):
+        load(path, **beam)
+    with h5py.File(path, "r+") as file:
+        file["scan/energy"].attrs["units"] = "keV"
+    assert load(path, **beam).geometry.energy_eV == pytest.approx(9000)
+
+
 def test_ptylab(tmp_path: Path, counts: Any, load: Any, upright: Any) -> None:
     numbers = {"wavelength": np.array([[1e-9]]), "zo": np.array([[0.05]]), "dxd": np.array([[13.5e-6]])}
     path = write(tmp_path / "scan.hdf5", ptychogram=counts, encoder=np.stack([Y, X], axis=1), **numbers)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import h5py
 import numpy as np
@@ -95,7 +94,7 @@ def _scan(
 
 @dataclass(frozen=True)
 class ZarrAxes:
-    """What abTEM says of the array of a store.
+    """Axes and energy of the array of a store.
 
     Attributes:
         scales: (step, unit) of its four axes.
@@ -114,8 +113,8 @@ def _axes_of_zarr(tree: ZarrTree) -> ZarrAxes | None:
     if len(tree.array_shape(ZARR_ARRAY) or ()) != 4:
         return None
     metadata, kwargs = _plain(said.get("metadata0")), _plain(said.get("kwargs0"))
-    axes: list[Any] = []
-    energy: Any = None
+    axes: list[object] = []
+    energy: object = None
     if isinstance(metadata, dict) and metadata.get("type") == PATTERNS:
         named = metadata.get("axes")
         axes = [named.get(f"axis_{k}") for k in range(4)] if isinstance(named, dict) else []
@@ -127,13 +126,15 @@ def _axes_of_zarr(tree: ZarrTree) -> ZarrAxes | None:
         axes = [*_listed(scanned), *detector]
         about = kwargs.get("metadata")
         energy = about.get("energy") if isinstance(about, dict) else None
-    if len(axes) != 4 or not all(isinstance(axis, dict) and _is_number(axis.get("sampling")) for axis in axes):
+    groups = [axis for axis in axes if isinstance(axis, dict)]
+    steps = [_number(axis.get("sampling")) for axis in groups]
+    if len(axes) != 4 or len(groups) != 4 or None in steps:
         return None
-    scales = [(abs(float(axis["sampling"])), str(axis.get("units", ""))[:40]) for axis in axes]
-    return ZarrAxes(scales, float(energy) if _is_number(energy) else None, bool(axes[2].get("fftshift", True)))
+    scales = [(abs(step or 0.0), str(axis.get("units", ""))[:40]) for step, axis in zip(steps, groups, strict=True)]
+    return ZarrAxes(scales, _number(energy), bool(groups[2].get("fftshift", True)))
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """Return JSON with abTEM's marked tuples as lists."""
     if isinstance(value, dict):
         if value.get("_type") == "tuple":
@@ -142,12 +143,14 @@ def _plain(value: Any) -> Any:
     return [_plain(one) for one in value] if isinstance(value, list) else value
 
 
-def _listed(value: Any) -> list[Any]:
+def _listed(value: object) -> list[object]:
     return value if isinstance(value, list) else []
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+def _number(value: object) -> float | None:
+    """Return a finite number; None for anything else."""
+    plain = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if plain and isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def _is_scan(file: Hdf5File) -> bool:

@@ -22,7 +22,17 @@ from ptymesh.io.formats.contents import is_hdf5_with
 from ptymesh.io.hdf5.reading import Hdf5File, item_of, open_hdf5, read_dataset
 from ptymesh.io.options import DataOptions, Unit
 from ptymesh.io.prepare.positions import METRES
-from ptymesh.io.quantities import DISTANCE, ENERGY, PIXEL, WAVELENGTH, Quantity, factor, holds_numbers, unit_of
+from ptymesh.io.quantities import (
+    DISTANCE,
+    ENERGY,
+    PIXEL,
+    WAVELENGTH,
+    Quantity,
+    ask_for_unit,
+    factor,
+    holds_numbers,
+    unit_of,
+)
 from ptymesh.io.scan import Optics, RawScan
 from ptymesh.io.source import Hdf5Source
 from ptymesh.io.staging import sliceable
@@ -61,7 +71,8 @@ class FileLayout:
         patterns: dataset of the patterns (N, y, x).
         y, x: the positions' coordinates.
         unit: of the positions, where their datasets say none.
-        numbers: of beam and detector: (dataset, size of its unit in eV or metres where it says none).
+        numbers: of beam and detector: (dataset, size of its unit in eV or metres where it says none; None: it is asked
+            about where it could be another one).
         intensity: dataset of the incident intensity (N,); empty: none.
         amplitudes: whether the patterns are square roots of counts.
         note: what is said of each such scan.
@@ -72,18 +83,22 @@ class FileLayout:
     y: Column
     x: Column
     unit: Unit
-    numbers: Mapping[str, tuple[str, float]] = field(default_factory=lambda: MappingProxyType({}))
+    numbers: Mapping[str, tuple[str, float | None]] = field(default_factory=lambda: MappingProxyType({}))
     intensity: str = ""
     amplitudes: bool = False
     note: str = ""
 
 
-_HXN = {
+_HXN: dict[str, tuple[str, float | None]] = {
     "wavelength_m": ("/lambda_nm", 1e-9),
     "distance_m": ("/z_m", 1.0),
     "detector_pixel_m": ("/ccd_pixel_um", 1e-6),
 }
-_PTYLAB = {"wavelength_m": ("/wavelength", 1.0), "distance_m": ("/zo", 1.0), "detector_pixel_m": ("/dxd", 1.0)}
+_PTYLAB: dict[str, tuple[str, float | None]] = {
+    "wavelength_m": ("/wavelength", 1.0),
+    "distance_m": ("/zo", 1.0),
+    "detector_pixel_m": ("/dxd", 1.0),
+}
 _PSEUDO = "/entry/measurement/pseudo"
 #: In the order in which a file is compared with them.
 LAYOUTS = (
@@ -96,6 +111,17 @@ LAYOUTS = (
         numbers=_HXN,
         amplitudes=True,
         note="diffamp are amplitudes, and are squared; some files keep their zero frequency at the corner (data.dc).",
+    ),
+    *(
+        FileLayout(
+            name=f"NSLS-II HXN (`{patterns}`)",
+            patterns=patterns,
+            y=Column("/scan/scan_positions", 1),
+            x=Column("/scan/scan_positions", 0),
+            unit="um",
+            numbers={"energy_eV": ("/scan/energy", None)},
+        )
+        for patterns in ("/diff_data/merlin1/det_images", "/entry/data/data")
     ),
     FileLayout(
         name="PtyLab",
@@ -130,7 +156,7 @@ ABOUT = About(
     instrument=", ".join(layout.name for layout in LAYOUTS),
     reads="HDF5 with the names of that beamline or program; amplitudes are squared",
     takes="positions in the beamline's unit; wavelength, distance, pixel and intensity where there are any",
-    asks="of XPP and NanoMAX: energy, distance, pixel; where the zero frequency is, if at the corner (`data.dc`)",
+    asks="of XPP, NanoMAX and HXN's counts: energy, distance, pixel; a zero frequency at the corner (`data.dc`)",
     library="h5py (BSD)",
 )
 
@@ -229,14 +255,14 @@ def _unit(file: Hdf5File, layout: FileLayout) -> tuple[Unit, str]:
 
 
 def _number(
-    file: Hdf5File, dataset: str, size: float, quantity: Quantity, data: DataOptions, option: str
+    file: Hdf5File, dataset: str, size: float | None, quantity: Quantity, data: DataOptions, option: str
 ) -> float | None:
     """Return a number of beam or detector; None where the recipe says it, and where the file does not.
 
     Args:
         file: open.
         dataset: that holds the number.
-        size: of its unit in eV or metres, if the dataset says none.
+        size: of its unit in eV or metres, if the dataset says none; None: then the recipe is asked for it.
         quantity: what it is.
         data: of the recipe.
         option: the key of `data` that says it instead.
@@ -247,4 +273,7 @@ def _number(
     if not len(values) or not np.isfinite(values[0]) or values[0] <= 0:
         return None
     unit, what = unit_of(file, dataset), f"{dataset} in {file.filename}"
-    return float(values[0]) * (size if unit is None else factor(unit, quantity, what, f"data.{option}"))
+    if unit is None and size is None:
+        ask_for_unit(float(values[0]), quantity, what, f"data.{option}")
+    known = (1.0 if size is None else size) if unit is None else factor(unit, quantity, what, f"data.{option}")
+    return float(values[0]) * known

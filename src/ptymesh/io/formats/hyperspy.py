@@ -58,12 +58,12 @@ def read(path: Path, data: DataOptions) -> RawScan:
         return _scan(path, data, found, zarr_source, lambda group, key: tree.attributes(group).get(key))
     with open_hdf5(path, follow=data.follow) as file:
 
-        def said(group: str, key: str) -> object:
+        def attribute_of(group: str, key: str) -> object:
             item = item_of(file, group)
             return None if item is None else attribute(item, key)
 
         names = _signals(file)
-        return _scan(path, data, names, Hdf5Source(path, f"{names[0]}/data", follow=data.follow), said)
+        return _scan(path, data, names, Hdf5Source(path, f"{names[0]}/data", follow=data.follow), attribute_of)
 
 
 def _scan(path: Path, data: DataOptions, names: list[str], source: Hdf5Source | ZarrSource, said: Attribute) -> RawScan:

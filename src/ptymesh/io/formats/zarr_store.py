@@ -61,7 +61,7 @@ class ZarrTree:
         except ARCHIVE_DAMAGE:
             return None
 
-    def _json(self, name: str) -> dict[str, Any]:
+    def _json(self, name: str) -> dict[str, object]:
         """Return what a file of the store says; nothing where it is missing, too long or damaged."""
         try:
             if self._names is None:
@@ -77,7 +77,7 @@ class ZarrTree:
             return {}
         return found if isinstance(found, dict) else {}
 
-    def attributes(self, group: str = "") -> dict[str, Any]:
+    def attributes(self, group: str = "") -> dict[str, object]:
         """Return the attributes of a group or an array."""
         where = f"{group}/" if group else ""
         found = self._json(f"{where}{VERSION_3}").get("attributes") or self._json(f"{where}{ATTRIBUTES_2}")
@@ -94,17 +94,18 @@ class ZarrTree:
     def array_shape(self, name: str) -> tuple[int, ...] | None:
         """Return the shape of an array; None where there is none."""
         shape = self._description(name).get("shape")
-        sound = isinstance(shape, list) and all(isinstance(side, int) and side >= 0 for side in shape)
-        return tuple(shape) if sound and shape is not None else None
+        if not isinstance(shape, list) or not all(isinstance(side, int) and side >= 0 for side in shape):
+            return None
+        return tuple(shape)
 
-    def _description(self, name: str) -> dict[str, Any]:
+    def _description(self, name: str) -> dict[str, object]:
         found = self._json(f"{name}/{VERSION_3}") or self._json(f"{name}/{ARRAY_2}")
         return found if found.get("node_type", "array") == "array" else {}
 
     def check_codecs(self, name: str) -> None:
         """Raise BadInput if an array is packed in a way that may hold more than numbers."""
         said = self._description(name)
-        parts = [said.get("compressor"), *(said.get("filters") or []), *(said.get("codecs") or [])]
+        parts = [said.get("compressor"), *_listed(said.get("filters")), *_listed(said.get("codecs"))]
         for codec in _all_codecs([part for part in parts if part is not None]):
             if codec.removeprefix("numcodecs.") not in CODECS:
                 raise BadInput(
@@ -113,7 +114,7 @@ class ZarrTree:
                 )
 
 
-def _all_codecs(parts: list[Any]) -> Iterator[str]:
+def _all_codecs(parts: list[object]) -> Iterator[str]:
     """Yield the names of codecs, those within shards too."""
     for part in parts:
         if not isinstance(part, dict):
@@ -122,7 +123,11 @@ def _all_codecs(parts: list[Any]) -> Iterator[str]:
         yield str(part.get("id") or part.get("name"))
         inner = part.get("configuration")
         if isinstance(inner, dict):
-            yield from _all_codecs([*(inner.get("codecs") or []), *(inner.get("index_codecs") or [])])
+            yield from _all_codecs([*_listed(inner.get("codecs")), *_listed(inner.get("index_codecs"))])
+
+
+def _listed(value: object) -> list[object]:
+    return value if isinstance(value, list) else []
 
 
 class ZarrSource:
