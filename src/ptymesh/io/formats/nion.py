@@ -1,0 +1,130 @@
+"""Nion Swift's .ndata: a zip file of `data.npy` and `metadata.json`, which says scale and unit of each axis.
+
+Axes of the collection are the scan's, the two of each datum the detector's. Source: Nion Swift's own export.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from ptymesh.errors import BadInput
+from ptymesh.geometry import electron_wavelength_m
+from ptymesh.io.formats.about import About
+from ptymesh.io.options import DataOptions
+from ptymesh.io.rasters import ScanShape, raster_positions, scan_shape
+from ptymesh.io.scan import Optics, RawScan
+from ptymesh.io.staging import ARCHIVE_DAMAGE, npz_source, open_npz
+from ptymesh.io.units import ELECTRON_EV, check_energy, length_m, object_pixel_m, uncalibrated_note
+
+NAME = "Nion Swift (.ndata)"
+ABOUT = About(
+    instrument="Nion Swift",
+    reads="`.ndata` of patterns over one or two axes of a collection",
+    takes="energy (`high_tension`), scan shape and step, detector pixel in angles or inverse lengths",
+    asks="axes without units (`positions.raster.step_m`, `data.object_pixel_m`); the scan's shape of a list, no square",
+)
+MEMBERS = {"data.npy", "metadata.json"}
+#: Bytes of the longest description that is read.
+MOST_BYTES = 16 << 20
+#: Where versions of the program say the voltage, in V.
+VOLTAGES = (("instrument", "high_tension"), ("hardware_source", "autostem", "high_tension_v"))
+
+
+def recognises(path: Path, _: DataOptions) -> bool:
+    """Return True for a zip file with Nion's two members."""
+    try:
+        if not path.is_file() or not zipfile.is_zipfile(path):
+            return False
+        with zipfile.ZipFile(path) as archive:
+            return set(archive.namelist()) >= MEMBERS
+    except ARCHIVE_DAMAGE:
+        return False
+
+
+def read(path: Path, data: DataOptions) -> RawScan:
+    """Return the scan of a data item.
+
+    Raises:
+        BadInput: it is no collection of patterns, or it contradicts itself.
+    """
+    said = _metadata(path)
+    source = npz_source(path, "data", None)
+    axes = 4 if source.raster is not None else 3
+    datum = said.get("datum_dimension_count", 2)
+    if datum != 2:
+        raise BadInput(f"{path} holds data of {datum} axes each, and patterns have two; export the camera's item.")
+    scales = _scales(said, axes, path)
+    energy = None
+    if data.energy_eV is None and data.wavelength_m is None and (volts := _voltage(said)) is not None:
+        energy = check_energy(volts, ELECTRON_EV, f"The voltage in {path}", f"{volts:g} V")
+    known = energy or data.energy_eV
+    wavelength = data.wavelength_m or (electron_wavelength_m(known) if known else None)
+    pixel = object_pixel_m(source.shape[1:], scales[-2:], wavelength)
+    notes = [] if pixel is not None else [uncalibrated_note(*scales[-2])]
+    raster = source.raster
+    scan = ScanShape(raster) if raster is not None else scan_shape(source.shape[0], None, data, str(path))
+    positions = None
+    if raster is not None:
+        (y, unit_y), (x, unit_x) = scales[:2]
+        metres_y, metres_x = length_m(unit_y), length_m(unit_x)
+        if y > 0 and x > 0 and metres_y is not None and metres_x is not None:
+            positions = raster_positions(raster, (y * metres_y, x * metres_x))
+        else:
+            step = f"{y:g} {unit_y or 'without a unit'}"
+            notes.append(f"The file's scan step is {step}, which is no length: set positions.raster.step_m.")
+    return RawScan(
+        patterns=source,
+        optics=Optics(radiation=data.radiation or "electron", energy_eV=energy, object_pixel_m=pixel),
+        positions=positions,
+        raster=scan.shape,
+        name=path.stem,
+        notes=(*scan.notes, *notes),
+    )
+
+
+def _metadata(path: Path) -> dict[str, object]:
+    """Return what `metadata.json` says; BadInput where it cannot be read."""
+    with open_npz(path) as archive:
+        size = archive.getinfo("metadata.json").file_size
+        content = archive.read("metadata.json") if size <= MOST_BYTES else b""
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"metadata.json in {path} cannot be read ({error}); export the item again.") from error
+    return found if isinstance(found, dict) else {}
+
+
+def _scales(said: dict[str, object], axes: int, path: Path) -> list[tuple[float, str]]:
+    """Return (step, unit) of each axis, (0, "") where the file does not say it; BadInput for another number of axes."""
+    found = said.get("spatial_calibrations")
+    if not isinstance(found, list):
+        return [(0.0, "")] * axes
+    if len(found) != axes:
+        raise BadInput(f"{path} says {len(found)} calibrations, and its data have {axes} axes; export the item again.")
+    scales = []
+    for one in found:
+        step = _number(one.get("scale")) if isinstance(one, Mapping) else None
+        scales.append((abs(step or 0.0), str(one.get("units") or "")[:40] if step else ""))
+    return scales
+
+
+def _voltage(said: dict[str, object]) -> float | None:
+    """Return the voltage in V that the metadata say, None for none."""
+    for path in VOLTAGES:
+        found = said.get("metadata")
+        for key in path:
+            found = found.get(key) if isinstance(found, Mapping) else None
+        if (number := _number(found)) is not None and number > 0:
+            return number
+    return None
+
+
+def _number(value: object) -> float | None:
+    """Return a finite number; None for anything else."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        return None
+    return float(value)
