@@ -101,6 +101,22 @@ ptymesh inspect scan_master.h5 --set data.frames.shape=[128,256] --set positions
   --set data.object_pixel_m=2e-11
 ```
 
+DigitalMicrograph (dm3, dm4): a calibrated 4-D image says its axes, step, energy and detector pixel; one without units
+is asked for the order of its axes, slowest first, and for its lengths.
+
+```sh
+ptymesh inspect scan.dm4
+ptymesh inspect scan.dm4 --set data.frames.axes=yxrc --set data.object_pixel_m=2e-11 \\
+  --set positions.raster.step_m=5e-11
+```
+
+hyperspy's `.zspy`, abTEM's zarr stores (the folder, or the zip file) and Nion's `.ndata`: calibrated ones need nothing
+else.
+
+```sh
+ptymesh inspect scan.zspy
+```
+
 py4DSTEM: a calibrated file needs nothing else.
 
 ```sh

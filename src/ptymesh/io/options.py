@@ -119,7 +119,8 @@ class FrameOptions(FrozenOptions):
         shape: [rows, columns] of the scan.
         skip: frames in front that belong to no view.
         flyback: frames after each row that belong to no view.
-        axes: of an image whose axes have no units (DigitalMicrograph), slowest first, as `pattern_axes`.
+        axes: of an array that does not say them (DigitalMicrograph without units, .npy, TIFF), slowest first, as
+            `pattern_axes`; of MATLAB in the order of `size`.
     """
 
     axes: str | None = None
