@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import math
 
+from ptymesh.engines import ENGINES
 from ptymesh.errors import BadInput
 from ptymesh.geometry import electron_wavelength_m
 from ptymesh.recipe.foreign_settings import Conversion, Settings
 
 ANGSTROM_M, MRAD = 1e-10, 1e-3
-#: torch's names of optimisers that are engines here.
-ENGINES = ("adam", "adamw", "nadam", "radam", "adamax", "adagrad", "adadelta", "rmsprop", "sgd", "lbfgs")
 GROUPINGS = {"random": "random", "compact": "compact", "sparse": "uniform", "fps": "uniform", "hilbert": "uniform"}
 #: Settings that change nothing of what is computed, or that ptymesh does by itself.
 NOT_NEEDED = (
@@ -276,7 +275,7 @@ def _positions(settings: Settings, made: Conversion, file: str) -> dict[str, obj
 def _stage(settings: Settings, made: Conversion, slices: int) -> dict[str, object]:
     """Return the one stage: the optimiser, what it moves, its loss and its constraints."""
     name = settings.text("model_params.optimizer_params.name").lower() or "adam"
-    if name not in ENGINES:
+    if name not in ENGINES.names():
         made.unmatched.append(f"model_params.optimizer_params.name: {name}; adam is taken")
         name = "adam"
     size = settings.count("recon_params.BATCH_SIZE.size", BATCH)
