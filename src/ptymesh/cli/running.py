@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 #: Bytes of a result in tiles up to which figures are drawn at the end of the run, from the file.
 DRAWN = 64 << 20
 #: Files and folders that a run writes into its folder.
-FILES = ("result.h5", "log.txt", "metrics.jsonl", "started.yaml", "started.yaml.new", "recipe.yaml")
+FILES = ("result.h5", "log.txt", "metrics.jsonl", "status.json", "started.yaml", "started.yaml.new", "recipe.yaml")
 FOLDERS = ("checkpoint", "ranks")
 #: Verdicts for which --strict exits with status 4.
 BAD = ("poor", "failed")
@@ -226,6 +226,9 @@ def execute(
                 bind=how.bind,
             )
         if status:
+            from ptymesh.run_folder.status import end_silent
+
+            end_silent(out, f"The ranks have ended with status {status}; see log.txt and ranks/.")
             raise typer.Exit(status)
         if strict:
             from ptymesh.io.results import read_attributes
@@ -296,7 +299,9 @@ def _run_in_this_process(
                     held=held,
                     stages=StageChoice(finder.decide, finder.time_s),
                 )
-            except Interrupted as stopped:
+            except BaseException as stopped:
+                for callback in watching if world().rank == 0 else ():
+                    callback.fail(stopped)
                 if type(stopped) is not Interrupted:
                     raise
                 goes_on = f"Stopped after a checkpoint; `ptymesh resume {recipe.output.dir}` goes on."

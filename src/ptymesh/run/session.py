@@ -118,9 +118,14 @@ def run_recipe(
             facts = recipe_facts(recipe, other_data=other_data, time_s=None if stages is None else stages.time_s)
             refuse_differences(world, facts, REMEDY)
         checks = _take_output_folder(world, recipe.output.dir, own if held is None else held)
+        watching = [*checks, *callbacks] if world.rank == 0 else []
         if stages is not None and recipe.auto is not None:
+            for callback in watching:
+                callback.entering("searching", recipe.output.dir)
             recipe = stages.decide(recipe, world, lambda: stop.requested)
-        return _run(recipe, world, resume, other_data, [*checks, *callbacks] if world.rank == 0 else (), stop)
+        for callback in watching:
+            callback.entering("reading", recipe.output.dir)
+        return _run(recipe, world, resume, other_data, watching, stop)
 
 
 def _take_output_folder(world: World, folder: Path, held: ExitStack) -> list[Callback]:

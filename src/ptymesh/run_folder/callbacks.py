@@ -1,4 +1,4 @@
-"""Watchers of a run on rank 0: the live display, out/log.txt and out/metrics.jsonl.
+"""Watchers of a run on rank 0: the live display, out/log.txt, out/metrics.jsonl (and out/status.json: status.py).
 
 Nothing happens before `start`, so that every rank may make them; the loop calls them on rank 0 alone.
 """
@@ -31,8 +31,10 @@ from ptymesh.files import target_of
 from ptymesh.io.checkpoint import manifests
 from ptymesh.printable import printable
 from ptymesh.run_folder import start_record
+from ptymesh.run_folder.clock import Clock
 from ptymesh.run_folder.progress import runs_in_notebook
-from ptymesh.run_folder.reports import BatchReport, Callback, EpochReport, RunInfo
+from ptymesh.run_folder.reports import BatchReport, EpochReport, RunInfo, Watcher
+from ptymesh.run_folder.status import StatusFile
 from ptymesh.run_folder.terminal import Terminal
 from ptymesh.verdict import Curve
 
@@ -40,16 +42,9 @@ from ptymesh.verdict import Curve
 LONG_RUN_EPOCHS, LINE_EVERY_S = 100, 10.0
 
 
-class Watcher(Callback):
-    """A callback that holds something open: `close` lets go of it, however the run ended."""
-
-    def close(self) -> None:
-        """Let go of what is open; this may be called at any time, and more than once."""
-
-
 def make_watchers() -> list[Watcher]:
-    """Return the watchers of `ptymesh run`: an earlier run's files go first, then come display, log and metrics."""
-    return [FreshStart(), ProgressDisplay(), LogFile(), MetricsFile()]
+    """Return the watchers of `ptymesh run`: an earlier run's files go first, then come display and files."""
+    return [FreshStart(), ProgressDisplay(), LogFile(), MetricsFile(), StatusFile()]
 
 
 def size_line(run: RunInfo) -> str:
@@ -109,42 +104,6 @@ class FreshStart(Watcher):
         """Forget that the run must start anew if it has diverged, as it would do so again."""
         if outcome == "diverged" and self._out is not None:
             start_record.remove_record(self._out)
-
-
-class Clock:
-    """Time left, from the batches that remain and the pace of the last epochs."""
-
-    def __init__(self, run: RunInfo) -> None:
-        self.per_stage = [(epochs, batches) for _, epochs, batches in run.stages]
-        self.total = sum(epochs * batches for epochs, batches in self.per_stage)
-        self.done = self._before(run.done_epochs)
-        self._began, self._at_start = time.monotonic(), self.done
-
-    def _before(self, epochs: int) -> int:
-        """Return the number of batches in the first `epochs` epochs, over all stages."""
-        done = 0
-        for stage_epochs, batches in self.per_stage:
-            done += min(epochs, stage_epochs) * batches
-            epochs = max(0, epochs - stage_epochs)
-        return done
-
-    def at(self, stage: int, epoch: int, batch: int) -> None:
-        """Note that `batch` batches of this epoch of this stage are done.
-
-        Args:
-            stage: number of the stage, from 0.
-            epoch: number of the epoch within the stage, from 1.
-            batch: batches of the epoch that are done.
-        """
-        earlier = sum(epochs for epochs, _ in self.per_stage[:stage]) + epoch - 1
-        self.done = self._before(earlier) + batch
-
-    def left_s(self) -> float | None:
-        """Return the seconds to go, None before anything is known."""
-        fresh = self.done - self._at_start
-        if fresh <= 0:
-            return None
-        return (time.monotonic() - self._began) / fresh * (self.total - self.done)
 
 
 def progress_words(report: EpochReport) -> list[str]:

@@ -127,6 +127,14 @@ class EpochReport:
 class Callback:
     """Watcher of a run, on rank 0. Every method does nothing unless overridden."""
 
+    def entering(self, phase: str, out: Path) -> None:
+        """Take note of what is done before the start, which this may fail at.
+
+        Args:
+            phase: `searching` (for stages) or `reading`.
+            out: output folder of the run.
+        """
+
     def start(self, run: RunInfo) -> None:
         """Look at a run before its first batch."""
 
@@ -151,3 +159,13 @@ class Callback:
 
     def finish(self, outcome: str) -> None:
         """Look at the end of a run, whose outcome is `done`, `interrupted` or `diverged`."""
+
+
+class Watcher(Callback):
+    """Callback that holds something open: `close` lets go of it, however the run ended."""
+
+    def fail(self, error: BaseException) -> None:
+        """Take note of the error with which the run ends, if it does not end by itself."""
+
+    def close(self) -> None:
+        """Let go of what is open; this may be called at any time, and more than once."""

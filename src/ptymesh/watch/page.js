@@ -32,16 +32,15 @@ async function refreshRuns() {
     $("note").textContent = `The server does not answer: ${error.message}. Is ptymesh watch still running?`;
     return;
   }
-  const going = runs.filter((run) => run.state === "going on").length;
-  $("note").textContent = runs.length ? `${runs.length} runs, ${going} going on` : "There are no runs in these folders yet.";
+  const going = runs.filter((run) => run.state === "running").length;
+  $("note").textContent = runs.length ? `${runs.length} runs, ${going} running` : "There are no runs in these folders yet.";
   const list = $("runs"), focused = document.activeElement?.dataset?.id;
   list.replaceChildren(...runs.map((run) => {
     const button = element("button", run.name);
     button.dataset.id = run.id;
     button.setAttribute("aria-current", String(run.id === state.id));
     const line = element("small");
-    line.append(element("span", run.verdict ?? run.state, run.verdict ?? run.state.replace(" ", "-")),
-      ` · ${run.epochs} epochs · residual ${shown(run.residual)} · ${age(run.modified)}`);
+    line.append(badge(run), ` · ${whereItIs(run) || `${run.epochs} epochs`} · residual ${shown(run.residual)} · ${age(run.modified)}`);
     button.append(line);
     button.onclick = () => select(run.id);
     return button;
@@ -67,9 +66,9 @@ async function refreshRun() {
   state.details = details;
   $("run").hidden = false;
   $("name").textContent = details.name;
-  const verdict = $("verdict");
-  verdict.replaceChildren(element("span", details.verdict ?? details.state, details.verdict ?? details.state.replace(" ", "-")),
-    details.sentence ? `: ${details.sentence}.` : `, ${details.epochs} epochs, residual ${shown(details.residual)}`);
+  $("verdict").replaceChildren(badge(details),
+    details.sentence ? `: ${details.sentence.replace(/\.$/, "")}.` : `, ${details.epochs} epochs, residual ${shown(details.residual)}`);
+  drawProgress(details);
   const log = $("log"), atEnd = log.scrollTop + log.clientHeight >= log.scrollHeight - 4;
   log.textContent = details.log || "There is no log.";
   if (atEnd) log.scrollTop = log.scrollHeight;
@@ -87,6 +86,39 @@ async function askPositions() {
   const found = await ask("api/positions", { id }).catch(() => ({}));
   if (id === state.id) state.positions = found;
   drawMarks();
+}
+
+// --- what the run says of itself ---
+
+function badge(run) { // the verdict of a run that is done, else its state
+  const word = run.state === "done" ? run.verdict ?? run.state : run.state;
+  return element("span", word === "silent" && run.silent_s !== null ? `silent for ${duration(run.silent_s)}` : word, word);
+}
+function duration(seconds) {
+  const rounded = Math.round(seconds);
+  if (rounded < 120) return `${rounded} s`;
+  return rounded < 7200 ? `${Math.round(rounded / 60)} min` : `${(rounded / 3600).toPrecision(3)} h`;
+}
+function whereItIs(run) {
+  const status = run.status ?? {};
+  if (!["running", "silent"].includes(run.state) || !status.phase) return "";
+  if (status.phase !== "stage") return status.phase;
+  return `${status.stages > 1 ? `stage ${status.stage} of ${status.stages}, ` : ""}${status.engine}, epoch ${status.epoch} of ${status.epochs}`;
+}
+function drawProgress(run) {
+  const status = run.status ?? {}, where = whereItIs(run), panel = $("progress");
+  panel.hidden = !where;
+  if (!where) return;
+  const within = status.phase === "stage" && status.batches && status.done_epochs < status.total_epochs && status.batch < status.batches ? status.batch / status.batches : 0;
+  const bar = panel.querySelector("progress");
+  bar.max = status.total_epochs || 1;
+  bar.value = (status.done_epochs ?? 0) + within;
+  const words = [where];
+  if (status.batches) words.push(`batch ${status.batch} of ${status.batches}`);
+  if (run.state === "running" && status.seconds_left) words.push(`${duration(status.seconds_left)} left`);
+  if (run.silent_s > 5) words.push(`last beat ${duration(run.silent_s)} ago`);
+  words.push(`process ${status.pid} on ${status.host}${status.ranks > 1 ? `, ${status.ranks} ranks` : ""}`);
+  $("where").textContent = words.join(" · ");
 }
 
 function drawCurves(curves) {

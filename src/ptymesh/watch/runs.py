@@ -18,16 +18,36 @@ from typing import Any
 import h5py
 import numpy as np
 
+from ptymesh.distributed.processes import fate_of
+from ptymesh.files import machine
 from ptymesh.io.checkpoint import manifests
 
 #: Files one of which a folder holds that is a run.
-SIGNS = ("metrics.jsonl", "live.jsonl", "result.h5")
+SIGNS = ("status.json", "metrics.jsonl", "live.jsonl", "result.h5")
 #: Levels below a given folder at which runs are looked for, and runs that are shown, the newest first.
 LEVELS, MOST_RUNS = 3, 500
 #: Bytes of the log's end that are shown, and lines of metrics that are read.
 LOG_BYTES, MOST_ROWS = 20_000, 20_000
-#: Seconds without a sign of life after which a run without a verdict is called silent.
-SILENT_S = 120.0
+#: Seconds without a sign of life after which a run without an outcome is called silent; where it says how often it
+#: gives one, and its process cannot be looked at from here, so many times that, and at least so many seconds.
+SILENT_S, BEATS, LEAST_SILENT_S = 120.0, 5.0, 15.0
+#: Largest status that is read, in bytes, and texts and numbers that are taken of it.
+STATUS_BYTES = 1 << 16
+TEXTS = ("phase", "engine", "outcome", "sentence", "host", "machine")
+NUMBERS: tuple[str, ...] = (
+    "stage",
+    "stages",
+    "epoch",
+    "epochs",
+    "batch",
+    "batches",
+    "done_epochs",
+    "total_epochs",
+    "residual",
+)
+NUMBERS += ("seconds_left", "pid", "ranks", "started", "beat", "beat_every_s")
+#: Outcomes of a run that ends without a result.
+WITHOUT_RESULT = ("failed", "interrupted", "diverged")
 
 
 @dataclass(frozen=True)
@@ -84,24 +104,50 @@ class RunFolder:
         rows = self.rows()
         epochs = [row for row in rows if "residual" in row]
         verdict: dict[str, Any] = next((row for row in reversed(rows) if "verdict" in row), {})
-        last = epochs[-1] if epochs else {}
+        last, status = epochs[-1] if epochs else {}, self.status()
+        state, silent_s = self._state(verdict, status)
         return {
             "id": self.id,
             "name": self.name,
-            "state": self._state(verdict),
+            "state": state,
+            "silent_s": silent_s,
+            "status": status,
             "verdict": verdict.get("verdict"),
-            "sentence": verdict.get("verdict_sentence"),
+            "sentence": verdict.get("verdict_sentence") or (None if state == "running" else status.get("sentence")),
             "epochs": len(epochs),
             "engine": last.get("engine"),
             "residual": verdict.get("final_residual", last.get("residual")),
             "modified": self.modified,
         }
 
-    def _state(self, verdict: dict[str, Any]) -> str:
-        """Return done, going on, or silent."""
-        if verdict or (self.folder / "spool" / "ended").exists():  # or a live run that nothing has polished
-            return "done"
-        return "going on" if time.time() - self.modified < SILENT_S else "silent"
+    def status(self) -> dict[str, Any]:
+        """Return what status.json says, or nothing: of its keys those whose values are of the right kind."""
+        with suppress(OSError, ValueError), self._own("status.json").open("rb") as file:
+            said = json.loads(file.read(STATUS_BYTES), parse_constant=lambda _: None)
+            if isinstance(said, dict):
+                texts = {name: said[name][:2000] for name in TEXTS if isinstance(said.get(name), str)}
+                numbers = {name: said[name] for name in NUMBERS if type(said.get(name)) in (int, float)}
+                return texts | numbers
+        return {}
+
+    def _state(self, verdict: dict[str, Any], status: dict[str, Any]) -> tuple[str, float | None]:
+        """Return running, done, failed, diverged, interrupted or silent, and for how many seconds it has been silent.
+
+        Args:
+            verdict: last line of the metrics; empty before there is one.
+            status: of the run.
+        """
+        outcome, phase = status.get("outcome"), status.get("phase")
+        if outcome in WITHOUT_RESULT and phase != "done":
+            return str(outcome), None
+        # or a live run that nothing has polished
+        if phase == "done" or (not status and verdict) or (self.folder / "spool" / "ended").exists():
+            return "done", None
+        silent_s = round(max(time.time() - max(self.modified, status.get("beat", 0.0)), 0.0), 1)
+        process = _fate(status)
+        known = status.get("beat_every_s") if phase == "stage" and process is None else None
+        longest = SILENT_S if known is None else max(LEAST_SILENT_S, BEATS * known)
+        return ("silent" if process == "gone" or silent_s > longest else "running"), silent_s
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the lines of metrics.jsonl, or of live.jsonl where there are none, as far as they are whole."""
@@ -211,6 +257,13 @@ def _folders(folder: Path, levels: int) -> Iterator[Path]:
         for below in sorted(folder.iterdir()):
             if below.is_dir() and not below.is_symlink() and not below.name.startswith("."):
                 yield from _folders(below, levels - 1)
+
+
+def _fate(status: dict[str, Any]) -> str | None:
+    """Return what has become of a run's process, as `fate_of`; None where it is of another machine, or not named."""
+    pid = status.get("pid")
+    here = isinstance(pid, int) and 0 < pid < 1 << 31 and status.get("machine") == machine()
+    return fate_of(pid) if here and pid is not None else None
 
 
 class OpenedArrays:

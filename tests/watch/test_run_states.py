@@ -1,0 +1,117 @@
+"""What the page says of runs that go on, that have failed, and that were killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ptymesh.files import machine
+from ptymesh.run.simulate_file import write
+from ptymesh.simulate import checked
+from ptymesh.watch.runs import RunFolder
+
+
+def summary(folder: Path) -> dict[str, Any]:
+    return RunFolder(folder, folder.parent).summary()
+
+
+def wait_for(true: Callable[[], bool], seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it has not come"
+        time.sleep(0.05)
+
+
+def start(folder: Path, epochs: int = 100_000, *words: str, stage: str = "rpie") -> subprocess.Popen[bytes]:
+    write(checked(views=25, window=32, seed=3), folder / "scan.cxi")
+    recipe = folder / "recipe.yaml"
+    recipe.write_text(
+        f"data: {{path: {folder / 'scan.cxi'}}}\nstages: [{{engine: {stage}, epochs: {epochs}, batch: 8}}]\n"
+        "output: {figures: false}\n"
+    )
+    command = [sys.executable, "-P", "-m", "ptymesh", "run", str(recipe), "--out", str(folder / "out"), *words]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+
+
+def end(run: subprocess.Popen[bytes]) -> None:
+    if run.poll() is None:
+        run.kill()
+    run.communicate()
+
+
+@pytest.mark.parametrize("ranks", [(), ("--ranks", "2")])
+def test_a_run_that_goes_on_and_is_killed(tmp_path: Path, ranks: tuple[str, ...]) -> None:
+    run, out = start(tmp_path, 100_000, *ranks), tmp_path / "out"
+    try:
+        wait_for(lambda: (out / "status.json").exists() and summary(out)["status"].get("phase") == "stage")
+        found = summary(out)
+        assert found["state"] == "running" and found["status"]["epochs"] == 100_000
+        wait_for(lambda: summary(out)["status"].get("seconds_left", 0) > 1)
+        beat = found["status"]["beat"]
+        wait_for(lambda: summary(out)["status"]["beat"] > beat, 10)
+        for pid in {found["status"]["pid"], run.pid}:
+            os.kill(pid, signal.SIGKILL)
+        run.wait()
+        wait_for(lambda: summary(out)["state"] == "silent", 20)
+        silent_s = summary(out)["silent_s"]
+        wait_for(lambda: summary(out)["silent_s"] > silent_s, 10)
+    finally:
+        end(run)
+
+
+def test_a_run_that_is_stopped(tmp_path: Path) -> None:
+    run, out = start(tmp_path), tmp_path / "out"
+    try:
+        wait_for(lambda: (out / "status.json").exists() and summary(out)["status"].get("phase") == "stage")
+        run.terminate()
+        assert run.wait(60) == 75
+        assert summary(out)["state"] == "interrupted" and "resume" in summary(out)["sentence"]
+    finally:
+        end(run)
+
+
+def test_a_run_that_diverges(tmp_path: Path) -> None:
+    run = start(tmp_path, 60, stage="adam, lr: 1.0e+30")
+    try:
+        assert run.wait(60) == 3
+        found = summary(tmp_path / "out")
+        assert found["state"] == "diverged" and "smaller steps" in found["sentence"]
+    finally:
+        end(run)
+
+
+def test_of_a_run_on_another_machine_the_beats_tell(tmp_path: Path) -> None:
+    """Its process cannot be looked at; how often it beats is in the file."""
+    (tmp_path / "metrics.jsonl").write_text("")
+    now = time.time()
+    os.utime(tmp_path / "metrics.jsonl", (now - 1000, now - 1000))
+
+    def state(**changes: object) -> str:
+        known = {"phase": "stage", "pid": os.getpid(), "machine": "another", "beat": now, "beat_every_s": 1.0}
+        path = tmp_path / "status.json"
+        path.write_text(json.dumps({**known, "outcome": None, **changes}))
+        os.utime(path, (now - 1000, now - 1000))
+        return str(summary(tmp_path)["state"])
+
+    assert state() == "running"
+    assert state(beat=now - 60) == "silent" and state(beat=now - 60, beat_every_s=30.0) == "running"
+    assert state(beat=now - 60, phase="reading") == "running" and state(beat=now - 200, phase="reading") == "silent"
+    assert state(machine=machine()) == "running" and state(machine=machine(), beat=now - 60) == "running"
+    assert state(machine=machine(), pid=2**30) == "silent"
+    assert state(outcome="failed", phase="reading") == "failed" and state(outcome="failed", phase="done") == "done"
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[1]", "{", '{"pid": "x", "beat": "y", "phase": 3, "stage": true}', '{"pid": -1}']
+)
+def test_odd_files(tmp_path: Path, content: str) -> None:
+    (tmp_path / "status.json").write_text(content)
+    found = summary(tmp_path)
+    assert found["state"] == "running" and json.dumps(found)
