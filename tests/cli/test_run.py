@@ -37,7 +37,7 @@ def test_run_leaves_result_checkpoint_log_and_metrics(run: Run, made: Path, tmp_
     (final,) = [line for line in lines if line.startswith("Final residual 0.0")]
     assert final.endswith(": out/result.h5") and 8 <= len(lines) <= 12, "up to three lines of diagnosis at the end"
     assert "Convergence of the iteration: too early to tell: the last stage has 3 epochs." in lines
-    assert files(tmp_path / "out") == {"result.h5", "checkpoint", "log.txt", "metrics.jsonl"}
+    assert files(tmp_path / "out") == {"result.h5", "checkpoint", "log.txt", "metrics.jsonl", "status.json"}
     assert epochs(tmp_path / "out") == [1, 2, 3]
     result = Result.load(tmp_path / "out" / "result.h5")
     assert result.attrs["final_residual"] == pytest.approx(float(final.split()[2]), abs=1e-6)
@@ -73,7 +73,7 @@ def test_an_earlier_run_is_not_overwritten(run: Run, made: Path, tmp_path: Path)
     assert status == 2 and "`ptymesh resume out`" in err and len(err.splitlines()) == 1
     status, _, err = run("run", made / "recipe.yaml", "--force", "--set", "stages.0.epochs=1")
     assert (status, err) == (0, "")
-    assert files(out) == {"result.h5", "log.txt", "metrics.jsonl", "mine.txt", "checkpoint"}
+    assert files(out) == {"result.h5", "log.txt", "metrics.jsonl", "status.json", "mine.txt", "checkpoint"}
     assert (out / "checkpoint" / "manifest.json").read_text() != "{}", "the old checkpoint went"
 
 
@@ -197,7 +197,7 @@ def test_interrupted_then_resumed_is_the_uninterrupted_run(
         stop_after(patch, 3)
         status, _, err = run("run", made / "recipe.yaml")
     assert (status, err) == (75, "ptymesh: Stopped after a checkpoint; `ptymesh resume out` goes on.\n")
-    assert files(tmp_path / "out") == {"checkpoint", "log.txt", "metrics.jsonl"}
+    assert files(tmp_path / "out") == {"checkpoint", "log.txt", "metrics.jsonl", "status.json"}
     moved = tmp_path / "moved"
     (tmp_path / "out").rename(moved)
     shutil.copytree(moved, tmp_path / "copy")

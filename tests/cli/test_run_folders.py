@@ -105,7 +105,7 @@ def test_two_runs_in_one_folder(made: Path, run: Run, tmp_path: Path, monkeypatc
         stop_after(patch, len(epochs(out)) + 2)
         status, _, err = run("resume", "out")
     assert (status, err) == (75, "ptymesh: Stopped after a checkpoint; `ptymesh resume out` goes on.\n")
-    assert files(out) == {"checkpoint", "log.txt", "metrics.jsonl"}
+    assert files(out) == {"checkpoint", "log.txt", "metrics.jsonl", "status.json"}
 
 
 @pytest.mark.sample(2)
@@ -128,7 +128,7 @@ def test_nobody_reads_what_it_says(made: Path, tmp_path: Path, gone: str, ranks:
     done = python(["-c", code], tmp_path, spares=ranks if ranks > 1 else 0)
     done.communicate(timeout=120)
     assert done.returncode == 0 and epochs(tmp_path / "out") == [1, 2, 3, 4]
-    assert files(tmp_path / "out") == {"result.h5", "checkpoint", "log.txt", "metrics.jsonl"}
+    assert files(tmp_path / "out") == {"result.h5", "checkpoint", "log.txt", "metrics.jsonl", "status.json"}
     Result.load(tmp_path / "out" / "result.h5")
 
 

@@ -121,7 +121,7 @@ def assert_undisturbed(out: Path, expected: Result) -> None:
     assert np.array_equal(found.history["residual"], expected.history["residual"])
     assert lines(out) == len(expected.history["residual"])
     left = {path.name for path in out.iterdir()}
-    assert left == {"result.h5", "checkpoint", "log.txt", "metrics.jsonl"}, "nothing else is left behind"
+    assert left == {"result.h5", "checkpoint", "log.txt", "metrics.jsonl", "status.json"}, "nothing else is left behind"
 
 
 CASES = [
@@ -208,7 +208,12 @@ def test_ranks_without_a_launcher_leave_together(folder: Path) -> None:
     assert time.monotonic() - began < 60, "of which 4 on an idle machine"
     assert first == (75, "ptymesh: Stopped before the first batch was done; `ptymesh resume out` starts anew.\n")
     assert second == (75, "")
-    assert {path.name for path in (folder / "out").iterdir()} == {"started.yaml", "log.txt", "metrics.jsonl"}
+    assert {path.name for path in (folder / "out").iterdir()} == {
+        "started.yaml",
+        "log.txt",
+        "metrics.jsonl",
+        "status.json",
+    }
     assert (folder / "out" / "log.txt").read_text().splitlines()[-1].endswith("  interrupted")
     assert not [path for path in (folder / "temporary").iterdir() if path.suffix != ".lock"]
 

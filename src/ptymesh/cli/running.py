@@ -25,7 +25,16 @@ if TYPE_CHECKING:
 #: Bytes of a result in tiles up to which figures are drawn at the end of the run, from the file.
 DRAWN = 64 << 20
 #: Files and folders that a run writes into its folder.
-FILES = ("result.h5", "log.txt", "metrics.jsonl", "status.json", "started.yaml", "started.yaml.new", "recipe.yaml")
+FILES = (
+    "result.h5",
+    "preview.h5",
+    "log.txt",
+    "metrics.jsonl",
+    "status.json",
+    "started.yaml",
+    "started.yaml.new",
+    "recipe.yaml",
+)
 FOLDERS = ("checkpoint", "ranks")
 #: Verdicts for which --strict exits with status 4.
 BAD = ("poor", "failed")

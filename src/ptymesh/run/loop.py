@@ -147,6 +147,11 @@ class Loop:
         for _ in self.epochs():
             pass
 
+    @property
+    def coarsened(self) -> int:
+        """Pixels of the scan's object along a side of one of the running problem's."""
+        return 1 if self.problem is self._fine_problem else self.stages[self.state.stage].coarsen
+
     def _epoch(self, engine: Engine) -> EpochReport:
         with self.problem.world.heartbeat.doing("batch"):
             return self._within_epoch(engine)

@@ -30,11 +30,13 @@ from ptymesh.recipe.scans import load_scan
 from ptymesh.recipe.schema import Recipe
 from ptymesh.run.checkpoint_counters import counters_of
 from ptymesh.run.data_checks import record_checks, to_stderr
+from ptymesh.run.loop import Loop
 from ptymesh.run.machine import peak_bytes
 from ptymesh.run.rank_facts import REMEDY, recipe_facts
 from ptymesh.run.reconstruction import Reconstruction
 from ptymesh.run_folder.lock import OwnershipCheck, hold_folder, share_lease
 from ptymesh.run_folder.patterns import PatternPairs, compared_patterns
+from ptymesh.run_folder.preview import Estimated, Preview
 from ptymesh.run_folder.reports import Callback, RunInfo
 from ptymesh.run_folder.signals import StopSignal
 from ptymesh.types import complex_dtype
@@ -206,6 +208,8 @@ def _carry_out(
 
     waited = world.heartbeat.waited_s
     due = _CheckpointClock(recipe.output.checkpoint_every, recipe.output.checkpoint_minutes)
+    if world.rank == 0:
+        callbacks = [*callbacks, Preview(out, lambda: _estimated(recon, loop))]
     loop = recon.loop(hold_out=recipe.hold_out, callbacks=callbacks, stop=lambda: stop.requested, save=save, due=due)
     if not gc.isenabled():  # since this process started (__main__)
         gc.freeze()
@@ -233,6 +237,16 @@ def _carry_out(
             callback.judged({name: result.attrs[name] for name in JUDGED if result.attrs.get(name) is not None})
             callback.finish("done")
     return RunOutcome(result, path, recipe, _compare_patterns(recipe, recon, result))
+
+
+def _estimated(recon: Reconstruction, loop: Loop) -> Estimated | None:
+    """Return object and probe as they are, of which ranks with a part of the object alone have none. Not collective."""
+    estimate = loop.state.estimate
+    whole = loop.problem.layout.last_filled(estimate.object)
+    if tuple(whole.shape[-2:]) != tuple(estimate.extent):
+        return None
+    pixel, coarser = recon.scan.geometry.object_pixel_m, loop.coarsened
+    return Estimated(whole, estimate.probe, None if pixel is None else (coarser * pixel[0], coarser * pixel[1]))
 
 
 def _compare_patterns(recipe: Recipe, recon: Reconstruction, result: Result) -> PatternPairs | None:

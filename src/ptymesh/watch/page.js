@@ -62,8 +62,9 @@ async function refreshRun() {
   let details;
   try { details = await ask("api/run", { id }); } catch (error) { $("note").textContent = error.message; return; }
   if (id !== state.id) return;
-  const before = state.details?.arrays?.version;
+  const before = state.details?.arrays?.version, size = state.details?.arrays?.object;
   state.details = details;
+  if (String(size) !== String(details.arrays.object)) state.region = null; // of a preview that has become a result
   $("run").hidden = false;
   $("name").textContent = details.name;
   $("verdict").replaceChildren(badge(details),
@@ -159,12 +160,13 @@ function view() { // region that is shown: top, left, bottom, right
   const all = size();
   return state.region && state.what !== "probe" ? state.region : all && [0, 0, all[0], all[1]];
 }
+const FILES = { checkpoint: ", last checkpoint", preview: ", preview while it goes on" };
 let asked = 0;
 function draw() {
   const all = size(), picture = $("picture");
   if (!all) {
     picture.removeAttribute("src");
-    $("scale").textContent = "A picture is there once the run has written a checkpoint or its result.";
+    $("scale").textContent = "A picture is there once the run has written a preview, a checkpoint or its result.";
     $("marks").replaceChildren();
     return;
   }
@@ -180,7 +182,7 @@ function draw() {
   const [top, left, bottom, right] = view(), pixel = state.details.arrays.pixel_m;
   const wide = right - left, tall = bottom - top;
   const length = pixel && state.what !== "probe" ? ` = ${lengthName(wide * pixel[1])} x ${lengthName(tall * pixel[0])}` : "";
-  $("scale").textContent = `${wide} x ${tall} px${length}${state.details.arrays.file === "checkpoint" ? ", last checkpoint" : ""}`;
+  $("scale").textContent = `${wide} x ${tall} px${length}${FILES[state.details.arrays.file] ?? ""}`;
 }
 function lengthName(metres) {
   for (const [unit, scale] of [["mm", 1e-3], ["µm", 1e-6], ["nm", 1e-9]]) if (metres >= scale) return `${(metres / scale).toPrecision(3)} ${unit}`;

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import h5py
 import numpy as np
@@ -55,14 +55,19 @@ class ObjectFile:
     """File from which object and probe of a run can be drawn.
 
     Attributes:
-        path: of the result, or of a checkpoint's manifest.
-        is_result: False for a checkpoint.
+        path: of the result or preview, or of a checkpoint's manifest.
+        kind: which of these.
         modified: time of the file in ns.
     """
 
     path: Path
-    is_result: bool
+    kind: Literal["result", "preview", "checkpoint"]
     modified: int
+
+    @property
+    def is_result(self) -> bool:
+        """True for the result of a run, also of a live one."""
+        return self.kind == "result"
 
 
 class RunFolder:
@@ -182,30 +187,46 @@ class RunFolder:
         return ""
 
     def _recipe(self) -> str:
-        """Return the recipe, from the result or the checkpoint."""
+        """Return the recipe, from the result, the checkpoint, or the record of a start."""
         with suppress(Exception):
-            found = self.object_file()
+            found = max((one for one in self._object_files() if one.kind != "preview"), key=_age, default=None)
             if found is not None and found.is_result:
                 with h5py.File(found.path, "r", locking=False) as file:
                     return str(own_dataset(file, "recipe").asstr()[()]) if "recipe" in file else ""
             if found is not None:
                 return str(_meta(found.path)["recipe"])
+            with self._own("started.yaml").open(encoding="utf-8") as file:
+                file.readline()  # of another use
+                return file.read(LOG_BYTES)
         return ""
 
     def object_file(self) -> ObjectFile | None:
-        """Return the newest file that holds the object: the result, that of a live run, or a checkpoint."""
+        """Return the file from which the object is drawn: result (that of a live run, too), preview, or checkpoint.
+
+        A run that goes on removes its preview when it has a result; an older one is what it goes on from.
+        """
+        found = self._object_files()
+        shown = [one for one in found if one.is_result]
+        # a result is written after the last checkpoint, and before the checkpoint that goes on from it
+        newest = max(shown or found, key=_age, default=None)
+        previews = [one for one in found if one.kind == "preview"]
+        if previews and newest is not None and "outcome" not in self.status():
+            return max(*shown, *previews, key=_age) if shown else previews[0]
+        return newest
+
+    def _object_files(self) -> list[ObjectFile]:
         found = []
-        for name in ("result.h5", "live.h5"):
+        kinds: dict[str, Literal["result", "preview"]]
+        kinds = {"result.h5": "result", "live.h5": "result", "preview.h5": "preview"}
+        for name, kind in kinds.items():
             with suppress(OSError):
                 path = self._own(name)
-                found.append(ObjectFile(path, True, path.stat().st_mtime_ns))
+                found.append(ObjectFile(path, kind, path.stat().st_mtime_ns))
         with suppress(OSError, ValueError, KeyError):
             current = json.loads(self._own("checkpoint", manifests.MANIFEST).read_text(encoding="utf-8"))
             path = self._own("checkpoint", f"{int(current['generation']):06d}", manifests.MANIFEST)
-            found.append(ObjectFile(path, False, path.stat().st_mtime_ns))
-        results = [one for one in found if one.is_result]
-        # a result is written after the last checkpoint, and before the checkpoint that goes on from it
-        return max(results or found, key=lambda one: one.modified, default=None)
+            found.append(ObjectFile(path, "checkpoint", path.stat().st_mtime_ns))
+        return found
 
     def shapes(self) -> dict[str, Any]:
         """Return the shapes of object and probe, the object pixel in metres, and of which file they are; else empty."""
@@ -218,7 +239,7 @@ class RunFolder:
             return {}
         with arrays:
             about = {"object": arrays.object_shape, "probe": arrays.probe_shape, "pixel_m": arrays.pixel_m}
-        return about | {"version": str(found.modified), "file": "result" if found.is_result else "checkpoint"}
+        return about | {"version": str(found.modified), "file": found.kind}
 
     def positions(self) -> dict[str, Any]:
         """Return where views lie in the object, in pixels, and where they started; empty before there is a result."""
@@ -259,6 +280,10 @@ def _folders(folder: Path, levels: int) -> Iterator[Path]:
                 yield from _folders(below, levels - 1)
 
 
+def _age(one: ObjectFile) -> int:
+    return one.modified
+
+
 def _fate(status: dict[str, Any]) -> str | None:
     """Return what has become of a run's process, as `fate_of`; None where it is of another machine, or not named."""
     pid = status.get("pid")
@@ -281,7 +306,7 @@ class OpenedArrays:
     def __init__(self, found: ObjectFile) -> None:
         self._files: list[h5py.File] = []
         try:
-            if found.is_result:
+            if found.kind != "checkpoint":
                 file = self._open(found.path)
                 self._parts, self._probe = [own_dataset(file, "object")], own_dataset(file, "probe")
                 pixel = self._parts[0].attrs.get("pixel_size_m")
