@@ -3,50 +3,16 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from ptymesh.files import machine
-from ptymesh.run.simulate_file import write
-from ptymesh.simulate import checked
-from ptymesh.watch.runs import RunFolder
+from watched_runs import end, start, summary, summary_of_preview, wait_for
 
 
-def summary(folder: Path) -> dict[str, Any]:
-    return RunFolder(folder, folder.parent).summary()
-
-
-def wait_for(true: Callable[[], bool], seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "it has not come"
-        time.sleep(0.05)
-
-
-def start(folder: Path, epochs: int = 100_000, *words: str, stage: str = "rpie") -> subprocess.Popen[bytes]:
-    write(checked(views=25, window=32, seed=3), folder / "scan.cxi")
-    recipe = folder / "recipe.yaml"
-    recipe.write_text(
-        f"data: {{path: {folder / 'scan.cxi'}}}\nstages: [{{engine: {stage}, epochs: {epochs}, batch: 8}}]\n"
-        "output: {figures: false}\n"
-    )
-    command = [sys.executable, "-P", "-m", "ptymesh", "run", str(recipe), "--out", str(folder / "out"), *words]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-
-
-def end(run: subprocess.Popen[bytes]) -> None:
-    if run.poll() is None:
-        run.kill()
-    run.communicate()
-
-
-@pytest.mark.parametrize("ranks", [(), ("--ranks", "2")])
+@pytest.mark.parametrize("ranks", [(), ("--ranks", "2", "--layout", "replicated")])
 def test_a_run_that_goes_on_and_is_killed(tmp_path: Path, ranks: tuple[str, ...]) -> None:
     run, out = start(tmp_path, 100_000, *ranks), tmp_path / "out"
     try:
@@ -54,6 +20,7 @@ def test_a_run_that_goes_on_and_is_killed(tmp_path: Path, ranks: tuple[str, ...]
         found = summary(out)
         assert found["state"] == "running" and found["status"]["epochs"] == 100_000
         wait_for(lambda: summary(out)["status"].get("seconds_left", 0) > 1)
+        wait_for(lambda: summary_of_preview(out) == "preview", 20)
         beat = found["status"]["beat"]
         wait_for(lambda: summary(out)["status"]["beat"] > beat, 10)
         for pid in {found["status"]["pid"], run.pid}:

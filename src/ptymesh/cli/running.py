@@ -31,6 +31,7 @@ FILES = (
     "log.txt",
     "metrics.jsonl",
     "status.json",
+    "control",
     "started.yaml",
     "started.yaml.new",
     "recipe.yaml",

@@ -20,11 +20,14 @@ def command(
     token: Annotated[
         str | None, typer.Option(metavar="TOKEN", help="Word that the address holds. [default: random]")
     ] = None,
+    control: Annotated[
+        bool, typer.Option("--control", help="Let the page stop runs, and ask them for checkpoints.")
+    ] = False,
 ) -> None:
     """Show runs in the browser, while they go on and afterwards: pictures, curves, positions, log, recipe.
 
-    The page reads the folders and changes nothing. It is served on this machine alone, to whoever has the address
-    that is printed.
+    The page reads the folders and, without --control, changes nothing. It is served on this machine alone, to whoever
+    has the address that is printed.
     """
     from ptymesh.errors import BadInput
     from ptymesh.paths import usable
@@ -42,10 +45,10 @@ def command(
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise BadInput(f"The page needs {error.name}; install ptymesh[watch].") from error
-    _serve(roots, host, port, token)
+    _serve(roots, host, port, token, control)
 
 
-def _serve(roots: list[Path], host: str, port: int, token: str | None) -> None:
+def _serve(roots: list[Path], host: str, port: int, token: str | None, control: bool) -> None:
     """Serve the page until the command is stopped.
 
     Args:
@@ -53,6 +56,7 @@ def _serve(roots: list[Path], host: str, port: int, token: str | None) -> None:
         host: address to listen on.
         port: 0 for any.
         token: that the address holds; None for a random one.
+        control: True if runs may be asked to stop.
     """
     import logging
     import secrets
@@ -74,11 +78,14 @@ def _serve(roots: list[Path], host: str, port: int, token: str | None) -> None:
     names = {host, *(LOOPBACK if host in LOOPBACK else ())}
     served = [f"[{name}]:{port}" if ":" in name else f"{name}:{port}" for name in sorted(names)]
     if host not in LOOPBACK:
+        can = "see and stop" if control else "see"
         typer.echo(
-            f"Anybody who reaches {host} and has the token can see these runs; it goes over the network in clear."
+            f"Anybody who reaches {host} and has the token can {can} these runs; it goes over the network in clear."
         )
     shown = f"[{host}]" if ":" in host else host
     typer.echo(f"Open http://{shown}:{port}/?token={word}   (Ctrl-C ends it)")
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
-    config = uvicorn.Config(make_app(roots, word, served), log_level="warning", access_log=False, server_header=False)
+    config = uvicorn.Config(
+        make_app(roots, word, served, control=control), log_level="warning", access_log=False, server_header=False
+    )
     uvicorn.Server(config).run([listening])

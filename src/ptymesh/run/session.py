@@ -34,6 +34,7 @@ from ptymesh.run.loop import Loop
 from ptymesh.run.machine import peak_bytes
 from ptymesh.run.rank_facts import REMEDY, recipe_facts
 from ptymesh.run.reconstruction import Reconstruction
+from ptymesh.run_folder.control import Control
 from ptymesh.run_folder.lock import OwnershipCheck, hold_folder, share_lease
 from ptymesh.run_folder.patterns import PatternPairs, compared_patterns
 from ptymesh.run_folder.preview import Estimated, Preview
@@ -121,10 +122,11 @@ def run_recipe(
             refuse_differences(world, facts, REMEDY)
         checks = _take_output_folder(world, recipe.output.dir, own if held is None else held)
         watching = [*checks, *callbacks] if world.rank == 0 else []
+        stop.control = Control(recipe.output.dir) if world.rank == 0 else None
         if stages is not None and recipe.auto is not None:
             for callback in watching:
                 callback.entering("searching", recipe.output.dir)
-            recipe = stages.decide(recipe, world, lambda: stop.requested)
+            recipe = stages.decide(recipe, world, stop.is_asked)
         for callback in watching:
             callback.entering("reading", recipe.output.dir)
         return _run(recipe, world, resume, other_data, watching, stop)
@@ -207,10 +209,16 @@ def _carry_out(
             callback.saved(folder)
 
     waited = world.heartbeat.waited_s
-    due = _CheckpointClock(recipe.output.checkpoint_every, recipe.output.checkpoint_minutes)
+    clock = _CheckpointClock(recipe.output.checkpoint_every, recipe.output.checkpoint_minutes)
     if world.rank == 0:
         callbacks = [*callbacks, Preview(out, lambda: _estimated(recon, loop))]
-    loop = recon.loop(hold_out=recipe.hold_out, callbacks=callbacks, stop=lambda: stop.requested, save=save, due=due)
+    loop = recon.loop(
+        hold_out=recipe.hold_out,
+        callbacks=callbacks,
+        stop=stop.is_asked,
+        save=save,
+        due=lambda done: clock(done) | stop.take_save(),
+    )
     if not gc.isenabled():  # since this process started (__main__)
         gc.freeze()
         gc.enable()

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 
 from ptymesh import stopping
+from ptymesh.run_folder.control import Control
 
 
 class StopSignal:
@@ -15,11 +16,24 @@ class StopSignal:
 
     The handlers that were there before come back at the end. Outside the main thread, where Python lets nobody handle
     signals, `requested` stays False. A signal that was ignored (nohup) goes on being ignored.
+
+    Attributes:
+        requested: True once a signal has come.
+        control: requests by a file in the run's folder; None on all ranks but the first.
     """
 
     def __init__(self) -> None:
         self.requested = False
+        self.control: Control | None = None
         self._previous: dict[int, Callable[[int, FrameType | None], object] | int | None] = {}
+
+    def is_asked(self) -> bool:
+        """Return True if this rank was asked to stop, by a signal or by the file in its folder."""
+        return self.requested or (self.control is not None and self.control.is_stop_requested())
+
+    def take_save(self) -> bool:
+        """Return True if this rank was asked for a checkpoint since this was last called."""
+        return self.control is not None and self.control.take_save()
 
     def __enter__(self) -> StopSignal:
         if threading.current_thread() is threading.main_thread():

@@ -52,6 +52,7 @@ async function refreshRuns() {
 async function select(id) {
   Object.assign(state, { id, region: null, details: null, positions: null, index: 0 });
   $("index").value = 0;
+  $("asked").textContent = "";
   for (const button of $("runs").children) button.setAttribute("aria-current", String(button.dataset.id === id));
   await refreshRun();
 }
@@ -70,6 +71,7 @@ async function refreshRun() {
   $("verdict").replaceChildren(badge(details),
     details.sentence ? `: ${details.sentence.replace(/\.$/, "")}.` : `, ${details.epochs} epochs, residual ${shown(details.residual)}`);
   drawProgress(details);
+  drawControl(details);
   const log = $("log"), atEnd = log.scrollTop + log.clientHeight >= log.scrollHeight - 4;
   log.textContent = details.log || "There is no log.";
   if (atEnd) log.scrollTop = log.scrollHeight;
@@ -121,6 +123,29 @@ function drawProgress(run) {
   words.push(`process ${status.pid} on ${status.host}${status.ranks > 1 ? `, ${status.ranks} ranks` : ""}`);
   $("where").textContent = words.join(" · ");
 }
+
+const ASKED = { stop: "It stops after this batch, with a checkpoint.", save: "It writes a checkpoint after this epoch." };
+function drawControl(run) {
+  $("control").hidden = document.body.dataset.control !== "true" || run.state !== "running" || !run.status.phase;
+  if (run.asked) $("asked").textContent = ASKED[run.asked];
+}
+async function request(word) {
+  const answer = await fetch(`api/ask?${new URLSearchParams({ id: state.id, word })}`, { method: "POST", headers: { "X-Token": token } });
+  $("asked").textContent = answer.ok ? ASKED[word] : await answer.text();
+}
+let sure;
+$("save").onclick = () => request("save");
+$("stop").onclick = () => { // twice, as it cannot be taken back
+  const button = $("stop");
+  clearTimeout(sure);
+  if (button.textContent === "stop") {
+    button.textContent = "stop: sure?";
+    sure = setTimeout(() => { button.textContent = "stop"; }, 4000);
+    return;
+  }
+  button.textContent = "stop";
+  request("stop");
+};
 
 function drawCurves(curves) {
   const figures = [];

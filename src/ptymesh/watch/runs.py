@@ -21,6 +21,7 @@ import numpy as np
 from ptymesh.distributed.processes import fate_of
 from ptymesh.files import machine
 from ptymesh.io.checkpoint import manifests
+from ptymesh.run_folder.control import WORDS, read_request, write_request
 
 #: Files one of which a folder holds that is a run.
 SIGNS = ("status.json", "metrics.jsonl", "live.jsonl", "result.h5")
@@ -116,6 +117,7 @@ class RunFolder:
             "name": self.name,
             "state": state,
             "silent_s": silent_s,
+            "asked": read_request(self.folder) if state == "running" else None,
             "status": status,
             "verdict": verdict.get("verdict"),
             "sentence": verdict.get("verdict_sentence") or (None if state == "running" else status.get("sentence")),
@@ -153,6 +155,23 @@ class RunFolder:
         known = status.get("beat_every_s") if phase == "stage" and process is None else None
         longest = SILENT_S if known is None else max(LEAST_SILENT_S, BEATS * known)
         return ("silent" if process == "gone" or silent_s > longest else "running"), silent_s
+
+    def ask(self, word: str) -> None:
+        """Ask the run to stop, or for a checkpoint.
+
+        Args:
+            word: `stop` or `save`.
+
+        Raises:
+            ValueError: another word, or the run does not go on.
+            OSError: its folder cannot be written to.
+        """
+        if word not in WORDS:
+            raise ValueError(f"a run can be asked to {' or '.join(WORDS)}")
+        state = self.summary()["state"]
+        if state != "running" or not self.status():
+            raise ValueError(f"the run {self.name} is {state}, and takes no requests")
+        write_request(self.folder, word)
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the lines of metrics.jsonl, or of live.jsonl where there are none, as far as they are whole."""

@@ -1,7 +1,7 @@
 """The server of the page: it reads the folders that it was given, and answers who has its token.
 
-Nothing is written and nothing is run. Requests name runs by ids, which are looked up among those found below the given
-folders, so that no other file can be asked for.
+Nothing is run, and nothing is written but, with `control`, a word into the folder of a run that goes on. Requests name
+runs by ids, which are looked up among those found below the given folders, so that no other file can be asked for.
 """
 
 from __future__ import annotations
@@ -37,20 +37,21 @@ KEPT = 64
 PAGE = Path(__file__).with_name("page.html")
 
 
-def make_app(roots: Sequence[Path], token: str, hosts: Sequence[str]) -> Starlette:
+def make_app(roots: Sequence[Path], token: str, hosts: Sequence[str], *, control: bool = False) -> Starlette:
     """Return the application.
 
     Args:
         roots: folders that are runs or hold some.
         token: without which nothing is answered.
         hosts: values of the header Host that are served, with port.
+        control: True if runs may be asked to stop, and for checkpoints.
     """
 
     def runs() -> dict[str, RunFolder]:
         return find_runs(roots)
 
     async def page(request: Request) -> Response:
-        text = PAGE.read_text(encoding="utf-8").replace("TOKEN", token)
+        text = PAGE.read_text(encoding="utf-8").replace("TOKEN", token).replace("CONTROL", str(control).lower())
         return HTMLResponse(text)
 
     async def script(request: Request) -> Response:
@@ -88,6 +89,22 @@ def make_app(roots: Sequence[Path], token: str, hosts: Sequence[str]) -> Starlet
             return PlainTextResponse(f"There is no such picture ({error}).", 400)
         return Response(made, media_type="image/png")
 
+    async def ask(request: Request) -> Response:
+        if not control:
+            return PlainTextResponse("This page only shows runs; start it with `ptymesh watch --control`.", 403)
+        if "x-token" not in request.headers:  # which no form and no link of another page can send
+            return PlainTextResponse("The token of what changes a run belongs into the header X-Token.", 401)
+        run = await _run(request)
+        if run is None:
+            return _unknown()
+        try:
+            await run_in_threadpool(run.ask, request.query_params.get("word", ""))
+        except ValueError as error:
+            return PlainTextResponse(f"That cannot be asked: {error}.", 409)
+        except OSError as error:
+            return PlainTextResponse(f"The folder of the run cannot be written to ({error.strerror}).", 409)
+        return JSONResponse({"asked": request.query_params["word"]})
+
     async def _run(request: Request) -> RunFolder | None:
         return (await run_in_threadpool(runs)).get(request.query_params.get("id", ""))
 
@@ -99,6 +116,7 @@ def make_app(roots: Sequence[Path], token: str, hosts: Sequence[str]) -> Starlet
         Route("/api/run", one_run),
         Route("/api/positions", positions),
         Route("/api/picture", image),
+        Route("/api/ask", ask, methods=["POST"]),
     ]
 
     async def guard(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
@@ -122,7 +140,7 @@ def _refusal(request: Request, token: str, hosts: Sequence[str]) -> Response | N
     origin = request.headers.get("origin")
     if origin is not None and origin not in {f"http://{host}" for host in hosts}:
         return PlainTextResponse("Requests from other pages are not answered.", 403)
-    given = request.query_params.get("token") or request.headers.get("x-token") or ""
+    given = request.headers.get("x-token") or request.query_params.get("token") or ""
     if not hmac.compare_digest(given.encode(), token.encode()):
         return PlainTextResponse("Open the address that `ptymesh watch` has printed, with its token.", 401)
     return None
