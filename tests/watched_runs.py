@@ -27,7 +27,9 @@ def wait_for(true: Callable[[], bool], seconds: float = 60.0) -> None:
         time.sleep(0.05)
 
 
-def start(folder: Path, epochs: int = 100_000, *words: str, stage: str = "rpie") -> subprocess.Popen[bytes]:
+def start(
+    folder: Path, epochs: int = 100_000, *words: str, stage: str = "rpie", output: int = subprocess.DEVNULL
+) -> subprocess.Popen[bytes]:
     write(checked(views=25, window=32, seed=3), folder / "scan.cxi")
     recipe = folder / "recipe.yaml"
     recipe.write_text(
@@ -35,7 +37,7 @@ def start(folder: Path, epochs: int = 100_000, *words: str, stage: str = "rpie")
         "output: {figures: false}\n"
     )
     command = [sys.executable, "-P", "-m", "ptymesh", "run", str(recipe), "--out", str(folder / "out"), *words]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    return subprocess.Popen(command, stdout=output, stderr=subprocess.PIPE)
 
 
 def end(run: subprocess.Popen[bytes]) -> None:

@@ -53,6 +53,7 @@ def test_a_run_from_reading_to_its_result(tmp_path: Path) -> None:
     watching.saving(tmp_path / "checkpoint")
     assert said(tmp_path)["phase"] == "saving"
     watching.saved(tmp_path / "checkpoint")
+    watching.batch(BatchReport(0, 3, 1, 10, 30, 1.0))
     assert said(tmp_path)["phase"] == "stage"
     watching.saving(tmp_path / "result.h5")
     watching.judged({"verdict": "poor", "verdict_sentence": "it is blurred"})

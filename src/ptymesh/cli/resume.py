@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ptymesh.cli.launching import LaunchOptions, MemoryOptions, Settings, Strict, expand_groups
+from ptymesh.cli.page import PageOptions
 
 
 @expand_groups
@@ -15,6 +16,7 @@ def command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Output folder of the run that was stopped.")],
     how: LaunchOptions,
     memory: MemoryOptions,
+    page: PageOptions,
     set_: Settings = None,
     other_data: Annotated[
         bool, typer.Option("--other-data", help="Go on even if the data are not those that the run began with.")
@@ -54,4 +56,5 @@ def command(
         arguments = ["resume", str(folder), "--device", how.device, *memory.arguments]
         arguments += [part for setting in set_ or () for part in ("--set", setting)]
         arguments += ["--other-data"] if other_data else []
-        execute(recipe, arguments, how, resume=not anew, other_data=other_data, strict=strict)
+        with page.beside(folder):
+            execute(recipe, arguments, how, resume=not anew, other_data=other_data, strict=strict)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ptymesh.cli.launching import LaunchOptions, MemoryOptions, Settings, Strict, expand_groups, folder
+from ptymesh.cli.page import PageOptions
 
 if TYPE_CHECKING:
     from ptymesh.cli.running import StageFinder
@@ -21,6 +23,7 @@ def command(
     ],
     how: LaunchOptions,
     memory: MemoryOptions,
+    page: PageOptions,
     set_: Settings = None,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", parser=folder, help="Output folder, instead of the recipe's.")
@@ -38,7 +41,7 @@ def command(
 
     settings, data = [*(set_ or ()), *memory.settings], is_data(recipe)
     finder = StageFinder(time_s=time)
-    _run(recipe, _loaded(recipe, settings, out, finder, data), settings, time, force, how, finder, strict)
+    _run(recipe, _loaded(recipe, settings, out, finder, data), settings, time, force, how, finder, strict, page)
 
 
 def _loaded(recipe: Path, settings: list[str], out: Path | None, finder: StageFinder, data: bool) -> Recipe:
@@ -62,6 +65,7 @@ def _run(
     how: LaunchOptions,
     finder: StageFinder,
     strict: bool,
+    page: PageOptions,
 ) -> None:
     """Check the options and the output folder, then execute the recipe."""
     from ptymesh.cli.running import check_folder, execute, owned, refuse_to_overwrite, restarted
@@ -81,9 +85,10 @@ def _run(
     again = restarted()
     folder = loaded.output.dir
     check_folder(folder)
-    with owned(folder):
+    with owned(folder), ExitStack() as held:
         if not launched():  # else the launcher has checked, and a rank that failed may have written a log since
             refuse_to_overwrite(folder, force=force or again, recipe=loaded.to_yaml())
+        held.enter_context(page.beside(folder))
         arguments = ["run", str(recipe), "--device", how.device, "--out", str(folder)]
         arguments += [part for setting in settings for part in ("--set", setting)]
         arguments += [] if time is None else ["--time", str(time)]

@@ -29,6 +29,7 @@ def command(
     The page reads the folders and, without --control, changes nothing. It is served on this machine alone, to whoever
     has the address that is printed.
     """
+    from ptymesh.cli.page import require_server
     from ptymesh.errors import BadInput
     from ptymesh.paths import usable
 
@@ -40,11 +41,7 @@ def command(
         raise BadInput(f"--port is {port}; give 0 to 65535.")
     if token is not None and (len(token) < 8 or not token.isalnum()):
         raise BadInput("--token is too short or holds other signs than letters and digits; give 8 or more, or none.")
-    try:
-        import starlette  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ImportError as error:
-        raise BadInput(f"The page needs {error.name}; install ptymesh[watch].") from error
+    require_server()
     _serve(roots, host, port, token, control)
 
 
@@ -59,22 +56,27 @@ def _serve(roots: list[Path], host: str, port: int, token: str | None, control: 
         control: True if runs may be asked to stop.
     """
     import logging
+    import os
     import secrets
     import socket
 
     import uvicorn
 
+    from ptymesh.cli.page import SOCKET, TOKEN
     from ptymesh.errors import BadInput
     from ptymesh.watch.server import make_app
 
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listening.bind((host, port))
-    except OSError as error:
-        raise BadInput(f"{host} port {port} cannot be used ({error.strerror}); choose another --port.") from error
+    number = os.environ.pop(SOCKET, "")
+    if number.isdecimal():  # of a run that shows the page beside it
+        listening = socket.socket(fileno=int(number))
+    else:
+        listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            listening.bind((host, port))
+        except OSError as error:
+            raise BadInput(f"{host} port {port} cannot be used ({error.strerror}); choose another --port.") from error
     port = listening.getsockname()[1]
-    word = secrets.token_urlsafe(24) if token is None else token
+    word = token or os.environ.pop(TOKEN, None) or secrets.token_urlsafe(24)
     names = {host, *(LOOPBACK if host in LOOPBACK else ())}
     served = [f"[{name}]:{port}" if ":" in name else f"{name}:{port}" for name in sorted(names)]
     if host not in LOOPBACK:

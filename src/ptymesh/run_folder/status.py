@@ -24,7 +24,7 @@ from ptymesh.printable import printable
 from ptymesh.run_folder.clock import Clock
 from ptymesh.run_folder.reports import BatchReport, EpochReport, RunInfo, Watcher
 
-NAME = "status.json"
+NAME, RESULT = "status.json", "result.h5"
 #: Seconds between two writings, and the largest share of the time that they take.
 EVERY_S, SHARE = 1.0, 0.01
 
@@ -143,16 +143,18 @@ class StatusFile(Watcher):
         return None if left is None else round(left, 1)
 
     def saving(self, path: Path) -> None:
-        """Write that a checkpoint or the result is being written."""
-        if self._clock is not None:
-            self._write(phase="saving")
+        """Write that the result is being written; of a checkpoint only if it is time."""
+        if self._clock is None:
+            return
+        self._said["phase"] = "saving"
+        if path.name == RESULT or self._throttle.is_due():
+            self._write()
 
     def saved(self, path: Path) -> None:
         """Return to the stage: what is written next says so."""
         if self._clock is not None:
             self._said["phase"] = "stage"
             self._last_batch = math.inf  # what came in between says nothing about batches
-            self._write()
 
     def judged(self, verdict: Mapping[str, object]) -> None:
         """Take outcome and sentence."""

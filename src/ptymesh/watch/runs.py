@@ -22,13 +22,14 @@ from ptymesh.distributed.processes import fate_of
 from ptymesh.files import machine
 from ptymesh.io.checkpoint import manifests
 from ptymesh.run_folder.control import WORDS, read_request, write_request
+from ptymesh.watch.growing import GrowingFiles
 
 #: Files one of which a folder holds that is a run.
 SIGNS = ("status.json", "metrics.jsonl", "live.jsonl", "result.h5")
 #: Levels below a given folder at which runs are looked for, and runs that are shown, the newest first.
 LEVELS, MOST_RUNS = 3, 500
-#: Bytes of the log's end that are shown, and lines of metrics that are read.
-LOG_BYTES, MOST_ROWS = 20_000, 20_000
+#: Bytes of the log's end that are shown.
+LOG_BYTES = 20_000
 #: Seconds without a sign of life after which a run without an outcome is called silent; where it says how often it
 #: gives one, and its process cannot be looked at from here, so many times that, and at least so many seconds.
 SILENT_S, BEATS, LEAST_SILENT_S = 120.0, 5.0, 15.0
@@ -77,10 +78,11 @@ class RunFolder:
     Args:
         folder: of the run.
         root: folder below which it was found; names are relative to it.
+        lines: what was read of metrics before.
     """
 
-    def __init__(self, folder: Path, root: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, root: Path, lines: GrowingFiles | None = None) -> None:
+        self.folder, self._lines = folder, lines or GrowingFiles()
         relative = folder.relative_to(root)
         self.name = root.name if relative == Path() else str(relative)
         self.id = hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]
@@ -176,13 +178,8 @@ class RunFolder:
     def rows(self) -> list[dict[str, Any]]:
         """Return the lines of metrics.jsonl, or of live.jsonl where there are none, as far as they are whole."""
         for name in ("metrics.jsonl", "live.jsonl"):
-            with suppress(OSError), self._own(name).open(encoding="utf-8", errors="replace") as file:
-                found = []
-                for line in file.readlines()[-MOST_ROWS:]:
-                    with suppress(ValueError):
-                        row = json.loads(line, parse_constant=lambda _: None)  # NaN is no JSON
-                        found.append(row if isinstance(row, dict) else {})
-                if found:
+            with suppress(OSError):
+                if found := self._lines.rows(self._own(name)):
                     return found
         return []
 
@@ -275,13 +272,15 @@ class RunFolder:
         return made
 
 
-def find_runs(roots: Sequence[Path]) -> dict[str, RunFolder]:
+def find_runs(roots: Sequence[Path], lines: GrowingFiles | None = None) -> dict[str, RunFolder]:
     """Return the runs below some folders by id, those that were changed last first.
 
     Args:
         roots: folders that are runs or hold some.
+        lines: what was read of metrics before.
     """
-    found = [RunFolder(folder, root) for root in roots for folder in _folders(root, LEVELS)]
+    lines = lines or GrowingFiles()
+    found = [RunFolder(folder, root, lines) for root in roots for folder in _folders(root, LEVELS)]
     newest = sorted(found, key=lambda run: run.modified, reverse=True)[:MOST_RUNS]
     return {run.id: run for run in newest}
 

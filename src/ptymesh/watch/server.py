@@ -19,6 +19,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from ptymesh.watch.growing import GrowingFiles
 from ptymesh.watch.pictures import KINDS, What, picture
 from ptymesh.watch.runs import ObjectFile, OpenedArrays, RunFolder, find_runs
 
@@ -46,9 +47,10 @@ def make_app(roots: Sequence[Path], token: str, hosts: Sequence[str], *, control
         hosts: values of the header Host that are served, with port.
         control: True if runs may be asked to stop, and for checkpoints.
     """
+    lines = GrowingFiles()
 
     def runs() -> dict[str, RunFolder]:
-        return find_runs(roots)
+        return find_runs(roots, lines)
 
     async def page(request: Request) -> Response:
         text = PAGE.read_text(encoding="utf-8").replace("TOKEN", token).replace("CONTROL", str(control).lower())

@@ -1,0 +1,82 @@
+"""Files of lines that grow: of each only what was added since the last look is read."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+#: Lines of a file that are kept, files that are kept, and bytes before the place of the last look that are compared.
+MOST_ROWS, MOST_FILES, COMPARED = 20_000, 600, 256
+
+
+@dataclass
+class _Read:
+    """What was read of a file.
+
+    Attributes:
+        inode: of the file.
+        place: bytes that were read, up to the end of the last whole line.
+        end: the last of these bytes, by which a file that was cut back and has grown again is known.
+        rows: the objects of its lines.
+    """
+
+    inode: int
+    place: int = 0
+    end: bytes = b""
+    rows: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=MOST_ROWS))
+
+
+class GrowingFiles:
+    """JSON lines of files that grow, for several threads at once."""
+
+    def __init__(self) -> None:
+        self._files: OrderedDict[Path, _Read] = OrderedDict()
+        self._lock = threading.Lock()
+        #: Bytes that were read so far.
+        self.bytes_read = 0
+
+    def rows(self, path: Path) -> list[dict[str, Any]]:
+        """Return the objects of the last whole lines; a line that is no object counts as an empty one, nonsense not.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+        with self._lock, path.open("rb") as file:
+            about = os.fstat(file.fileno())
+            known = self._files.get(path)
+            if known is None or known.inode != about.st_ino or not self._grew(file, known, about.st_size):
+                known = self._files[path] = _Read(about.st_ino)
+            self._files.move_to_end(path)
+            if len(self._files) > MOST_FILES:
+                self._files.popitem(last=False)
+            if about.st_size > known.place:
+                self._read_on(file, known)
+            return list(known.rows)
+
+    def _grew(self, file: Any, known: _Read, size: int) -> bool:
+        """Return True if the file still begins with what was read of it."""
+        if size < known.place:
+            return False
+        file.seek(known.place - len(known.end))
+        return bool(file.read(len(known.end)) == known.end)
+
+    def _read_on(self, file: Any, known: _Read) -> None:
+        file.seek(known.place)
+        added = file.read()
+        self.bytes_read += len(added)
+        whole = added[: added.rfind(b"\n") + 1]
+        known.place += len(whole)
+        known.end = (known.end + whole)[-COMPARED:]
+        for line in whole.splitlines():
+            try:
+                row = json.loads(
+                    line.decode("utf-8", errors="replace"), parse_constant=lambda _: None
+                )  # NaN is no JSON
+            except ValueError:
+                continue
+            known.rows.append(row if isinstance(row, dict) else {})

@@ -1,0 +1,99 @@
+"""`ptymesh run --watch` shows the run in a process of its own, which ends with it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from watched_runs import end, start, wait_for
+
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the page is not there on Windows")
+
+
+def ask(address: str, path: str, method: str = "GET") -> object:
+    root, token = address.split("/?token=")
+    asked = urllib.request.Request(f"{root}/{path}", method=method, headers={"X-Token": token})
+    with urllib.request.urlopen(asked, timeout=60) as answer:
+        return json.load(answer)
+
+
+def address_of(run: subprocess.Popen[bytes]) -> tuple[str, str]:
+    assert run.stdout is not None
+    line = run.stdout.readline().decode()
+    assert line.startswith("Watch at http://127.0.0.1:")
+    return line.split()[2], line
+
+
+def answers(address: str) -> bool:
+    try:
+        ask(address, "api/runs")
+    except (urllib.error.URLError, OSError):
+        return False
+    return True
+
+
+@pytest.fixture(params=[(), ("--ranks", "2")])
+def run(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    made = start(tmp_path, 100_000, "--watch", "--control", *request.param, output=subprocess.PIPE)
+    yield made
+    end(made)
+
+
+def test_the_page_shows_the_run_and_ends_with_it(run: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    address, _ = address_of(run)
+
+    def found() -> dict[str, object]:
+        listed = ask(address, "api/runs")
+        assert isinstance(listed, list)
+        return listed[0] if listed else {}
+
+    wait_for(lambda: (found().get("status") or {}).get("phase") == "stage")  # type: ignore[attr-defined]
+    command = Path(f"/proc/{run.pid}/cmdline")
+    assert not command.exists() or address.split("=")[1] not in command.read_text()
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        ask(address + "x", "api/runs")
+    ask(address, f"api/ask?id={found()['id']}&word=stop", "POST")
+    run.communicate(timeout=60)
+    assert run.returncode == 75
+    wait_for(lambda: not answers(address), 20)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the page stays where a run is killed")
+def test_the_page_ends_where_the_run_is_killed(tmp_path: Path) -> None:
+    run = start(tmp_path, 100_000, "--watch", output=subprocess.PIPE)
+    try:
+        address, _ = address_of(run)
+        wait_for(lambda: answers(address))
+        run.kill()
+        wait_for(lambda: not answers(address), 20)
+    finally:
+        end(run)
+
+
+def test_the_page_stays_where_that_was_asked(tmp_path: Path) -> None:
+    run = start(tmp_path, 2, "--watch", "--keep-page", output=subprocess.PIPE)
+    address, line = address_of(run)
+    pid = int(line.split("`kill ")[1].split("`")[0])
+    try:
+        run.communicate(timeout=100)
+        assert run.returncode == 0
+        listed = ask(address, "api/runs")
+        assert isinstance(listed, list) and listed[0]["state"] == "done"
+    finally:
+        os.kill(pid, signal.SIGTERM)
+
+
+@pytest.mark.parametrize("word", ["--control", "--keep-page"])
+def test_words_of_a_page_that_is_not_there(tmp_path: Path, word: str) -> None:
+    run = start(tmp_path, 2, word)
+    _, said = run.communicate(timeout=60)
+    assert run.returncode == 2 and f"{word} is of the page; give --watch too." in said.decode()
