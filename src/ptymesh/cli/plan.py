@@ -50,7 +50,8 @@ def command(
         raise BadInput(f"--stage is {stage}, the recipe has {len(loaded.stages)}; give 1 to {len(loaded.stages)}.")
     kind, memory = kind_of(device), None if device_memory is None else memory_size(device_memory)
     measurement = load_scan(loaded)
-    scan = scan_of(measurement, loaded.object, loaded.probe, loaded.positions.subpixel, loaded.precision, MARGIN_PX)
+    known = loaded.object, loaded.probe, loaded.positions.subpixel, loaded.precision, MARGIN_PX
+    scan = scan_of(measurement, *known, tuple(loaded.optics.values()))
     engine = loaded.stages[stage - 1]
     here = cores() if kind == "cpu" else 0
     found = [

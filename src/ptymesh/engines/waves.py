@@ -37,10 +37,13 @@ class EngineMemory(Protocol):
 
 
 def rotate(engine: EngineMemory, rotation: Tensor) -> None:
-    """Apply psi_jm <- sum_n R_mn psi_jn, after the probe's modes were mixed by R (M, M)."""
+    """Apply psi_jm <- sum_n R_mn psi_jn, after the probe's modes were mixed by R (M, M).
+
+    Of the K waves that operators make of a mode (`Model.fan_out`), each goes into the one at its place.
+    """
     for waves, row in _each_view(engine):
-        psi = waves[row]
-        waves[row] = mixed(psi, rotation.to(psi.dtype))
+        psi = waves[row].unflatten(1, (len(rotation), -1)).transpose(1, 2)
+        waves[row] = mixed(psi, rotation.to(psi.dtype)).transpose(1, 2).flatten(1, 2)
 
 
 def move(engine: EngineMemory, problem: Problem, by: Tensor) -> None:

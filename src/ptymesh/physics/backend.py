@@ -392,7 +392,7 @@ class Backend(BlockOperations):
             steps: True if position and weight steps of the views follow.
             whole: True if all views lie on whole pixels.
         """
-        return probe.numel() * probe.element_size()
+        return probe.numel() * probe.element_size() * model.fan_out
 
     def repeat(
         self, name: tuple[object, ...], work: Callable[..., Result], *given: Tensor, brought: tuple[Tensor, ...] = ()

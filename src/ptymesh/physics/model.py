@@ -8,8 +8,9 @@ phi_l       wave that enters slice l: phi_1 = P_j, phi_{l+1} = H (phi_l . O_jl)
 psi         exit wave phi_L . O_jL;   Psi = D psi on the detector;   I = sum_m |Psi_m|^2 + b
 
 Operators with unknowns of their own (operators.py) may stand between the shifted probe and the first slice, and behind
-the last one; P_j and psi are then the waves behind them. Pieces of the detector (detector_pieces.py) may stand between
-sum_m |Psi_m|^2 and I.
+the last one; P_j and psi are then the waves behind them. One may make several waves of each (its `fan_out` K): behind
+it, M stands for M K, the K waves of a mode beside each other. Pieces of the detector (detector_pieces.py) may stand
+between sum_m |Psi_m|^2 and I.
 
 D: far field F, or near field F^H K F; with Fourier sub-pixel positions the near field carries exp(+2 pi i k.f_j),
 which undoes on the detector the shift of the probe. H: angular spectrum over the slice spacing
@@ -40,6 +41,7 @@ from ptymesh.physics.operators import (
     WaveOperator,
     apply_operator_adjoints,
     apply_operators,
+    fan_out_of,
     slopes,
 )
 from ptymesh.physics.propagate import (
@@ -214,6 +216,11 @@ class Model:
     def sizes(self) -> dict[str, float]:
         """Size of a change that matters, by name of the pieces' unknowns, in their units."""
         return {name: size for placed in self.pieces for name, size in placed.sizes.items()}
+
+    @property
+    def fan_out(self) -> int:
+        """Number of waves on the detector that the operators make of each mode of the probe."""
+        return fan_out_of(placed.operator for placed in self.operators)
 
     @property
     def reach(self) -> int:

@@ -12,7 +12,8 @@ steps, checkpoints, results) follows from the declaration of its unknowns. Metho
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from inspect import signature
@@ -152,8 +153,13 @@ class WaveOperator(Piece):
     #: Where it acts: after the probe has been shifted to a view, or behind the last slice.
     at: ClassVar[Place] = "probe"
 
+    @property
+    def fan_out(self) -> int:
+        """Number of waves that it makes of each wave, which are summed incoherently; those of a mode lie together."""
+        return 1
+
     def forward(self, psi: Tensor, values: Values, tables: Tables) -> Tensor:
-        """Return G(theta) psi.
+        """Return G(theta) psi, (B, M K, h, w) with K = `fan_out`.
 
         Args:
             psi: (B, M, h, w) complex.
@@ -163,10 +169,10 @@ class WaveOperator(Piece):
         raise NotImplementedError
 
     def adjoint(self, psi: Tensor, values: Values, tables: Tables) -> Tensor:
-        """Return G(theta)^H psi.
+        """Return G(theta)^H psi, (B, M, h, w): the sum over the K waves that each came to.
 
         Args:
-            psi: (B, M, h, w) complex, where G ends.
+            psi: (B, M K, h, w) complex, where G ends.
             values: theta, by name.
             tables: from `tables`, in the model's precision.
         """
@@ -179,13 +185,18 @@ class WaveOperator(Piece):
             psi: (B, M, h, w) complex, where G begins.
             values: theta, by name.
             tables: from `tables`, in the model's precision.
-            back: (B, M, h, w) complex, wave taken back to where G ends.
+            back: (B, M K, h, w) complex, wave taken back to where G ends.
 
         Returns:
             Two arrays (B, ...) for each unknown; the dots are its own axes without N. For a complex unknown the first
             array is complex: slope by its real part plus i times slope by its imaginary part.
         """
         raise NotImplementedError
+
+
+def fan_out_of(pieces: Iterable[Piece]) -> int:
+    """Return the number of waves on the detector that the operators among these pieces make of each mode."""
+    return math.prod(one.fan_out for one in pieces if isinstance(one, WaveOperator))
 
 
 Kind = TypeVar("Kind", bound=Piece)

@@ -96,7 +96,7 @@ def epoch_seconds(plan: LayoutPlan, scan: Scan, engine: Engine, speed: RankSpeed
         engine: the stage.
         speed: of the slowest rank.
     """
-    price = cost_of_stage(engine, scan.near, scan.slices, scan.modes, scan.opr_modes)
+    price = cost_of_stage(engine, scan.near, scan.slices, scan.modes * scan.fan_out, scan.opr_modes)
     compute = speed.pace.epoch_seconds(price, plan.epoch, speed.threads)
     talk = (
         plan.messages * speed.latency

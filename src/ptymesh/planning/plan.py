@@ -13,6 +13,7 @@ Tiled        the touched blocks that two ranks hold, to each neighbour, or read 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -34,6 +35,7 @@ from ptymesh.io.source import evenly_spread
 from ptymesh.limits import check_room
 from ptymesh.measurement import Measurement
 from ptymesh.physics.model import Subpixel, reach_of
+from ptymesh.physics.operators import Piece, fan_out_of
 from ptymesh.planning.batches import balance, draw
 from ptymesh.planning.cost_model import EpochSize
 from ptymesh.problem import CHUNK_BYTES
@@ -68,6 +70,7 @@ class Scan:
         reach: pixels that views reach beyond their windows.
         kept_bytes: of a real number of waves that are kept, 0 for `real_bytes`.
         near: True if the detector is in the near field.
+        fan_out: waves on the detector that the model's operators make of each mode.
     """
 
     positions: np.ndarray
@@ -82,6 +85,7 @@ class Scan:
     reach: int
     kept_bytes: int = 0
     near: bool = False
+    fan_out: int = 1
 
     @property
     def dtype(self) -> torch.dtype:
@@ -151,6 +155,7 @@ def scan_of(
     subpixel: Subpixel,
     precision: Precision,
     margin_px: int,
+    optics: Iterable[Piece] = (),
 ) -> Scan:
     """Return what a plan depends on, of a data set and the keys of a recipe; no pattern is read.
 
@@ -161,6 +166,7 @@ def scan_of(
         subpixel: how windows lie between pixels.
         precision: of waves and object.
         margin_px: pixels around the outermost windows.
+        optics: pieces of the model.
 
     Raises:
         BadInput: the tables of the object's blocks would not fit into memory.
@@ -187,6 +193,7 @@ def scan_of(
         reach_of(subpixel),
         {"single": 4, "mixed": 2, "double": 8}[precision],
         measurement.geometry.propagation != "far_field",
+        fan_out_of(optics),
     )
 
 
@@ -353,4 +360,4 @@ def _wave_bytes(scan: Scan, engine: Engine, owned: int, share: int) -> int:
 
 def _view_wave_bytes(scan: Scan) -> int:
     """Return the bytes of the exit waves of one view, all modes."""
-    return 2 * scan.real_bytes * scan.modes * scan.window[0] * scan.window[1]
+    return 2 * scan.real_bytes * scan.modes * scan.fan_out * scan.window[0] * scan.window[1]

@@ -216,7 +216,8 @@ class Evaluator:
         assert swept.chi is not None
         intermediates = self.forward(estimate, swept.chunk) if swept.intermediates is None else swept.intermediates()
         chi = swept.chi.waves if isinstance(swept.chi, Halves) else swept.chi
-        return backend.systems(model, swept.chunk, intermediates, d_object, d_probe, chi[:, :modes])
+        waves = None if modes is None else modes * model.fan_out
+        return backend.systems(model, swept.chunk, intermediates, d_object, d_probe, chi[:, :waves])
 
     def _recompute_waves(self, chunk: Chunk, intermediates: Intermediates) -> Tensor:
         """Recompute chi (B, M, h, w) of a chunk by the same pass as the first time."""
@@ -231,8 +232,9 @@ class Evaluator:
         Args:
             memory: the engine's memory of views, in which they are allocated.
             name: their name there.
-            like: (M, h, w) complex, with their modes, window and dtype.
+            like: (M, h, w) complex, the probe, with modes, window and dtype; the model makes M K waves of them.
         """
+        like = like.new_empty((len(like) * self.setup.model.fan_out, *like.shape[1:]))
         return KeptWaves.allocate(memory, name, like, len(self.setup.layout.own), halves=self.setup.halves)
 
     # --- all views ---

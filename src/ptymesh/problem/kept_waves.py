@@ -41,7 +41,7 @@ class KeptWaves:
         Args:
             memory: the engine's memory of views, in which they are allocated.
             name: their name there.
-            like: (M, h, w) complex, with their modes, window and dtype.
+            like: (M, h, w) complex, with their number for each view, window and dtype.
             views: n.
             halves: True for half precision.
         """

@@ -210,11 +210,12 @@ class ViewLoader:
     def _view_bytes(self, estimate: Estimate, waves: WaveUse, steps: bool, whole: bool) -> int:
         """Return the bytes of a view that count against CHUNK_BYTES."""
         probe = estimate.probes[0]
-        used = probe.numel() * probe.element_size()
+        beam = probe.numel() * probe.element_size()
+        used = beam * self.setup.model.fan_out
         if waves == "used":
             return used
         # Patterns that are fetched come chunk by chunk; small chunks let reading and computing overlap.
-        read = used // len(probe) if self.patterns.fetched else self.patterns.frame_bytes // KEPT_CHUNKS
+        read = beam // len(probe) if self.patterns.fetched else self.patterns.frame_bytes // KEPT_CHUNKS
         written = used // KEPT_CHUNKS if waves == "kept" else 0
         swept = self.setup.backend.sweep_bytes(self.setup.model, probe, steps, whole)
         return max(swept, read, written)

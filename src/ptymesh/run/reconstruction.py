@@ -218,7 +218,7 @@ class Reconstruction(Displayed):
             if layout == "auto" and self.world.size == 1:
                 layout, self.layout_why = ALONE
             if layout == "auto":
-                frame = scan_of(scan, object_options, probe_options, subpixel, precision, MARGIN_PX)
+                frame = scan_of(scan, object_options, probe_options, subpixel, precision, MARGIN_PX, operators)
                 layout, self.layout_why = choose_layout(self.world, frame, planned or Adam(), seed)
             return self._layout(layout, saved, planned)
 
