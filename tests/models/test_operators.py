@@ -1,6 +1,6 @@
 """What holds for every operator of the model, found by being in the package: adjoints, derivatives, ranks, files.
 
-Nothing here names one of them; the tests of a single one are beside its name.
+Nothing but OPTIONS names one of them; the tests of a single one are beside its name.
 """
 
 from dataclasses import replace
@@ -25,10 +25,12 @@ from ptymesh.unknowns import Unknown
 from toy import Toy, make, relative, share
 
 NAMES = [name for name, kind in OPTICS.items() if issubclass(kind, WaveOperator)]
+#: Of those that need some; the scan is of 50 nm pixels, with no lines.
+OPTIONS: dict[str, dict[str, Any]] = {"fly_scan": {"path": [1e-7, 5e-8], "points": 3}}
 
 
 def randn(*shape: int, seed: int, dtype: torch.dtype = torch.complex128) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
 def noise(shape: tuple[int, ...], one: Unknown, seed: int) -> torch.Tensor:
@@ -39,14 +41,14 @@ def noise(shape: tuple[int, ...], one: Unknown, seed: int) -> torch.Tensor:
 def case(name: str, seed: int = 0, **options: Any) -> tuple[Toy, dict[str, torch.Tensor]]:
     """A toy whose model has the operator, and values of its unknowns that are not where they start."""
     toy = make(modes=2, **options)
-    operator = OPTICS[name]()
+    operator = OPTICS[name](**OPTIONS.get(name, {}))
     placed = Placed.of(operator, toy.measurement.geometry, torch.complex128, "cpu")
     toy.model = replace(toy.model, operators=(placed,))
     sizes = toy.truth.sizes() | toy.model.axes(toy.truth.window)
-    values = {}
+    values, starts = {}, operator.start_values(toy.measurement)
     for number, one in enumerate(operator.unknowns):
         off = noise(one.shape(sizes), one, seed + number)
-        values[one.name] = one.start + 0.3 * placed.sizes[one.name] * off
+        values[one.name] = torch.as_tensor(starts.get(one.name, one.start)) + 0.3 * placed.sizes[one.name] * off
     return toy, values
 
 
@@ -66,8 +68,9 @@ def test_the_adjoint_of_the_whole_model(name: str, slices: int) -> None:
     """<d psi, chi> by probe and object is <dP, to probes> and <dO, to windows>."""
     toy, values = case(name, slices=slices)
     waves, _, model = chunk_of(toy, values)
+    assert waves.exit.shape[1] == 2 * model.fan_out and waves.probes is not None
     chi, d_probes, d_windows = (
-        randn(*x.shape, seed=7 + i) for i, x in enumerate((waves.exit, waves.exit, waves.windows))
+        randn(*x.shape, seed=7 + i) for i, x in enumerate((waves.exit, waves.probes, waves.windows))
     )
     to_windows, to_probes = model.forward_adjoint(waves, chi)
     for change, other, found in (
@@ -135,6 +138,8 @@ def refined(world: Any, name: str, layout: str, engine: str) -> list[np.ndarray]
     e = share(toy.start(), problem)
     operator = toy.model.operators[0].operator
     e.others = operator.starts(e.sizes(), "cpu", torch.float64)
+    for told, value in operator.start_values(toy.measurement).items():
+        e.others[told].copy_(torch.as_tensor(value))
     on = dict.fromkeys(values, True)
     kinds = {"adam": Adam(unknowns={"object": True, "probe": True, **on}), "lbfgs": LBFGS(), "rpie": RPIE()}
     made, frozen = kinds[engine], toy.model.replaced
@@ -166,10 +171,10 @@ def test_a_run_keeps_it(name: str, tmp_path: Path) -> None:
     toy, values = told_wrong(name)
     scan, on = toy.measurement, dict.fromkeys(values, True)
     stage = {"engine": "adam", "epochs": 4, "batch": 20, "unknowns": {"object": True, "probe": True, **on}}
-    recipe = Recipe.parse({"data": {"path": "scan.cxi"}, "optics": {name: True}, "stages": [stage]})
+    recipe = Recipe.parse({"data": {"path": "scan.cxi"}, "optics": {name: OPTIONS.get(name, True)}, "stages": [stage]})
     again = Recipe.from_yaml(recipe.to_yaml())
     assert again.optics == recipe.optics and again.stages == recipe.stages
-    whole = pm.Reconstruction(scan, precision="double", optics={name: True}, seed=1)
+    whole = pm.Reconstruction(scan, precision="double", optics={name: OPTIONS.get(name, True)}, seed=1)
     list(whole.run(stage))
     result = whole.result(recipe.to_yaml())
     result.save(tmp_path / "result.h5")
@@ -179,14 +184,14 @@ def test_a_run_keeps_it(name: str, tmp_path: Path) -> None:
 
     from ptymesh.io.checkpoint import store as checkpoint
 
-    half = pm.Reconstruction(scan, precision="double", optics={name: True}, seed=1)
+    half = pm.Reconstruction(scan, precision="double", optics={name: OPTIONS.get(name, True)}, seed=1)
     half.stages = [Adam(**{k: v for k, v in stage.items() if k != "engine"})]
     for report in half.loop().epochs():
         if report.epoch == 2:
             half.state.save(tmp_path / "checkpoint", half.problem, {})
             break
     saved = checkpoint.load(tmp_path / "checkpoint")
-    resumed = pm.Reconstruction(scan, precision="double", optics={name: True}, seed=1, saved=saved)
+    resumed = pm.Reconstruction(scan, precision="double", optics={name: OPTIONS.get(name, True)}, seed=1, saved=saved)
     resumed.stages = half.stages
     list(resumed.loop().epochs())
     for n in values:
@@ -199,7 +204,11 @@ def test_a_run_keeps_it(name: str, tmp_path: Path) -> None:
         list(plain.run(stage | {"unknowns": {"object": True}, "epochs": 1}))
         plain.state.save(tmp_path / "plain", plain.problem, {})
         pm.Reconstruction(
-            scan, precision="double", optics={name: True}, saved=checkpoint.load(tmp_path / "plain"), seed=1
+            scan,
+            precision="double",
+            optics={name: OPTIONS.get(name, True)},
+            saved=checkpoint.load(tmp_path / "plain"),
+            seed=1,
         )
 
 

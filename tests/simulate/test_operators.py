@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,10 @@ ERRORS = {
     "view_defocus": {"defocus": 3e-5},
     "rpi": {"sample": 0.3},
     "detector_blur": {"blur_width": 0.3},
+    "fly_scan": {"fly_length": 0.3},
 }
+#: Of operators that need some; the scan has no lines.
+OPTIONS: dict[str, Any] = {"fly_scan": {"path": [6e-8, 4e-8], "points": 4}}
 
 
 @pytest.fixture(autouse=True)
@@ -38,12 +42,13 @@ def test_every_operator_of_the_package_is_tried() -> None:
 @pytest.mark.parametrize("name", ERRORS)
 def test_truth_of_an_operator(name: str) -> None:
     """The true estimate explains the patterns to the last digits; where the unknown starts, it does not."""
-    made = simulate(views=20, window=32, noise=False, optics={name: True}, unknown_errors=ERRORS[name], seed=2)
+    optics = {name: OPTIONS.get(name, True)}
+    made = simulate(views=20, window=32, noise=False, optics=optics, unknown_errors=ERRORS[name], seed=2)
     (unknown,) = ERRORS[name]
     values, error = made.truth.unknowns[unknown], ERRORS[name][unknown]
     start = OPTICS[name].unknowns[0].start
     assert (0.8 if values.ndim else 0.3) * error < abs(values.real - start).max() <= error
-    recon = pm.Reconstruction(made.measurement, optics={name: True}, precision="double", subpixel="fourier")
+    recon = pm.Reconstruction(made.measurement, optics=optics, precision="double", subpixel="fourier")
     estimate, truth = recon.state.estimate, made.truth.estimate()
     y, x = (estimate.positions[0] - truth.positions[0]).round().long().tolist()
     h, w = truth.extent

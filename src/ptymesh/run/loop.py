@@ -382,7 +382,7 @@ def refuse_resting_unknowns(
     for operator in (placed.operator for placed in operators):
         for one in operator.unknowns:
             moves = any(one.name in stage.moved_optics(operator.unknowns) for stage in stages)
-            known = one.name in operator.start
+            known = one.may_rest or one.name in operator.start
             if not moves and not known and not world.agree(bool((estimate.others[one.name] != one.start).any())):
                 if isinstance(operator, DetectorPiece):
                     raise BadInput(_resting_at_detector(fixed, operator, one))

@@ -1,0 +1,178 @@
+"""Fly scans: the sum over a path, where the path comes from, and what is recovered where the motion is in the model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import ptymesh as pm
+from ptymesh.compare import compare_results
+from ptymesh.distributed.world import World
+from ptymesh.engines import DM, ENGINES, Adam
+from ptymesh.errors import BadInput
+from ptymesh.models.fly_scan import FlyScan, steps_along_lines
+from ptymesh.physics.operators import Placed
+from ptymesh.planning.plan import plan_layouts, scan_of
+from ptymesh.problem.loader import CHUNK_BYTES
+from ptymesh.recipe.starts import ObjectOptions, ProbeOptions
+from ptymesh.simulate import Simulated, simulate
+from toy import Toy, make, relative
+
+#: Three to eight rows of views, 8 px apart, each counted over the whole step; the beam is 17 px wide.
+SCAN: dict[str, Any] = {"scan": "raster", "window": 48, "overlap": 1 - 8 / (0.35 * 48), "photons_per_view": 1e6}
+
+
+def moving(toy: Toy, fly: FlyScan) -> tuple[torch.Tensor, dict[str, Any]]:
+    """The intensities that the model makes of the truth of a toy, and its paths."""
+    model = replace(toy.model, operators=(Placed.of(fly, toy.measurement.geometry, torch.complex128, "cpu"),))
+    e, every = toy.truth, torch.arange(len(toy.truth.positions))
+    values = {"fly_length": torch.tensor(1.0, dtype=torch.float64)}
+    values |= {name: torch.as_tensor(v) for name, v in fly.start_values(toy.measurement).items()}
+    return model.intensity(e.object, e.probe, e.anchors, e.fractions(every), e.weights, values=values), values
+
+
+@pytest.mark.parametrize("position_at", ["start", "middle", "end"])
+def test_a_pattern_is_the_mean_over_the_places_of_its_path(position_at: str) -> None:
+    """Of a probe so small that its window does not tell whether the probe or the window moves: by whole pixels."""
+    toy = make(views=6, modes=2, window=(48, 48))
+    y, x = (torch.arange(48) - 24 for _ in range(2))
+    toy.truth.probe *= torch.exp(-(y[:, None] ** 2 + x**2) / 16)
+    pixels = toy.measurement.geometry.object_pixel_m
+    assert pixels is not None
+    fly = FlyScan(points=4, path=(2 * pixels[0], 4 * pixels[1]), position_at=position_at)  # type: ignore[arg-type]
+    found, _ = moving(toy, fly)
+    e, total = toy.truth, torch.zeros_like(found)
+    begin = {"start": 0.0, "middle": -0.5, "end": -1.0}[position_at]
+    for k in range(4):
+        at = e.positions + ((k + 0.5) / 4 + begin) * torch.tensor([2.0, 4.0])
+        anchors = torch.floor(at + 0.5).long()
+        total += toy.model.intensity(e.object, e.probe, anchors, at - anchors, e.weights) / 4
+    assert relative(found, total) < 1e-6
+
+
+def test_weights_are_exposures() -> None:
+    toy = make(views=3, window=(24, 24))
+    one = {"points": 2, "path": (1e-7, 0.0)}
+    total = sum(
+        weight * moving(toy, FlyScan(**one, weights=only))[0]  # type: ignore[arg-type]
+        for weight, only in ((0.75, [1.0, 0.0]), (0.25, [0.0, 1.0]))
+    )
+    assert relative(moving(toy, FlyScan(**one, weights=[3.0, 1.0]))[0], total) < 1e-12  # type: ignore[arg-type]
+
+
+def test_steps_of_rows() -> None:
+    """At the end of a row, and before a position that was left out, a path is as long as the one before it."""
+    rows = np.array([[8.0 * y, 3.0 * x] for y in range(3) for x in range(5)])
+    there_and_back = np.array([[8.0 * y, 3.0 * (x if y % 2 == 0 else 4 - x)] for y in range(3) for x in range(5)])
+    assert (steps_along_lines(rows) == [0.0, 3.0]).all()
+    found = steps_along_lines(there_and_back)
+    assert (found[:5] == [0, 3]).all() and (found[5:10] == [0, -3]).all() and (found[10:] == [0, 3]).all()
+    long = np.stack((np.zeros(9), np.arange(9.0)), axis=1)
+    assert (steps_along_lines(np.delete(long, 4, 0)) == [0, 1]).all()
+    turns = np.linspace(0, 4 * np.pi, 60)
+    spiral = np.stack((turns * np.cos(turns), turns * np.sin(turns)), axis=1)
+    assert np.allclose(steps_along_lines(spiral)[:-1], np.diff(spiral, axis=0))
+    assert (steps_along_lines(rows[:1]) == 0).all() and (steps_along_lines(rows[:2]) == 0).all()
+
+
+def test_what_cannot_be_is_refused() -> None:
+    scan = make(views=12).measurement
+    with pytest.raises(BadInput, match=r"optics\.fly_scan finds no line at \d+ of 12 positions, in the order of the f"):
+        pm.Reconstruction(scan, optics={"fly_scan": True})
+    with pytest.raises(BadInput, match=r"Weights has 2 numbers of sum 1 for 8 points; give one for each, not all 0"):
+        FlyScan(weights=[0.5, 0.5])
+    with pytest.raises(BadInput, match=r"Duty is 0\.5, and path is given in metres; give the path that is counted ov"):
+        FlyScan(path=(1e-7, 0.0), duty=0.5)
+    with pytest.raises(BadInput, match="points is 1"):
+        FlyScan(points=1)
+    with pytest.raises(BadInput, match=r"optics\.fly_scan is for far-field scans, and this one is in the near field"):
+        pm.Reconstruction(make(propagation="fresnel").measurement, optics={"fly_scan": {"path": [1e-7, 0]}})
+    nowhere = replace(scan, geometry=replace(scan.geometry, wavelength_m=None, detector_pixel_m=None))
+    if nowhere.geometry.object_pixel_m is None:
+        with pytest.raises(BadInput, match=r"optics\.fly_scan\.path is in metres, and the object pixel of this data"):
+            pm.Reconstruction(nowhere, optics={"fly_scan": {"path": [1e-7, 0]}})
+
+
+def test_chunks_and_plans_count_the_waves() -> None:
+    """Eight points take the room of eight modes."""
+    scan = simulate(**SCAN, views=9).measurement
+    plain, fly = (pm.Reconstruction(scan, optics=o) for o in (None, {"fly_scan": {"points": 8}}))
+    sizes = [r.problem.loader._size(r.state.estimate, "used", False, False) for r in (plain, fly)]
+    assert sizes[1] == max(1, CHUNK_BYTES["cpu"] // (8 * 8 * 48 * 48)) < sizes[0]
+    given = scan, ObjectOptions(), ProbeOptions(), "fourier", "single", 3
+    known = [scan_of(*given, optics=optics) for optics in ((), (FlyScan(points=8),))]  # type: ignore[arg-type]
+    chunks = [plan_layouts(one, ENGINES["dm"](), 0, 1)["replicated"] for one in known]
+    assert chunks[1].memory - chunks[0].memory > 7 * 9 * 8 * 48 * 48, "the difference map keeps all waves"
+
+
+def test_the_difference_map_keeps_all_waves() -> None:
+    scan = simulate(**SCAN, views=9, noise=False).measurement
+    recon = pm.Reconstruction(scan, optics={"fly_scan": {"points": 3}}, precision="double", probe={"modes": 2})
+    first, *_, last = (report.residual for report in recon.run(DM(epochs=6)))
+    assert last < first
+
+
+def error(made: Simulated, engine: Any, **options: Any) -> float:
+    """The error of a reconstruction's object."""
+    truth = made.truth
+    known = SimpleNamespace(
+        object=truth.object,
+        probe=truth.probe,
+        positions_px=truth.positions,
+        pixel_size_m=truth.geometry.object_pixel_m,
+        weights=None,
+    )
+    return float(compare_results(pm.reconstruct(made.measurement, engine, seed=1, **options), known).nrmse)
+
+
+@pytest.mark.long
+def test_the_motion_in_the_model_makes_good_for_it() -> None:
+    """Counts of 32 places over 8 px, in a model of 8 places, and in one that does not know of the motion."""
+    engine = Adam(epochs=120, batch=8)
+    fly = simulate(**SCAN, views=36, optics={"fly_scan": {"points": 32}})
+    still, modelled = error(simulate(**SCAN, views=36), engine), error(fly, engine, optics={"fly_scan": True})
+    ignored = error(fly, engine)
+    assert modelled < 1.3 * still and ignored > 3 * modelled, (still, modelled, ignored)
+
+
+def test_a_length_is_found() -> None:
+    """Counted over 0.7 of the step, with 1 given."""
+    made = simulate(**SCAN, views=36, optics={"fly_scan": {"points": 16, "duty": 0.7}})
+    recon = pm.Reconstruction(made.measurement, optics={"fly_scan": True})
+    moved = {"object": True, "probe": True, "fly_length": True}
+    list(recon.run(Adam(epochs=60, batch=8, unknowns=moved)))
+    assert abs(float(recon.state.estimate.others["fly_length"]) - 0.7) < 0.05
+
+
+FLY: dict[str, Any] = {"fly_scan": {"points": 3}}
+
+
+def together(world: World, layout: str, engine: str) -> list[np.ndarray]:
+    """All unknowns after some epochs in which positions, two modes and a variable probe move; last, the residuals."""
+    scan = simulate(**SCAN, views=16, modes=2, position_error_px=1.0, optics=FLY).measurement
+    options: dict[str, Any] = {"device": world, "layout": layout, "precision": "double", "seed": 1}
+    recon = pm.Reconstruction(scan, optics=FLY, probe={"modes": 2, "opr_modes": 1}, **options)
+    moved = {"unknowns": {"object": True, "probe": True, "fly_length": True}} if engine == "adam" else {}
+    stage = ENGINES[engine](epochs=4, batch=8, positions=True, **moved)
+    residuals = np.array([report.residual for report in recon.run(stage)])
+    e = recon.state.estimate
+    positions = recon.result().positions_px  # of all views; collective
+    return [recon.object, e.probe.numpy(), e.opr.numpy(), positions, e.others["fly_length"].numpy(), residuals]
+
+
+@pytest.mark.parametrize("engine", ["adam", "rpie", "lsqml"])
+def test_positions_modes_and_variable_probes_move_together(ranks, engine: str) -> None:  # type: ignore[no-untyped-def]
+    wanted = ranks(1, together, "replicated", engine)[0]
+    residuals = wanted[-1]
+    assert residuals[-1] < residuals[0] and np.abs(wanted[2]).max() > 0
+    assert np.abs(wanted[3] - wanted[3][0] - (simulate(**SCAN, views=16).measurement.positions)).std() > 1e-3
+    assert (wanted[4] != 1) == (engine == "adam")
+    for size in (2, 3):
+        for layout in ("replicated", "tiled"):
+            found = ranks(size, together, layout, engine)[0]
+            assert all(np.array_equal(a, b) for a, b in zip(found, wanted, strict=True)), (size, layout)
