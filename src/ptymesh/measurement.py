@@ -19,6 +19,9 @@ from ptymesh.displayed import Displayed
 from ptymesh.errors import BadInput
 from ptymesh.geometry import Geometry
 
+#: Largest difference of two steps of a line, as a share of the shorter one.
+SAME_STEP = 0.5
+
 
 class PatternSource(Protocol):
     """Source of patterns that can be read a few views at a time, in their own dtype."""
@@ -96,6 +99,10 @@ class Measurement(Displayed):
         fingerprint: identifies the content.
         notes: assumptions of the reader, one sentence each.
         stored_positions: (N, 2) before the recipe turned and scaled them, or None where nothing did.
+        steps: (N, 2) float64, y x, object pixels from each position to the next one of its line in the file, also where
+            that is left out (`steps_along_lines`); None: as these positions say.
+        paths: (N, S, 2) float64, y x, places of the beam during the exposure of each view, in object pixels from its
+            position; None where the file has none.
         checks: treatment of data that look faulty.
         left_out: indices, in the file's order, of the views that were left out as faulty.
         scan_index: (N,) int64, number of the scan that each view is of, from 0; None for a single scan.
@@ -117,6 +124,8 @@ class Measurement(Displayed):
     fingerprint: str = ""
     notes: tuple[str, ...] = field(default=())
     stored_positions: np.ndarray | None = None
+    steps: np.ndarray | None = None
+    paths: np.ndarray | None = None
     checks: Checks = Checks()
     left_out: tuple[int, ...] = ()
     scan_index: np.ndarray | None = None
@@ -204,3 +213,25 @@ class Measurement(Displayed):
     def window(self) -> tuple[int, int]:
         """Sides of the window, (h, w)."""
         return self.geometry.shape
+
+
+def steps_along_lines(positions: np.ndarray) -> np.ndarray:
+    """Return the step from each position to the next of its line, (N, 2).
+
+    A step belongs to a line if it is like the one before or after it. A position whose next one lies elsewhere, at the
+    end of a row or before one that is missing, has the step that led to it; one off all lines has none, 0.
+
+    Args:
+        positions: (N, 2), in the order in which they were measured.
+    """
+    steps = np.diff(positions, axis=0)
+    lengths = np.linalg.norm(steps, axis=1)
+    apart = np.linalg.norm(np.diff(steps, axis=0), axis=1)
+    alike = apart < SAME_STEP * np.minimum(lengths[1:], lengths[:-1])
+    on_line = np.zeros(len(steps), bool)
+    on_line[1:] |= alike
+    on_line[:-1] |= alike
+    found = np.zeros(positions.shape)
+    found[1:][on_line] = steps[on_line]
+    found[:-1][on_line] = steps[on_line]
+    return found

@@ -406,7 +406,7 @@ def test_different_numbers_are_refused_with_the_remedy(
 def test_several_positions_for_each_pattern(counts: np.ndarray, tmp_path: Path) -> None:
     path = file_of(tmp_path / "fly.h5", counts, np.repeat(raster(), 10, axis=0))
     with pytest.raises(
-        BadInput, match=r"1440 positions, 10 for each: give their means, as positions\.reshape\(144, 10, 2\)"
+        BadInput, match=r"1440 positions, 10 for each: set positions\.per_view=10, which takes their means"
     ):
         load(path)
 

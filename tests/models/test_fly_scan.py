@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +18,12 @@ from ptymesh.compare import compare_results
 from ptymesh.distributed.world import World
 from ptymesh.engines import DM, ENGINES, Adam
 from ptymesh.errors import BadInput
-from ptymesh.models.fly_scan import FlyScan, steps_along_lines
+from ptymesh.io import load_measurement
+from ptymesh.io.formats.cxi_writer import write_measurement
+from ptymesh.io.options import DataOptions, PositionOptions
+from ptymesh.io.results import Result
+from ptymesh.measurement import steps_along_lines
+from ptymesh.models.fly_scan import FlyScan
 from ptymesh.physics.operators import Placed
 from ptymesh.planning.plan import plan_layouts, scan_of
 from ptymesh.problem.loader import CHUNK_BYTES
@@ -32,6 +40,7 @@ def moving(toy: Toy, fly: FlyScan) -> tuple[torch.Tensor, dict[str, Any]]:
     model = replace(toy.model, operators=(Placed.of(fly, toy.measurement.geometry, torch.complex128, "cpu"),))
     e, every = toy.truth, torch.arange(len(toy.truth.positions))
     values = {"fly_length": torch.tensor(1.0, dtype=torch.float64)}
+    values["fly_bend"] = torch.zeros(len(every), fly.fan_out, 2, dtype=torch.float64)
     values |= {name: torch.as_tensor(v) for name, v in fly.start_values(toy.measurement).items()}
     return model.intensity(e.object, e.probe, e.anchors, e.fractions(every), e.weights, values=values), values
 
@@ -80,16 +89,111 @@ def test_steps_of_rows() -> None:
     assert (steps_along_lines(rows[:1]) == 0).all() and (steps_along_lines(rows[:2]) == 0).all()
 
 
+def test_points_off_the_line_are_the_places_of_the_file() -> None:
+    """Five places on an arc, which the unknowns give back as straight path and bend."""
+    toy = make(views=4, window=(24, 24))
+    t = np.linspace(-1, 1, 5)
+    arc = np.stack((3 * t, 2 * t**2 - 1), axis=1)[None] * np.arange(1, 5)[:, None, None] / 4
+    scan = replace(toy.measurement, paths=arc)
+    fly, sentence = FlyScan(path="file").for_scan(scan)
+    assert fly.points == 5 and not sentence
+    starts = fly.start_values(scan)
+    at = (np.arange(5) + 0.5) / 5 - 0.5
+    assert np.allclose(at[:, None] * starts["fly_path"][:, None] + starts["fly_bend"], arc)  # type: ignore[index]
+    assert abs(np.einsum("k,nki->ni", at, starts["fly_bend"])).max() < 1e-12
+    straight = replace(toy.measurement, paths=np.stack((t, 2 * t), axis=1)[None].repeat(4, axis=0))
+    for points in (2, 3, 5, 9):
+        found = FlyScan(path="file", points=points).start_values(straight)
+        assert np.allclose(found["fly_path"], [2.5, 5]) and np.allclose(found["fly_bend"], 0)
+
+
+def test_points_follow_path_and_beam() -> None:
+    """A pixel apart without a beam; with a beam of few frequencies, three for each of the fringes that it makes."""
+    made = simulate(**SCAN, views=16)
+    fly, sentence = FlyScan().for_scan(made.measurement)
+    assert fly.points == 8 and sentence.startswith("optics.fly_scan takes 8 points along a path of 8 px, 1 px apart at")
+    unknown = replace(made.measurement, probe=None)
+    assert FlyScan(duty=0.5).for_scan(unknown)[0].points == 4
+    frequency = np.fft.fftfreq(48)
+    smooth = np.fft.ifft2(np.exp(-(frequency[:, None] ** 2 + frequency**2) / 2 / 0.02**2))[None]
+    assert FlyScan().for_scan(replace(unknown, probe=smooth))[0].points == 2  # of two cycles per window
+    assert FlyScan(weights=[1.0, 2.0, 1.0]).for_scan(unknown)[0].points == 3
+    with pytest.raises(BadInput, match=r"would need 80 points for a path of 80 px; give points, 64 at most"):
+        FlyScan().for_scan(replace(unknown, positions=10 * unknown.positions))
+    with pytest.raises(BadInput, match=r"path is file, and there is one position for each view; set positions\.per_v"):
+        FlyScan(path="file").for_scan(unknown)
+    with pytest.raises(BadInput, match=r"points is auto, and no scan is there to choose it from; give a number"):
+        FlyScan().tables(made.truth.geometry)
+
+
+def test_paths_are_those_of_the_whole_file(tmp_path: Path) -> None:
+    """Where every second view is read, or one is left out, the stage moved as far as without that."""
+    made = simulate(**SCAN, views=25)
+    write_measurement(made.measurement, tmp_path / "scan.cxi")
+    for views in ({"step": 2}, {"without": [3, 11]}):
+        scan = load_measurement(DataOptions.parse({"path": str(tmp_path / "scan.cxi"), "views": views}, "data"))
+        assert scan.views < 25
+        assert np.allclose(FlyScan(points=2).start_values(scan)["fly_path"], [0, 8], atol=1e-4)
+
+
+def test_places_of_the_file(tmp_path: Path) -> None:
+    """Positions of a file that has four for each view become means and paths, turned as the recipe says."""
+    made = simulate(**SCAN, views=9, noise=False)
+    scan, pixel = made.measurement, 20e-9
+    along = np.array([[0.0, -3.0], [0.5, -1.0], [0.5, 1.0], [0.0, 3.0]])
+    places = (scan.positions[:, None] + along - [0.25, 0]) * pixel
+    np.savez(tmp_path / "scan.npz", patterns=scan.patterns.read(np.arange(9)), places=places)
+    data = {
+        "path": str(tmp_path / "scan.npz"),
+        "keys": {"patterns": "patterns", "positions": "places"},
+        "object_pixel_m": [pixel, pixel],
+        "dc": "corner",
+    }
+    with pytest.raises(BadInput, match=r"36 positions, 4 for each: set positions.per_view=4, which takes their means"):
+        load_measurement(DataOptions.parse(data, "data"))
+    with pytest.raises(BadInput, match=r"36 positions, and positions.per_view is 3: give 27, or correct it"):
+        load_measurement(DataOptions.parse(data, "data"), PositionOptions(per_view=3))
+    for transpose in (False, True):
+        options = PositionOptions(per_view=4, transpose=transpose)
+        found = load_measurement(DataOptions.parse(data, "data"), options)
+        assert found.paths is not None
+        turned = slice(None, None, -1 if transpose else 1)
+        assert np.allclose(found.paths, (along - [0.25, 0])[:, turned])
+        assert np.allclose(np.diff(found.positions, axis=0), np.diff(scan.positions, axis=0)[:, turned])
+    with pytest.raises(BadInput, match="per_view is 4, and a raster has one position for each view; give o"):
+        PositionOptions.parse({"per_view": 4, "raster": {"step_px": [1, 1]}}, "positions")
+    recon = pm.Reconstruction(found, optics={"fly_scan": {"path": "file"}})
+    assert recon.optics["fly_scan"].fan_out == 4
+
+
+def test_a_run_writes_down_its_points(tmp_path: Path) -> None:
+    """What the scan says of the number of points is in the log, in the recipe of the result, and in figures of it."""
+    made = simulate(**SCAN, views=16)
+    write_measurement(made.measurement, tmp_path / "scan.cxi")
+    (tmp_path / "recipe.yaml").write_text(
+        "data: {path: scan.cxi}\noptics: {fly_scan: true}\nstages: [{engine: rpie, epochs: 2, batch: 8}]\n"
+    )
+    options = ["run", str(tmp_path / "recipe.yaml"), "--out", str(tmp_path / "out")]
+    done = subprocess.run([sys.executable, "-m", "ptymesh", *options], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "optics.fly_scan takes 8 points along a path of 8 px" in (tmp_path / "out" / "log.txt").read_text()
+    result = Result.load(tmp_path / "out" / "result.h5")
+    assert "points: 8" in result.recipe and result.unknowns["fly_bend"].shape == (16, 8, 2)
+    assert (tmp_path / "out" / "patterns.png").exists()
+
+
 def test_what_cannot_be_is_refused() -> None:
     scan = make(views=12).measurement
     with pytest.raises(BadInput, match=r"optics\.fly_scan finds no line at \d+ of 12 positions, in the order of the f"):
         pm.Reconstruction(scan, optics={"fly_scan": True})
     with pytest.raises(BadInput, match=r"Weights has 2 numbers of sum 1 for 8 points; give one for each, not all 0"):
-        FlyScan(weights=[0.5, 0.5])
-    with pytest.raises(BadInput, match=r"Duty is 0\.5, and path is given in metres; give the path that is counted ov"):
+        FlyScan(points=8, weights=[0.5, 0.5])
+    with pytest.raises(BadInput, match=r"Duty is 0\.5, and is of path: line alone; give the path that is counted ov"):
         FlyScan(path=(1e-7, 0.0), duty=0.5)
     with pytest.raises(BadInput, match="points is 1"):
         FlyScan(points=1)
+    with pytest.raises(BadInput, match="Position_at is end, and path: file says it by itself"):
+        FlyScan(path="file", position_at="end")
     with pytest.raises(BadInput, match=r"optics\.fly_scan is for far-field scans, and this one is in the near field"):
         pm.Reconstruction(make(propagation="fresnel").measurement, optics={"fly_scan": {"path": [1e-7, 0]}})
     nowhere = replace(scan, geometry=replace(scan.geometry, wavelength_m=None, detector_pixel_m=None))

@@ -39,6 +39,7 @@ def command(
     """Memory and messages on so many ranks, for both layouts of the object, without running."""
     from ptymesh.errors import BadInput
     from ptymesh.launcher.launch import cores
+    from ptymesh.physics.operators import pieces_for_scan
     from ptymesh.planning.plan import plan_layouts, scan_of
     from ptymesh.recipe.scans import load_scan
     from ptymesh.recipe.schema import load_recipe
@@ -51,7 +52,7 @@ def command(
     kind, memory = kind_of(device), None if device_memory is None else memory_size(device_memory)
     measurement = load_scan(loaded)
     known = loaded.object, loaded.probe, loaded.positions.subpixel, loaded.precision, MARGIN_PX
-    scan = scan_of(measurement, *known, tuple(loaded.optics.values()))
+    scan = scan_of(measurement, *known, pieces_for_scan(loaded.optics.values(), measurement)[0])
     engine = loaded.stages[stage - 1]
     here = cores() if kind == "cpu" else 0
     found = [

@@ -17,6 +17,8 @@ from ptymesh import options
 from ptymesh.geometry import Propagation, Radiation
 from ptymesh.options import FilePath, Reference
 
+#: Positions of the file for one view.
+MOST_PER_VIEW = 64
 #: Longer lists of bad pixels belong into a mask.
 MOST_BAD_PIXELS = 200
 #: A recipe holds no more values than a text of YAML may (run.yaml_text).
@@ -288,6 +290,8 @@ class PositionOptions(FrozenOptions):
         serpentine: of a raster, positions of every second row are taken from its end to its start.
         subpixel: how fractions of a pixel are modelled.
         raster: positions of a raster scan, instead of the file's.
+        per_view: the file has so many positions for each view, places of the beam during its exposure (a fly scan). A
+            view lies at their mean; `optics: {fly_scan: {path: file}}` takes the beam along them.
         unit: of the positions in the file, where it does not say so itself.
         transpose, flip_y, flip_x: exchange y and x, then reverse them.
         affine: [[yy, yx], [xy, xx]], (y, x) -> A (y, x).
@@ -296,6 +300,7 @@ class PositionOptions(FrozenOptions):
 
     subpixel: Literal["fourier", "bilinear", "none"] = "fourier"
     raster: Raster | None = None
+    per_view: int = Field(1, ge=1, le=MOST_PER_VIEW)
     unit: Unit | None = None
     lag: int = Field(0, gt=-(10**6), lt=10**6)
     serpentine: bool = False
@@ -307,6 +312,10 @@ class PositionOptions(FrozenOptions):
 
     @model_validator(mode="after")
     def _invertible(self) -> PositionOptions:
+        if self.raster is not None and self.per_view > 1:
+            raise ValueError(
+                f"per_view is {self.per_view}, and a raster has one position for each view; give one of them"
+            )
         (a, b), (c, d) = self.affine
         if a * d - b * c == 0:
             raise ValueError(f"the affine matrix {self.affine} is singular; check its entries")

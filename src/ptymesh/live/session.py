@@ -171,6 +171,12 @@ def _check(recipe: Recipe) -> None:
         raise BadInput("data.views chooses among views, and those of a stream are not there yet; leave it out.")
     if recipe.positions.raster is not None:
         raise BadInput("positions.raster needs all views, and a stream brings its positions; leave it out.")
+    for name, one in recipe.optics.items():
+        if one.needs_whole_scan:
+            raise BadInput(
+                f"optics.{name} reads its options from the whole scan, and a stream has not brought it yet; give them, "
+                "or leave it out."
+            )
     if recipe.probe.opr_modes:
         raise BadInput("probe.opr_modes are shares of each view, which segments do not keep; leave it out.")
 
@@ -314,6 +320,8 @@ class _Session:
             patterns=_Part(whole, views),
             positions=whole.positions[views],
             stored_positions=None,
+            steps=None,
+            paths=None if whole.paths is None else whole.paths[views],
             intensity=None if whole.intensity is None else whole.intensity[views],
         )
         problem = Problem(self._model(whole.geometry), part, Replicated(self.world, part.positions), self.dtype)

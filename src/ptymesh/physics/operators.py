@@ -106,6 +106,22 @@ class Piece(Options):
             BadInput: something that it needs is missing.
         """
 
+    @property
+    def needs_whole_scan(self) -> bool:
+        """True if what it takes from the scan is not to be had from some of the views."""
+        return False
+
+    def for_scan(self, measurement: Measurement) -> tuple[Piece, str]:
+        """Return the piece with the options that it takes from the scan, and a sentence that says so; or itself and "".
+
+        Args:
+            measurement: the scan.
+
+        Raises:
+            BadInput: the scan does not have what it needs.
+        """
+        return self, ""
+
     def starts(self, sizes: dict[str, int], device: torch.device | str, real: torch.dtype) -> dict[str, Tensor]:
         """Return the unknowns at the start of a reconstruction, each at the value that it declares.
 
@@ -192,6 +208,12 @@ class WaveOperator(Piece):
             array is complex: slope by its real part plus i times slope by its imaginary part.
         """
         raise NotImplementedError
+
+
+def pieces_for_scan(pieces: Iterable[Piece], measurement: Measurement) -> tuple[tuple[Piece, ...], list[str]]:
+    """Return the pieces with the options that they take from the scan, and sentences that say so. Raises BadInput."""
+    found = [one.for_scan(measurement) for one in pieces]
+    return tuple(piece for piece, _ in found), [sentence for _, sentence in found if sentence]
 
 
 def fan_out_of(pieces: Iterable[Piece]) -> int:

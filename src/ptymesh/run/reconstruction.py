@@ -42,6 +42,7 @@ from ptymesh.io.results import CHANGE, ObjectTiles, Result
 from ptymesh.measurement import NO_CHECKS, Measurement
 from ptymesh.paths import usable
 from ptymesh.physics.model import Model, SliceStack, Subpixel
+from ptymesh.physics.operators import pieces_for_scan
 from ptymesh.planning.layout_choice import ALONE, choose_layout
 from ptymesh.planning.plan import scan_of
 from ptymesh.problem import Problem
@@ -189,6 +190,9 @@ class Reconstruction(Displayed):
         self._fitted_count: tuple[int, int] | None = None  # epochs after which it was counted, and the count
         if saved is not None and not other_data and "data" in saved.meta:
             self._identity = self._everywhere(lambda: identity.check(saved.meta["data"], self.scan, self.world))
+        operators, chosen = self._everywhere(lambda: pieces_for_scan(operators, self.scan))
+        #: Pieces of the model by name, with the options that they take from the scan.
+        self.optics = {one.name: one for one in operators}
         dtype = complex_dtype(precision)
         self._compare_ranks(dtype)
         if object_options.slice_spacing_m is not None and saved is None:
@@ -228,13 +232,14 @@ class Reconstruction(Displayed):
         #: True if neighbouring views are of neighbouring places, in the order of one scan.
         related = self._related = "rpi" not in (optics or {}) and scan.scan_index is None
         checking = saved is None and scan.checks != NO_CHECKS
-        #: Sentences on what checks of the data have led to.
-        self.findings: list[str] = []
+        #: Sentences on what checks of the data have led to, and on what pieces of the model have taken from the scan.
+        self.findings: list[str] = chosen
         #: The scan before these checks.
         self.unchecked = scan
         with self.world.heartbeat.doing("read"):
             if checking:
-                scan, self.findings = check_before_reading(scan, self.world, related=related)
+                scan, sentences = check_before_reading(scan, self.world, related=related)
+                self.findings += sentences
         owners = owners_of(scan)
         with self.world.heartbeat.doing("read"):
             if saved is not None:

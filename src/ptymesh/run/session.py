@@ -164,6 +164,7 @@ def _run(
         recon = reconstruction(recipe, world, saved, other_data=other_data, say=lambda _: None)
     if recon.unchecked.checks != NO_CHECKS:
         recipe = record_checks(recipe, recon.scan, recon.unchecked)
+    recipe = recipe.model_copy(update={"optics": recon.optics})
     with closing(recon):
         with world.heartbeat.doing("read"):
             data = recon.identity(recipe.fingerprint)

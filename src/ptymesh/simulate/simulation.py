@@ -30,7 +30,7 @@ from ptymesh.models import OPTICS, Piece, named
 from ptymesh.options import Options
 from ptymesh.physics import probes
 from ptymesh.physics.model import Model, SliceStack
-from ptymesh.physics.operators import Views, ViewValues
+from ptymesh.physics.operators import Views, ViewValues, pieces_for_scan
 from ptymesh.simulate import phantoms, scans
 
 Kind = Literal["xray", "near", "electron"]
@@ -327,7 +327,18 @@ def truth(options: Simulation) -> Truth:
     )
     if any("object" in operator.replaces for operator in options.optics.values()):
         made.object[:] = 1  # an operator's unknowns are in its place
-    return replace(made, unknowns=_unknowns(made)) if options.optics else made
+    if not options.optics:
+        return made
+    pieces, _ = pieces_for_scan(options.optics.values(), _blank(made))
+    chosen = options.model_copy(update={"optics": {one.name: one for one in pieces}})
+    made = replace(made, options=chosen)
+    return replace(made, unknowns=_unknowns(made))
+
+
+def _blank(made: Truth) -> Measurement:
+    """Return the scan of a truth, without light."""
+    views = made.options.views
+    return made.measurement(np.broadcast_to(np.zeros((), made.dtype), (views, *made.geometry.shape)))
 
 
 def _unknowns(made: Truth) -> dict[str, np.ndarray]:
@@ -341,8 +352,7 @@ def _unknowns(made: Truth) -> dict[str, np.ndarray]:
     """
     options, estimate = made.options, made.estimate()
     found: dict[str, np.ndarray] = {}
-    blank = np.broadcast_to(np.zeros((), made.dtype), (options.views, *made.geometry.shape))
-    measurement = made.measurement(blank)
+    measurement = _blank(made)
     for operator in options.optics.values():
         operator.check(made.geometry)
         starts = operator.starts(estimate.sizes(), "cpu", torch.float64)

@@ -11,7 +11,7 @@ import numpy as np
 
 from ptymesh.errors import BadInput
 from ptymesh.geometry import Geometry, Pair
-from ptymesh.io.options import PositionOptions, Raster
+from ptymesh.io.options import MOST_PER_VIEW, PositionOptions, Raster
 from ptymesh.io.scan import RawScan
 
 #: Object pixels on a side of which no machine can hold the square: 80 PB in single precision.
@@ -27,6 +27,23 @@ METRES = {"m": 1.0, "mm": 1e-3, "um": 1e-6, "nm": 1e-9, "A": 1e-10}
 def stored_positions(raw: RawScan, options: PositionOptions, stop: int | None = None) -> tuple[np.ndarray, str]:
     """Return the positions (N, 2) float64, y x, of the file or of the recipe's raster, not turned yet, and their unit.
 
+    Where the file has several for each view, these are their means.
+
+    Args:
+        raw: the scan as stored.
+        options: key `positions` of the recipe.
+        stop: view before which the recipe stops, see `stored_places`.
+
+    Raises:
+        BadInput: as `stored_places`.
+    """
+    places, unit = stored_places(raw, options, stop)
+    return places[:, 0] if places.shape[1] == 1 else places.mean(axis=1), unit
+
+
+def stored_places(raw: RawScan, options: PositionOptions, stop: int | None = None) -> tuple[np.ndarray, str]:
+    """Return the places (N, S, 2) float64, y x, of each view, S = `positions.per_view`, not turned yet, and their unit.
+
     Args:
         raw: the scan as stored.
         options: key `positions` of the recipe.
@@ -36,7 +53,7 @@ def stored_positions(raw: RawScan, options: PositionOptions, stop: int | None = 
     Raises:
         BadInput: there are no positions, a wrong number of them, or some are not finite.
     """
-    count = raw.patterns.shape[0]
+    count, several = raw.patterns.shape[0], options.per_view
     if options.raster is not None:
         positions, unit = _raster(options.raster, raw)
     elif raw.positions is not None:
@@ -50,21 +67,23 @@ def stored_positions(raw: RawScan, options: PositionOptions, stop: int | None = 
             f"{raw.name} has {count} patterns and no positions; name them (data.keys.positions), or set "
             f"positions.raster."
         )
-    if len(positions) != count:
-        if stop is None or not 0 < stop <= min(count, len(positions)):
-            raise BadInput(_numbers_differ(raw.name, count, len(positions)))
-        positions = positions[:stop]
+    if len(positions) != count * several:
+        if stop is None or not 0 < stop <= min(count, len(positions) // several):
+            raise BadInput(_numbers_differ(raw.name, count, len(positions), several))
+        count = stop
+        positions = positions[: stop * several]
     if not np.isfinite(positions).all():
         bad = int(np.flatnonzero(~np.isfinite(positions).all(axis=1))[0])
         raise BadInput(
             f"Position {bad} of {raw.name} is {positions[bad].tolist()}; leave that view out (data.views) or mend it."
         )
+    places = positions.reshape(-1, several, 2)
     if options.serpentine:
-        length = row_length(positions)
+        length = row_length(places.mean(axis=1))
         if length is None:
             raise BadInput(f"The positions of {raw.name} are no raster of equal rows; leave positions.serpentine out.")
-        positions = positions[serpentine_order(count, length)]
-    return np.roll(positions, options.lag, axis=0) if options.lag else positions, unit
+        places = places[serpentine_order(len(places), length)]
+    return np.roll(places, options.lag, axis=0) if options.lag else places, unit
 
 
 def row_length(positions: np.ndarray) -> int | None:
@@ -95,13 +114,17 @@ def serpentine_order(count: int, length: int) -> np.ndarray:
     return order.reshape(-1)
 
 
-def _numbers_differ(name: str, patterns: int, positions: int) -> str:
-    """Return a sentence that says what to do if there is not one position for each pattern."""
+def _numbers_differ(name: str, patterns: int, positions: int, several: int) -> str:
+    """Return a sentence that says what to do if there are not `several` positions for each pattern."""
     said = f"{name} holds {patterns} patterns, but there are {positions} positions"
+    if several > 1:
+        return f"{said}, and positions.per_view is {several}: give {patterns * several}, or correct it."
     if positions > patterns and positions % patterns == 0:
         several = positions // patterns
-        means = f"positions.reshape({patterns}, {several}, 2).mean(axis=1)"
-        return f"{said}, {several} for each: give their means, as {means} does."
+        if several > MOST_PER_VIEW:
+            means = f"positions.reshape({patterns}, {several}, 2).mean(axis=1)"
+            return f"{said}, {several} for each: give their means, as {means} does."
+        return f"{said}, {several} for each: set positions.per_view={several}, which takes their means."
     first = min(patterns, positions)
     return f"{said}: give one for each; if the first ones belong together, set data.views.stop={first}."
 
@@ -122,17 +145,48 @@ def window_positions(
         BadInput: as `stored_positions`, and for metres without a known object pixel.
     """
     positions, unit = stored_positions(raw, options, stop)
+    return _within_reason(raw, _in_window(raw.name, positions, unit, options, geometry, ratio), unit)
+
+
+def window_paths(
+    raw: RawScan, options: PositionOptions, geometry: Geometry, ratio: Pair, stop: int | None = None
+) -> np.ndarray | None:
+    """Return the places (N, S, 2) float64 of the beam during each exposure, in object pixels from the view's position.
+
+    Args:
+        raw: the scan as stored.
+        options: key `positions` of the recipe.
+        geometry: of the final window.
+        ratio: its object pixel over that of the stored pattern (y, x).
+        stop: as for `stored_positions`.
+
+    Returns:
+        The places, y x; None where the file has one position for each view.
+
+    Raises:
+        BadInput: as `window_positions`.
+    """
+    if options.per_view == 1:
+        return None
+    places, unit = stored_places(raw, options, stop)
+    return _in_window(raw.name, places - places.mean(axis=1, keepdims=True), unit, options, geometry, ratio)
+
+
+def _in_window(
+    name: str, positions: np.ndarray, unit: str, options: PositionOptions, geometry: Geometry, ratio: Pair
+) -> np.ndarray:
+    """Return stored positions (..., 2), turned as the recipe says, in object pixels of the final window."""
     with np.errstate(over="ignore", invalid="ignore"):
         turned = positions @ turn(options).T
         if unit == "px":
-            return _within_reason(raw, turned / np.array(ratio), unit)
+            return np.asarray(turned / np.array(ratio))
     if geometry.object_pixel_m is None:
         raise BadInput(
-            f"The positions of {raw.name} are in {unit}, but its object pixel is unknown; set data.object_pixel_m, or "
+            f"The positions of {name} are in {unit}, but its object pixel is unknown; set data.object_pixel_m, or "
             f"the energy, data.distance_m and data.detector_pixel_m."
         )
     with np.errstate(over="ignore", invalid="ignore"):
-        return _within_reason(raw, turned * METRES[unit] / np.array(geometry.object_pixel_m), unit)
+        return np.asarray(turned * METRES[unit] / np.array(geometry.object_pixel_m))
 
 
 def _within_reason(raw: RawScan, pixels: np.ndarray, unit: str) -> np.ndarray:

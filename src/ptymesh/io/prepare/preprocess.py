@@ -18,12 +18,12 @@ import numpy as np
 from ptymesh.errors import BadInput
 from ptymesh.io.arrays import detector_array, load_array
 from ptymesh.io.options import DataOptions, PositionOptions, Region
-from ptymesh.io.prepare.positions import stored_positions, window_positions
+from ptymesh.io.prepare.positions import stored_positions, window_paths, window_positions
 from ptymesh.io.prepare.window import Window, resampled_probe, window_of
 from ptymesh.io.scan import RawScan
 from ptymesh.io.source import SLAB_BYTES, SlabSource, evenly_spread, slabs
 from ptymesh.limits import check_room
-from ptymesh.measurement import NO_CHECKS, Checks, Measurement
+from ptymesh.measurement import NO_CHECKS, Checks, Measurement, steps_along_lines
 
 #: Number of patterns that are averaged to find the centre.
 CENTRE_VIEWS = 256
@@ -213,7 +213,8 @@ def measurement_of(raw: RawScan, data: DataOptions, positions: PositionOptions, 
     final = final.transposed() if data.transpose else final
     ratio = geometry.pixel_ratio(unturned, data.bin)
     probe, notes = _probe(raw, window, far, shape)
-    where = window_positions(raw, positions, final, ratio[::-1] if data.transpose else ratio, data.views.stop)
+    in_window = raw, positions, final, ratio[::-1] if data.transpose else ratio, data.views.stop
+    where, paths = window_positions(*in_window), window_paths(*in_window)
     stored_at, _ = stored_positions(raw, positions, data.views.stop)
     selected = central(stored_at, selected, data.views.central)
     good_here = window.gather(good) & window.exists
@@ -238,6 +239,8 @@ def measurement_of(raw: RawScan, data: DataOptions, positions: PositionOptions, 
         ),
         positions=np.ascontiguousarray(where[selected]),
         stored_positions=np.ascontiguousarray(stored_at[selected]),
+        steps=None if len(selected) == len(where) else steps_along_lines(where)[selected],
+        paths=None if paths is None else np.ascontiguousarray(paths[selected]),
         geometry=final,
         mask=window.all_of(good_here),
         background=None if background is None else _background(background, window, good_here),
