@@ -227,13 +227,11 @@ class FlyScan(WaveOperator):
             values: as for `forward`.
             tables: c_k and sqrt(w_k).
         """
-        ramps = _ramps(values, tables, psi).conj_physical()
-        total: Tensor | None = None
-        # One by one: the order of the sum must not depend on how many views there are.
-        for one, ramp in zip(fft(psi).unflatten(1, (-1, self.fan_out)).unbind(2), ramps.unbind(1), strict=True):
-            term = times(one, ramp[:, None])
-            total = term if total is None else total + term
-        assert total is not None, "there are two points at least"
+        ramps = _ramps(values, tables, psi).conj()
+        first, *others = times(fft(psi).unflatten(1, (-1, self.fan_out)), ramps[:, None]).unbind(2)
+        total = first.clone()
+        for term in others:  # one by one: the order of the sum must not depend on how many views there are
+            total += term
         return ifft(total)
 
     def slopes(self, psi: Tensor, values: Values, tables: Tables, back: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
@@ -280,8 +278,9 @@ def _offsets(values: Values, tables: Tables, length: Tensor | float) -> Tensor:
 def _ramps(values: Values, tables: Tables, psi: Tensor) -> Tensor:
     """Return sqrt(w_k) exp(-2 pi i k.d_jk), (B, K, h, w) complex."""
     offsets = _offsets(values, tables, values["fly_length"])
-    ramps = views.ramps(offsets.flatten(0, 1), (psi.shape[-2], psi.shape[-1]))
-    return ramps.unflatten(0, (len(offsets), -1)) * tables[1][:, None, None]
+    factors = tables[1].repeat(len(offsets))
+    ramps = views.ramps(offsets.flatten(0, 1), (psi.shape[-2], psi.shape[-1]), factors)
+    return ramps.unflatten(0, (len(offsets), -1))
 
 
 def _file_paths(measurement: Measurement) -> np.ndarray:

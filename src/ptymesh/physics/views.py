@@ -61,15 +61,27 @@ def flat_index(anchors: Tensor, window: tuple[int, ...], width: int) -> Tensor:
 # --- Fourier sub-pixel: the probe moves -----------------------------------------------------------------------------
 
 
-def ramps(fractions: Tensor, window: tuple[int, int]) -> Tensor:
-    """Return exp(-2 pi i k.f_j): fractions (B, 2) real -> (B, h, w) complex."""
+def ramps(fractions: Tensor, window: tuple[int, int], factors: Tensor | None = None) -> Tensor:
+    """Return exp(-2 pi i k.f_j), times real factors (B,) if there are some.
+
+    Args:
+        fractions: (B, 2) real, y x, pixels.
+        window: (h, w).
+        factors: (B,) real.
+
+    Returns:
+        (B, h, w) complex.
+    """
     ky, kx = frequencies(window, (1.0, 1.0), fractions.device)
     f = -2 * math.pi * fractions.to(torch.float64)
     phase_y, phase_x = f[:, 0, None] * ky[:, 0], f[:, 1, None] * kx[0]
     one = torch.ones((), dtype=torch.float64, device=fractions.device)
     dtype = torch.complex64 if fractions.dtype == torch.float32 else torch.complex128
     y, x = torch.polar(one.expand_as(phase_y), phase_y), torch.polar(one.expand_as(phase_x), phase_x)
-    return times(y.to(dtype)[:, :, None], x.to(dtype)[:, None, :])
+    if factors is not None:
+        y = y * factors[:, None]
+    # Of equal shapes, which have a faster product on a CPU.
+    return times(y.to(dtype)[:, :, None].expand(-1, -1, window[1]), x.to(dtype)[:, None, :].expand(-1, window[0], -1))
 
 
 def shift(probe: Tensor, fractions: Tensor) -> Tensor:
