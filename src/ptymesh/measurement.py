@@ -200,6 +200,11 @@ class Measurement(Displayed):
         return f"<Measurement {self.name}: {self.views} views of {h} x {w} pixels, {where}{radiation}>"
 
     @property
+    def line_steps(self) -> np.ndarray:
+        """Step (N, 2), px, from each position to the next of its line: `steps`, or as the positions say."""
+        return steps_along_lines(self.positions) if self.steps is None else self.steps
+
+    @property
     def scans(self) -> int:
         """Number of scans that the views are of."""
         return max(1, len(self.scan_names))

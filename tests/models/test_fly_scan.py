@@ -20,6 +20,7 @@ from ptymesh.engines import DM, ENGINES, Adam
 from ptymesh.errors import BadInput
 from ptymesh.io import load_measurement
 from ptymesh.io.formats.cxi_writer import write_measurement
+from ptymesh.io.joint_scans import join_measurements
 from ptymesh.io.options import DataOptions, PositionOptions
 from ptymesh.io.results import Result
 from ptymesh.measurement import steps_along_lines
@@ -134,6 +135,17 @@ def test_paths_are_those_of_the_whole_file(tmp_path: Path) -> None:
         scan = load_measurement(DataOptions.parse({"path": str(tmp_path / "scan.cxi"), "views": views}, "data"))
         assert scan.views < 25
         assert np.allclose(FlyScan(points=2).start_values(scan)["fly_path"], [0, 8], atol=1e-4)
+
+
+def test_paths_do_not_lead_from_scan_to_scan() -> None:
+    rows = simulate(**SCAN, views=9).measurement
+    columns = replace(rows, positions=rows.positions[:, ::-1].copy(), name="columns")
+    found = FlyScan(points=2).start_values(join_measurements([rows, columns], [(0, 0), (1, 2)]))["fly_path"]
+    assert np.allclose(found[:9], [0, 8]) and np.allclose(found[9:], [8, 0])  # type: ignore[index]
+    curved = replace(rows, paths=np.zeros((9, 3, 2)))
+    assert join_measurements([curved, rows], [(0, 0), (0, 0)]).paths is None
+    paths = join_measurements([curved, curved], [(0, 0), (0, 0)]).paths
+    assert paths is not None and paths.shape == (18, 3, 2)
 
 
 def test_places_of_the_file(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from ptymesh.diagnosis.view import ResultView
 from ptymesh.errors import PtymeshError
 from ptymesh.io import load_measurement
 from ptymesh.io.options import DataOptions
-from ptymesh.measurement import ArraySource, Measurement, steps_along_lines
+from ptymesh.measurement import ArraySource, Measurement
 from ptymesh.recipe.schema import Recipe
 from ptymesh.run.reconstruction import Reconstruction
 
@@ -114,7 +114,7 @@ def _part(scan: Measurement, views: np.ndarray) -> Measurement:
         patterns=ArraySource(np.ascontiguousarray(scan.patterns.read(views))),
         positions=scan.positions[views],
         stored_positions=None if scan.stored_positions is None else scan.stored_positions[views],
-        steps=(steps_along_lines(scan.positions) if scan.steps is None else scan.steps)[views],
+        steps=scan.line_steps[views],
         paths=None if scan.paths is None else scan.paths[views],
         intensity=None if scan.intensity is None else scan.intensity[views] / scan.intensity[views].mean(),
     )

@@ -101,6 +101,8 @@ def join_measurements(scans: Sequence[Measurement], shifts_px: Sequence[tuple[fl
         stored_positions=(
             np.concatenate([one + shift for one, shift in zip(stored, shifts, strict=True)]) if turned else None
         ),
+        steps=np.concatenate([scan.line_steps for scan in scans]),
+        paths=_paths(scans),
         mask=mask,
         intensity=_intensities(scans),
         name=" + ".join(scan.name for scan in scans),
@@ -115,6 +117,13 @@ def join_measurements(scans: Sequence[Measurement], shifts_px: Sequence[tuple[fl
         scan_names=_distinct([scan.name for scan in scans]),
         scan_probes=tuple(scan.probe for scan in scans),
     )
+
+
+def _paths(scans: Sequence[Measurement]) -> np.ndarray | None:
+    """Return the places of all exposures, (N, S, 2); None unless all scans have equally many for each view."""
+    paths = [scan.paths for scan in scans if scan.paths is not None]
+    alike = len(paths) == len(scans) and len({one.shape[1] for one in paths}) == 1
+    return np.concatenate(paths) if alike else None
 
 
 def _refuse_difference(first: Measurement, other: Measurement) -> None:

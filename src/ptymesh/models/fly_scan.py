@@ -30,7 +30,7 @@ from torch import Tensor
 
 from ptymesh.errors import BadInput
 from ptymesh.geometry import Geometry
-from ptymesh.measurement import Measurement, steps_along_lines
+from ptymesh.measurement import Measurement
 from ptymesh.physics import views
 from ptymesh.physics.elementwise import times
 from ptymesh.physics.model import inner
@@ -181,7 +181,7 @@ class FlyScan(WaveOperator):
             pixels = measurement.geometry.object_pixel_m
             assert pixels is not None, "checked"
             return np.tile(np.array(self.path) / np.array(pixels), (measurement.views, 1))
-        steps = steps_along_lines(measurement.positions) if measurement.steps is None else measurement.steps
+        steps = measurement.line_steps
         if len(steps) != measurement.views:
             raise BadInput(f"The scan has {measurement.views} views and {len(steps)} steps; give one step for each.")
         still = int((steps == 0).all(axis=1).sum())

@@ -14,7 +14,7 @@ from ptymesh.errors import BadInput
 from ptymesh.io.options import MOST_WITHOUT, CheckedData, DataOptions
 from ptymesh.io.prepare.outliers import regions_of
 from ptymesh.io.prepare.preprocess import PreparedSource
-from ptymesh.measurement import Measurement, PatternSource, steps_along_lines
+from ptymesh.measurement import Measurement, PatternSource
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def apply_findings(measurement: Measurement, findings: Findings) -> Measurement:
         else:
             source = SelectedSource(source, kept)
         intensity = None if m.intensity is None else m.intensity[kept] / m.intensity[kept].mean()
-        steps = (steps_along_lines(m.positions) if m.steps is None else m.steps)[kept]
+        steps = m.line_steps[kept]
         stored, paths = (None if one is None else one[kept] for one in (m.stored_positions, m.paths))
         m = replace(
             m,
