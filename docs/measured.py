@@ -192,7 +192,23 @@ def bars() -> str:
     return table("| engine | modes | epochs | residual | held out | seconds |", rows)
 
 
+def fly_scan() -> str:
+    """Errors of objects of a scan that stops and of a fly scan, with the motion in the model and without."""
+    found, rows = newest("fly-scan"), []
+    for one in found["cases"]:
+        step, fly, ignored = (one[kind]["nrmse"] for kind in ("step", "fly", "ignored"))
+        what = "3 modes, 2 OPR modes, positions 1 px off" if one["hard"] else "1 mode"
+        cells = [ENGINES[one["engine"]], one["epochs"], what, *(f"{error:.3f}" for error in (step, fly, ignored))]
+        rows.append([*cells, f"{fly / step:.2f}", f"{ignored / fly:.1f}"])
+    head = "| engine | epochs | scan | stops: error | fly: error | motion ignored | fly over stops | ignored over fly |"
+    shares = [f"{ENGINES[name]} {one['fraction']:.2f}" for name, one in found["speeds"].items()]
+    beam = f"The beam's power is {found['beam_px']:.1f} px wide (FWHM)"
+    said = f"Speed over what two transforms for each wave and direction alone allow: {', '.join(shares)}."
+    return f"{table(head, rows)}\n\n{beam}. {said}"
+
+
 TABLES: dict[str, Callable[[], str]] = {
+    "fly-scan": fly_scan,
     "bars": bars,
     "auto-studies": auto_studies,
     "fog": lambda: fog("scans"),
