@@ -249,7 +249,7 @@ def error(made: Simulated, engine: Any, **options: Any) -> float:
 @pytest.mark.long
 def test_the_motion_in_the_model_makes_good_for_it() -> None:
     """Counts of 32 places over 8 px, in a model of 8 places, and in one that does not know of the motion."""
-    engine = Adam(epochs=120, batch=8)
+    engine = Adam(epochs=200, batch=8)
     fly = simulate(**SCAN, views=36, optics={"fly_scan": {"points": 32}})
     still, modelled = error(simulate(**SCAN, views=36), engine), error(fly, engine, optics={"fly_scan": True})
     ignored = error(fly, engine)
