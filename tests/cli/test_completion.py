@@ -34,7 +34,7 @@ def answer(shell: str, line: str) -> list[str]:
 
 
 def test_commands_and_options() -> None:
-    assert answer("bash", "ptymesh res") == ["resume"]
+    assert sorted(answer("bash", "ptymesh res")) == ["resolution", "resume"]
     assert "--layout" in answer("bash", "ptymesh run recipe.yaml --")
     assert answer("bash", "ptymesh view result.h5 --format p") == ["png", "pdf"]
     assert any(line.startswith("resume\tGo on with a run") for line in answer("fish", "ptymesh res"))

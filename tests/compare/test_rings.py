@@ -7,7 +7,7 @@ import pytest
 from scipy import ndimage
 
 from ptymesh.compare import align, ring_correlation
-from ptymesh.compare.rings import half_bit
+from ptymesh.compare.rings import half_bit, one_bit
 from ptymesh.errors import BadInput
 
 
@@ -118,3 +118,40 @@ def test_field_that_is_too_small_for_any_ring() -> None:
     rings = ring_correlation(noise(0, (9, 9)), noise(0, (9, 9)))
     assert rings.is_too_small and rings.resolution is None and not rings.at_limit
     assert not ring_correlation(noise(0, (36, 36)), noise(0, (36, 36))).is_too_small
+
+
+def test_one_bit_asks_for_a_ratio_of_one() -> None:
+    """A ratio of 1 in the mean of two images is 1/2 in each, whose correlation is 1/3; and 1 for one pixel."""
+    np.testing.assert_allclose(one_bit(np.array([1e12])), [1 / 3], rtol=1e-4)
+    assert one_bit(np.array([1.0]))[0] == pytest.approx(1.0)
+    assert (one_bit(np.arange(2, 1e4, 7)) > half_bit(np.arange(2, 1e4, 7))).all()
+
+
+def test_signal_to_noise_ratio_is_that_of_the_mean_of_both() -> None:
+    """Signal of power 4 and noise of power 1 in each image: 8 in their mean, whose noise is half as strong."""
+    signal = 2 * noise(0, (192, 192))
+    rings = ring_correlation(signal + noise(1, (192, 192)), signal + noise(2, (192, 192)))
+    assert np.median(rings.snr[10:]) == pytest.approx(8.0, rel=0.1)
+    assert np.isinf(ring_correlation(signal, signal).snr).all()
+
+
+def test_one_bit_resolution_is_coarser_where_the_noise_grows() -> None:
+    q = np.hypot(*np.meshgrid(np.fft.fftfreq(160), np.fft.fftfreq(160)))
+    signal = np.fft.fft2(noise(0, (160, 160))) * np.exp(-((q / 0.12) ** 2))
+    rings = ring_correlation(*(np.fft.ifft2(signal + 0.1 * np.fft.fft2(noise(seed, (160, 160)))) for seed in (1, 2)))
+    assert rings.resolution is not None and rings.one_bit_resolution is not None
+    # The ratio in the mean of both is 200 exp(-2 (q / 0.12)^2) = r, and their correlation r / (r + 2).
+    ratio = 200 * np.exp(-2 * (rings.frequency / 0.12) ** 2)
+    for threshold, found in ((rings.threshold, rings.resolution), (rings.one_bit, rings.one_bit_resolution)):
+        below = rings.frequency[(ratio / (ratio + 2) < threshold) & (threshold < 1)]
+        assert 1 / found == pytest.approx(below[0], rel=0.04)
+    assert rings.one_bit_resolution > 1.03 * rings.resolution
+
+
+def test_bands_beyond_a_dip_are_told() -> None:
+    """Nothing in common below 0.1, all in common up to 0.3."""
+    q = np.hypot(*np.meshgrid(np.fft.fftfreq(160), np.fft.fftfreq(160)))
+    common = np.fft.fft2(noise(0, (160, 160)))
+    spectra = [np.fft.fft2(noise(seed, (160, 160))) for seed in (1, 2)]
+    rings = ring_correlation(*(np.fft.ifft2(np.where((q > 0.1) & (q < 0.3), common, own)) for own in spectra))
+    assert rings.resolution is None and rings.finest_agreement == pytest.approx(1 / 0.3, rel=0.05)

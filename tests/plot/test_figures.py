@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
@@ -65,6 +66,29 @@ def comparison(e: Any, **options: Any) -> Figure:
     return plot.comparison_figure(found.aligned, found.reference, found.region, rings, **options)
 
 
+@dataclass(frozen=True)
+class Transfer:
+    """A transfer function that falls below 1/e in pixel units or in metres."""
+
+    unit: str
+    frequency: np.ndarray
+    value: np.ndarray
+    resolution: float
+    at_limit: bool = False
+
+
+def resolution(e: Any, **options: Any) -> Figure:
+    """Two noisy copies of an object, with a transfer function."""
+    rng = np.random.default_rng(1)
+    shape = e.object[0].shape
+    one, other = (e.object[0] + 0.3 * (rng.normal(size=shape) + 1j * rng.normal(size=shape)) for _ in range(2))
+    rings = ring_correlation(one, other, None, options.get("pixel_size_m"))
+    value = np.exp(-3 * rings.frequency / rings.frequency[-1])
+    transfer = Transfer(rings.unit, rings.frequency, value, float(3 / rings.frequency[-1]))
+    region = np.ones(shape, dtype=bool)
+    return plot.resolution_figure(one, other, region, rings, transfer, names=("half 1", "half 2"), **options)
+
+
 def overview(e: Any, **options: Any) -> Figure:
     return plot.overview_figure(e.object, e.probe, e.positions_px, e.illumination, e.history, **options)
 
@@ -93,6 +117,8 @@ FIGURES: dict[str, Callable[[Any], Figure]] = {
     "masked patterns": lambda e: plot.patterns_figure({"bad": (np.full((8, 8), -1.0), np.ones((8, 8)))}),
     "comparison": lambda e: comparison(e, pixel_size_m=e.pixel_size_m, names=("a.h5", "b.h5"), title="a and b"),
     "comparison in pixels": lambda e: comparison(e),
+    "resolution": lambda e: resolution(e, pixel_size_m=e.pixel_size_m, title="two halves"),
+    "resolution in pixels": lambda e: resolution(e),
     "overview": lambda e: overview(e, pixel_size_m=e.pixel_size_m, final_residual=0.0131, title="overview"),
     "overview in pixels": lambda e: overview(e, title="overview"),
 }

@@ -103,7 +103,7 @@ class ScanBatch:
                     )
                 time.sleep(POLL_S if running else 0)
         finally:
-            _end([process for _, process, _ in running.values()])
+            end_processes([process for _, process, _ in running.values()])
         return [self.outcomes[name] for name in self.scans]
 
     def _run_of(self, name: str, handed: Path | None) -> ScanRun:
@@ -125,7 +125,7 @@ class ScanBatch:
         say(f"{len(self.outcomes)}/{len(self.scans)}  {name}  {said}{before}")
 
 
-def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+def end_processes(processes: Sequence[subprocess.Popen[bytes]]) -> None:
     """Ask processes to stop, and wait until they have written a checkpoint."""
     for process in processes:
         with suppress(OSError):

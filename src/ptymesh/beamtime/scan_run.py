@@ -64,10 +64,14 @@ class ScanRun:
         folder: of the run.
         recipe: path of the recipe; None: `ptymesh run SCAN` finds one.
         settings: `key=value`, as after --set.
+        launching: options of the command that do not change what comes out, such as `--ranks 2`.
     """
 
-    def __init__(self, scan: Path, folder: Path, recipe: Path | None, settings: Sequence[str]) -> None:
+    def __init__(
+        self, scan: Path, folder: Path, recipe: Path | None, settings: Sequence[str], launching: Sequence[str] = ()
+    ) -> None:
         self.scan, self.folder, self.recipe, self.settings = scan, folder, recipe, list(settings)
+        self.launching = list(launching)
 
     def finished(self) -> ScanOutcome | None:
         """Return the outcome of an earlier run of the same file with the same recipe; None where it has to be run."""
@@ -96,13 +100,17 @@ class ScanRun:
         started = checkpoint.exists(self.folder / "checkpoint") or start_record.pending_recipe(self.folder) is not None
         record = self._record()
         if started and record is not None and record.get("asked") == self.request():
-            return ["resume", str(self.folder)]
+            return ["resume", str(self.folder), *self.launching]
         if self.recipe is None:
             made, settings = ["run", str(self.scan)], self.settings
         else:
-            made, settings = ["run", str(self.recipe)], [f"data.path={self.scan.absolute()}", *self.settings]
-        made += ["--out", str(self.folder), "--force"]
+            made, settings = ["run", str(self.recipe)], [*self._data_settings(), *self.settings]
+        made += ["--out", str(self.folder), "--force", *self.launching]
         return made + [part for setting in settings for part in ("--set", setting)]
+
+    def _data_settings(self) -> list[str]:
+        """Return the settings that put this scan into the recipe."""
+        return [f"data.path={self.scan.absolute()}"]
 
     def start(self, parent: int) -> subprocess.Popen[bytes]:
         """Start the command, which ends with the process `parent`; what it prints goes to the scan's folder.

@@ -41,6 +41,7 @@ COMMANDS = {
     "view": "Draw the figures of a result.",
     "diagnose": "Why is a result poor?",
     "compare": "How far do two results agree?",
+    "resolution": "To which resolution do two halves of the views agree?",
     "simulate": "Make a data set with known truth.",
     "convert": "Exchange results with other programs; data sets as CXI.",
     "plan": "Memory and messages on many ranks, without running.",

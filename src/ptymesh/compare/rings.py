@@ -6,6 +6,11 @@ pixels
 
     T = (0.2071 + 1.9102 / sqrt n) / (1.2071 + 0.9102 / sqrt n).
 
+It asks for a signal-to-noise ratio of 0.4142 in the mean of both images, log2(1 + 0.4142) = 1/2 bit a pixel. The 1-bit
+threshold asks for a ratio of 1, by the same equation with 1/2 in each image:
+
+    T = (1/2 + (1 + sqrt 2) / sqrt n) / (3/2 + sqrt 2 / sqrt n).
+
 On few pixels chance alone reaches it: the correlation of images that have nothing in common has the standard deviation
 1 / sqrt(2 n), and the images were aligned before, that is, of some thousand shifts the one that correlates best was
 taken, which is sqrt(2 ln 1000) = 3.7 deviations above zero. So T is at least CHANCE of these deviations; rings where
@@ -18,6 +23,7 @@ nor the mean correlates. Neighbouring Fourier pixels are then not independent: n
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,6 +52,8 @@ class RingCorrelation:
             period of the grid where it never does; None where it does from the first significant ring on.
         at_limit: True if the correlation never falls below, so that the pixels limit the resolution.
         unit: "m", or "px" in pixel units.
+        one_bit: 1-bit threshold, one per ring.
+        one_bit_resolution, one_bit_at_limit: as `resolution` and `at_limit`, with that threshold.
     """
 
     frequency: np.ndarray
@@ -55,6 +63,30 @@ class RingCorrelation:
     resolution: float | None
     at_limit: bool
     unit: str
+    one_bit: np.ndarray
+    one_bit_resolution: float | None
+    one_bit_at_limit: bool
+
+    @property
+    def snr(self) -> np.ndarray:
+        """Signal-to-noise ratio of the mean of both images, 2 FRC / (1 - FRC), one per ring; infinite where they agree.
+
+        Frank & Al-Ali, Nature 256, 376 (1975), for the mean of two: their FRC / (1 - FRC) is that of one.
+        """
+        positive = np.clip(self.correlation, 0.0, 1.0)
+        noise = 1 - positive
+        return np.divide(2 * positive, noise, out=np.full(len(noise), np.inf), where=noise > 1e-12)
+
+    @property
+    def finest_agreement(self) -> float | None:
+        """Finest full period, in `unit`, down to which three rings in a row exceed the 1/2-bit threshold, or None.
+
+        It is finer than `resolution` where the correlation dips in between, as of an object with little at some
+        frequency.
+        """
+        above = (self.correlation >= self.threshold) & (self.threshold < 1)
+        last = np.flatnonzero(above[2:] & above[1:-1] & above[:-2])
+        return float(1 / self.frequency[last[-1] + 2]) if last.size else None
 
     @property
     def is_too_small(self) -> bool:
@@ -66,6 +98,12 @@ def half_bit(pixels: np.ndarray) -> np.ndarray:
     """Return the 1/2-bit threshold for rings of that many independent pixels."""
     root = np.sqrt(np.maximum(pixels, 1.0))
     return (0.2071 + 1.9102 / root) / (1.2071 + 0.9102 / root)
+
+
+def one_bit(pixels: np.ndarray) -> np.ndarray:
+    """Return the 1-bit threshold for rings of that many independent pixels."""
+    root = np.sqrt(np.maximum(pixels, 1.0))
+    return (0.5 + (1 + math.sqrt(2)) / root) / (1.5 + math.sqrt(2) / root)
 
 
 def chance_threshold(pixels: np.ndarray) -> np.ndarray:
@@ -117,20 +155,47 @@ def ring_correlation(
     correlation = np.divide(cross, norm, out=np.zeros(count), where=norm > 0)
     share = (window**2).sum() ** 2 / (window.size * (window**4).sum())
     independent = total(np.ones(ring.shape)) * share
-    threshold = np.maximum(half_bit(independent), chance_threshold(independent))
     # Leave out ring 0, the mean, which was subtracted.
-    frequency, correlation, threshold, independent = (
-        of_rings[1:] for of_rings in (frequency, correlation, threshold, independent)
+    frequency, correlation, independent = (of_rings[1:] for of_rings in (frequency, correlation, independent))
+    chance = chance_threshold(independent)
+    thresholds = [np.maximum(bits(independent), chance) for bits in (half_bit, one_bit)]
+    (resolution, at_limit), (one_bit_resolution, one_bit_at_limit) = (
+        _resolution(frequency, correlation, threshold, float(2 * max(pixel))) for threshold in thresholds
     )
+    return RingCorrelation(
+        frequency=frequency,
+        correlation=correlation,
+        threshold=thresholds[0],
+        independent=independent,
+        resolution=resolution,
+        at_limit=at_limit,
+        unit="px" if pixel_size_m is None else "m",
+        one_bit=thresholds[1],
+        one_bit_resolution=one_bit_resolution,
+        one_bit_at_limit=one_bit_at_limit,
+    )
+
+
+def _resolution(
+    frequency: np.ndarray, correlation: np.ndarray, threshold: np.ndarray, finest: float
+) -> tuple[float | None, bool]:
+    """Return the full period at which the correlation falls below a threshold, and True if it never does.
+
+    Args:
+        frequency: of each ring.
+        correlation: of each ring.
+        threshold: of each ring.
+        finest: full period of the pixel grid.
+    """
+    if has_too_few_rings(threshold):
+        return None, False
     telling = threshold < 1
-    crossing = None
-    if not has_too_few_rings(threshold):
-        crossing = _crossing(frequency[telling], (correlation - threshold)[telling])
-    finest = float(2 * max(pixel))
-    at_limit = crossing is not None and not np.isfinite(crossing)
-    resolution = None if crossing is None else finest if at_limit else max(1 / crossing, finest)
-    unit = "px" if pixel_size_m is None else "m"
-    return RingCorrelation(frequency, correlation, threshold, independent, resolution, at_limit, unit)
+    crossing = _crossing(frequency[telling], (correlation - threshold)[telling])
+    if crossing is None:
+        return None, False
+    if not np.isfinite(crossing):
+        return finest, True
+    return max(1 / crossing, finest), False
 
 
 def apodisation(region: np.ndarray) -> np.ndarray:

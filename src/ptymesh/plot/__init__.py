@@ -4,7 +4,7 @@ figure = plot.object_figure(result.object, result.pixel_size_m)
 figure.savefig("object.png")
 """
 
-from ptymesh.plot.comparison import comparison_figure
+from ptymesh.plot.comparison import comparison_figure, resolution_figure
 from ptymesh.plot.objects import object_figure, slices_figure
 from ptymesh.plot.overview import overview_figure
 from ptymesh.plot.patterns import patterns_figure
@@ -28,6 +28,7 @@ __all__ = [
     "powers_percent",
     "probe_figure",
     "probe_tiffs",
+    "resolution_figure",
     "save_figure",
     "save_tiff",
     "scaling_figure",
