@@ -16,10 +16,11 @@ from typer.testing import Result as Ran
 from ptymesh.cli import compare, view
 from ptymesh.cli.running import FIGURES
 from ptymesh.errors import BadInput
-from ptymesh.geometry import Geometry
+from ptymesh.geometry import Geometry, photon_wavelength_m
 from ptymesh.io import load_measurement
 from ptymesh.io.results import Result
 from ptymesh.physics.model import Model
+from ptymesh.physics.probes import kb_mirror
 from ptymesh.recipe.schema import Recipe
 from ptymesh.run_folder.figures import title_of, write_figures
 from ptymesh.run_folder.patterns import compared_patterns, model_of, modelled
@@ -91,6 +92,27 @@ def test_view_has_a_writer_write(scan: tuple[Path, Result], tmp_path: Path) -> N
     assert str(tmp_path / "files" / "object_phase.tiff") in ran.stdout.splitlines()
     refused = CliRunner().invoke(app, ["view", str(scan[0] / "result.h5"), "--write", "tif"])
     assert str(refused.exception) == "--write: 'tif' is not a writer; did you mean tiff."
+
+
+def test_view_follows_the_beam(tmp_path: Path) -> None:
+    """Waists of mirrors are where they were put: sentences, figure and file."""
+    probe = kb_mirror((64, 64), (1e-8, 1e-8), photon_wavelength_m(8e3), (1e-4, 2e-4), (0.05, 0.05), (40e-6, -20e-6))
+    seen = {"energy_eV": 8e3, "radiation": "photon", "propagation": "far_field"}
+    positions = np.array([[0.0, 0.0], [0.0, 9.0], [9.0, 0.0]])
+    object_ = np.ones((1, 80, 80), complex)
+    result = Result(object_, probe.numpy()[None], positions, pixel_size_m=(1e-8, 1e-8), attrs=seen)
+    result.save(tmp_path / "result.h5")
+    said = run("view", tmp_path / "result.h5", "--caustic").stdout
+    assert "40 µm downstream of the sample" in said and "20 µm upstream of the sample" in said
+    assert "astigmatism   60 µm: the waist of x is so far upstream of that of y" in said
+    assert (tmp_path / "caustic.png").stat().st_size > 10_000
+    numbers = json.loads((tmp_path / "caustic.json").read_text())
+    np.testing.assert_allclose(numbers["waist_m"], (40e-6, -20e-6), rtol=1e-6)
+    assert np.shape(numbers["width_m"]) == (len(numbers["z_m"]), 2)
+    for without, reason in (({"energy_eV": None}, "does not say energy"), ({"propagation": "fresnel"}, "fresnel")):
+        replace(result, attrs={**seen, **without}).save(tmp_path / "other.h5")
+        refused = CliRunner().invoke(app, ["view", str(tmp_path / "other.h5"), "--caustic"])
+        assert isinstance(refused.exception, BadInput) and reason in str(refused.exception)
 
 
 def test_view_without_the_data(scan: tuple[Path, Result], tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ from matplotlib.transforms import Bbox
 
 from ptymesh import plot
 from ptymesh.compare import align, illuminated, ring_correlation
+from ptymesh.physics.caustic import caustic_of
+from ptymesh.physics.probes import kb_mirror
 from ptymesh.plot import style
 
 
@@ -89,6 +91,11 @@ def resolution(e: Any, **options: Any) -> Figure:
     return plot.resolution_figure(one, other, region, rings, transfer, names=("half 1", "half 2"), **options)
 
 
+def caustic(e: Any, focus_m: tuple[float, float], title: str | None = None) -> Figure:
+    probe = kb_mirror((64, 64), (1e-8, 1e-8), 1.5e-10, (1e-4, 2e-4), (0.05, 0.05), focus_m)
+    return plot.caustic_figure(caustic_of(probe[None], (1e-8, 1e-8), 1.5e-10), title)
+
+
 def overview(e: Any, **options: Any) -> Figure:
     return plot.overview_figure(e.object, e.probe, e.positions_px, e.illumination, e.history, **options)
 
@@ -119,6 +126,8 @@ FIGURES: dict[str, Callable[[Any], Figure]] = {
     "comparison in pixels": lambda e: comparison(e),
     "resolution": lambda e: resolution(e, pixel_size_m=e.pixel_size_m, title="two halves"),
     "resolution in pixels": lambda e: resolution(e),
+    "caustic": lambda e: caustic(e, (40e-6, -60e-6), title="a beam"),
+    "caustic at its waist": lambda e: caustic(e, (0.0, 0.0)),
     "overview": lambda e: overview(e, pixel_size_m=e.pixel_size_m, final_residual=0.0131, title="overview"),
     "overview in pixels": lambda e: overview(e, title="overview"),
 }

@@ -28,6 +28,9 @@ def command(
     tiff: Annotated[
         bool, typer.Option("--tiff", help="Also write object and probe as TIFF, with pixel sizes.")
     ] = False,
+    caustic: Annotated[
+        bool, typer.Option("--caustic", help="Also follow the beam through its waists: figure, numbers, sentences.")
+    ] = False,
     write: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME", help="Also have this writer write; see `ptymesh plugins`. May be repeated."),
@@ -41,6 +44,7 @@ def command(
     from ptymesh.io.results import Result
     from ptymesh.recipe.writers import WRITERS, tiff_files
     from ptymesh.recipe.writers import write as written_by
+    from ptymesh.run_folder.caustic import caustic_lines, caustic_of_result, write_caustic
     from ptymesh.run_folder.figures import write_figures
     from ptymesh.run_folder.patterns import patterns_of
 
@@ -52,6 +56,7 @@ def command(
     except ValueError as error:
         raise BadInput(f"--write: {error}.") from error
     loaded = Result.load(result)
+    beam = caustic_of_result(loaded) if caustic else None
     try:
         patterns = patterns_of(loaded)
     except PtymeshError as error:
@@ -61,6 +66,11 @@ def command(
     folder = result.parent if out is None else out
     for path in write_figures(loaded, folder, prefix=prefix, suffix=format_.value, patterns=patterns):
         typer.echo(str(path))
+    if beam is not None:
+        for path in write_caustic(beam, folder, prefix, format_.value):
+            typer.echo(str(path))
+        for line in caustic_lines(beam):
+            typer.echo(line)
     for path in tiff_files(loaded, folder, prefix) if tiff else ():
         typer.echo(str(path))
     for name in write or ():

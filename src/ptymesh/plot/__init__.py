@@ -4,6 +4,7 @@ figure = plot.object_figure(result.object, result.pixel_size_m)
 figure.savefig("object.png")
 """
 
+from ptymesh.plot.caustic import caustic_figure
 from ptymesh.plot.comparison import comparison_figure, resolution_figure
 from ptymesh.plot.objects import object_figure, slices_figure
 from ptymesh.plot.overview import overview_figure
@@ -17,6 +18,7 @@ from ptymesh.plot.scan import coverage_figure, positions_figure
 from ptymesh.plot.tiff import object_tiffs, probe_tiffs, save_tiff
 
 __all__ = [
+    "caustic_figure",
     "comparison_figure",
     "coverage_figure",
     "history_figure",
