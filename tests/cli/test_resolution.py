@@ -129,6 +129,14 @@ def test_halves_share_no_view() -> None:
     assert (first["data.views.central"], second["data.views.central"]) == ("4", "3")
 
 
+def test_several_scans_are_halved_each() -> None:
+    scans = [{"data": {"path": "a.cxi"}}, {"data": {"path": "b.cxi", "views": {"start": 5}}}]
+    recipe = Recipe.parse({"scans": scans, "stages": [{"engine": "rpie", "epochs": 1}]})
+    halves = [Recipe.from_yaml(recipe.to_yaml(), settings) for settings in half_settings(recipe)]
+    found = [[(one.data.views.start, one.data.views.step) for one in half.scans] for half in halves]
+    assert found == [[(0, 2), (5, 2)], [(1, 2), (6, 2)]]
+
+
 def test_an_open_recipe_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="give its result"):
         SplitScan(Recipe.parse({"data": {"path": "a.cxi"}, "stages": "auto"}), tmp_path)

@@ -13,7 +13,7 @@ import typer
 from typer.testing import CliRunner
 from typer.testing import Result as Ran
 
-from ptymesh.cli import compare, view
+from ptymesh.cli import compare, diagnose, view
 from ptymesh.cli.running import FIGURES
 from ptymesh.errors import BadInput
 from ptymesh.geometry import Geometry, photon_wavelength_m
@@ -30,6 +30,7 @@ from toy import smooth
 app = typer.Typer()
 app.command("view")(view.command)
 app.command("compare")(compare.command)
+app.command("diagnose")(diagnose.command)
 
 WORST = 17
 
@@ -92,6 +93,22 @@ def test_view_has_a_writer_write(scan: tuple[Path, Result], tmp_path: Path) -> N
     assert str(tmp_path / "files" / "object_phase.tiff") in ran.stdout.splitlines()
     refused = CliRunner().invoke(app, ["view", str(scan[0] / "result.h5"), "--write", "tif"])
     assert str(refused.exception) == "--write: 'tif' is not a writer; did you mean tiff."
+
+
+def test_view_tells_moves_apart(scan: tuple[Path, Result], tmp_path: Path) -> None:
+    """Of refined positions there is a figure, and diagnose has the sentence and the numbers."""
+    result = scan[1]
+    centre = result.positions_px.mean(axis=0)
+    recorded = centre + (result.positions_px - centre) / 1.02
+    replace(result, nominal_px=recorded).save(tmp_path / "result.h5")
+    said = run("view", tmp_path / "result.h5").stdout
+    assert str(tmp_path / "moves.png") in said.splitlines() and (tmp_path / "moves.png").stat().st_size > 10_000
+    found = json.loads(run("diagnose", tmp_path / "result.h5", "--json").stdout)["positions"]
+    assert found["scale"] == pytest.approx(0.02, abs=1e-6) and found["shares"]["scale"] == pytest.approx(1)
+    told = [line for line in run("diagnose", tmp_path / "result.h5").stdout.splitlines() if "Positions: " in line]
+    assert len(told) == 1 and "100% scale of +2 %" in told[0]
+    replace(result, nominal_px=result.positions_px).save(tmp_path / "still.h5")
+    assert json.loads(run("diagnose", tmp_path / "still.h5", "--json").stdout)["positions"] is None
 
 
 def test_view_follows_the_beam(tmp_path: Path) -> None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from ptymesh.diagnosis import Remedy, ResultView
-from ptymesh.diagnosis.remedies import usable_remedies
+from ptymesh.diagnosis.remedies import UsableRemedy, usable_remedies
+from ptymesh.diagnosis.trials import Trials
+from ptymesh.io import load_measurement
 from ptymesh.io.results import Result
 from ptymesh.recipe.schema import Recipe
+from ptymesh.run.simulate_file import write
+from ptymesh.simulate import checked
 
 TRANSPOSE = Remedy({"data.transpose": True})
 POSITIONS = Remedy({"stage.positions.start": 5}, unless="stage.positions")
@@ -61,3 +66,15 @@ def test_a_run_from_python_gets_arguments() -> None:
         ".run({..., 'positions': {'start': 5}})",
         "ptymesh.Reconstruction(..., probe={'modes': 3})",
     ]
+
+
+def test_a_remedy_that_reads_the_file_otherwise_is_tried(tmp_path: Path) -> None:
+    """What changes the data or the positions is read from the scan's file anew."""
+    write(checked(views=40, window=32, seed=1), tmp_path / "scan.cxi")
+    recipe = Recipe.parse({"data": {"path": str(tmp_path / "scan.cxi")}, "stages": [{"engine": "rpie", "epochs": 2}]})
+    scan = load_measurement(recipe.data, recipe.positions)
+    truth = Result.load(tmp_path / "scan.truth.h5")
+    view = ResultView(replace(truth, recipe=recipe.to_yaml()), scan)
+    lagging = Recipe.from_yaml(recipe.to_yaml(), ["positions.lag=1"])
+    trial = Trials(view, 60.0).run(UsableRemedy("a lag", ("positions.lag=1",), lagging))
+    assert trial is not None and trial.with_remedy > 2 * trial.without

@@ -16,7 +16,7 @@ from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
 from ptymesh import plot
-from ptymesh.compare import align, illuminated, ring_correlation
+from ptymesh.compare import align, illuminated, moves_apart, ring_correlation
 from ptymesh.physics.caustic import caustic_of
 from ptymesh.physics.probes import kb_mirror
 from ptymesh.plot import style
@@ -96,6 +96,10 @@ def caustic(e: Any, focus_m: tuple[float, float], title: str | None = None) -> F
     return plot.caustic_figure(caustic_of(probe[None], (1e-8, 1e-8), 1.5e-10), title)
 
 
+def moves(recorded: np.ndarray, refined: np.ndarray, pixel: tuple[float, float] | None = None) -> Figure:
+    return plot.moves_figure(recorded, refined, moves_apart(recorded, refined), pixel)
+
+
 def overview(e: Any, **options: Any) -> Figure:
     return plot.overview_figure(e.object, e.probe, e.positions_px, e.illumination, e.history, **options)
 
@@ -115,6 +119,9 @@ FIGURES: dict[str, Callable[[Any], Figure]] = {
     "unmoved": lambda e: plot.positions_figure(e.positions_px, e.positions_px + 5),
     "a line scan": lambda e: plot.positions_figure(e.positions_px * [0, 1], e.nominal_px * [0, 1]),
     "one view": lambda e: plot.positions_figure(e.positions_px[:1]),
+    "moves": lambda e: moves(e.nominal_px, e.positions_px, e.pixel_size_m),
+    "moves of a line scan": lambda e: moves(e.nominal_px * [0, 1], e.positions_px * [0, 1]),
+    "moves of all together": lambda e: moves(e.nominal_px, e.nominal_px + 5),
     "history": lambda e: plot.history_figure(e.history, 0.013, title="history"),
     "one epoch": lambda e: plot.history_figure({"loss": np.array([3.0])}),
     "losses below zero": lambda e: plot.history_figure({"loss": np.array([3.0, -1.0, np.nan])}),

@@ -11,9 +11,10 @@ from ptymesh.beamtime.batch import POLL_S, end_processes
 from ptymesh.beamtime.scan_run import ScanRun
 from ptymesh.errors import BadInput, Diverged, Interrupted, PtymeshError
 from ptymesh.files import replacing
-from ptymesh.io import load_measurement
+from ptymesh.io.options import ViewRange
 from ptymesh.io.samples import located
 from ptymesh.io.series import files_of
+from ptymesh.recipe.scans import load_scan
 from ptymesh.recipe.schema import Recipe
 
 #: Names of the folders of the two halves.
@@ -65,7 +66,7 @@ class SplitScan:
             BadInput: there are too few views.
             BadInput, Diverged, PtymeshError: a half has failed, with its message.
         """
-        views = load_measurement(self.recipe.data, self.recipe.positions).views
+        views = load_scan(self.recipe).views
         if views < FEWEST_VIEWS:
             raise BadInput(f"There are {views} views; {FEWEST_VIEWS} are needed for two halves that overlap.")
         self.out.mkdir(parents=True, exist_ok=True)
@@ -109,21 +110,31 @@ def half_settings(recipe: Recipe) -> list[list[str]]:
     Raises:
         BadInput: the first view is counted from the end.
     """
-    views = recipe.data.views
-    start = views.start or 0
-    if start < 0:
-        raise BadInput(f"data.views.start is {start}; count it from the first view, so that the views can be halved.")
+    scans = {f"scans.{i}.data": one.data for i, one in enumerate(recipe.scans)} or {"data": recipe.data}
     made = []
     for half in range(2):
-        settings = [
-            f"data.views.start={start + half * views.step}",
-            f"data.views.step={2 * views.step}",
-            f"seed={recipe.seed + half}",
-            "output.figures=false",
-            "output.tiff=false",
-            "output.writers=[]",
-        ]
-        if views.central is not None:
-            settings.append(f"data.views.central={max(1, (views.central + 1 - half) // 2)}")
+        settings = [f"seed={recipe.seed + half}", "output.figures=false", "output.tiff=false", "output.writers=[]"]
+        for key, data in scans.items():
+            settings += _half_views(key, data.views, half)
         made.append(settings)
     return made
+
+
+def _half_views(key: str, views: ViewRange, half: int) -> list[str]:
+    """Return the settings by which the views of one scan are halved.
+
+    Args:
+        key: of the scan's data in the recipe.
+        views: of the whole scan.
+        half: 0 or 1.
+
+    Raises:
+        BadInput: the first view is counted from the end.
+    """
+    start = views.start or 0
+    if start < 0:
+        raise BadInput(f"{key}.views.start is {start}; count it from the first view, so that the views can be halved.")
+    settings = [f"{key}.views.start={start + half * views.step}", f"{key}.views.step={2 * views.step}"]
+    if views.central is not None:
+        settings.append(f"{key}.views.central={max(1, (views.central + 1 - half) // 2)}")
+    return settings

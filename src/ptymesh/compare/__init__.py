@@ -2,18 +2,22 @@
 
 from ptymesh.compare.align import Alignment, align, object_error, twin
 from ptymesh.compare.comparison import Comparison, compare_results
+from ptymesh.compare.moves import Moves, moves_apart, moves_of_result
 from ptymesh.compare.region import illuminated, illumination, illumination_of_result
 from ptymesh.compare.rings import RingCorrelation, ring_correlation
 
 __all__ = [
     "Alignment",
     "Comparison",
+    "Moves",
     "RingCorrelation",
     "align",
     "compare_results",
     "illuminated",
     "illumination",
     "illumination_of_result",
+    "moves_apart",
+    "moves_of_result",
     "object_error",
     "ring_correlation",
     "twin",

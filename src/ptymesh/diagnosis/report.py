@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ptymesh.compare import Moves, moves_of_result
 from ptymesh.diagnosis.cause import Cause, Evidence, Finding
 from ptymesh.diagnosis.remedies import UsableRemedy, usable_remedies
 from ptymesh.diagnosis.table import CAUSES
@@ -45,6 +46,7 @@ class Report:
         verdict: of the run (good, poor, failed or unknown), empty where an older version made the result.
         reason: the verdict's sentence.
         times: misfit as a multiple of what counting leaves, None where that is not known.
+        moves: of the positions from where they were recorded; None where none were refined.
     """
 
     residual: float | None
@@ -56,6 +58,7 @@ class Report:
     verdict: str = ""
     reason: str = ""
     times: float | None = None
+    moves: Moves | None = None
 
     def as_dict(self) -> dict[str, object]:
         """Return the report for JSON; numbers that cannot be told are None."""
@@ -74,6 +77,7 @@ class Report:
             "convergence": asdict(self.convergence),
             "findings": [asdict(one) for one in self.findings],
             "numbers": numbers,
+            "positions": None if self.moves is None else self.moves.summary(),
         }
 
     def lines(self) -> list[str]:
@@ -88,6 +92,8 @@ class Report:
                 lines.append(f"   {one.tried}")
         if not self.findings:
             lines.append(f"No cause among {len(self.numbers)} is recognised{self._poor_clause()}.")
+        if self.moves is not None:
+            lines.append(f"Positions: {self.moves.sentence()}.")
         return lines
 
     def _floor_clause(self) -> str:
@@ -133,6 +139,7 @@ def report(result: Result, scan: Measurement | None = None, path: Path | None = 
         verdict=result.verdict,
         reason=str(attrs.get("verdict_sentence", "")),
         times=_times(attrs),
+        moves=moves_of_result(result),
     )
 
 

@@ -94,9 +94,7 @@ class Trials:
         assert scan is not None
         if changed.data == recipe.data and changed.positions == recipe.positions:
             return scan
-        options: DataOptions = changed.data.model_copy(
-            update={"path": Path(scan.path) if scan.path else changed.data.path}
-        )
+        options: DataOptions = changed.data.model_copy(update={"path": Path(scan.path or changed.data.path)})
         return load_measurement(options, changed.positions)
 
     def _central_views(self) -> np.ndarray:

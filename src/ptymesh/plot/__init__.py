@@ -6,6 +6,7 @@ figure.savefig("object.png")
 
 from ptymesh.plot.caustic import caustic_figure
 from ptymesh.plot.comparison import comparison_figure, resolution_figure
+from ptymesh.plot.moves import moves_figure
 from ptymesh.plot.objects import object_figure, slices_figure
 from ptymesh.plot.overview import overview_figure
 from ptymesh.plot.patterns import patterns_figure
@@ -22,6 +23,7 @@ __all__ = [
     "comparison_figure",
     "coverage_figure",
     "history_figure",
+    "moves_figure",
     "object_figure",
     "object_tiffs",
     "overview_figure",

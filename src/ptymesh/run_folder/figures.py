@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from ptymesh import plot
-from ptymesh.compare import illumination_of_result
+from ptymesh.compare import illumination_of_result, moves_of_result
 from ptymesh.errors import PtymeshError
 from ptymesh.files import writing
 from ptymesh.io.results import Result
@@ -143,6 +143,9 @@ def _named_figures(result: Result, light: np.ndarray, patterns: PatternPairs | N
     for number, modes in enumerate(() if result.scan_probes is None else result.scan_probes):
         yield f"probe_of_scan_{number}", partial(plot.probe_figure, modes, pixel)
     yield "positions", lambda: plot.positions_figure(result.positions_px, result.nominal_px, pixel)
+    moves = moves_of_result(result)
+    if moves is not None and result.nominal_px is not None:
+        yield "moves", partial(plot.moves_figure, result.nominal_px, result.positions_px, moves, pixel)
     for name, images in result.unknowns.items():
         if np.iscomplexobj(images) and images.ndim == 3:  # images of every view
             (h, w), (n, m) = result.probe.shape[-2:], images.shape[-2:]
