@@ -87,14 +87,14 @@ class Moves:
         """Return what the moves are, in a sentence or two."""
         if not self.has_moved:
             return "The positions are as recorded, but for a move of all of them together"
-        parts = [f"{share:.0%} {words}" for share, words in sorted(self._parts(), reverse=True)]
+        parts = [f"{share:.0%} {words}" for share, words in sorted(self._named_parts(), reverse=True)]
         said = f"Views moved by {self.rms_px:.2g} px rms: " + ", ".join(parts)
         if len(self.outliers):
             many = f"{len(self.outliers)} views that moved" if len(self.outliers) > 1 else "one view that moved"
             said += f"; {many} far more left out"
         return said
 
-    def _parts(self) -> Iterator[tuple[float, str]]:
+    def _named_parts(self) -> Iterator[tuple[float, str]]:
         """Yield share and words of each part that is named."""
         behind = "behind" if self.lag > 0 else "ahead of"
         backlash = abs(self.lag) < BACKLASH
@@ -163,7 +163,7 @@ def moves_apart(recorded_px: np.ndarray, refined_px: np.ndarray) -> Moves:
     k, away = _lag(p, moved, columns, use)
     if k:
         use = use & ~away
-        columns["lag"] = _behind(p, k)[..., None]
+        columns["lag"] = _lag_moves(p, k)[..., None]
     fit = _standing_out(columns, moved, use)
     power = float((fit.moves[use] ** 2).sum())
     shares = {name: float((part * fit.moves)[use].sum()) / max(power, 1e-300) for name, part in fit.parts.items()}
@@ -238,7 +238,7 @@ def _is_enough(drift: np.ndarray, columns: dict[str, np.ndarray], moved: np.ndar
     return alone.clearness("drift") > STANDS_OUT and added < STANDS_OUT * both.noise
 
 
-def _behind(p: np.ndarray, k: int) -> np.ndarray:
+def _lag_moves(p: np.ndarray, k: int) -> np.ndarray:
     """Return p_(j+k) - p_j, (N, 2); at the ends of the scan that of the last views that have it."""
     views = np.arange(len(p))
     return np.asarray(p[np.clip(views + k, 0, len(p) - 1)] - p)
@@ -260,7 +260,7 @@ def _lag(p: np.ndarray, moved: np.ndarray, columns: dict[str, np.ndarray], use: 
     """
     best, clearest, views = (0, ~use), LAG_STANDS_OUT, np.arange(len(p))
     for k in [k for k in range(-MAX_LAG, MAX_LAG + 1) if k and abs(k) < len(p) // 4]:
-        step = _behind(p, k)
+        step = _lag_moves(p, k)
         length = np.linalg.norm(step, axis=1)
         away = (views + k < 0) | (views + k >= len(p)) | (length > JUMP * np.median(length) + STILL_PX)
         telling = use & ~away

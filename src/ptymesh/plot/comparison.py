@@ -113,7 +113,7 @@ def comparison_figure(
         names: of A and B.
         title: of the figure.
     """
-    panels = _Panels.cut(aligned, reference, region, pixel_size_m)
+    panels = _Panels.of_region(aligned, reference, region, pixel_size_m)
     width, height = panels.size
     figure = new_figure(2 * width, 2 * height + (0.4 if title else 0), title)
     grid = figure.subplots(2, 2)
@@ -138,8 +138,15 @@ class _Panels:
     pixel: Pixel
 
     @classmethod
-    def cut(cls, aligned: np.ndarray, reference: np.ndarray, region: np.ndarray, pixel_size_m: Pixel) -> _Panels:
-        """Return both cut to the region."""
+    def of_region(cls, aligned: np.ndarray, reference: np.ndarray, region: np.ndarray, pixel_size_m: Pixel) -> _Panels:
+        """Return both cut to the region.
+
+        Args:
+            aligned: (H, W) complex, A in the frame of B.
+            reference: (H, W) complex, B.
+            region: (H, W) bool, the pixels that were compared.
+            pixel_size_m: (y, x); None: pixel units.
+        """
         rows, columns = (np.flatnonzero(region.any(axis=axis)) for axis in (1, 0))
         box = slice(rows[0], rows[-1] + 1), slice(columns[0], columns[-1] + 1)
         a, side = blocks(aligned[box])
@@ -187,7 +194,7 @@ def resolution_figure(
         names: of A and B.
         title: of the figure.
     """
-    panels = _Panels.cut(aligned, reference, region, pixel_size_m)
+    panels = _Panels.of_region(aligned, reference, region, pixel_size_m)
     width, height = panels.size
     figure = new_figure(3 * width, height + 3.6 + (0.4 if title else 0), title)
     rows = figure.add_gridspec(2, 1, height_ratios=(height, 3.6))
