@@ -187,7 +187,7 @@ def test_all_are_listed() -> None:
     result = CliRunner().invoke(app, ["plugins"])
     lines = result.output.splitlines()
     assert "engines: epie, rpie, mpie, lsqml" in result.output
-    assert "models: aberrations, scan_geometry" in lines
+    assert "models: aberrations, scan_geometry, scan_shift" in lines
     assert f"readers: {', '.join(READERS)}" in lines and "writers: tiff" in lines
     assert "probe_starts: auto, file, data, electron, zone_plate, kb, pinhole, result, array" in lines
     assert "  flat = theirs:Flat" in lines and "  views = theirs:views" in lines

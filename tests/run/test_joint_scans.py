@@ -196,3 +196,18 @@ def test_scans_of_other_doses_do_not_count_as_a_drift(both: TwoScans) -> None:
 
 def test_a_recipe_of_one_scan_is_written_as_before() -> None:
     assert "scans" not in Recipe.parse({"data": {"path": "a.cxi"}}).as_values()
+
+
+def test_rotation_and_scale_of_a_scan_are_found(both: TwoScans) -> None:
+    """The second scan is told 0.5 degrees and 1 % wrong about its middle, beside its shift."""
+    left, right = both.scans
+    centre, angle = right.positions.mean(axis=0), np.deg2rad(0.5)
+    turn = 1.01 * np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
+    told = replace(right, positions=(right.positions - centre) @ np.linalg.inv(turn).T + centre)
+    models = {"scan_shift": {"terms": ["shift", "rotation", "scale"]}}
+    stages = [pm.RPIE(epochs=10, batch=20, models=models), pm.Adam(epochs=40, batch=20, models=models)]
+    numbers = pm.reconstruct([left, told], stages, seed=1).parameters["scan_shift"]
+    assert list(numbers) == ["y1", "x1", "rotation1", "scale1"]
+    np.testing.assert_allclose([numbers["y1"], numbers["x1"]], both.shift_px, atol=0.05)
+    assert np.rad2deg(numbers["rotation1"]) == pytest.approx(0.5, abs=0.05)
+    assert numbers["scale1"] == pytest.approx(0.01, abs=0.001)
