@@ -57,18 +57,18 @@ def fit_descan(sums: PatternSums, disc: Disc, mask: np.ndarray, places: np.ndarr
     for degree, powers in enumerate(POWERS):
         if len(found) <= 2 * len(powers) and degree:
             break
-        solution = np.linalg.lstsq(_terms(sums.places, powers), found, rcond=None)[0]
-        left = float(((found - _terms(sums.places, powers) @ solution) ** 2).sum())
+        solution = np.linalg.lstsq(_monomials(sums.places, powers), found, rcond=None)[0]
+        left = float(((found - _monomials(sums.places, powers) @ solution) ** 2).sum())
         fits.append((solution, left, powers))
         criterion = n * np.log(max(left, 1e-12) / n) + 2 * len(powers) * np.log(n)
         if criterion < least:
             best, least = degree, criterion
     solution, left, powers = fits[best]
-    field = _terms(places, powers) @ solution
+    field = _monomials(places, powers) @ solution
     wander = float(np.hypot(*np.ptp(field, axis=0)))
     scatter = float(np.sqrt(left / max(1, n - 2 * len(powers))))
     return Descan(
-        sums.places, found, _terms(sums.places, powers) @ solution, disc.centre + field, best, wander, scatter
+        sums.places, found, _monomials(sums.places, powers) @ solution, disc.centre + field, best, wander, scatter
     )
 
 
@@ -81,6 +81,7 @@ def aligned_mean(sums: PatternSums, descan: Descan) -> np.ndarray:
     return np.asarray(np.mean(moved, axis=0))
 
 
-def _terms(places: np.ndarray, powers: tuple[tuple[int, int], ...]) -> np.ndarray:
+def _monomials(places: np.ndarray, powers: tuple[tuple[int, int], ...]) -> np.ndarray:
+    """Return the monomials (n, k) of places (n, 2) in the scan, about its middle."""
     centred = places - 0.5
     return np.stack([centred[:, 0] ** a * centred[:, 1] ** b for a, b in powers], axis=1)

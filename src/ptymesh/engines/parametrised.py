@@ -66,7 +66,7 @@ def after_batch(
             for x in (estimate.positions, start, estimate.nominal):  # nominal last, as the centre is computed from it
                 x.copy_(one.moved(problem.geometry, estimate, x, before, after))
         else:
-            x = probe if one.alone else estimate.probe
+            x = probe if one.moves_alone else estimate.probe
             estimate.probe.copy_(one.moved(problem.geometry, estimate, x, before, after))
         numbers |= dict(zip(one.units(), after.tolist(), strict=True))
 
@@ -106,7 +106,7 @@ def _step(
         state[f"{key}.combinations"] = _independent(J, _size(one, estimate))
         state[f"{key}.memory"] = torch.zeros(2, len(J), dtype=torch.float64)
         state[f"{key}.steps"] = torch.zeros((), dtype=torch.int64)
-        if one.of == "probe" and not one.alone:
+        if one.of == "probe" and not one.moves_alone:
             numbers = estimate.parameters[one.name]
             state[f"{key}.origin"] = torch.tensor([numbers.get(n, 0.0) for n in one.units()], dtype=torch.float64)
             state[f"{key}.reference"] = probe[:1].clone()

@@ -10,11 +10,12 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from ptymesh.errors import BadInput
+from ptymesh.geometry import Geometry
 from ptymesh.io.source import evenly_spread
 from ptymesh.measurement import NO_CHECKS, Measurement, PatternSource
 
@@ -129,7 +130,7 @@ def _paths(scans: Sequence[Measurement]) -> np.ndarray | None:
 def _refuse_difference(first: Measurement, other: Measurement) -> None:
     """Raise BadInput if two scans differ in what has to be equal."""
     a, b = first.geometry, other.geometry
-    of_geometry: tuple[tuple[str, Callable[[Any], Any], str], ...] = (
+    of_geometry: tuple[tuple[str, Callable[[Geometry], ArrayLike | None], str], ...] = (
         ("windows", lambda one: one.shape, "crop, bin or pad one of them (data.crop, data.bin, data.pad)"),
         ("propagation", lambda one: one.propagation, "reconstruct each by itself"),
         ("wavelengths (m)", lambda one: one.wavelength_m, "reconstruct each by itself, or mend data.energy_eV"),
@@ -149,12 +150,12 @@ def _refuse_difference(first: Measurement, other: Measurement) -> None:
         )
 
 
-def _near_field_distance(geometry: Any) -> float | None:
+def _near_field_distance(geometry: Geometry) -> float | None:
     """Return the distance on which intensities depend, besides the object pixel; None in the far field."""
     return None if geometry.propagation == "far_field" else float(geometry.effective_distance_m)
 
 
-def _are_equal(a: Any, b: Any) -> bool:
+def _are_equal(a: ArrayLike | None, b: ArrayLike | None) -> bool:
     """Return True if two values, numbers or arrays are equal, or None both."""
     if a is None or b is None or isinstance(a, str):
         return a is b or (isinstance(a, str) and a == b)

@@ -55,7 +55,7 @@ class Aberrations(Parametrisation):
         return terms
 
     @property
-    def alone(self) -> bool:
+    def moves_alone(self) -> bool:
         """True unless the engine refines the probe's pixels, too."""
         return not self.residue
 

@@ -40,7 +40,7 @@ class Parametrisation(Schedule):
     )
 
     @property
-    def alone(self) -> bool:
+    def moves_alone(self) -> bool:
         """True if x moves by the numbers alone; otherwise the engine moves it pixel by pixel, too."""
         return False
 

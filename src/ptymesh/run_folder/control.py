@@ -35,16 +35,17 @@ class Control:
 
     def is_stop_requested(self) -> bool:
         """Return True once the run was asked to stop."""
-        self._look()
+        self._read_request()
         return self._stop
 
     def take_save(self) -> bool:
         """Return True if the run was asked for a checkpoint since this was last called."""
-        self._look()
+        self._read_request()
         asked, self._save = self._save, False
         return asked
 
-    def _look(self) -> None:
+    def _read_request(self) -> None:
+        """Take the word that the file holds, if it is time to look."""
         now = time.monotonic()
         if now < self._next:
             return

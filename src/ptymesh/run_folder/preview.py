@@ -30,7 +30,7 @@ EVERY_S = 3.0
 
 
 class Estimated(NamedTuple):
-    """What a preview shows.
+    """Object and probe that a preview shows.
 
     Attributes:
         object: (L, H, W) complex, all of it.

@@ -187,12 +187,12 @@ class StatusFile(Watcher):
                 _replace(self._path, self._before)
             self._path = None
 
-    def _end(self, **changes: Any) -> None:
+    def _end(self, **changes: object) -> None:
         self._write(seconds_left=None, **changes)
         with self._lock:
             self._path = None
 
-    def _write(self, **changes: Any) -> None:
+    def _write(self, **changes: object) -> None:
         """Write all that is known; a disk that refuses is no reason to fail a run."""
         with self._lock:
             self._said |= {**changes, "beat": time.time()}

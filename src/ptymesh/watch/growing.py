@@ -8,15 +8,18 @@ import threading
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
+
+#: One object of JSON: a line of a file, or what the page is told.
+Row = dict[str, Any]
 
 #: Lines of a file that are kept, files that are kept, and bytes before the place of the last look that are compared.
 MOST_ROWS, MOST_FILES, COMPARED = 20_000, 600, 256
 
 
 @dataclass
-class _Read:
-    """What was read of a file.
+class ReadLines:
+    """Lines of a file, as far as it was read.
 
     Attributes:
         inode: of the file.
@@ -28,19 +31,19 @@ class _Read:
     inode: int
     place: int = 0
     end: bytes = b""
-    rows: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=MOST_ROWS))
+    rows: deque[Row] = field(default_factory=lambda: deque(maxlen=MOST_ROWS))
 
 
 class GrowingFiles:
     """JSON lines of files that grow, for several threads at once."""
 
     def __init__(self) -> None:
-        self._files: OrderedDict[Path, _Read] = OrderedDict()
+        self._files: OrderedDict[Path, ReadLines] = OrderedDict()
         self._lock = threading.Lock()
         #: Bytes that were read so far.
         self.bytes_read = 0
 
-    def rows(self, path: Path) -> list[dict[str, Any]]:
+    def rows(self, path: Path) -> list[Row]:
         """Return the objects of the last whole lines; a line that is no object counts as an empty one, nonsense not.
 
         Raises:
@@ -50,7 +53,7 @@ class GrowingFiles:
             about = os.fstat(file.fileno())
             known = self._files.get(path)
             if known is None or known.inode != about.st_ino or not self._grew(file, known, about.st_size):
-                known = self._files[path] = _Read(about.st_ino)
+                known = self._files[path] = ReadLines(about.st_ino)
             self._files.move_to_end(path)
             if len(self._files) > MOST_FILES:
                 self._files.popitem(last=False)
@@ -58,14 +61,15 @@ class GrowingFiles:
                 self._read_on(file, known)
             return list(known.rows)
 
-    def _grew(self, file: Any, known: _Read, size: int) -> bool:
+    def _grew(self, file: BinaryIO, known: ReadLines, size: int) -> bool:
         """Return True if the file still begins with what was read of it."""
         if size < known.place:
             return False
         file.seek(known.place - len(known.end))
-        return bool(file.read(len(known.end)) == known.end)
+        return file.read(len(known.end)) == known.end
 
-    def _read_on(self, file: Any, known: _Read) -> None:
+    def _read_on(self, file: BinaryIO, known: ReadLines) -> None:
+        """Add the whole lines behind what was read."""
         file.seek(known.place)
         added = file.read()
         self.bytes_read += len(added)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import h5py
 import numpy as np
@@ -22,7 +22,7 @@ from ptymesh.distributed.processes import fate_of
 from ptymesh.files import machine
 from ptymesh.io.checkpoint import manifests
 from ptymesh.run_folder.control import WORDS, read_request, write_request
-from ptymesh.watch.growing import GrowingFiles
+from ptymesh.watch.growing import GrowingFiles, Row
 
 #: Files one of which a folder holds that is a run.
 SIGNS = ("status.json", "metrics.jsonl", "live.jsonl", "result.h5")
@@ -96,7 +96,7 @@ class RunFolder:
                 times.append((self.folder / name).stat().st_mtime)
         return max(times, default=0.0)
 
-    def _own(self, *names: str) -> Path:
+    def _path_of(self, *names: str) -> Path:
         """Return the path of a file of the run.
 
         Raises:
@@ -107,11 +107,11 @@ class RunFolder:
             raise OSError(f"{path} is a link")
         return path
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> Row:
         """Return what a list of runs shows."""
         rows = self.rows()
         epochs = [row for row in rows if "residual" in row]
-        verdict: dict[str, Any] = next((row for row in reversed(rows) if "verdict" in row), {})
+        verdict: Row = next((row for row in reversed(rows) if "verdict" in row), {})
         last, status = epochs[-1] if epochs else {}, self.status()
         state, silent_s = self._state(verdict, status)
         return {
@@ -129,9 +129,9 @@ class RunFolder:
             "modified": self.modified,
         }
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> Row:
         """Return what status.json says, or nothing: of its keys those whose values are of the right kind."""
-        with suppress(OSError, ValueError), self._own("status.json").open("rb") as file:
+        with suppress(OSError, ValueError), self._path_of("status.json").open("rb") as file:
             said = json.loads(file.read(STATUS_BYTES), parse_constant=lambda _: None)
             if isinstance(said, dict):
                 texts = {name: said[name][:2000] for name in TEXTS if isinstance(said.get(name), str)}
@@ -139,7 +139,7 @@ class RunFolder:
                 return texts | numbers
         return {}
 
-    def _state(self, verdict: dict[str, Any], status: dict[str, Any]) -> tuple[str, float | None]:
+    def _state(self, verdict: Row, status: Row) -> tuple[str, float | None]:
         """Return running, done, failed, diverged, interrupted or silent, and for how many seconds it has been silent.
 
         Args:
@@ -175,15 +175,15 @@ class RunFolder:
             raise ValueError(f"the run {self.name} is {state}, and takes no requests")
         write_request(self.folder, word)
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[Row]:
         """Return the lines of metrics.jsonl, or of live.jsonl where there are none, as far as they are whole."""
         for name in ("metrics.jsonl", "live.jsonl"):
             with suppress(OSError):
-                if found := self._lines.rows(self._own(name)):
+                if found := self._lines.rows(self._path_of(name)):
                     return found
         return []
 
-    def details(self) -> dict[str, Any]:
+    def details(self) -> Row:
         """Return what the page of a run shows besides its pictures."""
         rows = [row for row in self.rows() if "residual" in row]
         curves = {
@@ -196,7 +196,7 @@ class RunFolder:
 
     def _log(self) -> str:
         """Return the end of the log."""
-        with suppress(OSError), self._own("log.txt").open("rb") as file:
+        with suppress(OSError), self._path_of("log.txt").open("rb") as file:
             file.seek(0, os.SEEK_END)
             file.seek(max(0, file.tell() - LOG_BYTES))
             return file.read().decode("utf-8", errors="replace")
@@ -211,7 +211,7 @@ class RunFolder:
                     return str(own_dataset(file, "recipe").asstr()[()]) if "recipe" in file else ""
             if found is not None:
                 return str(_meta(found.path)["recipe"])
-            with self._own("started.yaml").open(encoding="utf-8") as file:
+            with self._path_of("started.yaml").open(encoding="utf-8") as file:
                 file.readline()  # of another use
                 return file.read(LOG_BYTES)
         return ""
@@ -236,15 +236,15 @@ class RunFolder:
         kinds = {"result.h5": "result", "live.h5": "result", "preview.h5": "preview"}
         for name, kind in kinds.items():
             with suppress(OSError):
-                path = self._own(name)
+                path = self._path_of(name)
                 found.append(ObjectFile(path, kind, path.stat().st_mtime_ns))
         with suppress(OSError, ValueError, KeyError):
-            current = json.loads(self._own("checkpoint", manifests.MANIFEST).read_text(encoding="utf-8"))
-            path = self._own("checkpoint", f"{int(current['generation']):06d}", manifests.MANIFEST)
+            current = json.loads(self._path_of("checkpoint", manifests.MANIFEST).read_text(encoding="utf-8"))
+            path = self._path_of("checkpoint", f"{int(current['generation']):06d}", manifests.MANIFEST)
             found.append(ObjectFile(path, "checkpoint", path.stat().st_mtime_ns))
         return found
 
-    def shapes(self) -> dict[str, Any]:
+    def shapes(self) -> Row:
         """Return the shapes of object and probe, the object pixel in metres, and of which file they are; else empty."""
         found = self.object_file()
         if found is None:
@@ -257,7 +257,7 @@ class RunFolder:
             about = {"object": arrays.object_shape, "probe": arrays.probe_shape, "pixel_m": arrays.pixel_m}
         return about | {"version": str(found.modified), "file": found.kind}
 
-    def positions(self) -> dict[str, Any]:
+    def positions(self) -> Row:
         """Return where views lie in the object, in pixels, and where they started; empty before there is a result."""
         found = self.object_file()
         if found is None or not found.is_result:
@@ -302,7 +302,7 @@ def _age(one: ObjectFile) -> int:
     return one.modified
 
 
-def _fate(status: dict[str, Any]) -> str | None:
+def _fate(status: Row) -> str | None:
     """Return what has become of a run's process, as `fate_of`; None where it is of another machine, or not named."""
     pid = status.get("pid")
     here = isinstance(pid, int) and 0 < pid < 1 << 31 and status.get("machine") == machine()
@@ -405,7 +405,7 @@ def own_dataset(file: h5py.File, name: str) -> h5py.Dataset:
     return place
 
 
-def _meta(path: Path) -> dict[str, Any]:
+def _meta(path: Path) -> Row:
     """Return what a checkpoint's manifest says of its run."""
     meta = json.loads(path.read_text(encoding="utf-8"))["meta"]
     return meta if isinstance(meta, dict) else {}

@@ -77,7 +77,7 @@ def read(path: Path, data: DataOptions) -> RawScan:
         notes = [f"Of {len(cubes)} data cubes ({', '.join(one for one, _ in cubes[:4])}), {group} is read."][
             : len(cubes) - 1
         ]
-        calibration = Calibration(file, group)
+        calibration = CubeCalibration(file, group)
         energy = None
         if data.energy_eV is None and data.wavelength_m is None:
             energy = calibration.energy_eV()
@@ -131,7 +131,7 @@ def _groups(file: Hdf5File) -> Iterator[tuple[str, h5py.Group]]:
                 ) from error
 
 
-class Calibration:
+class CubeCalibration:
     """Calibration of a data cube in a file: its axes, the microscope's values, and the scan's rotation."""
 
     def __init__(self, file: Hdf5File, group: str) -> None:

@@ -83,7 +83,7 @@ def read(path: Path, data: DataOptions) -> RawScan:
         BadInput: They contradict each other, or one is damaged or not there.
     """
     xml = path if _starts_as_xml(path) else _described_by(path)
-    described = Description(path, {}, {}, {}, path.name) if xml is None else Description.of(xml)
+    described = XmlDescription(path, {}, {}, {}, path.name) if xml is None else XmlDescription.of(xml)
     raw = described.raw_file() if xml == path else path
     declared, section = described.scan_shape()
     count, frame_bytes = _frames(raw, declared, data)
@@ -133,7 +133,7 @@ def _described_by(raw: Path) -> Path | None:
 
 
 @dataclass(frozen=True)
-class Description:
+class XmlDescription:
     """The text of an EMPAD XML file.
 
     Attributes:
@@ -151,7 +151,7 @@ class Description:
     raw_name: str
 
     @classmethod
-    def of(cls, path: Path) -> Description:
+    def of(cls, path: Path) -> XmlDescription:
         """Parse a file; raise BadInput if it is no such description."""
         if path.stat().st_size > XML_BYTES:
             raise BadInput(f"{path} is larger than any description of an EMPAD scan; give that file.")

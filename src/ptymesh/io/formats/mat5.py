@@ -38,7 +38,7 @@ PIECE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
-class Variable:
+class MatArray:
     """An array of numbers in a file.
 
     Attributes:
@@ -121,13 +121,13 @@ def has_level_5_header(start: bytes) -> bool:
     return len(start) >= HEADER_BYTES and order is not None and struct.unpack(f"{order}H", start[124:126])[0] == 0x0100
 
 
-def list_variables(path: Path) -> list[Variable]:
+def list_variables(path: Path) -> list[MatArray]:
     """Return the arrays of numbers in a file of level 5; others (text, cells, structures) are passed over.
 
     Raises:
         BadInput: an element ends behind the file's end, or is damaged.
     """
-    found: list[Variable] = []
+    found: list[MatArray] = []
     size = path.stat().st_size
     with path.open("rb") as file:
         order = ORDERS[file.read(HEADER_BYTES)[126:128]]
@@ -147,7 +147,7 @@ def list_variables(path: Path) -> list[Variable]:
     return found
 
 
-def _variable(path: Path, file: BinaryIO, order: str, kind: int, at: int, count: int) -> Variable | None:
+def _variable(path: Path, file: BinaryIO, order: str, kind: int, at: int, count: int) -> MatArray | None:
     """Return what an element holds; None where it is no full array of numbers."""
     if kind == MATRIX:
         file.seek(at)
@@ -180,7 +180,7 @@ def _variable(path: Path, file: BinaryIO, order: str, kind: int, at: int, count:
         raise BadInput(f"{path} says an array of {shape} at byte {at}, which cannot be; it is damaged: copy it again.")
     packed = count if kind == PACKED else 0
     text = name.decode("latin-1")
-    found = Variable(path, text, shape, dtype, bool(bits & COMPLEX_FLAG), at, packed, offset, start)
+    found = MatArray(path, text, shape, dtype, bool(bits & COMPLEX_FLAG), at, packed, offset, start)
     if not packed and offset + found.nbytes > count:
         raise BadInput(
             f"{text} in {path} is {shape} {dtype.name}, which needs {found.nbytes} bytes, and its element has {count}; "
