@@ -45,10 +45,12 @@ def test_calls_of_every_kind_are_seen(bench: Bench) -> None:
 def planted(bench: Bench) -> Path:
     """A run that was stopped by a fault after its last checkpoint, and left it there."""
     bench.scene.learn(bench.programs, 1)
-    # the last but one: what is thought of the result is added to it when it is safe
-    point = Point(1, "0", "rename", "EIO", "once", bench.count(1, "0")["rename"] - 1)
-    folder = bench.scene.fresh()
-    ended, counted, _ = bench.disturbed(point, folder)
+    # one of the last: what is thought of the result is added to it when it is safe, and the status is written by time
+    for number in range(bench.count(1, "0")["rename"], 0, -1):
+        folder = bench.scene.fresh()
+        ended, counted, _ = bench.disturbed(Point(1, "0", "rename", "EIO", "once", number), folder)
+        if counted.what == "rename out/result.h5" and ended.status == 1:
+            break
     assert ended.status == 1 and counted.what == "rename out/result.h5", (ended, counted)
     assert judged.judge_end(ended, names=("Input/output error",)) == []
     assert judged.judge_checkpoint(folder / "out", bench.scene, 1) == []

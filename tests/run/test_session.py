@@ -56,6 +56,12 @@ class Thief(Callback):
         """Between that batch and what is written then."""
         Path("out", lock.NAME).unlink()
         self.lease = lock.take_folder(Path("out").absolute())
+        self.left = contents(Path("out"))
+
+
+def contents(folder: Path) -> dict[str, int]:
+    """Return when each file of a folder was changed, in nanoseconds."""
+    return {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
 
 
 def test_a_run_whose_folder_was_taken_after_its_last_batch_writes_nothing(
@@ -65,6 +71,7 @@ def test_a_run_whose_folder_was_taken_after_its_last_batch_writes_nothing(
     write(checked(kind="xray", views=20, window=32, seed=3), Path("scan.cxi"))
     Path("recipe.yaml").write_text(RECIPE)
     recipe = load_recipe(Path("recipe.yaml"), out=Path("out"))
+    thief = Thief()
     with pytest.raises(PtymeshError, match="was taken by another run"):
-        run_recipe(recipe, device="cpu", callbacks=[Thief()])
-    assert [path.name for path in Path("out").iterdir()] == [lock.NAME]
+        run_recipe(recipe, device="cpu", callbacks=[thief])
+    assert contents(Path("out")) == thief.left and set(thief.left) <= {lock.NAME, "preview.h5"}
