@@ -80,9 +80,9 @@ class Estimate:
     extent: tuple[int, int] = None  # type: ignore[assignment]  # default: sides of `object`
     scan_index: torch.Tensor | None = None
     probe_count: int = 1
-    _probes: tuple[torch.Tensor, tuple[torch.Tensor, ...]] | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
+        self._probes: tuple[torch.Tensor, tuple[torch.Tensor, ...]] | None = None
         # kernels need C-contiguous arrays; arrays from files may be column-major
         self.object, self.probe = self.object.contiguous(), self.probe.contiguous()
         if self.extent is None:

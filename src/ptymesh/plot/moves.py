@@ -87,7 +87,8 @@ def _scan_panel(axes: Axes, recorded: np.ndarray, moved: np.ndarray, affine: np.
     for (label, style, colour), place in zip(kinds, places, strict=False):
         axes.plot(place[:, 1], place[:, 0], style, color=colour, markersize=3, markeredgewidth=0.8, label=label)
     axes.set_title(f"{len(recorded)} views" + (f", moves {gain:g} times longer" if gain > 1 else ""), fontsize=10)
-    axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=3, frameon=False)
+    # in points below the axes, as these are low where a scan is a line
+    axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=3, frameon=False, borderaxespad=5.0)
 
 
 def _views_panel(axes: Axes, moved: np.ndarray, fitted: np.ndarray) -> None:

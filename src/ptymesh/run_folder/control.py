@@ -90,6 +90,11 @@ def write_request(out: Path, word: str) -> None:
         OSError: the folder cannot be written to.
     """
     beside = out / f".{NAME}.{secrets.token_hex(8)}.tmp"
-    with beside.open("x", encoding="utf-8") as file:
-        file.write(f"{word}\n")
-    os.replace(beside, out / NAME)
+    try:
+        with beside.open("x", encoding="utf-8") as file:
+            file.write(f"{word}\n")
+        os.replace(beside, out / NAME)
+    except OSError:
+        with suppress(OSError):
+            beside.unlink()
+        raise

@@ -73,6 +73,7 @@ class Preview(Callback):
             write_preview(self.path, shown, stage, epoch)
         except (OSError, RuntimeError, MemoryError) as error:  # a full disk, or no memory left on the device
             self._throttle.every_s = math.inf
+            remove_preview(self.path.parent)
             print(f"ptymesh: {self.path} cannot be written ({error}); there are no previews.", file=sys.stderr)
         self._throttle.count(time.perf_counter() - began)
 

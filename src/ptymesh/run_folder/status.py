@@ -224,7 +224,12 @@ def _replace(path: Path, content: bytes) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0)
     file = os.open(beside, flags, 0o666)
     try:
-        os.write(file, content)
-    finally:
-        os.close(file)
-    os.replace(beside, path)
+        try:
+            os.write(file, content)
+        finally:
+            os.close(file)
+        os.replace(beside, path)
+    except OSError:
+        with suppress(OSError):
+            beside.unlink()
+        raise
