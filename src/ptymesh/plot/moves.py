@@ -86,6 +86,10 @@ def _scan_panel(axes: Axes, recorded: np.ndarray, moved: np.ndarray, affine: np.
         kinds.append(("fitted scale, rotation, shear", "x", ORANGE))
     for (label, style, colour), place in zip(kinds, places, strict=False):
         axes.plot(place[:, 1], place[:, 0], style, color=colour, markersize=3, markeredgewidth=0.8, label=label)
+    # a line scan is shown with room on both sides
+    middle, room = (ends.max(axis=(0, 1)) + ends.min(axis=(0, 1))) / 2, 0.1 * float(np.ptp(ends, axis=(0, 1)).max())
+    axes.update_datalim([(middle[1] + sign * room, middle[0] + sign * room) for sign in (-1, 1)])
+    axes.autoscale_view()
     axes.set_title(f"{len(recorded)} views" + (f", moves {gain:g} times longer" if gain > 1 else ""), fontsize=10)
     # in points below the axes, as these are low where a scan is a line
     axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=3, frameon=False, borderaxespad=5.0)
