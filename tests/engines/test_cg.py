@@ -1,5 +1,6 @@
 """Conjugate gradient: against a transcription, its line search, and phantoms with known truth."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -86,7 +87,7 @@ def test_search_finds_the_least_loss_along_the_line(case: dict) -> None:
     t = float(engine.search(problem, e, batch, d))
 
     def along(t: float) -> float:
-        moved = Estimate(**{**vars(e), "object": e.object.clone(), "probe": e.probe + t * d.probe})
+        moved = replace(e, object=e.object.clone(), probe=e.probe + t * d.probe)
         problem.fields.add(moved.object, t * d.object)
         return loss(problem, moved, batch.views)
 
