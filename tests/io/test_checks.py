@@ -169,6 +169,28 @@ def test_beam_stop_is_masked(counts: np.ndarray) -> None:
     assert found[:, :28][stop[:, :28]].all() and not found[~stop].any()
 
 
+@pytest.mark.parametrize("share", [0.1, 0.5])
+def test_semi_transparent_stop_is_asked_about(share: float) -> None:
+    """Behind it are the bright disc of a beam and its surroundings, with speckles that differ from view to view."""
+    rng = np.random.default_rng(3)
+    r = np.arange(WINDOW) - 16
+    light = 200 * np.exp(-(r[:, None] ** 2 + r**2) / 100) * rng.exponential(1.0, (VIEWS, WINDOW, WINDOW))
+    light[:, 15:20, 12:17] *= share
+    m = measured(rng.poisson(light).astype(np.uint16))
+    found = check_patterns(m, survey(m))
+    (doubt,) = found.doubts
+    assert not found.masked.any() and "semi-transparent" in doubt and "25 pixels" in doubt
+    assert float(re.search(r"count ([0-9.]+) times", doubt)[1]) == pytest.approx(share, rel=0.1)  # type: ignore[index]
+    quiet = replace(m, checks=Checks(pixels="off"))
+    assert not check_patterns(quiet, survey(quiet)).doubts
+
+
+@pytest.mark.parametrize("total", [3, 100, 2e4])
+def test_healthy_patterns_are_not_asked_about(phase_object: np.ndarray, total: float) -> None:
+    m = measured(patterns_of(phase_object, raster(), total))
+    assert not check_patterns(m, survey(m)).doubts
+
+
 def test_dead_quadrant_is_masked_where_others_are_bright(counts: np.ndarray) -> None:
     quadrant = np.zeros((WINDOW, WINDOW), bool)
     quadrant[:14, 18:] = True

@@ -16,6 +16,8 @@ from ptymesh.io.prepare.preprocess import PreparedSource
 
 #: Mean counts of pixels that are looked at for zeros, and how many such pixels are needed.
 LIT, MIN_LIT = 2.0, 20
+#: Views from which on a pixel's variance is known; fewest modes of speckle, where light varies much between views.
+MIN_SOUND, LEAST_MODES = 12, 0.2
 #: Neighbours of a pixel, without itself.
 RING = np.array([[1, 1, 1], [1, 0, 1], [1, 1, 1]], bool)
 #: Fewest pixels with the largest count, and that count, for saturation.
@@ -40,9 +42,10 @@ def find_saturation(view: ResultView) -> Evidence | None:
 def find_over_subtraction(view: ResultView) -> Evidence | None:
     """Return how many pixels are without a count, over what speckle, or the model if that is more, leaves without one.
 
-    Fully developed speckle of one mode varies as light can from view to view: counts of mean m are 0 with probability
-    1 / (1 + m) (Goodman, Statistical Optics, section 9.2). Beams that come and go leave more, as a model says that has
-    them. More zeros than either come from what is subtracted.
+    Speckle of M modes, with counts of mean m and variance m + m^2 / M, has none with probability (1 + m / M)^-M by
+    Mandel's formula (Goodman, Statistical Optics, section 9.2). M is taken from each pixel's mean and variance over
+    the views, below 1 where light varies more than that of fully developed speckle. Beams that come and go leave more
+    zeros, as a model says that has them. More than either come from what is subtracted.
     """
     if view.noise_level is None:
         return None
@@ -52,9 +55,12 @@ def find_over_subtraction(view: ResultView) -> Evidence | None:
     usual = view.y[sound]
     mean = usual.mean(axis=0)
     lit = view.good.all(axis=0) & (mean > LIT)
-    if lit.sum() < MIN_LIT:
+    if lit.sum() < MIN_LIT or len(usual) < MIN_SOUND:
         return None
-    zeros, speckle = float((usual[:, lit] == 0).mean(axis=0).sum()), float((1 / (1 + mean[lit])).sum())
+    m, variance = mean[lit], usual[:, lit].var(axis=0, ddof=1)
+    # 1 at most: what cuts off small counts takes variance as well
+    modes = np.clip(m**2 / np.maximum(variance - m, 1e-9), LEAST_MODES, 1.0)
+    zeros, speckle = float((usual[:, lit] == 0).mean(axis=0).sum()), float(((1 + m / modes) ** -modes).sum())
     most = max(speckle, float(np.exp(-np.maximum(view.modelled[sound][:, lit], 0)).mean(axis=0).sum()))
     sentence = f"{zeros / most:.2g} times as many pixels are without a count as speckle and the model leave so"
     told = view.recipe is not None and view.recipe.data.dark is not None

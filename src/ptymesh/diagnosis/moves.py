@@ -12,17 +12,21 @@ import numpy as np
 
 from ptymesh.diagnosis.cause import Evidence, Remedy
 from ptymesh.diagnosis.view import ResultView
+from ptymesh.verdict.signs import MAP_ERRORS, MAP_PX
 
 #: Standard errors by which a rotation or a scale must stand out; how far what is smooth in time may exceed it.
 STANDARD_ERRORS, SIMILAR = 3.5, 1.3
-#: Share of what is not explained that moves must take away: all wrong models ask for some, wrong positions for more.
-LEAST_SHARE = 0.08
+#: Share of what is not explained that the moves of wrong positions take away: all wrong models ask for some moves.
+USUAL_SHARE = 0.08
 #: Views from which on their moves tell anything.
 MIN_VIEWS = 12
 
 
 def find_geometry(view: ResultView) -> Evidence | None:
-    """Return the standard errors by which moves are a rotation, scale, aspect or shear of the positions."""
+    """Return the standard errors by which moves are a rotation, scale, aspect or shear of the positions.
+
+    Those of a scale or an aspect count less, as a wrong defocus or astigmatism asks for them, too; so do short moves.
+    """
     moves = move_statistics(view)
     if moves is None:
         return None
@@ -33,7 +37,9 @@ def find_geometry(view: ResultView) -> Evidence | None:
         "shear": "as axes that are not at right angles would",
     }[moves.largest_term]
     refine = Remedy({"stage.models.scan_geometry": True}, unless="stage.models.scan_geometry")
-    number = moves.linear_errors if moves.kind == "geometry" else 0.0
+    term = moves.largest_term
+    known = MAP_ERRORS["rotation"] / MAP_ERRORS[term] * min(1.0, moves.parts["geometry"] / MAP_PX[term])
+    number = known * moves.linear_errors if moves.kind == "geometry" else 0.0
     return Evidence(number, f"views ask to be moved by {moves.parts['geometry']:.2g} px {way}", (refine,))
 
 
@@ -48,11 +54,15 @@ def find_drift(view: ResultView) -> Evidence | None:
 
 
 def find_vibration(view: ResultView) -> Evidence | None:
-    """Return the root mean square of moves that are neither a geometry of the scan nor a drift, in pixels."""
+    """Return the root mean square of moves that are neither a geometry of the scan nor a drift, in pixels.
+
+    It counts less where they take away a smaller share of the misfit than wrong positions usually do.
+    """
     moves = move_statistics(view)
     if moves is None:
         return None
-    number = moves.parts["vibration"] if moves.kind == "vibration" and moves.share > LEAST_SHARE else 0.0
+    known = min(1.0, max(0.0, moves.share) / USUAL_SHARE)
+    number = known * moves.parts["vibration"] if moves.kind == "vibration" else 0.0
     sentence = f"views ask to be moved by {moves.parts['vibration']:.2g} px each in its own direction"
     return Evidence(number, sentence, (_refine_positions(),))
 

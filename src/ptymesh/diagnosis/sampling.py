@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from ptymesh.diagnosis.cause import Evidence, Remedy
-from ptymesh.diagnosis.shadows import NEAR_FIELD, find_near_field
+from ptymesh.diagnosis.shadows import find_near_field
 from ptymesh.diagnosis.view import ResultView
 
 #: Width by the patterns' speckles over that of a disc of the same effective area: at least so much for the beams that
@@ -40,7 +40,7 @@ def find_other_plane(view: ResultView) -> Evidence | None:
     if view.scan is None or view.scan.geometry.propagation != "far_field":
         return None
     near = find_near_field(view)
-    if near is not None and near.number > NEAR_FIELD:  # images have no speckles
+    if near is not None and near.number > 1:  # images have no speckles
         return None
     diameter = disc_diameter(view.power)
     sentence = (

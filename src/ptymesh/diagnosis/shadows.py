@@ -16,16 +16,17 @@ import numpy as np
 
 from ptymesh.diagnosis.cause import Evidence, Remedy
 from ptymesh.diagnosis.view import ResultView
-from ptymesh.io.prepare.near_field import WIDE, effective_width
+from ptymesh.io.prepare.near_field import SURELY_WIDE, NearFieldSigns, near_field_signs
 from ptymesh.io.prepare.shadows import Shadows, find_shadows, neighbour_pairs
 
 #: Detector pixels per object pixel that are tried; angles (degrees) of R.
 SIZES, ANGLES = np.geomspace(0.3, 8, 45), np.arange(-180, 180, 10)
 #: Views closer than this are at the same place, object pixels.
 LEAST_STEP_PX = 0.3
-#: So many times the widest sample that far-field patterns can show at once is seen before a near field is thought of:
-#: widths of a few views are known to 5 %.
-NEAR_FIELD = 1.05
+#: Magnification of the sample's moves below which a near field is likelier than a beam out of focus.
+MAGNIFIED = 100.0
+#: Number for a sample that is a little wider than far-field patterns can show, which may have other causes.
+DOUBTFUL = 1.05
 
 
 def shadow_map(view: ResultView) -> Shadows | None:
@@ -71,25 +72,34 @@ def probe_spread(view: ResultView) -> float:
 
 
 def find_near_field(view: ResultView) -> Evidence | None:
-    """Return how much of the sample the patterns show at once, over the most that far-field patterns can sample.
+    """Return the surer of two signs of a near field, above 1 where there is one.
 
-    The ratio cannot be large, as the window bounds both, but nothing else brings about one above 1.
+    These are how much of the sample the patterns show at once, over the most that far-field patterns can, which a beam
+    that does not fit into its window exceeds a little; and how little the sample's moves are magnified. Beams out of
+    focus magnify them thousands of times, near fields up to some hundred.
     """
-    scan, shadows = view.scan, shadow_map(view)
+    scan = view.scan
     assert scan is not None
-    if scan.geometry.propagation != "far_field" or shadows is None or not shadows.is_clear or view.is_of_electrons:
+    if scan.geometry.propagation != "far_field" or view.is_of_electrons:
         return None  # the disc of a convergent beam of electrons shows the sample at any defocus
-    mean = view.y.mean(axis=0)
-    seen = effective_width(mean) / shadows.size
-    number = seen / (WIDE * float(np.sqrt(mean.size)))
-    if number < NEAR_FIELD:
+    if "near_field" not in view.memo:
+        view.memo["near_field"] = near_field_signs(scan)
+    signs = view.memo["near_field"]
+    if not isinstance(signs, NearFieldSigns):
         return None
+    number = max(min(signs.width, DOUBTFUL), signs.width / SURELY_WIDE, (MAGNIFIED / signs.magnification) ** 0.5)
     sentence = (
-        f"patterns are images that move with the sample, {shadows.size:.2g} px for each object pixel, and show "
-        f"{seen:.0f} object pixels of it at once, more than far-field patterns of this size can"
+        f"patterns are images that move with the sample, magnified {signs.magnification:.3g} times, and show "
+        f"{signs.width:.2g} times as much of it at once as far-field patterns of this size can"
     )
-    advice = "set data.propagation to angular_spectrum or fresnel, with data.distance_m (and data.focus_distance_m)"
-    return Evidence(number, sentence, (Remedy(advice=advice),))
+    distance = scan.geometry.distance_m
+    focus = None if distance is None else signs.focus_distance_m(distance)
+    known = {} if focus is None else {"data.focus_distance_m": float(f"{focus:.4g}")}
+    remedies = (
+        Remedy({"data.propagation": "angular_spectrum"} | known, unless="data.focus_distance_m"),
+        Remedy({"stages": "auto"}, advice="which looks for the distance"),
+    )
+    return Evidence(number, sentence, remedies)
 
 
 def find_defocus_sign(view: ResultView) -> Evidence | None:

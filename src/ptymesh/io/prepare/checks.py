@@ -27,6 +27,7 @@ from ptymesh.io.prepare.near_field import near_field_doubt
 from ptymesh.io.prepare.outliers import dark_regions, odd_views
 from ptymesh.io.prepare.preprocess import PreparedSource
 from ptymesh.io.prepare.survey import Survey, has_one_pattern, odd_pixels, step_of, survey, too_far_apart, upright
+from ptymesh.io.prepare.transparent import find_weakened_regions
 from ptymesh.io.source import evenly_spread
 from ptymesh.measurement import Measurement
 
@@ -272,6 +273,8 @@ def check_patterns(measurement: Measurement, seen: Survey, *, related: bool = Tr
     """
     m = measurement
     pixels = _masking(m, [] if m.checks.pixels == "off" else odd_kinds(m, seen))
+    if m.checks.pixels != "off":
+        pixels = replace(pixels, doubts=pixels.doubts + _weakened(m, seen))
     if m.checks.views == "off":
         return pixels
     totals = seen.totals if m.intensity is None else seen.totals / m.intensity
@@ -314,6 +317,18 @@ def odd_kinds(measurement: Measurement, seen: Survey) -> list[tuple[np.ndarray, 
         pixels[tuple(found[kind].T)] = True
         kinds.append((_laid_out(m, pixels), what))
     return kinds
+
+
+def _weakened(measurement: Measurement, seen: Survey) -> tuple[str, ...]:
+    """Return a question for each region of the detector that gets a fixed share of the light."""
+    m = measurement
+    regions = [] if has_one_pattern(m, seen) else find_weakened_regions(seen.mean, m.views, upright(m, m.mask))
+    return tuple(
+        f"{_count(int(region.pixels.sum()), 'pixel')} ({_places(m, _laid_out(m, region.pixels))}) count "
+        f"{region.share:.2g} times what all around them do: is this a semi-transparent beam stop? Give data.flat, "
+        f"{region.share:.2g} there and 1 elsewhere, or leave them out by data.mask."
+        for region in regions
+    )
 
 
 def _leaving_out(
