@@ -62,15 +62,29 @@ def two_scans(
     return TwoScans(named, [first, second], shift)
 
 
+def four_scans() -> list[Measurement]:
+    """Four scans of one object: both of `two_scans`, and each once more from the other end and elsewhere."""
+    both = two_scans(dose=2.0)
+    found = list(both.scans)
+    for number, one in enumerate(both.truths):
+        turned = one.nominal.max(axis=0) + one.nominal.min(axis=0) - one.nominal
+        options = one.options.model_copy(update={"seed": 20 + number})
+        moved = replace(one, options=options, nominal=turned, positions=turned + np.array([0.7, -0.5 * number]))
+        scan = moved.measurement(np.concatenate(list(patterns(moved))))
+        found.append(replace(scan, name=f"turned-{number}", fingerprint=f"turned-{number}"))
+    return found
+
+
 def outcome(world: World, layout: str, engine: str, how: dict[str, Any]) -> dict[str, np.ndarray]:
-    """What one rank ends with; `how`: probe, options of the probe; folder, from whose checkpoint the run goes on, or
-    where it leaves one after so many batches, stop."""
-    both, folder = two_scans(dose=2.0, own_probes=True), how.get("folder")
+    """What one rank ends with; `how`: scans, their number, 2 or 4; probe, options of the probe; folder, from whose
+    checkpoint the run goes on, or where it leaves one after so many batches, stop."""
+    number, folder = how.get("scans", 2), how.get("folder")
+    scans = two_scans(dose=2.0, own_probes=True).scans if number == 2 else four_scans()
     saved = checkpoint.load(folder, world) if folder and "stop" not in how else None
     recon = pm.Reconstruction(
-        both.scans, device=world, layout=layout, seed=3, probe=how.get("probe", {}), saved=saved, precision="single"
+        scans, device=world, layout=layout, seed=3, probe=how.get("probe", {}), saved=saved, precision="single"
     )
-    recon.stages = [ENGINES[engine](epochs=3, batch=17, models={"scan_shift": True})]
+    recon.stages = [ENGINES[engine](epochs=3, batch=17, models={"scan_shift": {"scans": number}})]
     left = iter(range(how.get("stop", 1 << 30)))
     loop = recon.loop(stop=lambda: next(left, None) is None)
     if folder:

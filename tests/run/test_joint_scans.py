@@ -118,6 +118,16 @@ def test_ranks_and_layouts_end_with_the_same_bits(ranks: Any, engine: str) -> No
             same_bits(one, other)
 
 
+@pytest.mark.parametrize("probe", ["shared", "own"])
+def test_four_scans_on_three_ranks_in_tiles_end_with_the_same_bits(ranks: Any, probe: str) -> None:
+    how = {"scans": 4, "probe": {"scans": probe}}
+    one = outcome(Solo(), "replicated", "adam", how)
+    assert one["numbers"].shape == (6,) and np.abs(one["numbers"]).min() > 0.003
+    assert len(one["probe"]) == (4 if probe == "own" else 1)
+    for other in ranks(3, outcome, "tiled", "adam", how):
+        same_bits(one, other)
+
+
 def test_a_run_of_scans_that_was_stopped_goes_on_with_the_same_bits(ranks: Any, tmp_path: Path) -> None:
     one = outcome(Solo(), "replicated", "adam", {})
     ranks(2, outcome, "tiled", "adam", {"folder": tmp_path, "stop": 11})
