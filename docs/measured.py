@@ -207,8 +207,23 @@ def fly_scan() -> str:
     return f"{table(head, rows)}\n\n{beam}. {said}"
 
 
+def scans() -> str:
+    """Errors of the object from two scans together, from either alone, and from a single scan of the same dose."""
+    found = newest("scans")["cases"]
+    rows = []
+    for one in found:
+        errors = (f"{one['nrmse'][name]:.4f}" for name in ("together", "first", "second", "single"))
+        shift = max(map(abs, one["shift_error_px"]))
+        cells = [f"{one['photons_per_view']:.0e}".replace("e+0", "e"), one["seed"], *errors]
+        ratios = (f"{one[name]:.2f}" for name in ("together_over_best_alone", "together_over_single"))
+        rows.append([*cells, *ratios, f"{shift:.3f}", f"{abs(one['rotation_error_deg']):.4f}"])
+    head = "| photons | seed | together | first alone | second alone | single scan | over best alone | over single |"
+    return table(f"{head} shift off by, px | rotation off by, degrees |", rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "fly-scan": fly_scan,
+    "scans": scans,
     "bars": bars,
     "auto-studies": auto_studies,
     "fog": lambda: fog("scans"),
