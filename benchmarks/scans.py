@@ -23,7 +23,6 @@ from record import about, write
 import ptymesh as pm
 from ptymesh.compare import compare_results
 from ptymesh.measurement import Measurement
-from ptymesh.physics import probes
 from ptymesh.simulate.simulation import Simulation, Truth, patterns, truth
 
 WINDOW, VIEWS, BATCH = 64, 100, 20
@@ -101,7 +100,7 @@ def stages(epochs: tuple[int, int], **options: Any) -> list[Any]:
 
 def compared(made: Scans, epochs: tuple[int, int], seed: int) -> dict[str, Any]:
     """Return errors of the object of all reconstructions, and those of shift and rotation."""
-    first, second = made.truths
+    first = made.truths[0]
     known = SimpleNamespace(
         object=first.object,
         probe=first.probe,

@@ -221,9 +221,19 @@ def scans() -> str:
     return table(f"{head} shift off by, px | rotation off by, degrees |", rows)
 
 
+def models() -> str:
+    """Differences of intensities and gradients from CDTools', by its options."""
+    names = ("intensities", "object", "probe", "mixing")
+    rows = []
+    for case, found in newest("models")["differences"].items():
+        rows.append([case, *(f"{found[name]:.0e}" if name in found else "" for name in names)])
+    return table("| options of CDTools | intensities | by object | by probe | by mixtures |", rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "fly-scan": fly_scan,
     "scans": scans,
+    "models": models,
     "bars": bars,
     "auto-studies": auto_studies,
     "fog": lambda: fog("scans"),

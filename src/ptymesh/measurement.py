@@ -92,6 +92,7 @@ class Measurement(Displayed):
         geometry: of this window.
         mask: (h, w) bool, True where the detector is good.
         background: (h, w) counts that add to every pattern, or None.
+        efficiency: (h, w) share of the light that each pixel counts, relative to the mean, or None where all are alike.
         intensity: (N,) relative incident intensity with mean 1, or None where it was constant.
         probe: (M, h, w) complex, initial probe from the file (optical axis at (h//2, w//2)), or None.
         name: short name for titles.
@@ -131,6 +132,7 @@ class Measurement(Displayed):
     scan_index: np.ndarray | None = None
     scan_names: tuple[str, ...] = ()
     scan_probes: tuple[np.ndarray | None, ...] = ()
+    efficiency: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         self._arrays()
@@ -153,6 +155,10 @@ class Measurement(Displayed):
             raise BadInput("The mask leaves no detector pixel; check whether it is inverted (True means good here).")
         if self.background is not None and self.background.shape != (h, w):
             raise BadInput(f"The background is {self.background.shape}; it must have the patterns' shape {(h, w)}.")
+        if self.efficiency is not None and self.efficiency.shape != (h, w):
+            raise BadInput(f"The efficiency is {self.efficiency.shape}; it must have the patterns' shape {(h, w)}.")
+        if self.efficiency is not None and not (self.efficiency[self.mask] > 0).all():
+            raise BadInput(f"The efficiency of {self.name} is 0 or less at good pixels; mask these, or mend it.")
         if self.intensity is not None and self.intensity.shape != (n,):
             raise BadInput(f"There are {self.intensity.shape} incident intensities for {n} patterns; give one each.")
         if self.scan_index is not None:
@@ -180,9 +186,10 @@ class Measurement(Displayed):
             raise BadInput(f"The patterns are of type {type(self.patterns).__name__}; give an array (N, h, w).")
         if not isinstance(self.geometry, Geometry):
             raise BadInput(f"The geometry is of type {type(self.geometry).__name__}; give a ptymesh.Geometry.")
-        for name, kinds in (("positions", "iuf"), ("mask", "b"), ("background", "iuf"), ("intensity", "iuf")):
+        optional = ("background", "intensity", "efficiency")
+        for name, kinds in (("positions", "iuf"), ("mask", "b"), *((name, "iuf") for name in optional)):
             given = getattr(self, name)
-            if given is None and name in ("background", "intensity"):
+            if given is None and name in optional:
                 continue
             try:
                 array = np.asarray(given)

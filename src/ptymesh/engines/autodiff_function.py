@@ -45,6 +45,8 @@ def intensities(
 ) -> Tensor:
     """Return I_j = sum_m |D psi_jm|^2 + b of a chunk's views, (B, h, w), differentiable in every tensor that is given.
 
+    Where the model's detector saturates, I is no more than the counts of a saturated pixel tell.
+
     Args:
         model: the forward model.
         chunk: the views.
@@ -65,7 +67,8 @@ def intensities(
         probe.new_zeros(()).real if background is None else background,
         probe.detach()[:0] if opr is None else opr,
     )
-    return found
+    ceiling = None if chunk.saturation is None else chunk.data.ceiling
+    return found if ceiling is None else torch.minimum(found, ceiling)
 
 
 class _Intensities(torch.autograd.Function):

@@ -33,7 +33,7 @@ from ptymesh.engines.schedulers import Pace, Scheduler
 from ptymesh.engines.sweep import Part, packed, unpacked
 from ptymesh.errors import BadInput
 from ptymesh.estimate import Estimate
-from ptymesh.models import declared
+from ptymesh.models import declared, refuse_fixed
 from ptymesh.problem import Batch, Problem
 from ptymesh.unknowns import Unknown
 
@@ -80,6 +80,7 @@ class Unknowns(Options):
                 raise ValidationError.from_exception_data(
                     cls.__name__, [{"type": "extra_forbidden", "loc": (name,), "input": values[name]}]
                 )
+            refuse_fixed(name)
         return values
 
     def moving(self) -> dict[str, UnknownSchedule]:

@@ -74,8 +74,8 @@ class LBFGS(Autodiff):
     tries: PositiveInt = 8
 
     def moved_optics(self, optics: Sequence[Unknown]) -> frozenset[str]:
-        """Return the names of all of the operators' unknowns: all are part of the joint step."""
-        return frozenset(one.name for one in optics)
+        """Return the names of all of the operators' unknowns that are not fixed: all are part of the joint step."""
+        return frozenset(one.name for one in optics if not one.is_fixed)
 
     def step(self, problem: Problem, estimate: Estimate, batch: Batch) -> None:
         """Take one step along the quasi-Newton direction, and remember its pair. Collective.
@@ -85,7 +85,7 @@ class LBFGS(Autodiff):
             estimate: the unknowns, changed in place.
             batch: the views.
         """
-        wanted = {"object", "amplitude", "probe", *(unknown.name for unknown in problem.model.unknowns)} - batch.frozen
+        wanted = {"object", "amplitude", "probe", *self.moved_optics(problem.model.unknowns)} - batch.frozen
         here = self.gradient(problem, estimate, batch, wanted)
         kept = batch.view_updates.positions, batch.view_updates.weights, batch.view_updates.gradients
         parts = self._fixed(here.parts)

@@ -191,7 +191,7 @@ class WithAverage:
 
     def slope(self, S: Tensor, data: Data) -> Tensor:
         """Return the loss's slope plus d misfit / d I_j = weight (1 - sqrt(<y> / <I>)), the same in all views."""
-        return self.loss.slope(S, data) + torch.where(data.good, self.average_slope, 0.0)
+        return self.loss.slope(S, data) + torch.where(data.below_ceiling(S), self.average_slope, 0.0)
 
     def sums(self, S: Tensor, data: Data) -> Tensor:
         """Return the loss's sums."""

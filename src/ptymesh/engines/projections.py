@@ -72,9 +72,15 @@ class Projections(Engine):
         """Check that these options make sense for a problem.
 
         Raises:
-            BadInput: several slices, whose exit waves are no product of one object and one probe.
+            BadInput: several slices, whose exit waves are no product of one object and one probe; or modes that mix.
         """
         super().check(problem)
+        for placed in problem.model.operators:
+            if placed.operator.mixes_modes:
+                raise BadInput(
+                    f"{self.name} keeps a wave of each mode, which optics.{placed.operator.name} mixes; use another "
+                    "engine, such as adam."
+                )
         if problem.model.slice_kernel is not None:
             raise BadInput(
                 f"{self.name} has no meaning for several slices, as it divides exit waves by the probe; "

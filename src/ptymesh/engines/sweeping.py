@@ -19,7 +19,7 @@ from pydantic import ConfigDict, Field, model_validator
 from ptymesh.engines.base import Engine
 from ptymesh.errors import BadInput
 from ptymesh.estimate import Estimate
-from ptymesh.models import OPTICS, DetectorPiece, declared
+from ptymesh.models import OPTICS, DetectorPiece, declared, refuse_fixed
 from ptymesh.options import Options
 from ptymesh.problem import Batch, Problem
 from ptymesh.schedule import OnOff, Schedule
@@ -54,6 +54,7 @@ class DetectorUnknowns(Options):
                 raise ValueError(
                     f"unknowns names {name} of optics.{known[name].operator}, which this engine cannot move; use adam"
                 )
+            refuse_fixed(name)
         return values
 
     def moving(self) -> dict[str, DetectorStep]:

@@ -148,6 +148,11 @@ def _refuse_difference(first: Measurement, other: Measurement) -> None:
             f"The backgrounds of {first.name} and {other.name} differ; subtract each as data.dark instead of "
             "data.background."
         )
+    if not _are_equal(first.efficiency, other.efficiency):
+        raise BadInput(
+            f"The efficiencies of the detector of {first.name} and {other.name} differ; divide each by data.flat "
+            "instead of giving data.efficiency."
+        )
 
 
 def _near_field_distance(geometry: Geometry) -> float | None:

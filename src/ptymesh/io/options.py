@@ -205,6 +205,7 @@ class DataOptions(FrozenOptions):
         dark: number or array subtracted (clipped at zero). flat: array that divides, relative to its mean.
         gain: detector units per count, number or array.
         background: array of counts that add to every pattern and stay in the model (better than `dark` for photons).
+        efficiency: array of the share of the light that each pixel counts, relative to the mean; stays in the model.
         intensity: (N,) array of incident intensities, any unit.
         invalid: what to do with NaN and negative counts on good pixels: refuse the file, treat them as missing in
             that view, or take negative ones as zero (and NaN as missing).
@@ -245,6 +246,7 @@ class DataOptions(FrozenOptions):
     flat: ArrayRef | None = None
     gain: Positive | ArrayRef | None = None
     background: ArrayRef | None = None
+    efficiency: ArrayRef | None = None
     intensity: ArrayRef | None = None
     invalid: Literal["refuse", "missing", "zero"] = "refuse"
     checks: Annotated[CheckOptions, BeforeValidator(_checks)] = CheckOptions()

@@ -91,6 +91,7 @@ class RawScan:
         view_mask: (N, H, W) bool, a mask of each view.
         dark: (H, W) detector units.
         background: (H, W) counts.
+        efficiency: (H, W) share of the light that each pixel counts, in any unit.
         intensity: (N,) incident intensity, in any unit.
         probe: (M, H, W) complex, optical axis at (H//2, W//2).
         negative_is_missing: whether values below zero mark missing pixels (written so by ptymesh).
@@ -109,6 +110,7 @@ class RawScan:
     view_mask: SlabSource | None = None
     dark: np.ndarray | None = None
     background: np.ndarray | None = None
+    efficiency: np.ndarray | None = None
     intensity: np.ndarray | None = None
     probe: np.ndarray | None = None
     negative_is_missing: bool = False

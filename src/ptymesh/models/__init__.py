@@ -29,6 +29,7 @@ __all__ = [
     "WaveOperator",
     "declared",
     "named",
+    "refuse_fixed",
 ]
 
 MODELS: Registry[type[Parametrisation]] = Registry(
@@ -54,6 +55,13 @@ def declared() -> dict[str, Declared]:
     """Return the unknowns of all operators, by name."""
     kinds = {name: OPTICS.find(name) for name in OPTICS.names()}
     return {one.name: Declared(one, name) for name, kind in kinds.items() if kind for one in kind.unknowns}
+
+
+def refuse_fixed(name: str) -> None:
+    """Raise ValueError if an unknown of a piece, by this name, is one that no engine moves."""
+    one = declared()[name]
+    if one.unknown.is_fixed:
+        raise ValueError(f"unknowns names {name} of optics.{one.operator}, which is known and stays; leave it out")
 
 
 def named(given: Any, registry: Registry, key: str) -> Any:

@@ -22,7 +22,7 @@ from torch import Tensor
 from ptymesh.physics import fidelity, views
 from ptymesh.physics.background import BackgroundSums
 from ptymesh.physics.elementwise import over_window, overlap, times
-from ptymesh.physics.fidelity import Data
+from ptymesh.physics.fidelity import Data, Saturation
 from ptymesh.physics.kinds import OBJECT, OBJECT_WEIGHT, OPR, OPR_WEIGHT, PROBE, PROBE_WEIGHT
 from ptymesh.physics.model import Intermediates, Model, inner, power
 from ptymesh.physics.operators import Values
@@ -104,6 +104,7 @@ class Chunk:
         values: unknowns of the model's operators, by name (operators.py).
         object: (L, H, W) object in which the anchors count, if that is not the estimate's.
         setting: index of the probe that these views have, where scans have probes of their own.
+        saturation: of the model's detector, or None.
     """
 
     views: Tensor
@@ -121,6 +122,7 @@ class Chunk:
     values: Values = field(default_factory=dict)
     object: Tensor | None = None
     setting: int = 0
+    saturation: Saturation | None = None
 
     @property
     def patterns(self) -> Tensor:
@@ -130,7 +132,7 @@ class Chunk:
     @cached_property
     def data(self) -> Data:
         """Counts as floats, with the pixels that hold data."""
-        return Data.of(self.patterns, self.mask, self.background, self.background.dtype)
+        return Data.of(self.patterns, self.mask, self.background, self.background.dtype, self.saturation)
 
 
 def entry(

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from ptymesh.physics import fidelity
 from ptymesh.physics.elementwise import over_window
-from ptymesh.physics.fidelity import BRIGHTEST_RATIO, DARK, NEWTON_STEPS, Data, Fidelity
+from ptymesh.physics.fidelity import BRIGHTEST_RATIO, DARK, NEWTON_STEPS, Data, Fidelity, Saturation
 from ptymesh.physics.operators import Piece, Placed, Tables, Values, views_for
 
 
@@ -66,6 +66,11 @@ class DetectorPiece(Piece):
             tables: from `tables`, in the model's precision.
         """
         return {}
+
+    @property
+    def saturation(self) -> Saturation | None:
+        """Counts from which on the detector counts no further; None if it has no such limit."""
+        return None
 
     def reach_px(self, values: Values) -> float:
         """Return the width over which a pixel's light is spread, in pixels; 0 if none goes to another one."""

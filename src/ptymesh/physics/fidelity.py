@@ -34,6 +34,26 @@ NEWTON_STEPS = 5
 
 
 @dataclass(frozen=True)
+class Saturation:
+    """Counts from which on a detector counts no further.
+
+    Attributes:
+        level: these counts.
+        everywhere: True if all intensities are held against the counts as min(I, level); False for those of pixels
+            that have reached the level alone, which hold as min(I, y).
+    """
+
+    level: float
+    everywhere: bool = False
+
+    def ceiling(self, y: Tensor) -> Tensor:
+        """Return the largest intensity (B, h, w) that is told from others by counts y, infinite where all are."""
+        if self.everywhere:
+            return torch.full_like(y, self.level)
+        return torch.where(y >= self.level, y, torch.full_like(y, torch.inf))
+
+
+@dataclass(frozen=True)
 class Data:
     """Counts of a chunk of views as floats, with the pixels that hold data.
 
@@ -41,14 +61,23 @@ class Data:
         y: (B, h, w) counts, zero where `good` is False.
         good: (B, h, w) bool, True where the pixel holds data.
         background: (h, w) intensity, counts; None for zero.
+        ceiling: (B, h, w), largest intensity that a pixel tells from others; None for a detector without saturation.
     """
 
     y: Tensor
     good: Tensor
     background: Tensor | None = None
+    ceiling: Tensor | None = None
 
     @classmethod
-    def of(cls, counts: Tensor, mask: Tensor, background: Tensor | None, dtype: torch.dtype) -> Data:
+    def of(
+        cls,
+        counts: Tensor,
+        mask: Tensor,
+        background: Tensor | None,
+        dtype: torch.dtype,
+        saturation: Saturation | None = None,
+    ) -> Data:
         """Convert counts to floats, and leave masked pixels and pixels below zero out.
 
         Args:
@@ -56,20 +85,32 @@ class Data:
             mask: (h, w) bool, True for pixels that are used.
             background: (h, w) intensity, or None.
             dtype: real dtype of the result.
+            saturation: of the detector, or None.
         """
         y = counts.to(dtype)
         good = mask & (y >= 0)
-        return cls(torch.where(good, y, y.new_zeros(())), good, background)
+        y = torch.where(good, y, y.new_zeros(()))
+        return cls(y, good, background, None if saturation is None else saturation.ceiling(y))
 
     def intensity(self, S: Tensor) -> Tensor:
-        """Return I = S + b."""
-        return S if self.background is None else S + self.background
+        """Return I = S + b, no more than a saturated pixel tells."""
+        I = S if self.background is None else S + self.background
+        return I if self.ceiling is None else torch.minimum(I, self.ceiling)
+
+    def below_ceiling(self, S: Tensor) -> Tensor:
+        """Return the pixels (B, h, w) bool that hold data, and whose loss changes with S."""
+        if self.ceiling is None:
+            return self.good
+        return self.good & ((S if self.background is None else S + self.background) <= self.ceiling)
 
     def illuminated(self, S: Tensor) -> Data:
-        """Return the data of illuminated pixels alone, where S (B, h, w) is at least UNLIT of the view's mean count."""
+        """Return the data of those pixels alone that S (B, h, w) changes the loss of.
+
+        There S is at least UNLIT of the view's mean count, and I is not beyond what a saturated pixel tells.
+        """
         least = (UNLIT / self.y[0].numel()) * _of_view(self.y) if len(self.y) else S[:, :1, :1]
-        good = self.good & (least <= S)
-        return Data(torch.where(good, self.y, self.y.new_zeros(())), good, self.background)
+        good = self.below_ceiling(S) & (least <= S)
+        return Data(torch.where(good, self.y, self.y.new_zeros(())), good, self.background, self.ceiling)
 
 
 def value(kind: Fidelity, S: Tensor, data: Data) -> Tensor:

@@ -32,7 +32,7 @@ from ptymesh.geometry import Geometry
 from ptymesh.physics import views
 from ptymesh.physics.detector_pieces import DetectorPiece, Response
 from ptymesh.physics.elementwise import over_few, over_window, overlap, times
-from ptymesh.physics.fidelity import Fidelity
+from ptymesh.physics.fidelity import Fidelity, Saturation
 from ptymesh.physics.operators import (
     NOTHING,
     Piece,
@@ -197,6 +197,11 @@ class Model:
     def pieces(self) -> tuple[Placed[Any], ...]:
         """Operators and pieces of the detector, all that may have unknowns of their own."""
         return (*self.operators, *self.detector)
+
+    @property
+    def saturation(self) -> Saturation | None:
+        """Counts from which on the detector counts no further; None if no piece of it says so."""
+        return next((found for one in self.detector if (found := one.operator.saturation) is not None), None)
 
     @property
     def unknowns(self) -> tuple[Unknown, ...]:

@@ -80,6 +80,8 @@ class Piece(Options):
     unknowns: ClassVar[tuple[Unknown, ...]] = ()
     #: Unknowns that keep their start if this operator is in the model, as its own unknowns replace them.
     replaces: ClassVar[frozenset[str]] = frozenset()
+    #: False if it makes no sense where each scan has a probe of its own.
+    for_own_probes: ClassVar[bool] = True
 
     start: dict[str, float] = Field(
         default_factory=dict,
@@ -154,6 +156,14 @@ class Piece(Options):
         """
         return {}
 
+    def rotate_modes(self, values: dict[str, Tensor], rotation: Tensor) -> None:
+        """Change unknowns that belong to single modes, where the probe's modes P become U P.
+
+        Args:
+            values: unknowns of all operators by name, changed in place.
+            rotation: U (M, M) complex128, unitary.
+        """
+
     def transforms(self, geometry: Geometry) -> tuple[tuple[int, int], ...]:
         """Return the shapes of the arrays that are Fourier transformed, besides that of the window."""
         return ()
@@ -168,6 +178,8 @@ class WaveOperator(Piece):
 
     #: Where it acts: after the probe has been shifted to a view, or behind the last slice.
     at: ClassVar[Place] = "probe"
+    #: True if waves behind it are no longer of one mode each, so that engines cannot keep them by mode.
+    mixes_modes: ClassVar[bool] = False
 
     @property
     def fan_out(self) -> int:

@@ -158,7 +158,7 @@ class ViewLoader:
         size = self._size(estimate, waves, steps, whole)
         border, sizes = own.border, self._sizes(own.views, own.border, size)
         self.largest = max(sizes, default=1)
-        cache = BatchCache()
+        cache, saturation = BatchCache(), self.setup.model.saturation
         pieces = [own.values] if len(sizes) == 1 else [*zip(*(v.split(sizes) for v in own.values), strict=True)]
         swept: Iterable[tuple[Tensor, Tensor | None]]
         if not with_counts:
@@ -176,7 +176,7 @@ class ViewLoader:
             values, setting = self._values(estimate, some, fractions), self._setting(own.views, done)
             done += some.shape[0]
             self.setup.world.heartbeat.moves += 1
-            yield Chunk(some, row, anchors, fractions, weights, *fixed, values, other, setting)
+            yield Chunk(some, row, anchors, fractions, weights, *fixed, values, other, setting, saturation)
 
     def _setting(self, views: np.ndarray, first: int) -> int:
         """Return the setting of a chunk that begins with the view at this index of a rank's views."""

@@ -74,7 +74,9 @@ MOST_SCANS = 100
 _PATHS = (
     *(
         f"data.{name}"
-        for name in ("path", "further", "follow", "mask", "dark", "flat", "gain", "background", "intensity")
+        for name in (
+            *("path", "further", "follow", "mask", "dark", "flat", "gain", "background", "efficiency", "intensity"),
+        )
     ),
     "object.initial",
     "probe.start.path",
@@ -201,6 +203,16 @@ class Recipe(FrozenOptions):
     def _scans_fit(self) -> Recipe:
         if self.scans and self.auto is not None:
             raise BadInput("stages is auto, which looks for the stages of a single scan; name the stages for scans.")
+        return self
+
+    @model_validator(mode="after")
+    def _efficiency_is_used(self) -> Recipe:
+        every = [one.data for one in self.scans] or [self.data]
+        if "detector_efficiency" not in self.optics and any(data.efficiency is not None for data in every):
+            raise BadInput(
+                "data.efficiency is of the model's piece of that name; add optics: {detector_efficiency: true}, or "
+                "remove it."
+            )
         return self
 
     @field_validator("optics", mode="before")

@@ -26,7 +26,7 @@ from ptymesh.errors import BadInput, Diverged, Interrupted
 from ptymesh.estimate import Estimate
 from ptymesh.io.source import evenly_spread
 from ptymesh.physics.detector_pieces import DetectorPiece
-from ptymesh.physics.operators import Placed
+from ptymesh.physics.operators import Piece, Placed
 from ptymesh.planning import batches
 from ptymesh.problem import Batch, Problem
 from ptymesh.run import memory, resolution
@@ -383,7 +383,7 @@ def refuse_resting_unknowns(
         for one in operator.unknowns:
             moves = any(one.name in stage.moved_optics(operator.unknowns) for stage in stages)
             known = one.may_rest or one.name in operator.start
-            if not moves and not known and not world.agree(bool((estimate.others[one.name] != one.start).any())):
+            if not moves and not known and not world.agree(_has_left_start(estimate, operator, one)):
                 if isinstance(operator, DetectorPiece):
                     raise BadInput(_resting_at_detector(fixed, operator, one))
                 raise BadInput(
@@ -391,6 +391,12 @@ def refuse_resting_unknowns(
                     f"add a stage of adam with unknowns: {{object: true, probe: true, {one.name}: true}}, or one of "
                     f"lbfgs, or remove optics.{operator.name}."
                 )
+
+
+def _has_left_start(estimate: Estimate, operator: Piece, one: Unknown) -> bool:
+    """Return True if an unknown of an operator is not where the operator starts it by itself."""
+    array = estimate.others[one.name]
+    return bool((array != operator.starts(estimate.sizes(), array.device, array.real.dtype)[one.name]).any())
 
 
 def _resting_at_detector(engine: Engine, piece: DetectorPiece, one: Unknown) -> str:

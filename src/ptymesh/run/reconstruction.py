@@ -211,6 +211,12 @@ class Reconstruction(Displayed):
         asked, halves, own_probes = layout, precision == "mixed", probe_options.scans == "own"
         if own_probes:
             _refuse_own_probes(scan, object_options, probe_options, self.world)
+            for one in operators:
+                if not one.for_own_probes:
+                    raise BadInput(
+                        f"optics.{one.name} is of a single probe, and each scan has its own; remove it, or use "
+                        "probe.scans: shared."
+                    )
 
         def owners_of(scan: Measurement) -> Replicated | Tiled:
             self.scan, layout = scan, asked

@@ -431,7 +431,8 @@ def patterns(made: Truth) -> Iterator[np.ndarray]:
             background=estimate.background,
             values=ViewValues(rows, Views(estimate.positions[views], fractions, scan[views], views)),
         )
-        yield _counts(made, start, intensity)
+        counts = _counts(made, start, intensity)
+        yield counts if model.saturation is None else np.minimum(counts, counts.dtype.type(model.saturation.level))
 
 
 def _counts(made: Truth, start: int, intensity: Tensor) -> np.ndarray:

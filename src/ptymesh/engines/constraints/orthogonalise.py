@@ -18,7 +18,9 @@ class Orthogonalise(Constraint):
     of_moving_probe: ClassVar[bool] = True
 
     def apply(self, problem: Problem, estimate: Estimate, engine: EngineMemory) -> None:
-        """Make the probe's modes orthogonal by the rotation that rank 0 computes; stored waves follow. Collective.
+        """Make the probe's modes orthogonal by the rotation that rank 0 computes. Collective.
+
+        Stored waves, and what operators have for single modes, follow.
 
         Args:
             problem: the problem that is solved.
@@ -29,3 +31,5 @@ class Orthogonalise(Constraint):
             rotation = problem.world.broadcast(orthogonalising(estimate.probe))[0]
             estimate.probe.copy_(mixed(estimate.probe, rotation))
             waves.rotate(engine, rotation)
+            for placed in problem.model.operators:
+                placed.operator.rotate_modes(estimate.others, rotation)

@@ -49,7 +49,7 @@ def identity(scan: Measurement, extent: Extent = "sample", world: World | None =
         found["patterns"] = f"{_patterns(scan, views):016x}"
     where = scan.positions if scan.stored_positions is None else scan.stored_positions
     found |= {"positions": _rounded(where), "mask": of_array(scan.mask)}
-    parts = {"background": scan.background, "intensity": scan.intensity}
+    parts = {"background": scan.background, "intensity": scan.intensity, "efficiency": scan.efficiency}
     if isinstance(scan.patterns, PreparedSource):
         parts |= {"dark": scan.patterns.dark, "flat or gain": scan.patterns.scale}
     return found | {name: "none" if array is None else _rounded(array) for name, array in parts.items()}

@@ -103,6 +103,7 @@ def read(path: Path, options: DataOptions) -> RawScan:
             view_mask=view_mask,
             dark=dark,
             background=_own_array(file, "background", 2 * shape[1] * shape[2]),
+            efficiency=_own_array(file, "efficiency", 2 * shape[1] * shape[2]),
             intensity=_own_array(file, "intensity", 2 * shape[0]),
             probe=probe,
             negative_is_missing=own is not None and _flag(path, own, "negative_is_missing"),

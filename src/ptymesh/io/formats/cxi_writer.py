@@ -48,6 +48,7 @@ def write_cxi(
     probe: np.ndarray | None = None,
     background: np.ndarray | None = None,
     intensity: np.ndarray | None = None,
+    efficiency: np.ndarray | None = None,
     extra: Mapping[str, np.ndarray] | None = None,
     attributes: Mapping[str, Any] | None = None,
     compression: Literal["gzip"] | None = "gzip",
@@ -66,6 +67,7 @@ def write_cxi(
         probe: (M, h, w) complex, optical axis at (h//2, w//2).
         background: (h, w) counts.
         intensity: (N,) relative incident intensity.
+        efficiency: (h, w) relative share of the light that each pixel counts.
         extra: datasets under /entry_1/ptymesh_truth: what a simulation knows (object, probe, positions_m).
         attributes: scalars and strings that are added to /entry_1/ptymesh.
         compression: of the patterns; None: none.
@@ -89,7 +91,8 @@ def write_cxi(
         file.create_dataset("cxi_version", data=160)
         _write_instrument(file, geometry, mask, probe)
         _write_positions(file, positions_m)
-        _write_own(file, geometry, positions_px, background, intensity, {**(attributes or {})})
+        arrays = {"background": background, "intensity": intensity, "efficiency": efficiency}
+        _write_own(file, geometry, {"positions_px": positions_px, **arrays}, {**(attributes or {})})
         for name, value in (extra or {}).items():
             file.create_dataset(f"{TRUTH}/{name}", data=value)
         _write_patterns(file, patterns, count, np.dtype(dtype), geometry.shape, compression)
@@ -127,6 +130,7 @@ def write_measurement(
         probe=m.probe,
         background=None if m.background is None else upright(m.background),
         intensity=m.intensity,
+        efficiency=None if m.efficiency is None else upright(m.efficiency),
         attributes={"name": m.name, "notes": list(m.notes), "negative_is_missing": m.patterns.dtype.kind in "if"},
         compression=compression,
     )
@@ -165,9 +169,7 @@ def _write_positions(file: h5py.File, positions_m: np.ndarray | None) -> None:
 def _write_own(
     file: h5py.File,
     geometry: Geometry,
-    positions_px: np.ndarray | None,
-    background: np.ndarray | None,
-    intensity: np.ndarray | None,
+    arrays: Mapping[str, np.ndarray | None],
     attributes: Mapping[str, Any],
 ) -> None:
     own = file.create_group(OWN)
@@ -177,7 +179,7 @@ def _write_own(
         value = getattr(geometry, name)
         if value is not None:
             own.attrs[name] = value
-    for name, array in (("positions_px", positions_px), ("background", background), ("intensity", intensity)):
+    for name, array in arrays.items():
         if array is not None:
             own[name] = array
     for name, value in attributes.items():

@@ -204,6 +204,9 @@ def measurement_of(raw: RawScan, data: DataOptions, positions: PositionOptions, 
     geometry = raw.optics.overridden(data).geometry(shape)
     far = geometry.propagation == "far_field"
     good, flat = _good(raw, data, shape)
+    efficiency = _efficiency(raw, data, good)
+    if efficiency is not None:
+        good = good & (efficiency > 0)
     centre = _centre(raw, data, good, far)
     if checked is not None:  # after the centre was found, as it was before they were
         good = _without_regions(good, checked.regions, data)
@@ -244,6 +247,7 @@ def measurement_of(raw: RawScan, data: DataOptions, positions: PositionOptions, 
         geometry=final,
         mask=window.all_of(good_here),
         background=None if background is None else _background(background, window, good_here),
+        efficiency=None if efficiency is None else _relative(efficiency, window, good_here),
         intensity=_intensity(raw, data, count, selected),
         probe=probe,
         name=raw.name,
@@ -418,6 +422,31 @@ def _background(background: np.ndarray, window: Window, good: np.ndarray) -> np.
     if (counts[good] < 0).any():
         raise BadInput(f"The background holds {counts[good].min():g} counts; it cannot be negative.")
     return window.binned(np.where(good, counts, 0), np.dtype(np.float64))
+
+
+def _efficiency(raw: RawScan, data: DataOptions, good: np.ndarray) -> np.ndarray | None:
+    """Return the share of the light (H, W) that each pixel counts, in any unit; None where it is not known."""
+    if data.efficiency is not None:
+        found: np.ndarray = detector_array(data.efficiency, "data.efficiency", good.shape, data.follow)
+    else:
+        stored = _of_file(raw.efficiency, "efficiency", data, good)
+        if stored is None:
+            return None
+        found = stored
+    if (found[good] < 0).any() or not (found[good] > 0).any():
+        raise BadInput(
+            f"The efficiency of the detector is {found[good].min():g} to {found[good].max():g}; give the share of the "
+            "light that each pixel counts, 0 for those that count none."
+        )
+    return found
+
+
+def _relative(efficiency: np.ndarray, window: Window, good: np.ndarray) -> np.ndarray:
+    """Return the efficiency (h, w) of a window's pixels, with mean 1 over the good ones and 1 at all others."""
+    values = window.gather(efficiency.astype(np.float64))
+    whole, pixels = window.all_of(good), window.binned(np.ones_like(values), np.dtype(np.float64))
+    means = window.binned(np.where(good, values, 0), np.dtype(np.float64)) / pixels
+    return np.where(whole, means / means[whole].mean(), 1.0)
 
 
 def _intensity(raw: RawScan, data: DataOptions, count: int, selected: np.ndarray) -> np.ndarray | None:

@@ -1,0 +1,63 @@
+"""Saturation: a detector that counts no further from some counts on.
+
+s       these counts, after dark and gain, in one pixel
+I, y    modelled intensity with its background; counts
+
+    pixels with y >= s    loss of min(I, y): an intensity above y explains the counts, one below does not
+    all others            loss of I, as without saturation
+
+That is least squares, or the likelihood, of counts of which only a lower bound is known. With `everywhere` all pixels
+have the loss of min(I, s), as in CDTools: its derivative is 0 where the model is too bright, also in pixels that are
+not saturated, and so nothing darkens them.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import Field
+from torch import Tensor
+
+from ptymesh.physics.detector_pieces import DetectorPiece
+from ptymesh.physics.fidelity import Saturation
+from ptymesh.physics.operators import Tables, Values
+
+
+class DetectorSaturation(DetectorPiece):
+    """Counts from which on a pixel counts no further, so that they are only a lower bound of the intensity."""
+
+    name: ClassVar[str] = "detector_saturation"
+
+    level: float = Field(
+        gt=0, description="counts of a saturated pixel, after dark and gain; those that are higher are saturated, too"
+    )
+    everywhere: bool = Field(
+        False,
+        description="limit the intensities of all pixels, as CDTools does, not only of those that are saturated; "
+        "pixels that the model makes too bright are not darkened then",
+    )
+
+    @property
+    def saturation(self) -> Saturation:
+        """The level, and where it limits intensities."""
+        return Saturation(self.level, self.everywhere)
+
+    def forward(self, S: Tensor, values: Values, tables: Tables) -> Tensor:
+        """Return S: the limit is that of intensities with their background, where they are held against counts.
+
+        Args:
+            S: (B, ..., h, w) real.
+            values: none.
+            tables: none.
+        """
+        return S
+
+    def adjoint(self, x: Tensor, values: Values, tables: Tables) -> Tensor:
+        """Return x.
+
+        Args:
+            x: (B, ..., h, w) real.
+            values: none.
+            tables: none.
+        """
+        return x
