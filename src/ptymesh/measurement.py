@@ -106,6 +106,8 @@ class Measurement(Displayed):
             position; None where the file has none.
         checks: treatment of data that look faulty.
         left_out: indices, in the file's order, of the views that were left out as faulty.
+        further_distance_m: (N,) distance from sample to detector of each view beyond that of the geometry, both as
+            effective distances, of scans at several distances; None where all have that of the geometry.
         scan_index: (N,) int64, number of the scan that each view is of, from 0; None for a single scan.
         scan_names: names of these scans.
         scan_probes: initial probe of each scan, as `probe`.
@@ -133,6 +135,7 @@ class Measurement(Displayed):
     scan_names: tuple[str, ...] = ()
     scan_probes: tuple[np.ndarray | None, ...] = ()
     efficiency: np.ndarray | None = None
+    further_distance_m: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         self._arrays()

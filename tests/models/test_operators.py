@@ -19,6 +19,7 @@ from ptymesh.io.results import Result
 from ptymesh.models import OPTICS, WaveOperator, declared
 from ptymesh.physics.model import Intermediates, Model
 from ptymesh.physics.operators import Placed
+from ptymesh.physics.views import derivative
 from ptymesh.problem import Batch
 from ptymesh.recipe.schema import Recipe
 from ptymesh.unknowns import Unknown
@@ -27,6 +28,10 @@ from toy import Toy, make, relative, share
 NAMES = [name for name, kind in OPTICS.items() if issubclass(kind, WaveOperator)]
 #: Of those that need some; the scan is of 50 nm pixels, with no lines.
 OPTIONS: dict[str, dict[str, Any]] = {"fly_scan": {"path": [1e-7, 5e-8], "points": 3}, "mode_mixing": {"rank": 2}}
+
+
+#: Of the toys of those that are for other scans than those of a far field.
+TOYS: dict[str, dict[str, Any]] = {"view_distance": {"propagation": "angular_spectrum"}}
 
 
 def randn(*shape: int, seed: int, dtype: torch.dtype = torch.complex128) -> torch.Tensor:
@@ -40,7 +45,7 @@ def noise(shape: tuple[int, ...], one: Unknown, seed: int) -> torch.Tensor:
 
 def case(name: str, seed: int = 0, **options: Any) -> tuple[Toy, dict[str, torch.Tensor]]:
     """A toy whose model has the operator, and values of its unknowns that are not where they start."""
-    toy = make(modes=2, **options)
+    toy = make(modes=2, **TOYS.get(name, {}), **options)
     operator = OPTICS[name](**OPTIONS.get(name, {}))
     placed = Placed.of(operator, toy.measurement.geometry, torch.complex128, "cpu")
     toy.model = replace(toy.model, operators=(placed,))
@@ -117,6 +122,8 @@ def test_positions_go_through_it(name: str) -> None:
             moved[:, axis] += sign * step
             exits.append(model.forward(waves.windows, model.probes(e.probe, moved, e.weights[some]), waves.values).exit)
         wanted = (exits[0] - exits[1]) / (2 * step)
+        if model.kernel is not None:  # the detector's image moves back with the probe
+            wanted = wanted + derivative(waves.exit, axis)
         assert relative(model.position_derivative(e.object, e.anchors[some], fractions, waves, axis), wanted) < 1e-6
 
 

@@ -114,6 +114,7 @@ def join_measurements(scans: Sequence[Measurement], shifts_px: Sequence[tuple[fl
         ),
         checks=NO_CHECKS,
         left_out=(),
+        further_distance_m=_further_distances(scans),
         scan_index=np.repeat(np.arange(len(scans)), counts),
         scan_names=_distinct([scan.name for scan in scans]),
         scan_probes=tuple(scan.probe for scan in scans),
@@ -135,7 +136,6 @@ def _refuse_difference(first: Measurement, other: Measurement) -> None:
         ("propagation", lambda one: one.propagation, "reconstruct each by itself"),
         ("wavelengths (m)", lambda one: one.wavelength_m, "reconstruct each by itself, or mend data.energy_eV"),
         ("object pixels (m)", lambda one: one.object_pixel_m, "pad or crop one of them, or mend data.distance_m"),
-        ("distances (m)", _near_field_distance, "reconstruct each by itself"),
     )
     for what, of, remedy in of_geometry:
         if not _are_equal(of(a), of(b)):
@@ -155,9 +155,17 @@ def _refuse_difference(first: Measurement, other: Measurement) -> None:
         )
 
 
-def _near_field_distance(geometry: Geometry) -> float | None:
-    """Return the distance on which intensities depend, besides the object pixel; None in the far field."""
-    return None if geometry.propagation == "far_field" else float(geometry.effective_distance_m)
+def _further_distances(scans: Sequence[Measurement]) -> np.ndarray | None:
+    """Return the distances (N,) of all views beyond that of the first scan; None in the far field, or if all are equal.
+
+    In the far field intensities depend on the distance by the object pixel alone.
+    """
+    if scans[0].geometry.propagation == "far_field":
+        return None
+    found = np.array([scan.geometry.effective_distance_m for scan in scans])
+    if np.allclose(found, found[0], rtol=EQUAL, atol=0.0):
+        return None
+    return np.repeat(found - found[0], [scan.views for scan in scans])
 
 
 def _are_equal(a: ArrayLike | None, b: ArrayLike | None) -> bool:

@@ -71,7 +71,7 @@ class ViewDefocus(WaveOperator):
             values: `defocus` (B,), z in metres.
             tables: r (h, w).
         """
-        return ifft(times(fft(psi), self._factors(values["defocus"], tables[0])))
+        return propagated(psi, values["defocus"], tables[0])
 
     def adjoint(self, psi: Tensor, values: Values, tables: Tables) -> Tensor:
         """Return F^H exp(-i z r) F psi.
@@ -81,7 +81,7 @@ class ViewDefocus(WaveOperator):
             values: `defocus` (B,), z in metres.
             tables: r (h, w).
         """
-        return ifft(times(fft(psi), self._factors(-values["defocus"], tables[0])))
+        return propagated(psi, -values["defocus"], tables[0])
 
     def slopes(self, psi: Tensor, values: Values, tables: Tables, back: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
         """Return <F^H [i r exp(i z r) F psi], back> and the square of the first wave's norm, (B,) each.
@@ -92,12 +92,34 @@ class ViewDefocus(WaveOperator):
             tables: r (h, w).
             back: (B, M, h, w) complex, wave taken back to where it ends.
         """
-        turned = times(fft(psi), self._factors(values["defocus"], tables[0])) * tables[0]
-        moved = ifft(torch.complex(-turned.imag, turned.real))
+        moved = propagated_slope(psi, values["defocus"], tables[0])
         return {"defocus": (inner(moved, back), inner(moved, moved))}
 
-    @staticmethod
-    def _factors(z: Tensor, rate: Tensor) -> Tensor:
-        """Return exp(i z r), (B, 1, h, w); the phase is reduced to one turn, so that single precision holds it."""
-        phase = torch.remainder(z.to(torch.float64)[:, None, None] * rate.to(torch.float64), 2 * math.pi)
-        return torch.polar(torch.ones_like(phase), phase)[:, None].to(rate.dtype.to_complex())
+
+def propagated(psi: Tensor, z: Tensor, rate: Tensor) -> Tensor:
+    """Return F^H exp(i z r) F psi, (B, M, h, w).
+
+    Args:
+        psi: (B, M, h, w) complex.
+        z: (B,), distances in metres.
+        rate: r (h, w), rad/m.
+    """
+    return ifft(times(fft(psi), _factors(z, rate)))
+
+
+def propagated_slope(psi: Tensor, z: Tensor, rate: Tensor) -> Tensor:
+    """Return the derivative of `propagated` by z, F^H [i r exp(i z r) F psi], (B, M, h, w).
+
+    Args:
+        psi: (B, M, h, w) complex.
+        z: (B,), distances in metres.
+        rate: r (h, w), rad/m.
+    """
+    turned = times(fft(psi), _factors(z, rate)) * rate
+    return ifft(torch.complex(-turned.imag, turned.real))
+
+
+def _factors(z: Tensor, rate: Tensor) -> Tensor:
+    """Return exp(i z r), (B, 1, h, w); the phase is reduced to one turn, so that single precision holds it."""
+    phase = torch.remainder(z.to(torch.float64)[:, None, None] * rate.to(torch.float64), 2 * math.pi)
+    return torch.polar(torch.ones_like(phase), phase)[:, None].to(rate.dtype.to_complex())

@@ -190,6 +190,11 @@ class Reconstruction(Displayed):
         self._fitted_count: tuple[int, int] | None = None  # epochs after which it was counted, and the count
         if saved is not None and not other_data and "data" in saved.meta:
             self._identity = self._everywhere(lambda: identity.check(saved.meta["data"], self.scan, self.world))
+        if scan.further_distance_m is not None and not any(one.name == "view_distance" for one in operators):
+            raise BadInput(
+                "The distances of the scans differ, which is a piece of the model; add optics: {view_distance: true}, "
+                "or reconstruct each by itself."
+            )
         operators, chosen = self._everywhere(lambda: pieces_for_scan(operators, self.scan))
         #: Pieces of the model by name, with the options that they take from the scan.
         self.optics = {one.name: one for one in operators}
