@@ -7,8 +7,8 @@ r       phase per metre of free space: 2 pi (k_z - 1 / lambda), or its parabola 
     psi -> F^H exp(i z_j r) F psi,    d/dz_j = F^H [i r exp(i z_j r) F psi]
 
 behind the last slice, so that the whole way is that of the geometry and this one. Where scans of other distances are
-reconstructed together (`scans`), z_j is what each scan says; pixels of the object have to be the same. The band to which
-the angular spectrum is cut off is that of the geometry, the first scan's.
+reconstructed together (`scans`), z_j is what each scan says; pixels of the object have to be the same. The band to
+which the angular spectrum is cut off is that of the geometry, the first scan's.
 """
 
 from __future__ import annotations
