@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +19,7 @@ from ptymesh.errors import BadInput
 from ptymesh.measurement import ArraySource, Measurement
 from ptymesh.models.mode_mixing import ModeMixing
 from ptymesh.physics.model import Model
+from ptymesh.run_folder.figures import write_products
 from ptymesh.simulate import simulate
 from ptymesh.simulate.simulation import Truth
 
@@ -100,6 +102,15 @@ def test_what_cannot_be_is_refused() -> None:
         DM().check(recon.problem)
     with pytest.raises(BadInput, match=r"optics.mode_mixing is of a single probe, and each scan has its own"):
         pm.Reconstruction(two_scans(views=10).scans, optics={"mode_mixing": True}, probe={"scans": "own"}, device="cpu")
+
+
+def test_no_figure_shows_mixtures_as_images(tmp_path: Path) -> None:
+    scan = simulate(views=6, window=16).measurement
+    stage = pm.Adam(epochs=1, unknowns={"object": True, "probe": True, "mixing": True})
+    found = pm.reconstruct(scan, stage, optics={"mode_mixing": {"rank": 2}}, probe={"modes": 2})
+    found.save(tmp_path / "result.h5")
+    made = {path.name for path in write_products(tmp_path / "result.h5", figures=True, writers=(), patterns=None)}
+    assert "probe.png" in made and "mixing.png" not in made
 
 
 @pytest.mark.parametrize("stage", [pm.LSQML(epochs=2, batch=20), pm.RPIE(epochs=2, batch=20)])

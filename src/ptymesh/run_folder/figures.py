@@ -147,11 +147,19 @@ def _named_figures(result: Result, light: np.ndarray, patterns: PatternPairs | N
     if moves is not None and result.nominal_px is not None:
         yield "moves", partial(plot.moves_figure, result.nominal_px, result.positions_px, moves, pixel)
     for name, images in result.unknowns.items():
-        if np.iscomplexobj(images) and images.ndim == 3:  # images of every view
+        if np.iscomplexobj(images) and images.ndim == 3 and not _is_by_mode(name):  # images of every view
             (h, w), (n, m) = result.probe.shape[-2:], images.shape[-2:]
             larger = pixel and (pixel[0] * h / n, pixel[1] * w / m)
             about = f"{name} of view 1 of {len(images)}"
             yield name, partial(plot.object_figure, images[0], larger, None, about)
+
+
+def _is_by_mode(name: str) -> bool:
+    """Return True if a piece of the model declares an unknown by this name that has numbers for each probe mode."""
+    from ptymesh.models import declared
+
+    one = declared().get(name)
+    return one is not None and "M" in one.unknown.axes
 
 
 def title_of(result: Result) -> str:
