@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 import ptymesh as pm
 from ptymesh.compare import compare_results
+from ptymesh.distributed.world import Solo, World
 from ptymesh.errors import BadInput
+from ptymesh.io.checkpoint import store as checkpoint
 from ptymesh.io.formats.cxi_writer import write_measurement
 from ptymesh.io.joint_scans import join_measurements
 from ptymesh.measurement import ArraySource, Measurement
@@ -61,6 +64,35 @@ def test_no_engine_moves_it(engine: pm.RPIE | pm.LBFGS) -> None:
     assert residuals[-1] < residuals[0]
     np.testing.assert_array_equal(recon.state.estimate.others["efficiency"].numpy(), scan.efficiency)
     np.testing.assert_array_equal(recon.result().unknowns["efficiency"], scan.efficiency)
+
+
+def outcome(world: World, layout: str, folder: Path | None, stop: bool) -> list[np.ndarray]:
+    """Object and probe after four batches, with saturated pixels too; of a run from a checkpoint, or up to it."""
+    scan, _ = uneven(views=40)
+    saved = checkpoint.load(folder, world) if folder and not stop else None
+    optics = {**PIECE, "detector_saturation": {"level": 200}}
+    recon = pm.Reconstruction(scan, optics=optics, device=world, layout=layout, seed=1, saved=saved)
+    recon.stages = [pm.Adam(epochs=2, batch=20)]
+    for report in recon.loop().epochs():
+        if stop and folder and report.epoch == 1:
+            recon.state.save(folder, recon.problem, {})
+            break
+    estimate = recon.state.estimate
+    whole = recon.problem.layout.gather_whole(estimate.object, estimate)
+    return [x.numpy() for x in (whole, estimate.probe, estimate.others["efficiency"])]
+
+
+def test_ranks_layouts_and_runs_that_go_on_end_with_the_same_bits(ranks: Any, tmp_path: Path) -> None:
+    scan, _ = uneven(views=40)
+    assert 0.01 < float((scan.patterns.read(np.arange(40)) >= 200).mean()) < 0.3
+    wanted = outcome(Solo(), "replicated", None, False)
+    for found in ranks(3, outcome, "tiled", tmp_path, True):
+        assert np.array_equal(found[2], wanted[2]) and not np.array_equal(found[0], wanted[0])
+    for size, layout in ((2, "replicated"), (3, "tiled")):
+        for found in ranks(size, outcome, layout, None, False):
+            assert all(np.array_equal(a, b) for a, b in zip(found, wanted, strict=True)), (size, layout)
+    resumed = outcome(Solo(), "replicated", tmp_path, False)
+    assert all(np.array_equal(a, b) for a, b in zip(resumed, wanted, strict=True))
 
 
 @pytest.mark.parametrize("engine", [pm.Adam, pm.RPIE])
