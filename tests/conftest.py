@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import ptymesh  # noqa: F401  before torch: threads do not spin where others want the core
+# what is imported and collected stays: going through it again and again would take a quarter of the start of a worker
+gc.disable()
+
+import ptymesh  # noqa: E402, F401  before torch: threads do not spin where others want the core
 
 # isort: split
-import pytest
-import torch
+import pytest  # noqa: E402
+import torch  # noqa: E402
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE / "conformance"), str(HERE / "fuzz")]
@@ -42,6 +46,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for index, item in enumerate(found):
             if index not in kept:
                 item.add_marker(pytest.mark.long)
+
+
+def pytest_collection_finish() -> None:
+    """Look for garbage again from here on, but no more among the modules and tests that there are by now."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

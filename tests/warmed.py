@@ -1,7 +1,12 @@
 """What a process forked by warm.py finds imported: torch, numba, the package with its commands. No threads in here."""
 
+# ruff: noqa: E402
 import contextlib
+import gc
 
+gc.disable()  # until all is imported: it stays, and forked processes shall not go through it, and so copy it
+
+# isort: split
 import torch
 import torch._dynamo  # by the first optimiser of torch
 import torch.distributed.elastic.multiprocessing
@@ -29,3 +34,6 @@ with contextlib.suppress(ImportError):  # an extra; what is started as a program
     import ptymesh.tune.objectives
     import ptymesh.tune.places
     import ptymesh.tune.storage  # noqa: F401
+
+gc.freeze()
+gc.enable()
