@@ -21,7 +21,9 @@ import torch  # noqa: E402
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE / "conformance"), str(HERE / "fuzz")]
 
+from forked import Forks  # noqa: E402
 from ranks import Pool  # noqa: E402
+from warm import FORKS  # noqa: E402
 
 # started in the background by a shell without job control, or by nohup, these are ignored, and would be by every child
 for _name, _handler in {"SIGINT": signal.default_int_handler, "SIGHUP": signal.SIG_DFL}.items():
@@ -54,6 +56,11 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+def pytest_unconfigure() -> None:
+    """Let Python tidy up as ever when it ends."""
+    gc.unfreeze()
+
+
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
     """Folder of the real data sets (PTYMESH_DATA, or shared/data beside the project); skips where there is none."""
@@ -69,3 +76,22 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable]:
     pool = Pool(4, tmp_path_factory.mktemp("ranks"))
     yield pool.run
     pool.close()
+
+
+@pytest.fixture(scope="session")
+def forks() -> Iterator[Forks]:
+    """What forks programs of Python, where the system can."""
+    forks = Forks()
+    yield forks
+    forks.close()
+
+
+@pytest.fixture(autouse=True)
+def fork_programs(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fork the programs of Python that a test marked `forked` starts, itself or by the package."""
+    mark = request.node.get_closest_marker("forked")
+    if mark is None or not FORKS:
+        yield
+    else:
+        with request.getfixturevalue("forks").started(*mark.args):
+            yield

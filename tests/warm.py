@@ -22,7 +22,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,8 @@ def context() -> Any:
     return _CONTEXT
 
 
-#: Of subprocess.Popen: the ends of its pipes, in the order in which it passes them around.
+#: Of subprocess.Popen: what starts a program, and the ends of its pipes, in the order in which it passes them around.
+_EXECUTE: Any = subprocess.Popen._execute_child  # type: ignore[attr-defined]
 PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
 _numbers = itertools.count()
 #: A spare gets no signal before it is what it shall be, unless whoever starts it lets such signals through.
@@ -144,9 +145,15 @@ def _program(arguments: list[str], folder: str, environment: dict[str, str], sai
 
 
 class _Spares:
-    """Children that wait to be told what to be, in place of those that subprocess.Popen would start."""
+    """Children that wait to be told what to be, in place of those that subprocess.Popen would start.
 
-    def __init__(self, count: int) -> None:
+    Args:
+        count: so many.
+        further: so many of them each has in turn, and each of those, and so on.
+    """
+
+    def __init__(self, count: int = 0, *further: int) -> None:
+        self._further = further
         self._waiting: list[tuple[int, socket.socket]] = []
         for _ in range(count):
             ours, theirs = socket.socketpair()
@@ -162,34 +169,51 @@ class _Spares:
 
     def offer(self) -> None:
         """From here on, processes of this interpreter are made of spares while there are any."""
-        if not self._waiting:
-            return
-        execute = subprocess.Popen._execute_child  # type: ignore[attr-defined]
-        names = inspect.signature(execute)
+        if self._waiting:
+            subprocess.Popen._execute_child = _instead(self._take)  # type: ignore[attr-defined]
 
-        def instead(process: Any, *given: Any, **named: Any) -> None:
-            call = names.bind(process, *given, **named).arguments
-            if not (self._waiting and _is_python(call["args"])):
-                execute(process, *given, **named)
-                return
-            process.pid, pipe = self._waiting.pop(0)
-            process._child_created = True
+    def _take(self, word: dict[str, Any], files: Sequence[int]) -> int | None:
+        if not self._waiting:
+            return None
+        pid, pipe = self._waiting.pop(0)
+        word = {**word, "spares": self._further}
+        with pipe:
+            socket.send_fds(pipe, [b"?"], files)
+            pipe.sendall(json.dumps(word).encode())
+        return pid
+
+
+def _instead(start: Callable[[dict[str, Any], Sequence[int]], int | None]) -> Callable[..., None]:
+    """Return what subprocess.Popen shall do instead of executing a program of Python.
+
+    Args:
+        start: makes a process of what is to be done and of the files for its streams; returns the process's id, or None
+            where it is to be executed after all.
+    """
+    names = inspect.signature(_EXECUTE)
+
+    def instead(process: Any, *given: Any, **named: Any) -> None:
+        call = names.bind(process, *given, **named).arguments
+        pid = None
+        if _is_python(call["args"]) and not call["pass_fds"] and call["preexec_fn"] is None:
             streams = {0: call["p2cread"], 1: call["c2pwrite"], 2: call["errwrite"]}
             streams = {number: own for number, own in streams.items() if own != -1}
             word = {
-                "arguments": [str(argument) for argument in call["args"][1:] if argument != "-u"],
+                "arguments": [os.fspath(argument) for argument in call["args"][1:] if argument != "-u"],
                 "folder": os.getcwd() if call["cwd"] is None else str(call["cwd"]),
                 "environment": dict(os.environ if call["env"] is None else call["env"]),
                 "session": bool(call["start_new_session"]),
                 "streams": list(streams),
                 "held": [int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, ())],
             }
-            with pipe:
-                socket.send_fds(pipe, [b"?"], list(streams.values()))
-                pipe.sendall(json.dumps(word).encode())
-            process._close_pipe_fds(*(call[name] for name in PIPES))
+            pid = start(word, list(streams.values()))
+        if pid is None:
+            _EXECUTE(process, *given, **named)
+            return
+        process.pid, process._child_created = pid, True
+        process._close_pipe_fds(*(call[name] for name in PIPES))
 
-        subprocess.Popen._execute_child = instead  # type: ignore[attr-defined]
+    return instead
 
 
 def _is_python(command: Any) -> bool:
@@ -207,14 +231,20 @@ def _serve(pipe: socket.socket) -> None:
             os._exit(0)
         with pipe, pipe.makefile("rb") as told:
             word = json.loads(told.read())
-        if word["session"]:
-            os.setsid()
-        signal.pthread_sigmask(signal.SIG_SETMASK, word["held"])
-        for number, file in zip(word["streams"], files, strict=True):
-            _onto(file, number)
-        code = _become(word["arguments"], word["folder"], word["environment"])
+        code = _do(word, files)
     finally:
         os._exit(code)
+
+
+def _do(word: dict[str, Any], files: Sequence[int]) -> int:
+    """This process does and ends as a word says, with files as its streams; never returns."""
+    if word["session"]:
+        os.setsid()
+    signal.pthread_sigmask(signal.SIG_SETMASK, word["held"])
+    for number, file in zip(word["streams"], files, strict=True):
+        _onto(file, number)
+    _Spares(*word["spares"]).offer()
+    return _become(word["arguments"], word["folder"], word["environment"])
 
 
 def _onto(file: int, number: int) -> None:

@@ -45,6 +45,7 @@ def rows(out: Path) -> dict[str, dict[str, str]]:
         return {Path(row["folder"]).name: row for row in csv.DictReader(file)}
 
 
+@pytest.mark.forked(5)
 def test_scans_are_run_once_and_what_failed_again(beamtime: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     words = (str(beamtime / "scan*.cxi"), "--recipe", beamtime / "recipe.yaml", "--out", out)
@@ -70,6 +71,7 @@ def test_scans_are_run_once_and_what_failed_again(beamtime: Path, tmp_path: Path
     assert (out / "scan2" / "result.h5").stat().st_mtime_ns == before
 
 
+@pytest.mark.forked
 def test_the_probe_of_the_first_good_scan_is_handed_on(beamtime: Path, tmp_path: Path) -> None:
     scans = [beamtime / f"scan{number}.cxi" for number in (1, 2, 10)]
     recipe = tmp_path / "recipe.yaml"
@@ -84,6 +86,7 @@ def test_the_probe_of_the_first_good_scan_is_handed_on(beamtime: Path, tmp_path:
     assert handed[1].residual < alone[0].residual
 
 
+@pytest.mark.forked  # without spares, as its children are counted
 def test_it_goes_on_after_a_kill(beamtime: Path, tmp_path: Path) -> None:
     """Runs end with the command that started them, and are gone on with from their checkpoints."""
     recipe, out = tmp_path / "recipe.yaml", tmp_path / "out"
@@ -128,6 +131,7 @@ def test_two_scans_of_one_name() -> None:
         folder_names([Path("a/scan.cxi"), Path("b/scan.h5")])
 
 
+@pytest.mark.forked
 @pytest.mark.parametrize(
     ("words", "said"), [(["none*.cxi"], "There is no file"), (["SCAN", "--jobs", "0"], "give 1 or more")]
 )

@@ -41,7 +41,7 @@ def answers(address: str) -> bool:
     return True
 
 
-@pytest.fixture(params=[(), ("--ranks", "2")])
+@pytest.fixture(params=[(), pytest.param(("--ranks", "2"), marks=pytest.mark.forked(3))])
 def run(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     made = start(tmp_path, 100_000, "--watch", "--control", *request.param, output=subprocess.PIPE)
     yield made
@@ -67,6 +67,7 @@ def test_the_page_shows_the_run_and_ends_with_it(run: subprocess.Popen[bytes], t
     wait_for(lambda: not answers(address), 20)
 
 
+@pytest.mark.forked(1)
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the page stays where a run is killed")
 def test_the_page_ends_where_the_run_is_killed(tmp_path: Path) -> None:
     run = start(tmp_path, 100_000, "--watch", output=subprocess.PIPE)
@@ -79,6 +80,7 @@ def test_the_page_ends_where_the_run_is_killed(tmp_path: Path) -> None:
         end(run)
 
 
+@pytest.mark.forked(1)
 def test_the_page_stays_where_that_was_asked(tmp_path: Path) -> None:
     run = start(tmp_path, 2, "--watch", "--keep-page", output=subprocess.PIPE)
     address, line = address_of(run)
@@ -92,6 +94,7 @@ def test_the_page_stays_where_that_was_asked(tmp_path: Path) -> None:
         os.kill(pid, signal.SIGTERM)
 
 
+@pytest.mark.forked
 @pytest.mark.parametrize("word", ["--control", "--keep-page"])
 def test_words_of_a_page_that_is_not_there(tmp_path: Path, word: str) -> None:
     run = start(tmp_path, 2, word)

@@ -26,7 +26,10 @@ from ptymesh.run_folder.transfer import transfer_function
 from ptymesh.simulate import checked
 from toy import smooth
 
-RECIPE = "data: {path: scan.cxi}\nstages: [{engine: rpie, epochs: EPOCHS, batch: 10}]\noutput: {checkpoint_every: 1}\n"
+RECIPE = (
+    "data: {path: scan.cxi}\nstages: [{engine: rpie, epochs: EPOCHS, batch: 10}]\n"
+    "output: {figures: false, checkpoint_every: 1}\n"
+)
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +53,7 @@ def run(*words: object, status: int = 0) -> subprocess.CompletedProcess[str]:
     return done
 
 
+@pytest.mark.forked(2, 2)
 def test_halves_of_a_recipe_and_the_same_bits_on_two_ranks(folder: Path, tmp_path: Path) -> None:
     """Halves have other views and seeds; a second call runs nothing; two ranks end with the same numbers."""
     out = tmp_path / "one"
@@ -75,6 +79,7 @@ def test_halves_of_a_recipe_and_the_same_bits_on_two_ranks(folder: Path, tmp_pat
     assert "the resolution is too good" in same.stdout
 
 
+@pytest.mark.forked(2)
 def test_what_was_stopped_goes_on(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     words = folder / "long.yaml", "--out", out
@@ -96,6 +101,7 @@ def test_what_was_stopped_goes_on(folder: Path, tmp_path: Path) -> None:
     assert other.arguments()[0] == "run"
 
 
+@pytest.mark.forked
 @pytest.mark.parametrize(
     ("words", "said"),
     [

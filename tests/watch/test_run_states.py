@@ -12,6 +12,7 @@ from ptymesh.files import machine
 from watched_runs import end, start, summary, summary_of_preview, wait_for
 
 
+@pytest.mark.forked(2)
 @pytest.mark.parametrize("ranks", [(), ("--ranks", "2", "--layout", "replicated")])
 def test_a_run_that_goes_on_and_is_killed(tmp_path: Path, ranks: tuple[str, ...]) -> None:
     run, out = start(tmp_path, 100_000, *ranks), tmp_path / "out"
@@ -33,6 +34,7 @@ def test_a_run_that_goes_on_and_is_killed(tmp_path: Path, ranks: tuple[str, ...]
         end(run)
 
 
+@pytest.mark.forked
 def test_a_run_that_is_stopped(tmp_path: Path) -> None:
     run, out = start(tmp_path), tmp_path / "out"
     try:
@@ -44,6 +46,7 @@ def test_a_run_that_is_stopped(tmp_path: Path) -> None:
         end(run)
 
 
+@pytest.mark.forked
 def test_a_run_that_diverges(tmp_path: Path) -> None:
     run = start(tmp_path, 60, stage="adam, lr: 1.0e+30")
     try:

@@ -218,6 +218,7 @@ def test_odd_files_are_no_reason_to_fail(tmp_path: Path) -> None:
         OpenedArrays(run.object_file())  # type: ignore[arg-type]
 
 
+@pytest.mark.forked(2)
 def test_a_checkpoint_of_two_ranks(runs: Path, tmp_path: Path) -> None:
     """Ranks that hold the whole object save its rows in turn."""
     out = tmp_path / "two"
@@ -249,6 +250,7 @@ def test_a_checkpoint_of_two_ranks(runs: Path, tmp_path: Path) -> None:
         assert np.array_equal(arrays.object_region(0, middle, slice(3, 9)), whole[0, middle, 3:9])
 
 
+@pytest.mark.forked
 @pytest.mark.parametrize(
     ("words", "said"),
     [
