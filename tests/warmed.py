@@ -13,6 +13,7 @@ import torch.distributed.elastic.multiprocessing
 
 import ptymesh.cli.main
 import ptymesh.cli.running
+import ptymesh.diagnosis.report
 import ptymesh.engines
 import ptymesh.io
 import ptymesh.launcher.launch
@@ -20,8 +21,11 @@ import ptymesh.recipe.schema
 import ptymesh.run.loop
 import ptymesh.run.session
 import ptymesh.run_folder.callbacks
+import ptymesh.run_folder.figures
 
 torch.set_num_threads(1)
+# what takes Typer as long as a short run, from one call to the next in a process
+ptymesh.cli.main._commands(ptymesh.cli.main.app)
 with contextlib.suppress(ImportError):  # GPUs do without it
     import numba
 

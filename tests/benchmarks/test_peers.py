@@ -56,6 +56,7 @@ def test_all_start_from_modes_of_the_data_s_power(packed: Path) -> None:
     assert np.linalg.matrix_rank(modes.reshape(6, -1)) == 6
 
 
+@pytest.mark.forked
 def test_ptymesh_beside_a_peer(packed: Path, tmp_path: Path) -> None:
     """The peer is a script of three lines that speaks the same protocol."""
     peer = tmp_path / "slow_run.py"

@@ -40,6 +40,7 @@ def program(tmp_path: Path, body: str) -> tuple[str, ...]:
     return (str(path),)
 
 
+@pytest.mark.forked(4)
 @pytest.mark.parametrize(
     ("backend", "through"), [pytest.param("gloo", "gloo", marks=pytest.mark.long), ("auto", SHARED)]
 )
@@ -51,6 +52,7 @@ def test_ranks_can_sum_here(backend: str, through: str) -> None:
     assert all(row["seconds"] > 0 and row["GB_per_s"] > 0 for row in tried["allreduce"])
 
 
+@pytest.mark.forked(4)
 def test_a_hang_is_found_in_time_and_the_remedy_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "PROBE", program(tmp_path, HANGS))
     began = time.monotonic()
@@ -65,6 +67,7 @@ def test_a_hang_is_found_in_time_and_the_remedy_tried(tmp_path: Path, monkeypatc
     assert hopeless[1].startswith("NCCL_P2P_DISABLE=1 does not help")
 
 
+@pytest.mark.forked(4)
 def test_a_backend_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "PROBE", program(tmp_path, "import sys; sys.exit('no such library')"))
     tried = doctor.hang_test("cuda", "nccl", 2, 60)
@@ -73,6 +76,7 @@ def test_a_backend_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert said.startswith("nccl between 2 cuda ranks fails: ") and "no such library" in said
 
 
+@pytest.mark.forked(4)
 def test_the_pair_at_which_copies_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "PEERS", program(tmp_path, STUCK))
     first, second = doctor.peers(4)

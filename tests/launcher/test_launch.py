@@ -197,6 +197,7 @@ def test_a_killed_rank_is_named_and_the_others_are_ended(
     assert late in err or all(ended in err for ended in one_each)
 
 
+@pytest.mark.forked
 def test_a_rank_that_fails_before_it_joins_is_named(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -295,6 +296,7 @@ def start(tmp_path: Path) -> subprocess.Popen[str]:
     return process
 
 
+@pytest.mark.forked
 @pytest.mark.parametrize(
     "number",
     [signal.SIGINT, *(pytest.param(number, marks=pytest.mark.long) for number in (signal.SIGHUP, signal.SIGUSR1))],
@@ -307,6 +309,7 @@ def test_signals_are_passed_on_and_ranks_get_their_time(tmp_path: Path, number: 
     assert (tmp_path / "checkpoint0").exists() and (tmp_path / "checkpoint1").exists()
 
 
+@pytest.mark.forked
 def test_a_second_ctrl_c_reaches_the_ranks(tmp_path: Path) -> None:
     (tmp_path / "stubborn").touch()
     process = start(tmp_path)
@@ -317,6 +320,7 @@ def test_a_second_ctrl_c_reaches_the_ranks(tmp_path: Path) -> None:
     assert process.returncode == 1 and "KeyboardInterrupt" in err
 
 
+@pytest.mark.forked
 def test_ranks_do_not_outlive_a_killed_launcher(tmp_path: Path) -> None:
     if sys.platform != "linux":
         pytest.skip("only Linux tells a process that its parent died")

@@ -35,6 +35,7 @@ def cell() -> dict[str, Any]:
     return names
 
 
+@pytest.mark.forked
 def test_answers_of_all_ranks(cell: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(checked(kind="xray", views=20, window=32, seed=3), tmp_path / "scan.cxi")
     alone = cell["reconstruct"](str(tmp_path / "scan.cxi"))
@@ -45,6 +46,7 @@ def test_answers_of_all_ranks(cell: dict[str, Any], tmp_path: Path, capsys: pyte
     assert len(capsys.readouterr().out.splitlines()) == 2, "rank 0 is heard here"
 
 
+@pytest.mark.forked
 def test_a_rank_that_fails(cell: dict[str, Any], capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(PtymeshError, match="failed on 1 of 2 ranks; what they said is above"):
         pm.spawn(cell["fails"], 2)

@@ -178,6 +178,7 @@ def test_places_of_the_file(tmp_path: Path) -> None:
     assert recon.optics["fly_scan"].fan_out == 4
 
 
+@pytest.mark.forked
 def test_a_run_writes_down_its_points(tmp_path: Path) -> None:
     """What the scan says of the number of points is in the log, in the recipe of the result, and in figures of it."""
     made = simulate(**SCAN, views=16)

@@ -173,6 +173,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.forked
 def test_a_killed_process_loses_its_trial_at_once(tmp_path: Path) -> None:
     need_optuna()
     study = optuna.create_study(storage=open_storage(None, tmp_path))
@@ -328,6 +329,7 @@ time.sleep(100)
 """
 
 
+@pytest.mark.forked
 def test_a_killed_process_leaves_no_lock(tmp_path: Path) -> None:
     journal = tmp_path / "journal.log"
     storage = open_storage(None, tmp_path)
