@@ -37,7 +37,7 @@ with contextlib.suppress(ImportError):  # GPUs do without it
 with contextlib.suppress(ImportError):  # an extra; what is started as a program of its own must not be imported
     import ptymesh.tune.objectives
     import ptymesh.tune.places
-    import ptymesh.tune.storage  # noqa: F401
+    import ptymesh.tune.storage
 
 gc.freeze()
 gc.enable()

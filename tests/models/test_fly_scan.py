@@ -262,7 +262,7 @@ def test_a_length_is_found() -> None:
     made = simulate(**SCAN, views=36, optics={"fly_scan": {"points": 16, "duty": 0.7}})
     recon = pm.Reconstruction(made.measurement, optics={"fly_scan": True})
     moved = {"object": True, "probe": True, "fly_length": True}
-    list(recon.run(Adam(epochs=60, batch=8, unknowns=moved)))
+    list(recon.run(Adam(epochs=35, batch=8, unknowns=moved)))
     assert abs(float(recon.state.estimate.others["fly_length"]) - 0.7) < 0.05
 
 
