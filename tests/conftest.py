@@ -12,8 +12,8 @@ from pathlib import Path
 # what is imported and collected stays: going through it again and again would take a quarter of the start of a worker
 gc.disable()
 
-# several workers share the cores: threads of BLAS and OpenMP, of pytest's workers and of programs that they start, would
-# spin on them (for the workers, as numpy of this process may be there already)
+# several workers share the cores: threads of BLAS and OpenMP, of workers and of programs that they start, would spin
+# (for the workers, as numpy of this process may be there already)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import ptymesh  # noqa: E402, F401  before torch: threads do not spin where others want the core

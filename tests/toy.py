@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -76,7 +79,24 @@ def smooth(shape: tuple[int, ...], width: float, rng: np.random.Generator) -> np
     return field / field.std()
 
 
-def make(
+def make(**options: Any) -> Toy:
+    """A scan of `views` windows over an object of three blocks a side, or more; options: those of `_make`.
+
+    What takes long is done once for each set of options in a process; callers may change what they get.
+    """
+    toy = _make(**options)
+    scan, patterns = toy.measurement, toy.measurement.patterns
+    copied = replace(
+        scan,
+        patterns=ArraySource(patterns.read(np.arange(scan.views)).copy()),
+        positions=scan.positions.copy(),
+        mask=scan.mask.copy(),
+    )
+    return Toy(copied, copy.deepcopy(toy.model), copy.deepcopy(toy.truth))
+
+
+@functools.lru_cache(maxsize=32)
+def _make(
     *,
     views: int = 40,
     window: tuple[int, int] = (24, 28),
@@ -95,7 +115,6 @@ def make(
     seed: int = 3,
     blocks: int = 3,
 ) -> Toy:
-    """A scan of `views` windows over an object of three blocks a side, or more."""
     rng = np.random.default_rng(seed)
     h, w = window
     side = blocks * BLOCK
