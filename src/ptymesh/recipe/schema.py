@@ -72,12 +72,8 @@ MOST_SCANS = 100
 
 #: Keys that hold a path, or an array reference that begins with one.
 _PATHS = (
-    *(
-        f"data.{name}"
-        for name in (
-            *("path", "further", "follow", "mask", "dark", "flat", "gain", "background", "efficiency", "intensity"),
-        )
-    ),
+    *(f"data.{name}" for name in ("path", "further", "follow", "mask", "dark", "flat", "gain")),
+    *(f"data.{name}" for name in ("background", "efficiency", "intensity")),
     "object.initial",
     "probe.start.path",
 )
