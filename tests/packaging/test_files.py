@@ -38,7 +38,10 @@ def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
         (metadata,) = (name for name in names if name.endswith("/METADATA"))
         about = packed.read(metadata).decode()
     modules = {str(path.relative_to(ROOT / "src")) for path in (ROOT / "src" / "ptymesh").rglob("*.py")}
-    beside = {f"ptymesh/{name}" for name in ("py.typed", "watch/page.html", "watch/page.js", "watch/page.css")}
+    page = [path for path in (ROOT / "src/ptymesh/watch").iterdir() if path.suffix in (".html", ".css", ".js")]
+    beside = {str(path.relative_to(ROOT / "src")) for path in page}
+    beside |= {"ptymesh/py.typed"}
+    assert len(beside) == 7
     assert {name for name in names if ".dist-info/" not in name} == modules | beside
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert "License-Expression: BSD-3-Clause" in about and "Requires-Python: >=3.11" in about

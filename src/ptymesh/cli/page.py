@@ -79,7 +79,10 @@ class PageOptions:
         if sys.platform == "win32":
             raise BadInput("--watch is not there on Windows; start `ptymesh watch` beside the run.")
         out.mkdir(parents=True, exist_ok=True)
-        token, words = secrets.token_urlsafe(24), ["watch", str(out), *(["--control"] if self.control else [])]
+        token, words = (
+            secrets.token_urlsafe(24),
+            ["watch", str(out), "--data", *(["--control"] if self.control else [])],
+        )
         with socket.create_server(("127.0.0.1", 0)) as listening:
             number, port = listening.fileno(), listening.getsockname()[1]
             # not in the command line, which everybody on this machine can read

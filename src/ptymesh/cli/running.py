@@ -28,6 +28,7 @@ DRAWN = 64 << 20
 FILES = (
     "result.h5",
     "preview.h5",
+    "pyramid.h5",
     "log.txt",
     "metrics.jsonl",
     "status.json",

@@ -23,6 +23,10 @@ def command(
     control: Annotated[
         bool, typer.Option("--control", help="Let the page stop runs, and ask them for checkpoints.")
     ] = False,
+    data: Annotated[
+        bool,
+        typer.Option("--data", help="Read the data that recipes name, wherever they lie, to show patterns of views."),
+    ] = False,
 ) -> None:
     """Show runs in the browser, while they go on and afterwards: pictures, curves, positions, log, recipe.
 
@@ -42,10 +46,10 @@ def command(
     if token is not None and (len(token) < 8 or not token.isalnum()):
         raise BadInput("--token is too short or holds other signs than letters and digits; give 8 or more, or none.")
     require_server()
-    _serve(roots, host, port, token, control)
+    _serve(roots, host, port, token, control=control, data=data)
 
 
-def _serve(roots: list[Path], host: str, port: int, token: str | None, control: bool) -> None:
+def _serve(roots: list[Path], host: str, port: int, token: str | None, *, control: bool, data: bool) -> None:
     """Serve the page until the command is stopped.
 
     Args:
@@ -54,6 +58,7 @@ def _serve(roots: list[Path], host: str, port: int, token: str | None, control: 
         port: 0 for any.
         token: that the address holds; None for a random one.
         control: True if runs may be asked to stop.
+        data: True if data that recipes name may be read.
     """
     import logging
     import os
@@ -88,6 +93,9 @@ def _serve(roots: list[Path], host: str, port: int, token: str | None, control: 
     typer.echo(f"Open http://{shown}:{port}/?token={word}   (Ctrl-C ends it)")
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     config = uvicorn.Config(
-        make_app(roots, word, served, control=control), log_level="warning", access_log=False, server_header=False
+        make_app(roots, word, served, control=control, data=data),
+        log_level="warning",
+        access_log=False,
+        server_header=False,
     )
     uvicorn.Server(config).run([listening])

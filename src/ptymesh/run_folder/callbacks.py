@@ -26,13 +26,14 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.text import Text
 
 from ptymesh.distributed.devices import memory_nodes, say_cpus
-from ptymesh.errors import BadInput
+from ptymesh.errors import BadInput, PtymeshError
 from ptymesh.files import target_of
 from ptymesh.io.checkpoint import manifests
 from ptymesh.printable import printable
 from ptymesh.run_folder import start_record
 from ptymesh.run_folder.clock import Clock
 from ptymesh.run_folder.progress import runs_in_notebook
+from ptymesh.run_folder.pyramid import write_pyramid
 from ptymesh.run_folder.reports import BatchReport, EpochReport, RunInfo, Watcher
 from ptymesh.run_folder.status import StatusFile
 from ptymesh.run_folder.terminal import Terminal
@@ -44,7 +45,7 @@ LONG_RUN_EPOCHS, LINE_EVERY_S = 100, 10.0
 
 def make_watchers() -> list[Watcher]:
     """Return the watchers of `ptymesh run`: an earlier run's files go first, then come display and files."""
-    return [FreshStart(), ProgressDisplay(), LogFile(), MetricsFile(), StatusFile()]
+    return [FreshStart(), ProgressDisplay(), LogFile(), MetricsFile(), StatusFile(), PyramidFile()]
 
 
 def size_line(run: RunInfo) -> str:
@@ -73,6 +74,19 @@ def stages_line(run: RunInfo) -> str:
     """Return one line about the stages of a run."""
     stages = "; then ".join(f"{e}, {_counted(n, 'epoch')} of {_counted(b, 'batch', 'es')}" for e, n, b in run.stages)
     return stages + (f" (resumed after {_counted(run.done_epochs, 'epoch')})" if run.resumed else "")
+
+
+class PyramidFile(Watcher):
+    """The file out/pyramid.h5 beside the result of a large object; a disk that refuses costs this file alone."""
+
+    def saved(self, path: Path) -> None:
+        """Write it, if the object is large, after the result."""
+        if path.name != "result.h5":
+            return
+        try:
+            write_pyramid(path)
+        except (OSError, PtymeshError) as error:
+            print(f"ptymesh: there is no pyramid of {path} ({error}).", file=sys.stderr)
 
 
 class FreshStart(Watcher):

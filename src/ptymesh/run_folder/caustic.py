@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 
 from ptymesh import plot
@@ -23,20 +25,34 @@ def caustic_of_result(result: Result) -> Caustic:
     Raises:
         BadInput: energy or pixel size are not known, or the scan was no far field, or the probe has no waist.
     """
-    propagation = result.attrs.get("propagation")
+    return caustic_of_probe(result.probe, result.pixel_size_m, result.attrs)
+
+
+def caustic_of_probe(probe: np.ndarray, pixel_size_m: tuple[float, float] | None, attrs: Mapping[str, Any]) -> Caustic:
+    """Return the caustic of a probe, from its modes alone.
+
+    Args:
+        probe: (M, h, w) complex.
+        pixel_size_m: object pixel (y, x); None if it is not known.
+        attrs: of the result's file, of which propagation, radiation and energy_eV count.
+
+    Raises:
+        BadInput: energy or pixel size are not known, or the scan was no far field, or the probe has no waist.
+    """
+    propagation = attrs.get("propagation")
     if propagation not in (None, "far_field"):
         raise BadInput(
             f"There is no caustic of a scan with propagation: {propagation}; its beam is that of an equal parallel "
             "one, whose focus is elsewhere."
         )
-    energy, radiation = result.attrs.get("energy_eV"), result.attrs.get("radiation")
-    if result.pixel_size_m is None or energy is None or radiation not in ("photon", "electron"):
+    energy, radiation = attrs.get("energy_eV"), attrs.get("radiation")
+    if pixel_size_m is None or energy is None or radiation not in ("photon", "electron"):
         raise BadInput(
             "The result does not say energy, radiation and pixel size, without which no beam can be propagated; run "
             "again with data.radiation, data.energy_eV and the distance or data.object_pixel_m."
         )
     wavelength = electron_wavelength_m(energy) if radiation == "electron" else photon_wavelength_m(energy)
-    return caustic_of(torch.as_tensor(result.probe), result.pixel_size_m, wavelength)
+    return caustic_of(torch.as_tensor(probe), pixel_size_m, wavelength)
 
 
 def caustic_lines(caustic: Caustic) -> Iterator[str]:

@@ -1,7 +1,7 @@
 "use strict";
 const token = document.body.dataset.token;
 const $ = (id) => document.getElementById(id);
-const state = { id: null, what: "phase", index: 0, region: null, details: null, positions: null, marks: false };
+const state = { runs: [], id: null, what: "phase", index: 0, region: null, details: null, positions: null, marks: false };
 
 function address(path, values = {}) {
   const query = new URLSearchParams({ token, ...values });
@@ -35,12 +35,14 @@ async function refreshRuns() {
   const going = runs.filter((run) => run.state === "running").length;
   $("note").textContent = runs.length ? `${runs.length} runs, ${going} running` : "There are no runs in these folders yet.";
   const list = $("runs"), focused = document.activeElement?.dataset?.id;
+  state.runs = runs;
   list.replaceChildren(...runs.map((run) => {
     const button = element("button", run.name);
     button.dataset.id = run.id;
     button.setAttribute("aria-current", String(run.id === state.id));
     const line = element("small");
-    line.append(badge(run), ` · ${whereItIs(run) || `${run.epochs} epochs`} · residual ${shown(run.residual)} · ${age(run.modified)}`);
+    const what = run.trials ? `study of ${run.trials} trials` : `${whereItIs(run) || `${run.epochs} epochs`} · residual ${shown(run.residual)}`;
+    line.append(badge(run), ` · ${what} · ${age(run.modified)}`);
     button.append(line);
     button.onclick = () => select(run.id);
     return button;
@@ -51,6 +53,7 @@ async function refreshRuns() {
 
 async function select(id) {
   Object.assign(state, { id, region: null, details: null, positions: null, index: 0 });
+  forgetPanels();
   $("index").value = 0;
   $("asked").textContent = "";
   for (const button of $("runs").children) button.setAttribute("aria-current", String(button.dataset.id === id));
@@ -77,9 +80,12 @@ async function refreshRun() {
   if (atEnd) log.scrollTop = log.scrollHeight;
   $("recipe").textContent = details.recipe || "The recipe is known once there is a checkpoint or a result.";
   drawCurves(details.curves);
+  fillOthers();
+  drawTrials(details.trials);
   if (before !== details.arrays.version) {
     state.positions = null;
     draw();
+    refreshPanels();
     await askPositions();
   }
 }
@@ -124,15 +130,26 @@ function drawProgress(run) {
   $("where").textContent = words.join(" · ");
 }
 
-const ASKED = { stop: "It stops after this batch, with a checkpoint.", save: "It writes a checkpoint after this epoch." };
+const ASKED = { stop: "It stops after this batch, with a checkpoint.", save: "It writes a checkpoint after this epoch.", resume: "It is started again, which takes some seconds." };
 function drawControl(run) {
-  $("control").hidden = document.body.dataset.control !== "true" || run.state !== "running" || !run.status.phase;
+  const allowed = document.body.dataset.control === "true", goes = run.state === "running";
+  const stopped = ["interrupted", "silent"].includes(run.state);
+  $("control").hidden = !allowed || !(goes ? run.status.phase : (stopped || run.state === "done") && run.resumable);
+  for (const id of ["save", "stop"]) $(id).hidden = !goes;
+  $("resume").hidden = !stopped;
+  $("longer").hidden = goes;
   if (run.asked) $("asked").textContent = ASKED[run.asked];
+  if (run.could_not_resume) $("asked").textContent = `It could not go on: ${run.could_not_resume}`;
 }
-async function request(word) {
-  const answer = await fetch(`api/ask?${new URLSearchParams({ id: state.id, word })}`, { method: "POST", headers: { "X-Token": token } });
+async function request(word, values = {}) {
+  const answer = await fetch(`api/ask?${new URLSearchParams({ id: state.id, word, ...values })}`, { method: "POST", headers: { "X-Token": token } });
   $("asked").textContent = answer.ok ? ASKED[word] : await answer.text();
 }
+$("resume").onclick = () => request("resume");
+$("longer").onsubmit = (event) => {
+  event.preventDefault();
+  request("resume", { epochs: $("epochs").value });
+};
 let sure;
 $("save").onclick = () => request("save");
 $("stop").onclick = () => { // twice, as it cannot be taken back
@@ -147,155 +164,50 @@ $("stop").onclick = () => { // twice, as it cannot be taken back
   request("stop");
 };
 
-function drawCurves(curves) {
-  const figures = [];
-  const scales = [["residual and held-out residual, logarithmic", ["residual", "held_out", "noise_floor"]], ["loss, logarithmic", ["loss"]]];
-  for (const [title, names] of scales) {
-    const known = names.filter((name) => curves[name]);
-    const values = known.flatMap((name) => curves[name]).filter((value) => value > 0);
-    if (values.length < 2) continue;
-    const low = Math.log(Math.min(...values)), high = Math.log(Math.max(...values)), span = high - low || 1;
-    const figure = element("figure"), svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
-    svg.setAttribute("viewBox", "0 0 300 170");
-    svg.setAttribute("preserveAspectRatio", "none");
-    const caption = element("figcaption", `${title}: `);
-    known.forEach((name, place) => {
-      const rows = curves[name], line = document.createElementNS("http://www.w3.org/2000/svg", "polyline");
-      const points = rows.map((value, i) => (value > 0 ? `${(5 + 290 * i / Math.max(1, rows.length - 1)).toFixed(1)},${(160 - 150 * (Math.log(value) - low) / span).toFixed(1)}` : null));
-      line.setAttribute("points", points.filter(Boolean).join(" "));
-      line.setAttribute("class", `c${place}`);
-      svg.append(line);
-      const last = rows.findLast((value) => value !== null && value !== undefined);
-      caption.append(element("span", `${name.replace("_", " ")} ${shown(last)} `, `c${place}`));
-    });
-    figure.append(svg, caption);
-    figures.push(figure);
-  }
-  $("curves").replaceChildren(...figures);
-}
+// --- curves ---
 
-// --- the picture ---
-
-function size() {
-  const arrays = state.details?.arrays;
-  if (!arrays?.object) return null;
-  return state.what === "probe" ? arrays.probe.slice(1) : arrays.object.slice(1);
+const SVG = "http://www.w3.org/2000/svg";
+function svgElement(tag, values) {
+  const made = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(values)) made.setAttribute(name, value);
+  return made;
 }
-function view() { // region that is shown: top, left, bottom, right
-  const all = size();
-  return state.region && state.what !== "probe" ? state.region : all && [0, 0, all[0], all[1]];
-}
-const FILES = { checkpoint: ", last checkpoint", preview: ", preview while it goes on" };
-let asked = 0;
-function draw() {
-  const all = size(), picture = $("picture");
-  if (!all) {
-    picture.removeAttribute("src");
-    $("scale").textContent = "A picture is there once the run has written a preview, a checkpoint or its result.";
-    $("marks").replaceChildren();
-    return;
-  }
-  const counts = state.what === "probe" ? state.details.arrays.probe[0] : state.details.arrays.object[0];
-  $("index").max = counts - 1;
-  state.index = Math.min(state.index, counts - 1);
-  const values = { id: state.id, what: state.what, index: state.index, v: state.details.arrays.version };
-  if (state.region && state.what !== "probe") values.region = state.region.join(",");
-  const mine = ++asked, next = new Image();
-  next.onload = () => { if (mine === asked) { picture.src = next.src; picture.alt = `${state.what} of ${state.details.name}`; drawMarks(); } };
-  next.onerror = () => { if (mine === asked) $("scale").textContent = "The picture could not be read; it is tried again."; };
-  next.src = address("api/picture", values);
-  const [top, left, bottom, right] = view(), pixel = state.details.arrays.pixel_m;
-  const wide = right - left, tall = bottom - top;
-  const length = pixel && state.what !== "probe" ? ` = ${lengthName(wide * pixel[1])} x ${lengthName(tall * pixel[0])}` : "";
-  $("scale").textContent = `${wide} x ${tall} px${length}${FILES[state.details.arrays.file] ?? ""}`;
-}
-function lengthName(metres) {
-  for (const [unit, scale] of [["mm", 1e-3], ["µm", 1e-6], ["nm", 1e-9]]) if (metres >= scale) return `${(metres / scale).toPrecision(3)} ${unit}`;
-  return `${(metres / 1e-10).toPrecision(3)} Å`;
-}
-function frame() { // where the picture lies in the stage: left, top, pixels of the screen per pixel
-  const shownView = view(), stage = $("stage").getBoundingClientRect();
-  if (!shownView) return null;
-  const [top, left, bottom, right] = shownView;
-  const scale = Math.min(stage.width / (right - left), stage.height / (bottom - top));
-  return { x: (stage.width - scale * (right - left)) / 2, y: (stage.height - scale * (bottom - top)) / 2, scale, top, left };
-}
-function drawMarks() {
-  const marks = $("marks"), place = frame();
-  marks.replaceChildren();
-  if (!state.marks || !place || state.what === "probe" || !state.positions?.positions) return;
-  const nominal = state.positions.nominal;
-  state.positions.positions.forEach(([y, x], i) => {
-    const at = [place.x + (x - place.left) * place.scale, place.y + (y - place.top) * place.scale];
-    const circle = document.createElementNS("http://www.w3.org/2000/svg", "circle");
-    circle.setAttribute("cx", at[0]); circle.setAttribute("cy", at[1]); circle.setAttribute("r", 2.5);
-    marks.append(circle);
-    if (nominal) {
-      const line = document.createElementNS("http://www.w3.org/2000/svg", "line");
-      line.setAttribute("x1", at[0]); line.setAttribute("y1", at[1]);
-      line.setAttribute("x2", place.x + (nominal[i][1] - place.left) * place.scale);
-      line.setAttribute("y2", place.y + (nominal[i][0] - place.top) * place.scale);
-      marks.append(line);
-    }
+// Return a figure of curves (name -> values) over x; range: fixed lowest and highest value; ends: names of the first and last x.
+function chart(title, curves, { x = null, logarithmic = false, range = null, ends = null, name = shown } = {}) {
+  const isDrawn = (value) => Number.isFinite(value) && (!logarithmic || value > 0);
+  const scaled = (value) => (logarithmic ? Math.log(value) : value);
+  const known = Object.entries(curves).filter(([, values]) => values?.some(isDrawn));
+  const all = known.flatMap(([, values]) => values).filter(isDrawn);
+  if (all.length < 2) return null;
+  const [lowest, highest] = range ?? [Math.min(...all), Math.max(...all)];
+  const low = scaled(lowest), span = scaled(highest) - low || 1;
+  const figure = element("figure"), svg = svgElement("svg", { viewBox: "0 0 300 170", preserveAspectRatio: "none", role: "img" });
+  svg.append(Object.assign(svgElement("title", {}), { textContent: title }));
+  const caption = element("figcaption", `${title}: `);
+  known.forEach(([label, values], place) => {
+    const first = x ? x[0] : 0, width = (x ? x.at(-1) : values.length - 1) - first || 1;
+    const points = values.map((value, i) => (isDrawn(value)
+      ? `${(5 + 290 * ((x ? x[i] : i) - first) / width).toFixed(1)},${(160 - 150 * (scaled(value) - low) / span).toFixed(1)}` : null));
+    svg.append(svgElement("polyline", { points: points.filter(Boolean).join(" "), class: `c${place}` }));
+    caption.append(element("span", `${label.replace("_", " ")} ${shown(values.findLast((value) => value !== null && value !== undefined))} `, `c${place}`));
   });
+  const frame = element("div", undefined, "frame");
+  frame.append(svg, element("small", name(highest), "high"), element("small", name(lowest), "low"));
+  figure.append(frame);
+  if (ends) {
+    const below = element("div", undefined, "ends");
+    below.append(...ends.map((text) => element("small", text)));
+    figure.append(below);
+  }
+  figure.append(caption);
+  return figure;
 }
-let later;
-function setRegion(region) {
-  const all = size();
-  if (!all || state.what === "probe") return;
-  const [height, width] = all;
-  const tall = Math.min(height, Math.max(8, Math.round(region[2] - region[0]))), wide = Math.min(width, Math.max(8, Math.round(region[3] - region[1])));
-  const top = Math.min(height - tall, Math.max(0, Math.round(region[0]))), left = Math.min(width - wide, Math.max(0, Math.round(region[1])));
-  state.region = tall === height && wide === width ? null : [top, left, top + tall, left + wide];
-  clearTimeout(later);
-  later = setTimeout(draw, 80);
+function drawCurves(curves) {
+  const { loss, views_per_s: speed, ...residuals } = curves;
+  const figures = [
+    chart("residual and held-out residual, logarithmic", residuals, { logarithmic: true }),
+    chart("loss, logarithmic", { loss }, { logarithmic: true }),
+    chart("speed in views per second", { "views per s": speed }),
+  ];
+  $("curves").replaceChildren(...figures.filter(Boolean));
 }
-function zoom(factor, at = null) {
-  const now = view();
-  if (!now) return;
-  const [top, left, bottom, right] = now, [y, x] = at ?? [(top + bottom) / 2, (left + right) / 2];
-  setRegion([y - (y - top) * factor, x - (x - left) * factor, y + (bottom - y) * factor, x + (right - x) * factor]);
-}
-function move(down, across) {
-  const now = view();
-  if (now) setRegion([now[0] + down, now[1] + across, now[2] + down, now[3] + across]);
-}
-const stage = $("stage");
-stage.addEventListener("wheel", (event) => {
-  event.preventDefault();
-  const place = frame(), box = stage.getBoundingClientRect();
-  if (place) zoom(event.deltaY > 0 ? 1.25 : 0.8, [place.top + (event.clientY - box.top - place.y) / place.scale, place.left + (event.clientX - box.left - place.x) / place.scale]);
-}, { passive: false });
-let dragged = null;
-stage.addEventListener("pointerdown", (event) => { dragged = [event.clientY, event.clientX, view()]; stage.setPointerCapture(event.pointerId); });
-stage.addEventListener("pointermove", (event) => {
-  const place = frame();
-  if (!dragged?.[2] || !place) return;
-  const down = (dragged[0] - event.clientY) / place.scale, across = (dragged[1] - event.clientX) / place.scale, from = dragged[2];
-  setRegion([from[0] + down, from[1] + across, from[2] + down, from[3] + across]);
-});
-stage.addEventListener("pointerup", () => { dragged = null; });
-stage.addEventListener("keydown", (event) => {
-  const now = view();
-  if (!now) return;
-  const step = (now[2] - now[0]) / 8;
-  const keys = { "+": () => zoom(0.7), "=": () => zoom(0.7), "-": () => zoom(1.4), "0": () => { state.region = null; draw(); }, ArrowUp: () => move(-step, 0), ArrowDown: () => move(step, 0), ArrowLeft: () => move(0, -step), ArrowRight: () => move(0, step) };
-  if (keys[event.key]) { event.preventDefault(); keys[event.key](); }
-});
-for (const button of document.querySelectorAll("[data-what]")) button.onclick = () => {
-  state.what = button.dataset.what;
-  for (const other of document.querySelectorAll("[data-what]")) other.setAttribute("aria-pressed", String(other === button));
-  draw();
-};
-$("index").onchange = () => { state.index = Math.max(0, Number($("index").value) || 0); draw(); };
-$("whole").onclick = () => { state.region = null; draw(); };
-$("positions").onclick = async () => {
-  state.marks = !state.marks;
-  $("positions").setAttribute("aria-pressed", String(state.marks));
-  drawMarks();
-  await askPositions();
-};
-addEventListener("resize", drawMarks);
-refreshRuns();
-setInterval(refreshRuns, 3000);
-setInterval(refreshRun, 2000);

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import io
+import math
 from typing import Literal
 
 import numpy as np
 from matplotlib import colormaps
 from matplotlib.image import imsave
 
-from ptymesh.plot.style import blocks, bounds, colour_of
+from ptymesh.plot.style import bounds, colour_of
 from ptymesh.watch.runs import OpenedArrays
 
 What = Literal["amplitude", "phase", "colour", "probe"]
 #: Kinds of pictures.
 KINDS: tuple[What, ...] = ("phase", "amplitude", "colour", "probe")
 #: Largest side of a picture in pixels.
-SIDE = 768
+SIDE = 1024
 
 
 def picture(arrays: OpenedArrays, what: What, index: int, region: tuple[int, int, int, int] | None) -> bytes:
@@ -29,16 +30,17 @@ def picture(arrays: OpenedArrays, what: What, index: int, region: tuple[int, int
         region: top, left, bottom, right of the object in pixels; None: all of it.
     """
     if what == "probe":
-        return _png(colour_of(arrays.probe_mode(index)))
+        return png(colour_of(arrays.probe_mode(index)))
     height, width = arrays.object_shape[1:]
     top, left, bottom, right = region or (0, 0, height, width)
-    binned = blocks(arrays.object_region(index, slice(top, bottom), slice(left, right)), SIDE)[0]
+    binning = 1 << max(0, math.ceil(math.log2(max(bottom - top, right - left) / SIDE)))
+    binned = arrays.binned_region(index, slice(top, bottom), slice(left, right), binning)
     if what == "colour":
-        return _png(colour_of(binned))
+        return png(colour_of(binned))
     values = np.abs(binned) if what == "amplitude" else np.angle(binned * np.conj(_mean_phase(binned)))
     low, high = bounds(values)
     shown = (values - low) / max(high - low, 1e-12)
-    return _png(colormaps["gray" if what == "amplitude" else "viridis"](np.clip(shown, 0, 1)))
+    return png(colormaps["gray" if what == "amplitude" else "viridis"](np.clip(shown, 0, 1)))
 
 
 def _mean_phase(image: np.ndarray) -> complex:
@@ -47,7 +49,7 @@ def _mean_phase(image: np.ndarray) -> complex:
     return mean / abs(mean) if abs(mean) > 0 else 1.0
 
 
-def _png(image: np.ndarray) -> bytes:
+def png(image: np.ndarray) -> bytes:
     """Return an image (H, W, 3 or 4) of values from 0 to 1 as PNG."""
     written = io.BytesIO()
     imsave(written, np.clip(np.asarray(image, np.float64), 0, 1), format="png")

@@ -21,18 +21,26 @@ import numpy as np
 from ptymesh.distributed.processes import fate_of
 from ptymesh.files import machine
 from ptymesh.io.checkpoint import manifests
+from ptymesh.recipe.yaml_text import parsed
+from ptymesh.run_folder import pyramid
 from ptymesh.run_folder.control import WORDS, read_request, write_request
 from ptymesh.watch.growing import GrowingFiles, Row
 
+#: File of a study of `ptymesh tune`, with a line for each trial.
+TRIALS = "trials.jsonl"
 #: Files one of which a folder holds that is a run.
-SIGNS = ("status.json", "metrics.jsonl", "live.jsonl", "result.h5")
+SIGNS = ("status.json", "metrics.jsonl", "live.jsonl", "result.h5", TRIALS)
 #: Levels below a given folder at which runs are looked for, and runs that are shown, the newest first.
 LEVELS, MOST_RUNS = 3, 500
+#: Trials of a study that are shown, the last ones.
+MOST_TRIALS = 2000
 #: Bytes of the log's end that are shown.
 LOG_BYTES = 20_000
 #: Seconds without a sign of life after which a run without an outcome is called silent; where it says how often it
 #: gives one, and its process cannot be looked at from here, so many times that, and at least so many seconds.
 SILENT_S, BEATS, LEAST_SILENT_S = 120.0, 5.0, 15.0
+#: Seconds without a change after which a study is called silent: a trial may take long.
+STUDY_SILENT_S = 3600.0
 #: Largest status that is read, in bytes, and texts and numbers that are taken of it.
 STATUS_BYTES = 1 << 16
 TEXTS = ("phase", "engine", "outcome", "sentence", "host", "machine")
@@ -48,6 +56,8 @@ NUMBERS: tuple[str, ...] = (
     "residual",
 )
 NUMBERS += ("seconds_left", "pid", "ranks", "started", "beat", "beat_every_s")
+#: Pixels of the object that are read at a time where it is binned.
+BAND_PIXELS = 1 << 24
 #: Outcomes of a run that ends without a result.
 WITHOUT_RESULT = ("failed", "interrupted", "diverged")
 
@@ -124,6 +134,7 @@ class RunFolder:
             "verdict": verdict.get("verdict"),
             "sentence": verdict.get("verdict_sentence") or (None if state == "running" else status.get("sentence")),
             "epochs": len(epochs),
+            "trials": len(self.trials()),
             "engine": last.get("engine"),
             "residual": verdict.get("final_residual", last.get("residual")),
             "modified": self.modified,
@@ -152,6 +163,10 @@ class RunFolder:
         # or a live run that nothing has polished
         if phase == "done" or (not status and verdict) or (self.folder / "spool" / "ended").exists():
             return "done", None
+        if not status and not verdict and (trials := self.trials()):
+            going = any(one["state"] in ("running", "waiting") for one in trials)
+            silent_s = round(max(time.time() - self.modified, 0.0), 1)
+            return ("done", None) if not going else ("silent" if silent_s > STUDY_SILENT_S else "running", silent_s)
         silent_s = round(max(time.time() - max(self.modified, status.get("beat", 0.0)), 0.0), 1)
         process = _fate(status)
         known = status.get("beat_every_s") if phase == "stage" and process is None else None
@@ -188,11 +203,19 @@ class RunFolder:
         rows = [row for row in self.rows() if "residual" in row]
         curves = {
             name: [row.get(name) for row in rows]
-            for name in ("residual", "held_out", "loss", "noise_floor")
+            for name in ("residual", "held_out", "noise_floor", "loss", "views_per_s")
             if any(isinstance(row.get(name), int | float) for row in rows)
         }
         made = self.summary() | {"curves": curves, "log": self._log(), "recipe": self._recipe()}
-        return made | {"arrays": self.shapes()}
+        return made | {"arrays": self.shapes(), "trials": self.trials(), "resumable": self.has_checkpoint()}
+
+    def trials(self) -> list[Row]:
+        """Return the trials of a study: number, state, value, settings and seconds of each; none of a run."""
+        with suppress(OSError):
+            names = ("number", "state", "value", "settings", "seconds", "why")
+            rows = self._lines.rows(self._path_of(TRIALS))
+            return [{name: row.get(name) for name in names} for row in rows[-MOST_TRIALS:] if "number" in row]
+        return []
 
     def _log(self) -> str:
         """Return the end of the log."""
@@ -215,6 +238,18 @@ class RunFolder:
                 file.readline()  # of another use
                 return file.read(LOG_BYTES)
         return ""
+
+    def has_checkpoint(self) -> bool:
+        """Return True if the run can go on from a checkpoint."""
+        return any(one.kind == "checkpoint" for one in self._object_files())
+
+    def last_stage(self) -> int:
+        """Return the number of the last stage of the recipe, from 0. Raises ValueError if there is none."""
+        recipe = parsed(self._recipe(), "The recipe of the run")
+        stages = recipe.get("stages") if isinstance(recipe, dict) else None
+        if not isinstance(stages, list) or not stages:
+            raise ValueError(f"the recipe of {self.name} names no stages")
+        return len(stages) - 1
 
     def object_file(self) -> ObjectFile | None:
         """Return the file from which the object is drawn: result (that of a live run, too), preview, or checkpoint.
@@ -289,7 +324,8 @@ def _folders(folder: Path, levels: int) -> Iterator[Path]:
     """Yield the folders of runs, which are not looked into any further."""
     if any((folder / name).is_file() for name in SIGNS):
         yield folder
-        return
+        if not (folder / TRIALS).is_file():  # below a study lie the runs of its trials, and the best one
+            return
     if not levels:
         return
     with suppress(OSError):
@@ -323,12 +359,17 @@ class OpenedArrays:
 
     def __init__(self, found: ObjectFile) -> None:
         self._files: list[h5py.File] = []
+        self._levels: dict[int, h5py.Dataset] = {}
+        self._positions: h5py.Dataset | None = None
         try:
             if found.kind != "checkpoint":
                 file = self._open(found.path)
                 self._parts, self._probe = [own_dataset(file, "object")], own_dataset(file, "probe")
                 pixel = self._parts[0].attrs.get("pixel_size_m")
                 self.pixel_m = None if pixel is None else [float(side) for side in pixel]
+                if found.is_result:
+                    self._open_pyramid(found.path)
+                    self._positions = own_dataset(file, "positions_px") if "positions_px" in file else None
             else:
                 self._of_checkpoint(found.path)
             slices, _, width = self._parts[0].shape
@@ -349,6 +390,20 @@ class OpenedArrays:
         self._probe, self.pixel_m = own_dataset(files[0], "shared/probe"), None
         if sum(part.shape[1] for part in self._parts) != extent[0]:
             raise ValueError("the object lies in tiles")
+
+    def _open_pyramid(self, result: Path) -> None:
+        """Take the coarser levels of a result from the pyramid beside it, if it is of this result."""
+        path, file = result.with_name(pyramid.NAME), self._files[0]
+        if result.name != "result.h5" or not path.is_file():
+            return
+        with suppress(OSError, KeyError, ValueError):
+            opened, shape = self._open(path), self._parts[0].shape
+            if opened.attrs["probe_crc32"] != pyramid.crc_of_probe(file) or tuple(opened.attrs["shape"]) != shape:
+                return
+            for name in opened["object"]:
+                level, factor = own_dataset(opened, f"object/{name}"), int(name)
+                if factor > 1 and level.shape == (shape[0], shape[1] // factor, shape[2] // factor):
+                    self._levels[factor] = level
 
     def _open(self, path: Path) -> h5py.File:
         if path.is_symlink():
@@ -371,6 +426,51 @@ class OpenedArrays:
                 pieces.append(part[index, here, columns])
             top += part.shape[1]
         return np.concatenate(pieces)
+
+    def binned_region(self, index: int, rows: slice, columns: slice, binning: int) -> np.ndarray:
+        """Return means over square blocks of a region of a slice, complex, from the pyramid if there is one.
+
+        Blocks begin at multiples of their side, the first one at or before the region; a block that lies in part beyond
+        the object is left out.
+
+        Args:
+            index: of the slice.
+            rows: with start and stop, in pixels of the object.
+            columns: with start and stop.
+            binning: side of a block in pixels, a power of two; less where the object has no block of this side.
+        """
+        binning = min(binning, 1 << (min(self.object_shape[1:]).bit_length() - 1))
+        level = max((factor for factor in self._levels if factor <= binning), default=1)
+        spans = []
+        for span, side in ((rows, self.object_shape[1]), (columns, self.object_shape[2])):
+            first = min(span.start // binning, side // binning - 1)
+            last = max(first + 1, min(-(-span.stop // binning), side // binning))
+            spans.append((first * binning // level, last * binning // level))
+        (top, bottom), (left, right) = spans
+        side = binning // level
+        pieces = []
+        step = side * max(1, BAND_PIXELS // (side * (right - left)))
+        for start in range(top, bottom, step):
+            within = slice(start, min(start + step, bottom)), slice(left, right)
+            band = self._levels[level][index, *within] if level > 1 else self.object_region(index, *within)
+            down, across = band.shape[0] // side, band.shape[1] // side
+            pieces.append(band.reshape(down, side, across, side).mean(axis=(1, 3)) if side > 1 else band)
+        return np.concatenate(pieces)
+
+    @property
+    def views(self) -> int:
+        """Number of views of a result."""
+        return 0 if self._positions is None else len(self._positions)
+
+    def positions(self) -> np.ndarray:
+        """Return the positions of all views of a result, (N, 2) y x, pixels of the object.
+
+        Raises:
+            KeyError: the file holds none.
+        """
+        if self._positions is None:
+            raise KeyError("positions_px is not in the file")
+        return np.asarray(self._positions[()], dtype=np.float64)
 
     def probe_mode(self, index: int) -> np.ndarray:
         """Return a mode of the probe, (h, w) complex."""

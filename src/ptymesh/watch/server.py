@@ -1,6 +1,7 @@
 """The server of the page: it reads the folders that it was given, and answers who has its token.
 
-Nothing is run, and nothing is written but, with `control`, a word into the folder of a run that goes on. Requests name
+Nothing is run, and nothing is written but, with `control`, a word into the folder of a run that goes on, and `ptymesh
+resume` of a run that was stopped. Data outside of the folders are read with `data` alone. Requests name
 runs by ids, which are looked up among those found below the given folders, so that no other file can be asked for.
 """
 
@@ -19,8 +20,21 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from ptymesh.watch.growing import GrowingFiles
+from ptymesh.errors import PtymeshError
+from ptymesh.watch.growing import GrowingFiles, Row
+from ptymesh.watch.panels import (
+    PanelRequest,
+    answer_caustic,
+    answer_caustic_picture,
+    answer_comparison,
+    answer_comparison_picture,
+    answer_pattern,
+    answer_pattern_picture,
+    answer_profile,
+    answer_ranks,
+)
 from ptymesh.watch.pictures import KINDS, What, picture
+from ptymesh.watch.resuming import ResumedRuns
 from ptymesh.watch.runs import ObjectFile, OpenedArrays, RunFolder, find_runs
 
 #: Headers of all answers: nothing is fetched from elsewhere, framed, guessed or kept.
@@ -35,10 +49,14 @@ HEADERS = {
 }
 #: Pictures that are kept.
 KEPT = 64
+#: Scripts of the page, in the order in which they are loaded.
+SCRIPTS = ("page.js", "picture.js", "panels.js", "compare.js")
 PAGE = Path(__file__).with_name("page.html")
 
 
-def make_app(roots: Sequence[Path], token: str, hosts: Sequence[str], *, control: bool = False) -> Starlette:
+def make_app(
+    roots: Sequence[Path], token: str, hosts: Sequence[str], *, control: bool = False, data: bool = False
+) -> Starlette:
     """Return the application.
 
     Args:
@@ -46,8 +64,9 @@ def make_app(roots: Sequence[Path], token: str, hosts: Sequence[str], *, control
         token: without which nothing is answered.
         hosts: values of the header Host that are served, with port.
         control: True if runs may be asked to stop, and for checkpoints.
+        data: True if the data that recipes name may be read, wherever they lie.
     """
-    lines = GrowingFiles()
+    lines, resumed = GrowingFiles(), ResumedRuns()
 
     def runs() -> dict[str, RunFolder]:
         return find_runs(roots, lines)
@@ -56,8 +75,25 @@ def make_app(roots: Sequence[Path], token: str, hosts: Sequence[str], *, control
         text = PAGE.read_text(encoding="utf-8").replace("TOKEN", token).replace("CONTROL", str(control).lower())
         return HTMLResponse(text)
 
-    async def script(request: Request) -> Response:
-        return Response(PAGE.with_name("page.js").read_bytes(), media_type="text/javascript")
+    def script(name: str) -> Route:
+        async def answer(request: Request) -> Response:
+            return Response(PAGE.with_name(name).read_bytes(), media_type="text/javascript")
+
+        return Route(f"/{name}", answer)
+
+    def panel(path: str, make: Callable[[PanelRequest], Row | bytes]) -> Route:
+        async def answer(request: Request) -> Response:
+            known = await run_in_threadpool(runs)
+            run = known.get(request.query_params.get("id", ""))
+            if run is None:
+                return _unknown()
+            try:
+                made = await run_in_threadpool(make, PanelRequest(run, known, request.query_params, data))
+            except (PtymeshError, ValueError, IndexError, KeyError, OSError) as error:
+                return PlainTextResponse(str(error), 400)
+            return Response(made, media_type="image/png") if isinstance(made, bytes) else JSONResponse(made)
+
+        return Route(path, answer)
 
     async def style(request: Request) -> Response:
         return Response(PAGE.with_name("page.css").read_bytes(), media_type="text/css")
@@ -67,7 +103,10 @@ def make_app(roots: Sequence[Path], token: str, hosts: Sequence[str], *, control
 
     async def one_run(request: Request) -> Response:
         run = await _run(request)
-        return _unknown() if run is None else JSONResponse(await run_in_threadpool(run.details))
+        if run is None:
+            return _unknown()
+        said = {"could_not_resume": resumed.last_words(run.id), "starting": resumed.is_alive(run.id)}
+        return JSONResponse(await run_in_threadpool(run.details) | said)
 
     async def positions(request: Request) -> Response:
         run = await _run(request)
@@ -99,26 +138,38 @@ def make_app(roots: Sequence[Path], token: str, hosts: Sequence[str], *, control
         run = await _run(request)
         if run is None:
             return _unknown()
+        word, epochs = request.query_params.get("word", ""), request.query_params.get("epochs")
         try:
-            await run_in_threadpool(run.ask, request.query_params.get("word", ""))
-        except ValueError as error:
-            return PlainTextResponse(f"That cannot be asked: {error}.", 409)
+            if word == "resume":
+                await run_in_threadpool(resumed.start, run, None if epochs is None else int(epochs))
+            else:
+                await run_in_threadpool(run.ask, word)
+        except (ValueError, PtymeshError) as error:
+            return PlainTextResponse(f"That cannot be asked: {str(error).rstrip('.')}.", 409)
         except OSError as error:
             return PlainTextResponse(f"The folder of the run cannot be written to ({error.strerror}).", 409)
-        return JSONResponse({"asked": request.query_params["word"]})
+        return JSONResponse({"asked": word})
 
     async def _run(request: Request) -> RunFolder | None:
         return (await run_in_threadpool(runs)).get(request.query_params.get("id", ""))
 
     routes = [
         Route("/", page),
-        Route("/page.js", script),
+        *(script(name) for name in SCRIPTS),
         Route("/page.css", style),
         Route("/api/runs", all_runs),
         Route("/api/run", one_run),
         Route("/api/positions", positions),
         Route("/api/picture", image),
         Route("/api/ask", ask, methods=["POST"]),
+        panel("/api/compare", answer_comparison),
+        panel("/api/compare/picture", answer_comparison_picture),
+        panel("/api/profile", answer_profile),
+        panel("/api/pattern", answer_pattern),
+        panel("/api/pattern/picture", answer_pattern_picture),
+        panel("/api/caustic", answer_caustic),
+        panel("/api/caustic/picture", answer_caustic_picture),
+        panel("/api/ranks", answer_ranks),
     ]
 
     async def guard(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
