@@ -52,5 +52,5 @@ def _mean_phase(image: np.ndarray) -> complex:
 def png(image: np.ndarray) -> bytes:
     """Return an image (H, W, 3 or 4) of values from 0 to 1 as PNG."""
     written = io.BytesIO()
-    imsave(written, np.clip(np.asarray(image, np.float64), 0, 1), format="png")
+    imsave(written, np.clip(image, 0, 1), format="png", pil_kwargs={"compress_level": 1})
     return written.getvalue()
