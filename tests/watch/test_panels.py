@@ -143,7 +143,9 @@ def test_a_pattern_beside_its_model(root: Path) -> None:
     title, (measured, modelled) = next(iter(patterns_of(result).pairs.items()))
     view = title.split("view ")[1].split(",")[0]
     found = page.get("/api/pattern", params={"id": id_, "view": view}).json()
-    assert found["counts"] == pytest.approx(measured.sum()) and found["modelled_counts"] == pytest.approx(modelled.sum())
+    assert found["counts"] == pytest.approx(measured.sum()) and found["modelled_counts"] == pytest.approx(
+        modelled.sum()
+    )
 
 
 @pytest.mark.parametrize("asked", [{"at": "1"}, {"view": "36"}, {"view": "-1"}, {"view": "x"}])

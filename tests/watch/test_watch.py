@@ -1,12 +1,8 @@
 """The page shows what the folders of runs hold, to whoever has its token, and nothing else."""
 
-import json
 import shutil
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterator
 from io import BytesIO
 from pathlib import Path
 
@@ -270,67 +266,3 @@ def test_bad_options(tmp_path: Path, words: list[str], said: str) -> None:
         check=False,
     )
     assert done.returncode == 2 and said in done.stderr
-
-
-# --- in a browser ---
-
-
-@pytest.fixture
-def browser() -> Iterator[Callable[[str], object]]:
-    """Chromium without a window; skips where it or its driver is missing."""
-    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
-    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    if chromium is None or driver is None:
-        pytest.skip("chromium or chromedriver is not installed (Debian: chromium, chromium-driver)")
-    from selenium.webdriver.chrome.options import Options
-    from selenium.webdriver.chrome.service import Service
-
-    options = Options()
-    options.binary_location = chromium
-    for word in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1200,900"):
-        options.add_argument(word)
-    made = webdriver.Chrome(options=options, service=Service(driver))
-    yield made
-    made.quit()
-
-
-@pytest.mark.long
-@pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_the_page_in_a_browser(runs: Path, browser: object) -> None:
-    import socket
-
-    import uvicorn
-    from selenium.webdriver.common.by import By
-    from selenium.webdriver.support.ui import WebDriverWait
-
-    listening = socket.socket()
-    listening.bind(("127.0.0.1", 0))
-    host = f"127.0.0.1:{listening.getsockname()[1]}"
-    server = uvicorn.Server(uvicorn.Config(make_app([runs], TOKEN, [host]), log_level="error"))
-    thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
-    thread.start()
-    try:
-        browser.get(f"http://{host}/?token={TOKEN}")  # type: ignore[attr-defined]
-        wait = WebDriverWait(browser, 30)  # type: ignore[type-var]
-        buttons = wait.until(lambda page: page.find_elements(By.CSS_SELECTOR, "#runs button"))
-        assert len(buttons) == 2
-        next(button for button in buttons if button.text.startswith("deep/done")).click()
-        wait.until(lambda page: page.find_element(By.ID, "name").text == "deep/done")
-        wide = "return document.getElementById('picture').naturalWidth"
-        whole = wait.until(lambda page: page.execute_script(wide))
-        browser.find_element(By.ID, "positions").click()  # type: ignore[attr-defined]
-        wait.until(lambda page: len(page.find_elements(By.CSS_SELECTOR, "#marks circle")) == 25)
-        stage = browser.find_element(By.ID, "stage")  # type: ignore[attr-defined]
-        stage.send_keys("++")
-        wait.until(lambda page: 0 < page.execute_script(wide) < whole)
-        stage.send_keys("0")
-        wait.until(lambda page: page.execute_script(wide) == whole)
-        browser.find_element(By.CSS_SELECTOR, "[data-what=probe]").click()  # type: ignore[attr-defined]
-        wait.until(lambda page: page.execute_script(wide) == 32)
-        assert browser.find_elements(By.CSS_SELECTOR, "#curves polyline")  # type: ignore[attr-defined]
-        said = browser.get_log("browser")  # type: ignore[attr-defined]
-        assert not [line for line in said if line["level"] == "SEVERE"], json.dumps(said)
-    finally:
-        server.should_exit = True
-        thread.join(20)
-        time.sleep(0.1)

@@ -54,6 +54,7 @@ async function refreshRuns() {
 async function select(id) {
   Object.assign(state, { id, region: null, details: null, positions: null, index: 0 });
   forgetPanels();
+  asked += 1; // a picture of the run before that comes now is not shown
   $("index").value = 0;
   $("asked").textContent = "";
   for (const button of $("runs").children) button.setAttribute("aria-current", String(button.dataset.id === id));

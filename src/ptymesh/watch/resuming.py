@@ -48,19 +48,24 @@ class ResumedRuns:
                 raise ValueError(f"the run {run.name} is {'running' if self.is_alive(run.id) else state}")
             if not run.has_checkpoint():
                 raise ValueError(f"the run {run.name} has no checkpoint to go on from")
-            errors = tempfile.TemporaryFile()  # noqa: SIM115 - no pipe, which would end with the page; closed below
-            process = start_python(
-                "-m",
-                "ptymesh",
-                "resume",
-                str(run.folder.absolute()),
-                *words,
-                environment={PARENT: ""},  # it goes on when the page ends
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=errors,
-                start_new_session=True,
-            )
+            # no pipe, which would end with the page while the run still writes
+            errors = tempfile.TemporaryFile()  # noqa: SIM115 - the thread below closes it
+            try:
+                process = start_python(
+                    "-m",
+                    "ptymesh",
+                    "resume",
+                    str(run.folder.absolute()),
+                    *words,
+                    environment={PARENT: ""},  # it goes on when the page ends
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=errors,
+                    start_new_session=True,
+                )
+            except BaseException:
+                errors.close()
+                raise
             self._processes[run.id] = process
             self._said.pop(run.id, None)
         threading.Thread(target=self._wait, args=(run.id, process, errors), daemon=True).start()

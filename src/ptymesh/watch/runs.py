@@ -161,7 +161,8 @@ class RunFolder:
         if outcome in WITHOUT_RESULT and phase != "done":
             return str(outcome), None
         # or a live run that nothing has polished
-        if phase == "done" or (not status and verdict) or (self.folder / "spool" / "ended").exists():
+        is_result_alone = not status and not self.rows() and (self.folder / "result.h5").exists()
+        if phase == "done" or (not status and verdict) or is_result_alone or (self.folder / "spool" / "ended").exists():
             return "done", None
         if not status and not verdict and (trials := self.trials()):
             going = any(one["state"] in ("running", "waiting") for one in trials)
