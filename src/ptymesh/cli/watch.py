@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+#: Variable that says with how many threads numpy's linear algebra works, read when it is loaded.
+BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 #: Addresses that this machine alone reaches.
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -69,8 +71,14 @@ def _serve(roots: list[Path], host: str, port: int, token: str | None, *, contro
 
     from ptymesh.cli.page import SOCKET, TOKEN
     from ptymesh.errors import BadInput
+
+    # threads of linear algebra that wait for each other in a loop would take the cores of runs beside the page
+    is_open = BLAS_THREADS not in os.environ
+    os.environ.setdefault(BLAS_THREADS, "1")
     from ptymesh.watch.server import make_app
 
+    if is_open:
+        del os.environ[BLAS_THREADS]  # it has been read, and is not for runs that the page starts
     number = os.environ.pop(SOCKET, "")
     if number.isdecimal():  # of a run that shows the page beside it
         listening = socket.socket(fileno=int(number))

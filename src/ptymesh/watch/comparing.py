@@ -25,7 +25,7 @@ Side = Literal["a", "b", "difference"]
 #: Pictures of a comparison.
 SIDES: tuple[Side, ...] = ("a", "b", "difference")
 #: Largest side at which objects are compared, in pixels, so that it takes seconds; larger ones are binned.
-COMPARED_SIDE = 1024
+COMPARED_SIDE = 512
 #: Most views whose light says which pixels count.
 MOST_VIEWS = 5000
 #: Comparisons that are kept.
