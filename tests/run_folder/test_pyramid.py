@@ -1,12 +1,15 @@
 """The pyramid of a large object holds its means, and belongs to one result."""
 
+from functools import partial
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
 
+from ptymesh.errors import PtymeshError
 from ptymesh.io.results import Result
+from ptymesh.run_folder import callbacks
 from ptymesh.run_folder.pyramid import NAME, write_pyramid
 from ptymesh.watch.runs import OpenedArrays, RunFolder
 
@@ -102,3 +105,25 @@ def test_a_damaged_one_is_not_used(tmp_path: Path, damage: str) -> None:
     with opened(tmp_path) as arrays:
         assert not arrays._levels
         assert np.allclose(arrays.binned_region(0, slice(0, 70), slice(0, 51), 2), means(image, 2)[0], atol=1e-6)
+
+
+def test_a_run_writes_it_after_its_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path / "result.h5", 7)
+    monkeypatch.setattr(callbacks, "write_pyramid", partial(write_pyramid, least_side=64, coarsest_side=20))
+    (watcher,) = (one for one in callbacks.make_watchers() if isinstance(one, callbacks.PyramidFile))
+    watcher.saved(tmp_path / "checkpoint")
+    assert not (tmp_path / NAME).exists()
+    watcher.saved(tmp_path / "result.h5")
+    with opened(tmp_path) as arrays:
+        assert set(arrays._levels) == {2, 4}
+
+
+def test_a_disk_that_refuses_costs_the_pyramid_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(result: Path) -> None:
+        raise PtymeshError("The disk is full.")
+
+    monkeypatch.setattr(callbacks, "write_pyramid", refuse)
+    callbacks.PyramidFile().saved(tmp_path / "result.h5")
+    assert "there is no pyramid" in capsys.readouterr().err
