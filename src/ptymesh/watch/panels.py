@@ -6,7 +6,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING
 
 import h5py
 import numpy as np
@@ -18,6 +18,12 @@ from ptymesh.watch.comparing import SIDES, comparison_numbers, comparison_pictur
 from ptymesh.watch.growing import Row
 from ptymesh.watch.pictures import png
 from ptymesh.watch.runs import ObjectFile, OpenedArrays, RunFolder, own_dataset
+
+if TYPE_CHECKING:
+    from ptymesh.io.results import Result
+    from ptymesh.measurement import Measurement
+    from ptymesh.physics.caustic import Caustic
+    from ptymesh.physics.model import Model
 
 #: Points of a profile, and pixels along the longer side of the region from which it is sampled.
 PROFILE_POINTS, PROFILE_SIDE = 512, 2048
@@ -207,9 +213,9 @@ class LoadedScan:
         model: by which the result explains patterns.
     """
 
-    result: Any
-    scan: Any
-    model: Any
+    result: Result
+    scan: Measurement
+    model: Model
 
     @property
     def far_field(self) -> bool:
@@ -264,7 +270,7 @@ def answer_caustic_picture(request: PanelRequest) -> bytes:
 
 
 @lru_cache(4)
-def _caustic(found: ObjectFile) -> Any:
+def _caustic(found: ObjectFile) -> Caustic:
     """Return the caustic of a result's probe, without its object."""
     from ptymesh.run_folder.caustic import caustic_of_probe
 
