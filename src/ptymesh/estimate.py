@@ -60,6 +60,9 @@ class Estimate:
         extent: (2,) sides of the whole object (default: those of `object`).
         scan_index: (N,) int64, number of the scan that each view is of; None for a single scan.
         probe_count: number of probes, that of the scans where each has its own.
+        potential: (L, H, W) real, phase in rad without wraps, where the object is a potential (physics/potential.py):
+            `object` is then the transmission that follows from it. None elsewhere.
+        absorption: -log amplitude over phase of such an object.
     """
 
     object: Object
@@ -80,6 +83,8 @@ class Estimate:
     extent: tuple[int, int] = None  # type: ignore[assignment]  # default: sides of `object`
     scan_index: torch.Tensor | None = None
     probe_count: int = 1
+    potential: torch.Tensor | None = None
+    absorption: float = 0.0
 
     def __post_init__(self) -> None:
         self._probes: tuple[torch.Tensor, tuple[torch.Tensor, ...]] | None = None
@@ -122,6 +127,11 @@ class Estimate:
         if self._probes is None or self._probes[0] is not self.probe:
             self._probes = self.probe, self.probe.chunk(self.probe_count)
         return self._probes[1]
+
+    @property
+    def vacuum(self) -> float:
+        """Value of vacuum in what a constraint is given as the object: the transmission, or a potential."""
+        return 1.0 if self.potential is None else 0.0
 
     @property
     def window(self) -> tuple[int, int]:

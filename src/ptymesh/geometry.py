@@ -37,6 +37,16 @@ def photon_wavelength_m(energy_eV: float) -> float:
     return constants.h * constants.c / (energy_eV * constants.e)
 
 
+def electron_interaction(wavelength_m: float) -> float:
+    """Return sigma = 2 pi m e lambda / h^2 of electrons, with their relativistic mass m, in rad / (V m).
+
+    Source: Kirkland, Advanced Computing in Electron Microscopy, eq. 5.6.
+    """
+    momentum = constants.h / wavelength_m
+    mass = math.sqrt(constants.m_e**2 + (momentum / constants.c) ** 2)
+    return 2 * math.pi * mass * constants.e * wavelength_m / constants.h**2
+
+
 def electron_wavelength_m(energy_eV: float) -> float:
     """Return the relativistic de Broglie wavelength h c / sqrt(E (E + 2 m c^2)).
 

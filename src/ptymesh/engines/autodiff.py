@@ -27,6 +27,7 @@ from ptymesh.engines.losses import LOSSES, Loss, PixelLoss
 from ptymesh.engines.regularisers import REGULARISERS, Density
 from ptymesh.engines.sweep import Part, Sweep, above_zero, averages, covered, real
 from ptymesh.estimate import Estimate
+from ptymesh.physics import potential
 from ptymesh.physics.elementwise import phase as phase_of
 from ptymesh.problem import Batch, Problem
 
@@ -84,6 +85,7 @@ class Autodiff(Engine):
     """
 
     moves_optics: ClassVar[bool] = True
+    moves_potential: ClassVar[bool] = True
 
     loss: str | PixelLoss = "fidelity"
     power: float | None = Field(None, gt=0, le=1)
@@ -155,7 +157,9 @@ class Autodiff(Engine):
                 penalty, by_object = self._penalty(problem, estimate, active)
                 value, slope = value + penalty, slope + by_object
             scale = summary.divisor / (2 * summary.curvature * above_zero(sums.object_weight.max().max()))
-            slopes = self._chain(estimate.object, slope)
+            if estimate.potential is not None:
+                scale = scale / potential.curvature(estimate.absorption)
+            slopes = self._chain(estimate, slope)
             parts |= {name: Part(slope, scale) for name, slope in slopes.items() if name in wanted}
         return Gradient(value, parts)
 
@@ -185,11 +189,14 @@ class Autodiff(Engine):
     def leaves(self, estimate: Estimate, parts: dict[str, Part]) -> dict[str, Tensor]:
         """Return the unknowns as real tensors of the parts' shapes, in their units.
 
-        The object is given as difference from vacuum, or as its own memory; positions, spacing and tilt as changes, 0.
+        The object is given as difference from vacuum, as its own memory, or as its potential; positions, spacing and
+        tilt as changes, 0.
         """
         found = {}
         for name, part in parts.items():
-            if name == "object":
+            if name == "object" and estimate.potential is not None:
+                found[name] = estimate.potential.clone()
+            elif name == "object":
                 whole = self.parametrisation == "complex"
                 departs = estimate.object - 1 if self.from_vacuum else estimate.object
                 found[name] = real(departs) if whole else phase_of(estimate.object)
@@ -211,7 +218,11 @@ class Autodiff(Engine):
             parts: slopes, scales and units of the same unknowns.
         """
         obj = estimate.object
-        if leaves.keys() & {"object", "amplitude"}:
+        if estimate.potential is not None:
+            if "object" in leaves:
+                estimate.potential.copy_(leaves["object"])
+                obj.copy_(potential.transmission(estimate.potential, estimate.absorption))
+        elif leaves.keys() & {"object", "amplitude"}:
             if self.parametrisation == "complex":
                 found = torch.view_as_complex(leaves["object"])
                 if self.from_vacuum:
@@ -247,8 +258,11 @@ class Autodiff(Engine):
             return losses.NRMSE(0.5 if self.power is None else self.power)
         return losses.OfFunction(LOSSES[self.loss] if isinstance(self.loss, str) else self.loss)
 
-    def _chain(self, obj: Tensor, slope: Tensor) -> dict[str, Tensor]:
-        """Turn the slope by the complex object into slopes by its parametrisation."""
+    def _chain(self, estimate: Estimate, slope: Tensor) -> dict[str, Tensor]:
+        """Turn the slope by the complex object into slopes by its potential or its parametrisation."""
+        obj = estimate.object
+        if estimate.potential is not None:
+            return {"object": potential.along(obj, slope, estimate.absorption)}
         if self.parametrisation == "complex":
             return {"object": real(slope)}
         turned = obj.conj() * slope  # O = a exp(i phi): dO = i O dphi + (O / a) da

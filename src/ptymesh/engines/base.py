@@ -30,6 +30,7 @@ from ptymesh.engines.constraints import (
     Support,
     ordered,
 )
+from ptymesh.engines.constraints.base import apply_constraint
 from ptymesh.engines.cost import EngineCost, StepNeeds
 from ptymesh.errors import BadInput
 from ptymesh.estimate import Estimate
@@ -129,6 +130,8 @@ class Engine(Options):
     moves_detector: ClassVar[bool] = False
     #: True if its steps move a probe for each of several scans.
     moves_own_probes: ClassVar[bool] = False
+    #: True if it moves an object that is a potential: by its slopes, or by steps of the transmission in each batch.
+    moves_potential: ClassVar[bool] = False
     #: Its steps remember nothing of other views, so that views may come at any time (ptymesh.live).
     meets_new_views: ClassVar[bool] = False
     #: Work of its epochs; unless an engine says otherwise, that of rPIE.
@@ -258,7 +261,7 @@ class Engine(Options):
                     for probe in estimate.probes:
                         now.apply(problem, replace(estimate, probe=probe, probe_count=1), self)
                 else:
-                    now.apply(problem, estimate, self)
+                    apply_constraint(now, problem, estimate, self)
 
     def all_constraints(self) -> list[Constraint]:
         """Return constraints and gauges of this stage in the order in which they are applied."""

@@ -69,6 +69,7 @@ class LSQML(Sweeping):
     """
 
     name: ClassVar[str] = "lsqml"
+    moves_potential: ClassVar[bool] = True
     remembers: ClassVar[tuple[Unknown, ...]] = (replace(DECLARED["object"], name="epoch_start"),)
     models_of: ClassVar[tuple[str, ...]] = ("probe", "positions")
     cost: ClassVar[EngineCost] = EngineCost(1.4, 0.95, per_batch=1.9, per_object_pixel=0.8, per_epoch=2.0)

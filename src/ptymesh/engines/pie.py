@@ -43,6 +43,7 @@ class RPIE(Sweeping):
 
     name: ClassVar[str] = "rpie"
     moves_own_probes: ClassVar[bool] = True
+    moves_potential: ClassVar[bool] = True
     models_of: ClassVar[tuple[str, ...]] = ("probe", "positions")
 
     alpha: float = Field(0.5, gt=0, le=1)
@@ -74,6 +75,7 @@ class EPIE(Sweeping):
 
     name: ClassVar[str] = "epie"
     moves_own_probes: ClassVar[bool] = True
+    moves_potential: ClassVar[bool] = True
     models_of: ClassVar[tuple[str, ...]] = ("probe", "positions")
 
     gamma_object: float = Field(1.0, gt=0, le=2)
@@ -105,6 +107,7 @@ class MPIE(RPIE):
     """
 
     name: ClassVar[str] = "mpie"
+    moves_potential: ClassVar[bool] = False
     remembers: ClassVar[tuple[Unknown, ...]] = (replace(DECLARED["object"], name="object_start"),)
     step_needs: ClassVar[StepNeeds] = StepNeeds(object_arrays=2)
 

@@ -61,6 +61,7 @@ _ARRAYS = {
     "residuals": "residuals",
     "scan_index": "scans/index",
     "scan_probes": "scans/probes",
+    "potential": "potential",
 }
 #: Arrays with a row per view that each scan's group repeats for its own views.
 _BY_SCAN = ("positions_px", "positions_m", "residuals")
@@ -112,6 +113,8 @@ class Result(Displayed):
         unknowns: arrays of the unknowns of the model's operators (`optics` of a recipe), by name.
         scan_probes: (S, M, h, w) complex, the probe of each scan, or None where all have `probe`.
         scan_index: (N,) number of the scan that each view is of (`attrs["scan_names"]`), or None for a single scan.
+        potential: (L, H, W) phase in rad without wraps, where the object was a potential; `object` follows from it by
+            `attrs["absorption"]`. For electrons, `attrs["interaction_rad_per_V_nm"]` times the projected potential.
 
     Raises BadInput where types and shapes are not these, or do not fit together.
     """
@@ -137,6 +140,7 @@ class Result(Displayed):
     unknowns: dict[str, np.ndarray] = field(default_factory=dict)
     scan_index: np.ndarray | None = None
     scan_probes: np.ndarray | None = None
+    potential: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         for name in ("object", "probe", "positions_px", *_ARRAYS):
@@ -173,6 +177,8 @@ class Result(Displayed):
                 raise BadInput(f"{name} has shape {positions.shape}; it must be {(views, 2)}, one (y, x) per view.")
         if self.scan_index is not None and self.scan_index.shape != (views,):
             raise BadInput(f"scan_index has shape {self.scan_index.shape}; it must be {(views,)}, one scan per view.")
+        if self.potential is not None and self.potential.shape != self.object.shape:
+            raise BadInput(f"potential has shape {self.potential.shape}; it must be {self.object.shape}, the object's.")
         if self.scan_probes is not None:
             self._check_scan_probes(self.scan_probes)
 
@@ -218,8 +224,17 @@ class Result(Displayed):
 
     @property
     def phase(self) -> np.ndarray:
-        """Phase of the object (rad) between -pi and pi, (L, H, W); `ptymesh.plot.unwrapped_phase` unwraps it."""
-        return np.angle(self.object)
+        """Phase of the object (rad), (L, H, W): its potential where it has one, else between -pi and pi.
+
+        `ptymesh.plot.unwrapped_phase` unwraps it.
+        """
+        return np.angle(self.object) if self.potential is None else self.potential
+
+    @property
+    def potential_V_nm(self) -> np.ndarray | None:
+        """Projected potential of each slice in V nm, (L, H, W), of an electron's result with a potential; else None."""
+        sigma = self.attrs.get("interaction_rad_per_V_nm")
+        return None if self.potential is None or sigma is None else self.potential / float(sigma)
 
     @property
     def origin_px(self) -> tuple[float, float]:
@@ -249,7 +264,9 @@ class Result(Displayed):
         """
         return import_module("ptymesh.io.labelled").signal(self, of)
 
-    def save(self, path: str | Path, tiles: ObjectTiles | None = None) -> None:
+    def save(
+        self, path: str | Path, tiles: ObjectTiles | None = None, potential_tiles: ObjectTiles | None = None
+    ) -> None:
         """Write the file under a temporary name beside `path`, flush it to the disk, then rename it into place.
 
         On several ranks the first one writes, and the others return when it has. A file that was there before stays
@@ -258,6 +275,7 @@ class Result(Displayed):
         Args:
             path: the file.
             tiles: the object, tile by tile, instead of `object`; then only the first rank calls this.
+            potential_tiles: its potential, likewise, after all of the object; needed where it has one and comes so.
 
         Raises:
             BadInput: `path` cannot be a file.
@@ -265,16 +283,16 @@ class Result(Displayed):
         """
         path = usable(path, "The result")
         if tiles is None:
-            on_first_rank(lambda: self._save(path, None), str(path))
+            on_first_rank(lambda: self._save(path, None, None), str(path))
         else:
-            self._save(path, tiles)
+            self._save(path, tiles, potential_tiles)
 
-    def _save(self, path: Path, tiles: ObjectTiles | None) -> None:
+    def _save(self, path: Path, tiles: ObjectTiles | None, potential_tiles: ObjectTiles | None) -> None:
         target_of(path)
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path, self._bytes(tiles)) as temporary, new_hdf5(temporary) as file:
-            self._write(file, tiles)
+            self._write(file, tiles, potential_tiles)
             digests.sign(file)
 
     def _bytes(self, tiles: ObjectTiles | None) -> int:
@@ -283,17 +301,14 @@ class Result(Displayed):
         total = sum(array.nbytes for array in arrays if array is not None)
         if tiles is not None:
             height, width = tiles.extent
-            total += len(self.object) * height * width * self.object.itemsize - self.object.nbytes
+            by_tiles = [self.object] if self.potential is None else [self.object, self.potential]
+            total += sum(len(one) * height * width * one.itemsize - one.nbytes for one in by_tiles)
         return total
 
-    def _write(self, file: h5py.File, tiles: ObjectTiles | None) -> None:
-        if tiles is None:
-            dataset = file.create_dataset("object", data=self.object)
-        else:
-            dataset = file.create_dataset("object", (len(self.object), *tiles.extent), self.object.dtype)
-            for (top, left), tile in tiles.tiles:
-                height, width = tile.shape[-2:]
-                dataset[:, top : top + height, left : left + width] = tile
+    def _write(self, file: h5py.File, tiles: ObjectTiles | None, potential_tiles: ObjectTiles | None) -> None:
+        dataset = _write_field(file, "object", self.object, tiles)
+        if self.potential is not None:
+            _write_field(file, "potential", self.potential, potential_tiles).attrs["unit"] = "rad"
         if self.pixel_size_m is not None:
             dataset.attrs["pixel_size_m"] = np.asarray(self.pixel_size_m, dtype=np.float64)
         dataset.attrs["slice_spacing_m"] = float(self.slice_spacing_m)
@@ -302,7 +317,7 @@ class Result(Displayed):
         write_default_plot(file, self.pixel_size_m, self.slice_spacing_m, self.origin_px)
         file.create_dataset("positions_px", data=np.asarray(self.positions_px, dtype=np.float64))
         for name, key in _ARRAYS.items():
-            if (array := getattr(self, name)) is not None:
+            if name != "potential" and (array := getattr(self, name)) is not None:
                 file.create_dataset(key, data=array)
         self._write_scans(file)
         history = file.create_group("history")
@@ -391,6 +406,17 @@ class Result(Displayed):
             # in double precision: half precision has no number for most limits
             if array is not None and (np.abs(array) > np.float64(most)).any():
                 raise BadInput(f"The {name} of {path} holds values beyond {most:g}, which cannot be; run again.")
+
+
+def _write_field(file: h5py.File, key: str, values: np.ndarray, tiles: ObjectTiles | None) -> h5py.Dataset:
+    """Write a field of the object, whole or tile by tile, and return its dataset."""
+    if tiles is None:
+        return file.create_dataset(key, data=values)
+    dataset = file.create_dataset(key, (len(values), *tiles.extent), values.dtype)
+    for (top, left), tile in tiles.tiles:
+        height, width = tile.shape[-2:]
+        dataset[:, top : top + height, left : left + width] = tile
+    return dataset
 
 
 def read_attributes(path: str | Path) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from ptymesh.io.results import Result
 from ptymesh.measurement import Measurement
 from ptymesh.physics import probes
 from ptymesh.physics.operators import Piece
+from ptymesh.physics.potential import transmission
 from ptymesh.recipe.resampling import load_complex_array, pixel_ratio, resample_images
 from ptymesh.recipe.starts import ObjectOptions, ProbeOptions, ProbeStart, ResultStart
 from ptymesh.sentences import quote
@@ -96,8 +97,9 @@ def initial_estimate(
     anchors = torch.floor(positions + 0.5).to(torch.int64)
     zero = (float(origin[0]), float(origin[1]))
     part = Rect(0, 0, *sides) if place is None else place(sides, zero, anchors.cpu().numpy())
+    first_object, potential = _object_or_potential(object, earlier, scan_px, origin, part, sides, geometry.shape, dtype)
     made = Estimate(
-        object=_initial_object(object, earlier, scan_px, origin, part, geometry.shape, dtype).to(device),
+        object=first_object.to(device),
         probe=first,
         positions=positions,
         anchors=anchors,
@@ -113,6 +115,8 @@ def initial_estimate(
         extent=sides,
         probe_count=measurement.scans if own else 1,
         scan_index=None if measurement.scan_index is None else torch.from_numpy(measurement.scan_index).to(device),
+        potential=None if potential is None else potential.to(device),
+        absorption=object.absorption,
     )
     for one in optics:
         made.others |= one.starts(made.sizes(), device, real)
@@ -207,6 +211,73 @@ def _initial_object(
     middle = (scan_px.min(axis=0) + scan_px.max(axis=0)) / 2 + origin + (np.array(window) - 1) / 2
     corner = np.round(middle - (np.array(found.shape[1:]) - 1) / 2) - np.array(part.corner)
     return torch.from_numpy(resample_images(found, np.ones(2), corner, part.shape, outside=1.0)).to(dtype)
+
+
+def _object_or_potential(
+    options: ObjectOptions,
+    earlier: _EarlierResult | None,
+    scan_px: np.ndarray,
+    origin: np.ndarray,
+    part: Rect,
+    sides: tuple[int, int],
+    window: tuple[int, int],
+    dtype: torch.dtype,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return this rank's part of the object, (L, h, w) complex, and of its potential, where it is to be one.
+
+    Args:
+        options: the recipe's `object`.
+        earlier: the result from which it starts, or None.
+        scan_px: (N, 2) positions in the scan's own coordinates.
+        origin: (2,) object pixel at their zero.
+        part: what this rank holds.
+        sides: of the whole object.
+        window: (h, w).
+        dtype: complex.
+    """
+    if options.kind == "transmission":
+        return _initial_object(options, earlier, scan_px, origin, part, window, dtype), None
+    if options.initial == "ones":
+        potential = torch.zeros((options.slices, *part.shape), dtype=dtype.to_real())
+    elif earlier is not None and earlier.result.potential is not None:
+        values = _potential_with_slices(earlier.result.potential, options.slices, earlier.path)
+        corner = origin - np.array(part.corner) - earlier.offset
+        onto = resample_images(values.astype(np.complex128), earlier.ratio, corner, part.shape, 0.0)
+        potential = torch.from_numpy(np.ascontiguousarray(onto.real)).to(dtype.to_real())
+    else:  # unwrapping looks at all pixels, whichever of them this rank holds
+        whole = Rect(0, 0, *sides)
+        found = _initial_object(options, earlier, scan_px, origin, whole, window, torch.complex128).numpy()
+        unwrapped = torch.from_numpy(_unwrapped(found))
+        potential = unwrapped[(slice(None), *part.inside((0, 0)))].to(dtype.to_real()).contiguous()
+    return transmission(potential, options.absorption), potential
+
+
+def _unwrapped(obj: np.ndarray) -> np.ndarray:
+    """Return the phases (L, H, W) float64 of a complex object without wraps; a pixel outside of it, 1, stays at 0."""
+    from skimage.restoration import unwrap_phase
+
+    phases = np.angle(obj)
+    found = np.empty_like(phases)
+    for index, phase in enumerate(phases):
+        free = unwrap_phase(phase, rng=0) if phase.any() else phase
+        # whole turns are free: most pixels keep theirs
+        found[index] = free - 2 * np.pi * np.round(np.median(free - phase) / (2 * np.pi))
+    return found
+
+
+def _potential_with_slices(values: np.ndarray, slices: int, path: str) -> np.ndarray:
+    """Return the potential (L, H, W) with as many slices as asked for; one slice is split evenly.
+
+    Raises:
+        BadInput: there are several slices of another number.
+    """
+    if len(values) == slices:
+        return values
+    if len(values) == 1:
+        return np.repeat(values / slices, slices, axis=0)
+    raise BadInput(
+        f"The potential in {path} has {len(values)} slices and the recipe asks for {slices}; make them equal."
+    )
 
 
 def _with_slices(found: np.ndarray, slices: int, path: str) -> np.ndarray:

@@ -41,6 +41,9 @@ class ObjectOptions(FrozenOptions):
             split evenly over several); or an array (.npy, .npz:name, .h5:/path) of (H, W) or (L, H, W), whose centre
             is put on the scan's and which is surrounded by ones or cropped.
         result_positions: with a result, take its refined positions instead of the scan's.
+        kind: transmission, complex numbers; or potential, one real number V per pixel, O = exp((i - absorption) V).
+            A complex start of a potential is unwrapped, slice by slice.
+        absorption: of a potential, -log amplitude over phase.
     """
 
     slices: int = Field(1, ge=1, le=10_000)
@@ -48,9 +51,13 @@ class ObjectOptions(FrozenOptions):
     tilt_rad: tuple[Tilt, Tilt] | None = None
     initial: Reference = "ones"
     result_positions: bool = False
+    kind: Literal["transmission", "potential"] = "transmission"
+    absorption: float = Field(0.0, ge=0, le=10)
 
     @model_validator(mode="after")
     def _consistent(self) -> ObjectOptions:
+        if self.absorption and self.kind != "potential":
+            raise ValueError("absorption is of a potential; add kind: potential, or remove it")
         if self.slices > 1 and self.slice_spacing_m is None:
             raise ValueError(f"{self.slices} slices need slice_spacing_m, the distance between neighbours in metres")
         if self.slices == 1 and self.slice_spacing_m is not None:

@@ -23,6 +23,7 @@ class Counters(BaseModel):
     Attributes:
         stage, epoch, batch, epoch_seconds: as in RunState.
         origin, extent, slice_spacing_m, tilt_rad, parameters: as in Estimate.
+        absorption: as in Estimate, of an object that is a potential; None of any other.
         layout: of the object; window: (h, w) of the problem; parts: the rectangle that each rank held, if it had one.
     """
 
@@ -40,6 +41,7 @@ class Counters(BaseModel):
     slice_spacing_m: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     tilt_rad: tuple[Finite, Finite]
     parameters: dict[str, dict[str, Finite]] = Field(default_factory=dict)
+    absorption: Finite | None = None
 
     @model_validator(mode="after")
     def _within(self) -> Counters:

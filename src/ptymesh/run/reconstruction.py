@@ -31,10 +31,12 @@ from ptymesh.distributed.panels import Panels
 from ptymesh.distributed.program import on_first_rank
 from ptymesh.distributed.rank_info import world
 from ptymesh.distributed.tiled import Tiled
+from ptymesh.distributed.tiles import Rect
 from ptymesh.distributed.world import World
 from ptymesh.engines import Adam, Engine
 from ptymesh.errors import BadInput, Poor, PtymeshError
 from ptymesh.estimate import REACH
+from ptymesh.geometry import electron_interaction
 from ptymesh.io.checkpoint import identity
 from ptymesh.io.checkpoint.store import Checkpoint
 from ptymesh.io.prepare.findings import apply_findings
@@ -256,6 +258,9 @@ class Reconstruction(Displayed):
             if saved is not None:
                 self.problem = read(scan, owners)
                 self.state = RunState.load(saved, self.problem)
+                held = "transmission" if self.state.estimate.potential is None else "potential"
+                if held != object_options.kind:
+                    raise BadInput(f"The checkpoint holds a {held}; go on with object: {{kind: {held}}}.")
                 owners.fill_halo(self.state.estimate.object)
                 return
             source, gathered = watched(scan) if checking else (scan, None)
@@ -393,7 +398,10 @@ class Reconstruction(Displayed):
             limits = self.stages[-1].object.amplitude if self.stages else None
             held = limits is not None and limits.low is not None and limits.low == limits.high
             count = count_fitted(
-                self.problem, self.state.estimate, moved - self.problem.model.replaced, phase_only=held
+                self.problem,
+                self.state.estimate,
+                moved - self.problem.model.replaced,
+                phase_only=held or self.state.estimate.potential is not None,
             )
             self._fitted_count = epochs, count
         return self._fitted_count[1]
@@ -493,7 +501,10 @@ class Reconstruction(Displayed):
         self._compare_call("result")
         estimate = self.state.estimate
         whole = self.problem.layout.gather_whole(estimate.object, estimate)
-        return self._result(self._to_host(whole), recipe)
+        found = self._result(self._to_host(whole), recipe, None)
+        if estimate.potential is not None:
+            found.potential = self._to_host(self.problem.layout.gather_whole(estimate.potential, estimate))
+        return found
 
     def save(self, path: str | Path, recipe: str = "", attrs: Mapping[str, object] | None = None) -> Result:
         """Write the result, of which the first rank never holds more than a tile of the object at a time. Collective.
@@ -513,20 +524,26 @@ class Reconstruction(Displayed):
         refuse_surroundings()
         self._compare_call("save")
         estimate = self.state.estimate
-        found = self._result(self._to_host(estimate.object), recipe)
+        part = None if estimate.potential is None else self._to_host(estimate.potential)
+        found = self._result(self._to_host(estimate.object), recipe, part)
         found.attrs |= attrs or {}
-        stream = self.problem.layout.stream(estimate.object, estimate)
+        fields = [estimate.object] if estimate.potential is None else [estimate.object, estimate.potential]
+        streams = [self.problem.layout.stream(field, estimate) for field in fields]
         failure = None
         try:
             if self.world.rank == 0:
-                pieces = ((rect.corner, self._to_host(tile)) for rect, tile in stream)
-                found.save(path, ObjectTiles(estimate.extent, pieces))
+                found.save(path, *(self._tiles(stream) for stream in streams))
         except Exception as error:
             failure = error
-        for _ in stream:  # other ranks send their tiles while the first one writes
-            pass
+        for stream in streams:
+            for _ in stream:  # other ranks send their tiles while the first one writes
+                pass
         self.world.raise_if_any_failed(failure, "saving the result")
         return found
+
+    def _tiles(self, stream: Iterator[tuple[Rect, torch.Tensor]]) -> ObjectTiles:
+        """Return a field of the object as it comes tile by tile."""
+        return ObjectTiles(self.state.estimate.extent, ((rect.corner, self._to_host(tile)) for rect, tile in stream))
 
     def _final_residuals(self) -> tuple[float, float, np.ndarray]:
         """Return residual and R of all views, and misfit and counts of each, (N, 2): one pass in which nothing moves.
@@ -596,7 +613,7 @@ class Reconstruction(Displayed):
         said = self.world.gather_strings(json.dumps([sign.as_dict() for sign in found]))
         return [Sign(**one) for one in json.loads(said[0])]
 
-    def _result(self, obj: np.ndarray, recipe: str) -> Result:
+    def _result(self, obj: np.ndarray, recipe: str, potential: np.ndarray | None) -> Result:
         stages, estimate, scan = self.stages, self.state.estimate, self.scan
         residual, r, by_view = self._final_residuals()
         verdict = self._judge(residual, by_view)
@@ -650,7 +667,9 @@ class Reconstruction(Displayed):
                 "data_path": scan.path,
                 "data_fingerprint": scan.fingerprint,
                 "scan_names": list(scan.scan_names) or None,
+                **self._about_potential(),
             },
+            potential=potential,
             nominal_px=estimate.nominal.cpu().numpy() if any(stage.positions for stage in stages) else None,
             background=estimate.background.cpu().numpy() if bool((estimate.background != 0).any()) else None,
             weights=estimate.weights.cpu().numpy() if bool((estimate.weights != 1).any()) else None,
@@ -658,6 +677,16 @@ class Reconstruction(Displayed):
             scan_index=scan.scan_index,
             scan_probes=self._own_probes(),
         )
+
+    def _about_potential(self) -> dict[str, float]:
+        """Return the absorption of an object that is a potential, and for electrons how volts turn phases."""
+        estimate, geometry = self.state.estimate, self.scan.geometry
+        if estimate.potential is None:
+            return {}
+        found = {"absorption": estimate.absorption}
+        if geometry.radiation == "electron" and geometry.wavelength_m is not None:
+            found["interaction_rad_per_V_nm"] = electron_interaction(geometry.wavelength_m) * 1e-9
+        return found
 
     def _own_probes(self) -> np.ndarray | None:
         """Return the probe of each scan, (S, M, h, w) complex; None where all share one."""

@@ -98,6 +98,8 @@ class RunState:
             "tilt_rad": list(estimate.tilt_rad),
             "parameters": estimate.parameters,
         }
+        if estimate.potential is not None:
+            counters["absorption"] = estimate.absorption
         arrays = checkpoint.RankArrays(shared, own, per_view, tiles, tile.corner)
         checkpoint.save(directory, problem.world, arrays, {**meta, "run": counters})
 
@@ -107,6 +109,8 @@ class RunState:
         shared = {name: _to_numpy(getattr(estimate, name)) for name in _SHARED}
         here = (slice(None), *tile.inside(estimate.corner))
         tiles = {"object": _to_numpy(estimate.object[here])}
+        if estimate.potential is not None:
+            tiles["potential"] = _to_numpy(estimate.potential[here])
         for stage, kept in self.engines.items():
             for name, tensor in kept.items():
                 if tensor.shape == estimate.object.shape:
@@ -161,6 +165,8 @@ class RunState:
             corner=part.corner,
             extent=run.extent,
             probe_count=problem.probe_count,
+            potential=of_object.pop("potential", None),
+            absorption=run.absorption or 0.0,
             scan_index=None if problem.scan_index is None else torch.from_numpy(problem.scan_index).to(device),
         )
         own = problem.layout.own

@@ -11,6 +11,7 @@ It then is a key of `constraints` of a stage. Those that are older are keys of `
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar, Literal, Self
 
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from ptymesh.engines.waves import EngineMemory
 from ptymesh.estimate import Estimate
+from ptymesh.physics.potential import transmission
 from ptymesh.problem import Problem
 from ptymesh.registry import Registry, subclass_of
 from ptymesh.schedule import MOST, Schedule
@@ -38,6 +40,9 @@ class Constraint(Schedule):
     #: False if it is a statement about a single probe, which makes no sense where each scan has its own. One that
     #: leaves a frozen probe unchanged is applied to each of them.
     for_own_probes: ClassVar[bool] = True
+    #: What it does where the object is a potential: act on its values as on those of a transmission, leave the object
+    #: alone anyway, or make no sense.
+    of_potential: ClassVar[Literal["values", "alone", "no"]] = "no"
 
     def check(self, problem: Problem) -> None:
         """Check that the options make sense for a problem, before any work.
@@ -62,6 +67,25 @@ class Constraint(Schedule):
             engine: memory of the engine.
         """
         raise NotImplementedError
+
+
+def apply_constraint(constraint: Constraint, problem: Problem, estimate: Estimate, engine: EngineMemory) -> None:
+    """Apply a constraint to the estimate, or to the potential of its object, where that is one. Collective.
+
+    Args:
+        constraint: as it is in this epoch.
+        problem: the problem that is solved.
+        estimate: the unknowns, changed in place.
+        engine: memory of the engine.
+    """
+    potential = estimate.potential
+    if potential is None or constraint.of_potential == "alone":
+        constraint.apply(problem, estimate, engine)
+        return
+    values = replace(estimate, object=torch.complex(potential, torch.zeros_like(potential)))
+    constraint.apply(problem, values, engine)
+    potential.copy_(values.object.real)
+    estimate.object.copy_(transmission(potential, estimate.absorption))
 
 
 CONSTRAINTS: Registry[type[Constraint]] = Registry(
@@ -90,6 +114,8 @@ class Prior(Constraint):
 
     def goal(self, problem: Problem, estimate: Estimate) -> Tensor:
         """Return the object or the probe as it would be at strength 1, of its own shape. Collective.
+
+        Where the object is a potential, `estimate.object` holds that, real values in rad, and so does the goal.
 
         Args:
             problem: the problem that is solved.

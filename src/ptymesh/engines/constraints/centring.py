@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar, Literal
+
 import torch
 from torch import Tensor
 
@@ -20,6 +22,8 @@ class Centre(Constraint):
     Where each scan has a probe of its own, each is moved by itself, and the positions of its scan follow: a shift of
     that scan's probe and one of its positions cannot be told apart in the far field otherwise.
     """
+
+    of_potential: ClassVar[Literal["values", "alone", "no"]] = "alone"
 
     def apply(self, problem: Problem, estimate: Estimate, engine: EngineMemory) -> None:
         """Move the probe to the middle of the window; stored waves follow.

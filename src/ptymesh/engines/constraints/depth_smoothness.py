@@ -9,7 +9,7 @@ No slice follows the last one, and none comes before the first: their sum stays 
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -35,6 +35,7 @@ class DepthSmoothness(Prior):
     """
 
     after: ClassVar[str | None] = "smooth"
+    of_potential: ClassVar[Literal["values", "alone", "no"]] = "values"
 
     weight: float = Field(1.0, gt=0, le=1000)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -22,6 +22,7 @@ class FieldOfView(Prior):
     """
 
     after: ClassVar[str | None] = "phase"
+    of_potential: ClassVar[Literal["values", "alone", "no"]] = "values"
 
     threshold: float = Field(0.01, gt=0, lt=1)
 
@@ -34,4 +35,4 @@ class FieldOfView(Prior):
         """
         illumination = problem.evaluator.illumination(estimate)
         inside = illumination > self.threshold * problem.fields.max(illumination)
-        return torch.where(inside, estimate.object, torch.ones_like(estimate.object))
+        return torch.where(inside, estimate.object, torch.full_like(estimate.object, estimate.vacuum))

@@ -8,7 +8,7 @@ With k the pattern's frequency and G a Gaussian several periods wide, O loses fo
 from __future__ import annotations
 
 import math
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -32,6 +32,7 @@ class GridArtefacts(Prior):
     """
 
     after: ClassVar[str | None] = "smooth"
+    of_potential: ClassVar[Literal["values", "alone", "no"]] = "values"
 
     period_px: float = Field(gt=2, le=64)
     direction_deg: float = Field(0.0, ge=-360, le=360)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
@@ -18,6 +18,7 @@ class IdenticalSlices(Prior):
     """Each slice is drawn to the mean of all."""
 
     after: ClassVar[str | None] = "phase"
+    of_potential: ClassVar[Literal["values", "alone", "no"]] = "values"
 
     def check(self, problem: Problem) -> None:
         """Refuse a single slice. Raises BadInput."""

@@ -7,7 +7,7 @@ reach, so that nothing wraps and tiles need a margin alone.
 from __future__ import annotations
 
 import math
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from pydantic import Field
 from torch import Tensor
@@ -30,6 +30,7 @@ class KrFilter(Prior):
     """
 
     after: ClassVar[str | None] = "smooth"
+    of_potential: ClassVar[Literal["values", "alone", "no"]] = "values"
 
     cutoff: float = Field(0.5, ge=0.05, le=1)
 

@@ -11,7 +11,7 @@ of its frequencies k_r in the plane. Cosines of slices are even at both ends: to
 from __future__ import annotations
 
 import math
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from pydantic import Field
 from torch import Tensor
@@ -35,6 +35,7 @@ class KzFilter(Prior):
     """
 
     after: ClassVar[str | None] = "smooth"
+    of_potential: ClassVar[Literal["values", "alone", "no"]] = "values"
 
     angle_rad: float | None = Field(None, gt=0, le=1)
 

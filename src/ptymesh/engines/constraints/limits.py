@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import model_validator
@@ -47,6 +48,8 @@ class Amplitude(Limits):
 class Phase(Limits):
     """Limits of arg O, in rad."""
 
+    of_potential: ClassVar[Literal["values", "alone", "no"]] = "values"
+
     @model_validator(mode="after")
     def _in_radians(self) -> Phase:
         for name, limit in (("low", self.low), ("high", self.high)):
@@ -65,7 +68,11 @@ class Phase(Limits):
             estimate: the unknowns.
             engine: not used.
         """
-        limit_phase(estimate.object, self)
+        if estimate.potential is None:
+            limit_phase(estimate.object, self)
+        else:  # the object holds the potential itself
+            bounded = estimate.object.real.clamp(self.low, self.high)
+            estimate.object.copy_(torch.complex(bounded, torch.zeros_like(bounded)))
 
 
 def limit_amplitude(obj: Tensor, limits: Limits) -> None:

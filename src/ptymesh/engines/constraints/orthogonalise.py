@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from ptymesh.engines import waves
 from ptymesh.engines.constraints.base import Constraint
@@ -16,6 +16,7 @@ class Orthogonalise(Constraint):
     """Probe modes are made orthogonal, the strongest first."""
 
     of_moving_probe: ClassVar[bool] = True
+    of_potential: ClassVar[Literal["values", "alone", "no"]] = "alone"
 
     def apply(self, problem: Problem, estimate: Estimate, engine: EngineMemory) -> None:
         """Make the probe's modes orthogonal by the rotation that rank 0 computes. Collective.

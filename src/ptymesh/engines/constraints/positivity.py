@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -31,6 +31,7 @@ class Positivity(Prior):
     """
 
     after: ClassVar[str | None] = "phase"
+    of_potential: ClassVar[Literal["values", "alone", "no"]] = "values"
 
     baseline: float | None = Field(0.05, ge=0, lt=1)
 
@@ -42,12 +43,25 @@ class Positivity(Prior):
             estimate: the unknowns.
         """
         obj = estimate.object
+        if estimate.potential is not None:
+            return self._potential(problem, estimate, obj.real)
         phase = phase_of(obj)
         if self.baseline is not None:
             zero = quantiles(problem, estimate, phase, self.baseline)
             phase = phase - zero[:, None, None].to(phase.dtype)
             phase = torch.where(phase > math.pi, phase - 2 * math.pi, phase)
         return torch.polar(obj.abs(), phase.clamp(min=0))
+
+    def _potential(self, problem: Problem, estimate: Estimate, values: Tensor) -> Tensor:
+        """Return a potential (L, H, W) of nothing below its baseline, complex; it has no upper limit. Collective."""
+        if self.baseline is not None:
+            own = problem.layout.owned(estimate)
+            reach = float(problem.fields.max(torch.where(own, values.abs(), 0.0))) or 1.0
+            turned = values * (math.pi / reach)  # into the range in which quantiles are counted
+            zero = quantiles(problem, estimate, turned, self.baseline) * (reach / math.pi)
+            values = values - zero[:, None, None].to(values.dtype)
+        kept = values.clamp(min=0)
+        return torch.complex(kept, torch.zeros_like(kept))
 
 
 def quantiles(problem: Problem, estimate: Estimate, phase: Tensor, fraction: float) -> Tensor:

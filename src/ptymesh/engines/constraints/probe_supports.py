@@ -27,6 +27,7 @@ class EllipseSupport(Prior):
     of: ClassVar[Literal["object", "probe"]] = "probe"
     after: ClassVar[str | None] = "support"
     of_moving_probe: ClassVar[bool] = True
+    of_potential: ClassVar[Literal["values", "alone", "no"]] = "alone"
 
     radii: tuple[Annotated[float, Field(gt=0, le=1.5)], Annotated[float, Field(gt=0, le=1.5)]] = (0.9, 0.6)
     angle_deg: float = Field(0.0, ge=-360, le=360)
@@ -60,6 +61,7 @@ class ShrinkWrap(Prior):
     of: ClassVar[Literal["object", "probe"]] = "probe"
     after: ClassVar[str | None] = "support"
     of_moving_probe: ClassVar[bool] = True
+    of_potential: ClassVar[Literal["values", "alone", "no"]] = "alone"
 
     threshold: float = Field(0.01, gt=0, lt=1)
     sigma_px: float = Field(2.0, gt=0, le=32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -21,6 +22,8 @@ class Smooth(Constraint):
         sigma_px: standard deviation, in object pixels.
         weight: of the filtered object.
     """
+
+    of_potential: ClassVar[Literal["values", "alone", "no"]] = "values"
 
     sigma_px: float = Field(1.0, gt=0, le=16)
     weight: float = Field(0.1, gt=0, le=1)

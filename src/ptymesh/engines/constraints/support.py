@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -25,6 +25,7 @@ class Support(Constraint):
     """
 
     of_moving_probe: ClassVar[bool] = True
+    of_potential: ClassVar[Literal["values", "alone", "no"]] = "alone"
 
     radius: float = Field(0.9, gt=0, le=1.5)
     edge: float = Field(0.05, ge=0, le=1)

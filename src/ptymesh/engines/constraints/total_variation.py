@@ -9,7 +9,7 @@ each pixel's differences onto a ball of radius lambda.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -35,6 +35,7 @@ class TotalVariation(Prior):
     """
 
     after: ClassVar[str | None] = "smooth"
+    of_potential: ClassVar[Literal["values", "alone", "no"]] = "values"
 
     weight: float = Field(0.3, ge=0, le=100)
     depth_weight: float = Field(0.0, ge=0, le=100)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 from torch import Tensor
@@ -24,6 +24,7 @@ class VacuumSlices(Prior):
     """
 
     after: ClassVar[str | None] = "phase"
+    of_potential: ClassVar[Literal["values", "alone", "no"]] = "values"
 
     first: int = Field(1, ge=0)
     last: int = Field(1, ge=0)
@@ -54,6 +55,6 @@ class VacuumSlices(Prior):
                 f"constraints.vacuum_slices leaves none of {slices} slices to the specimen; lower first ({self.first}) "
                 f"or last ({self.last})."
             )
-        goal[: self.first] = 1
-        goal[slices - self.last :] = 1
+        goal[: self.first] = estimate.vacuum
+        goal[slices - self.last :] = estimate.vacuum
         return goal
