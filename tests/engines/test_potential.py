@@ -21,6 +21,7 @@ from ptymesh.io.checkpoint import store as checkpoint
 from ptymesh.measurement import ArraySource
 from ptymesh.physics.potential import along, followed, transmission
 from ptymesh.problem import Batch
+from ptymesh.recipe.schema import Recipe
 from ptymesh.recipe.starts import ObjectOptions
 from ptymesh.run.loop import Loop
 from ptymesh.run.state import RunState
@@ -312,3 +313,10 @@ def test_what_has_no_meaning_for_a_potential_is_refused(engine: Engine, said: st
 def test_absorption_belongs_to_a_potential() -> None:
     with pytest.raises(BadInput, match="absorption is of a potential"):
         ObjectOptions.parse({"absorption": 0.1}, "object")
+
+
+def test_stages_of_a_potential_are_named() -> None:
+    values: dict[str, Any] = {"data": {"path": "scan.h5"}, "object": {"kind": "potential"}}
+    assert len(Recipe.parse({**values, "stages": "default"}).stages) == 2
+    with pytest.raises(BadInput, match="stages is auto, which looks for the stages of a transmission"):
+        Recipe.parse({**values, "stages": "auto"})
