@@ -121,6 +121,7 @@ def test_along_is_the_adjoint_of_the_change() -> None:
     assert float((change.conj() * x).real.sum()) == pytest.approx(float((dv * along(obj, x, ABSORPTION)).sum()))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("slices", "name", "options"),
     [
@@ -207,6 +208,7 @@ CONSTRAINED: dict[str, Any] = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("engine", "stage"),
     [("rpie", {}), ("lsqml", {"order": "compact"}), ("adam", {}), ("rpie", CONSTRAINED)],
