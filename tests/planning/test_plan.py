@@ -113,6 +113,13 @@ def test_memory_falls_with_ranks() -> None:
     assert many["tiled"].bytes_per_batch < many["replicated"].bytes_per_batch / 5
 
 
+def test_a_potential_takes_two_real_arrays_more() -> None:
+    plain, potential = (
+        plan_layouts(replace(big(1024), is_potential=one), engine("rpie"), 0, 1)["replicated"] for one in (False, True)
+    )
+    assert potential.object - plain.object == 2 * 4 * 1024**2
+
+
 def taken(ranks: int, link: float, latency: float, rate: float, memory: float = 1e15) -> tuple[LayoutName, str]:
     """The layout that ranks of such a speed and memory take."""
     scan, stage, speed = big(2048), engine("rpie"), RankSpeed(link, latency, DevicePace(rate, 0.0))

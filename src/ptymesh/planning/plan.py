@@ -71,6 +71,7 @@ class Scan:
         kept_bytes: of a real number of waves that are kept, 0 for `real_bytes`.
         near: True if the detector is in the near field.
         fan_out: waves on the detector that the model's operators make of each mode.
+        is_potential: True if the object is a potential, of which the transmission follows.
     """
 
     positions: np.ndarray
@@ -86,6 +87,7 @@ class Scan:
     kept_bytes: int = 0
     near: bool = False
     fan_out: int = 1
+    is_potential: bool = False
 
     @property
     def dtype(self) -> torch.dtype:
@@ -194,6 +196,7 @@ def scan_of(
         {"single": 4, "mixed": 2, "double": 8}[precision],
         measurement.geometry.propagation != "far_field",
         fan_out_of(optics),
+        object.kind == "potential",
     )
 
 
@@ -334,10 +337,11 @@ def _object_bytes(scan: Scan, engine: Engine, layout: Replicated | Tiled, part: 
     """Return the bytes of the object's arrays on a rank whose batches touch so many blocks.
 
     These are the estimate, accumulators, what a first step begins with, what the engine remembers, and a batch's sums
-    in blocks; in panels sums of the whole object, and this rank's share of what all see of it.
+    in blocks; in panels sums of the whole object, and this rank's share of what all see of it. A potential comes beside
+    the transmission, and once more at the end of an epoch.
     """
     pixels = part.shape[0] * part.shape[1]
-    arrays = 2 + 2 + 1 + 2 + 2 * engine.step_needs.object_arrays
+    arrays = 2 + 2 + 1 + 2 + 2 * engine.step_needs.object_arrays + 2 * scan.is_potential
     sums = 3 * _sum_bytes(scan, engine)
     if isinstance(layout, Panels):
         whole = scan.extent[0] * scan.extent[1]
