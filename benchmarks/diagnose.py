@@ -287,13 +287,15 @@ MAKERS: dict[str, Callable[[np.random.Generator, int], Instance]] = {
     "over_fitting": over_fitting,
 }
 HEALTHY = "healthy"
+#: Name of what is no cause, but may be said first of a run that ends too early.
+UNFINISHED = "unfinished"
 
 
 def matrix(rows: list[dict[str, Any]]) -> list[str]:
     """The confusion matrix as a table in markdown: how often each was named first; empty cells are 0."""
-    found = [*MAKERS, HEALTHY]
+    found = [*MAKERS, UNFINISHED, HEALTHY]
     lines = ["| simulated | " + " | ".join(found) + " |", "|---" * (len(found) + 1) + "|"]
-    for truth in found:
+    for truth in (*MAKERS, HEALTHY):
         named = [row["named"] for row in rows if row["truth"] == truth]
         cells = [str(named.count(name) or "") for name in found]
         lines.append(f"| {truth} ({len(named)}) | " + " | ".join(cells) + " |")

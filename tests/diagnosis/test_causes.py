@@ -51,7 +51,7 @@ def test_the_matrix_counts_what_is_named_first() -> None:
     rows = [{"truth": "drift", "named": "drift"}, {"truth": "drift", "named": "healthy"}]
     line = next(line for line in benchmark.matrix(rows) if line.startswith("| drift (2)"))
     cells = [cell.strip() for cell in line.split("|")[2:-1]]
-    found = [name for name, cell in zip([*benchmark.MAKERS, "healthy"], cells, strict=True) if cell]
+    found = [name for name, cell in zip([*benchmark.MAKERS, "unfinished", "healthy"], cells, strict=True) if cell]
     assert found == ["drift", "healthy"]
 
 
@@ -79,7 +79,7 @@ def named(of: Result) -> list[str]:
 
 def test_a_sound_result_by_itself() -> None:
     assert named(result()) == []
-    assert report(result()).lines()[-1] == "No cause among 6 is recognised."
+    assert report(result()).lines()[-1] == "No cause among 7 is recognised."
 
 
 def test_vortices_and_ramps_of_the_object() -> None:
@@ -148,3 +148,20 @@ def test_patterns_tell_a_narrow_probe_from_too_little_overlap() -> None:
         raise BadInput("It is not there.")
 
     assert last_words(found, Path("r.h5"), gone) == last_words(found, Path("r.h5"))
+
+
+def test_an_iteration_that_is_not_at_its_end() -> None:
+    """It is named with the epochs that would pay, unless steps were made small or the curve lies flat."""
+    epochs = np.arange(30.0)
+
+    def of(per_epoch: float, rate: np.ndarray | None = None) -> Result:
+        history = {"residual": 0.2 * per_epoch**epochs, "stage": np.zeros(30)}
+        return result(
+            attrs=POOR | {"verdict": "poor", "verdict_sentence": "it is"},
+            history=history | ({} if rate is None else {"rate": rate}),
+        )
+
+    (found,) = (one for one in report(of(0.97)).findings if one.cause == "unfinished")
+    assert found.number == pytest.approx(3, rel=0.1) and "ptymesh resume OUT --set stages.0.epochs=" in found.remedy
+    assert "unfinished" not in named(of(0.9999))
+    assert "unfinished" not in named(of(0.97, 0.5 * (1 + np.cos(np.pi * epochs / 29.5))))

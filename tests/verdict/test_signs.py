@@ -193,3 +193,18 @@ def test_moves_are_those_of_a_diagnosis(kind: str) -> None:
     assert np.corrcoef(by_run.ravel(), moves.ravel())[0, 1] > 0.98, "differences over half a pixel are no derivatives"
     assert 0.8 < by_run.std() / moves.std() < 1.25
     assert np.allclose(move_gains(misfits), (by_run * misfits.slopes[:, [3, 4]]).sum(axis=1))
+
+
+def test_a_fit_that_is_on_its_way_is_called_unfinished() -> None:
+    """Moves that views ask for are no proof of a wrong model while the residual falls; what patterns alone show is."""
+    misfits, floor = misfits_of(np.zeros((N, 2)), positions_of()), NoiseFloor(0.1, 0.09, 1e6)
+    moved, behind = Sign("geometry", 2.0, "views ask to be moved"), Sign("lag", 3.0, "positions are behind")
+    for per_epoch, signs, names in (
+        (0.98, [moved], ("unfinished", "geometry")),
+        (0.999, [moved], ("geometry",)),
+        (0.98, [behind, moved], ("lag", "geometry")),
+    ):
+        history = {"residual": 0.01 * per_epoch ** np.arange(30.0), "stage": np.zeros(30)}
+        verdict = judge(0.1, floor, 0, misfits, history, signs)
+        assert verdict.state == "poor" and verdict.signs == names
+        assert ("more epochs first" in verdict.sentence) == ("unfinished" in names)

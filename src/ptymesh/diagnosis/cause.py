@@ -57,7 +57,7 @@ class Cause:
         mistaken_for: names of later causes that a fit takes this one for, whose signs in the verdict prove nothing
             where this one is found.
         from_times: multiple of the noise floor that a residual must exceed for this cause to be looked for; 0 for
-            evidence that does not depend on how well the model fits.
+            evidence that does not depend on how well the model fits, infinity where the verdict has to be bad.
     """
 
     name: str

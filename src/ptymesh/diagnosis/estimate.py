@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
+
 import numpy as np
 
 from ptymesh.diagnosis.cause import Evidence, Remedy
 from ptymesh.diagnosis.view import ResultView
+from ptymesh.verdict import judge_convergence
 
 #: Share of the light below which a mode holds next to nothing.
 WEAK = 0.005
@@ -13,6 +16,20 @@ WEAK = 0.005
 OFFSET, SLOPE = 0.06, 0.5
 #: Rise of the held-out residual above its minimum, and its excess over what noise explains, that are over-fitting.
 RISE, EXCESS = 1.03, 1.25
+
+
+def find_unfinished(view: ResultView) -> Evidence | None:
+    """Return the percentage by which the residual falls in an epoch; 0 where it does not, or steps were made small."""
+    found = judge_convergence(view.result.history, view.noise_level)
+    if found.kind != "falling":
+        return Evidence(0.0)
+    stage = 0 if view.recipe is None else len(view.recipe.stages) - 1
+    epochs = len(view.result.history.get("residual", ()))
+    if view.recipe is not None:
+        epochs = view.recipe.stages[-1].epochs
+    folder = "OUT" if view.path is None else str(view.path.parent)
+    command = shlex.join(["ptymesh", "resume", folder, "--set", f"stages.{stage}.epochs={epochs + found.more_epochs}"])
+    return Evidence(100 * found.per_epoch, f"the residual is {found}", (Remedy(advice=command),))
 
 
 def find_vortices(view: ResultView) -> Evidence | None:

@@ -6,6 +6,8 @@ simulated scans (docs/how-to/diagnosis.md says which).
 
 from __future__ import annotations
 
+import math
+
 from ptymesh.diagnosis import (
     beam,
     blur,
@@ -20,6 +22,7 @@ from ptymesh.diagnosis import (
     shadows,
 )
 from ptymesh.diagnosis.cause import Cause
+from ptymesh.verdict.judging import UNFINISHED, UNFINISHED_NAME
 
 CAUSES: tuple[Cause, ...] = (
     # --- detector ---
@@ -67,6 +70,14 @@ CAUSES: tuple[Cause, ...] = (
     Cause("plane", "The probe is not that of the sample's plane", sampling.find_other_plane, 4.0, weight=10.0),
     Cause("distance", "Wrong propagation distance", propagation.find_distance, 0.001, weight=2.0, from_times=1.1),
     # --- the scan and the estimate ---
+    Cause(
+        UNFINISHED_NAME,
+        "The iteration has not come to its end",
+        estimate.find_unfinished,
+        100 * UNFINISHED,
+        needs_patterns=False,
+        from_times=math.inf,
+    ),
     Cause("overlap", "Too little overlap", sampling.find_little_overlap, 0.6, weight=3.0, needs_patterns=False),
     Cause(
         "raster",

@@ -55,6 +55,8 @@ POOR_SHARE = 0.2
 SETTLED_SHARE = 0.1
 #: Fall of the residual in an epoch, as a fraction, above which more epochs are worth a word; over so many epochs.
 FALLING, LAST_EPOCHS = 0.015, 3
+#: The same from which on views that ask to be moved may do so as the fit is on its way; name of this cause.
+UNFINISHED, UNFINISHED_NAME = 0.008, "unfinished"
 #: u above which, without views that stand out, nothing but a fog is there.
 FOG_SHARE = 0.6
 #: u and t of noise that may be another than that of counting, lowest and highest u, highest t.
@@ -123,6 +125,9 @@ def judge(
     if verdict.state in ("poor", "failed"):
         return replace(verdict, signs=names)
     sentence = next((sign.sentence for sign in signs if sign.cause), signs[0].sentence)
+    if _fall(history or {}) > UNFINISHED and all(sign.is_of_fit for sign in signs):
+        sentence = f"it still falls, and {sentence}; more epochs first"
+        names = (UNFINISHED_NAME, *names)
     if verdict.times is not None:
         sentence = f"the residual is {factor_in_words(verdict.times)} times what counting leaves, but {sentence}"
     return replace(verdict, state="poor", sentence=sentence, signs=names)

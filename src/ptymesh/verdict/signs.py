@@ -45,6 +45,8 @@ BLUR_SHARE, BLUR_ERRORS = 0.002, 8.0
 #: A scale is asked for by a wrong defocus, too, and an aspect by astigmatism, as long as the fit is on its way.
 MAP_ERRORS = {"rotation": 5.0, "shear": 5.0, "aspect": 8.0, "scale": 10.0}
 MAP_PX = {"rotation": 0.015, "shear": 0.015, "aspect": 0.08, "scale": 0.08}
+#: Causes whose signs are seen in patterns and positions alone.
+OF_PATTERNS = frozenset({"lag", "serpentine", "orientation"})
 IN_WORDS = {
     "rotation": "a rotation of the whole scan",
     "shear": "scan axes that are not at right angles",
@@ -66,6 +68,11 @@ class Sign:
     cause: str
     strength: float
     sentence: str
+
+    @property
+    def is_of_fit(self) -> bool:
+        """True if it was seen in what a fit leaves, not in patterns and positions alone."""
+        return self.cause not in OF_PATTERNS
 
     def as_dict(self) -> dict[str, object]:
         """Return its fields by name."""
@@ -200,7 +207,7 @@ def signs_of_misfits(misfits: Misfits, *, are_counts: bool, are_refined: bool, n
         found += [sign for sign in moves if not (are_refined and sign.cause == "drift")]
         gain = float(np.median(move_gains(misfits)))
         if are_counts and not are_refined and gain > MOST_GAIN:
-            sentence = "views ask to be moved by more than noise makes them, which no right model leaves"
+            sentence = "views ask to be moved by more than noise makes them, which no right model leaves in the end"
             found.append(Sign("", gain / MOST_GAIN, sentence))
     return sorted(found, key=lambda sign: -sign.strength)
 

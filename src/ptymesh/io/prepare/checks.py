@@ -322,7 +322,9 @@ def odd_kinds(measurement: Measurement, seen: Survey) -> list[tuple[np.ndarray, 
 def _weakened(measurement: Measurement, seen: Survey) -> tuple[str, ...]:
     """Return a question for each region of the detector that gets a fixed share of the light."""
     m = measurement
-    regions = [] if has_one_pattern(m, seen) else find_weakened_regions(seen.mean, m.views, upright(m, m.mask))
+    regions = (
+        [] if has_one_pattern(m, seen) else find_weakened_regions(seen.mean, seen.most, m.views, upright(m, m.mask))
+    )
     return tuple(
         f"{_count(int(region.pixels.sum()), 'pixel')} ({_places(m, _laid_out(m, region.pixels))}) count "
         f"{region.share:.2g} times what all around them do: is this a semi-transparent beam stop? Give data.flat, "

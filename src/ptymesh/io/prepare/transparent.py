@@ -2,6 +2,8 @@
 
 The mean pattern is cut into connected parts wherever neighbouring pixels differ by much. A part all of whose edges are
 steps of the same height is weakened by one factor; the borders of features of a pattern differ from place to place.
+Light varies there from view to view as it does around; in a hole of the beam, as that of a zone plate, it is light that
+the sample has scattered, which varies more.
 
 h, w    window pixels; arrays have DC in the middle of far-field patterns
 t       share of the light that a region gets
@@ -21,6 +23,9 @@ LEAST_COUNTS = 100.0
 STEP = 0.35
 #: Fewest pixels of a region, and largest share of all that are lit.
 LEAST_PIXELS, LARGEST_SHARE = 9, 0.25
+#: Ratio of the largest count of a view to the mean one, over that around the region, up to which it is of the same
+#: light; standard deviations by which counting noise may add to it, and the least mean count from which it is known.
+MOST_CONTRAST, NOISE_ERRORS, LEAST_MEAN = 1.5, 4.0, 1.0
 #: Scatter of the logarithms of the steps, above which they are not of one height; features of 100 simulated scans of
 #: 20 kinds scatter by 0.158 and more.
 MOST_SCATTER = 0.12
@@ -43,11 +48,12 @@ class WeakenedRegion:
     share: float
 
 
-def find_weakened_regions(mean: np.ndarray, views: int, mask: np.ndarray) -> list[WeakenedRegion]:
+def find_weakened_regions(mean: np.ndarray, most: np.ndarray, views: int, mask: np.ndarray) -> list[WeakenedRegion]:
     """Return the regions that get a fixed share of the light, the largest first.
 
     Args:
         mean: (h, w) mean pattern, counts.
+        most: (h, w) largest count of any view.
         views: patterns of which it is the mean.
         mask: (h, w) bool, True where good.
     """
@@ -71,6 +77,24 @@ def find_weakened_regions(mean: np.ndarray, views: int, mask: np.ndarray) -> lis
             continue
         height = float(np.median(steps))
         scatter = NORMAL * float(np.median(np.abs(steps - height)))
-        if scatter < MOST_SCATTER and float((steps > STEP).mean()) > STEEP_EDGES:
+        outside = np.concatenate([second[leaving & both], first[entering & both]])
+        same_light = _has_light_of(mean.ravel(), most.ravel(), np.flatnonzero(inside), outside)
+        if scatter < MOST_SCATTER and float((steps > STEP).mean()) > STEEP_EDGES and same_light:
             regions.append(WeakenedRegion(inside.reshape(mean.shape), float(np.exp(-height))))
     return sorted(regions, key=lambda region: -int(region.pixels.sum()))
+
+
+def _has_light_of(mean: np.ndarray, most: np.ndarray, inside: np.ndarray, outside: np.ndarray) -> bool:
+    """Return True if light varies in a region as it does around it.
+
+    Args:
+        mean: mean count of each pixel.
+        most: largest count of each pixel.
+        inside: indices of the region's pixels.
+        outside: indices of pixels around it.
+    """
+    level = float(np.median(mean[inside]))
+    if level < LEAST_MEAN:
+        return False
+    within, around = (float(np.median(most[some] / mean[some])) for some in (inside, outside))
+    return within < MOST_CONTRAST * around * (1 + NOISE_ERRORS / level**0.5)
