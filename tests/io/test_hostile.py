@@ -17,6 +17,7 @@ import h5py
 import numpy as np
 import psutil
 import pytest
+import yaml
 
 from ptymesh.errors import BadInput
 from ptymesh.geometry import Geometry
@@ -222,6 +223,7 @@ def test_a_probe_that_is_left_out_is_not_read(metres: Path) -> None:
 def test_sizes_that_options_ask_for(metres: Path) -> None:
     refused(metres, "choose a smaller data.pad", pad=1_000_000)
     refused(metres, "choose a smaller data.pad", pad=10**15)
+    refused(metres, "is 685230, which is more than any detector has", **yaml.safe_load("pad: [256, 190:20:30]"))
     refused(metres, "1000000000000 positions", place={"raster": {"shape": [10**6, 10**6], "step_px": 1}})
 
 

@@ -10,7 +10,6 @@ import h5py
 import numpy as np
 import pytest
 import tifffile
-import yaml
 from pydantic import ValidationError
 
 from ptymesh.errors import BadInput
@@ -366,9 +365,3 @@ def test_units(generic: Load, positions: np.ndarray, unit: str, scale: float) ->
 def test_subpixel_is_kept_for_the_model() -> None:
     assert PositionOptions().subpixel == "fourier"
     assert PositionOptions(subpixel="none").subpixel == "none"
-
-
-def test_sides_that_no_detector_has_are_refused() -> None:
-    """YAML reads numbers with colons to the base of 60."""
-    with pytest.raises(BadInput, match="it should be less than or equal to 65536"):
-        DataOptions(path="a.cxi", **yaml.safe_load("pad: [16, 190:20:30]"))

@@ -21,8 +21,6 @@ from ptymesh.options import FilePath, Reference
 MOST_PER_VIEW = 64
 #: Longer lists of bad pixels belong into a mask.
 MOST_BAD_PIXELS = 200
-#: Pixels of a side of patterns; YAML reads 190:20:30 as 685230, a number to the base of 60.
-LARGEST_SIDE = 1 << 16
 #: A recipe holds no more values than a text of YAML may (run.yaml_text).
 MOST_WITHOUT, MOST_REGIONS = 20_000, 2_000
 
@@ -42,8 +40,6 @@ Number = Annotated[float, Field(allow_inf_nan=False)]
 PositivePair = Annotated[tuple[Positive, Positive], BeforeValidator(_both)]
 Step = Annotated[tuple[Number, Number], BeforeValidator(_both)]
 Size = Annotated[tuple[Annotated[int, Field(gt=0)], Annotated[int, Field(gt=0)]], BeforeValidator(_both)]
-Side = Annotated[int, Field(gt=0, le=LARGEST_SIDE)]
-WindowSize = Annotated[tuple[Side, Side], BeforeValidator(_both)]
 Pixel = tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]]
 Index = Annotated[int, Field(ge=0)]
 #: [row, end, column, end], ends excluded.
@@ -233,9 +229,9 @@ class DataOptions(FrozenOptions):
     flip_x: bool = False
     transpose: bool = False
     centre: Annotated[tuple[Number, Number], Field()] | Literal["find"] | None = None
-    crop: WindowSize | None = None
+    crop: Size | None = None
     bin: int = Field(1, gt=0)
-    pad: WindowSize | None = None
+    pad: Size | None = None
 
     mask: ArrayRef | None = None
     mask_true: Literal["good", "bad"] = "good"

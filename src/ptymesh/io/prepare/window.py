@@ -17,6 +17,8 @@ from ptymesh.limits import check_room
 
 #: Least number of pixels on a side of a window.
 LEAST_SIDE = 4
+#: Most pixels on a side of a padded window; YAML reads 190:20:30 as 685230, a number to the base of 60.
+LARGEST_SIDE = 1 << 16
 #: Bytes that a window takes for each of its detector pixels, in a pattern, masks, waves and sums, at least.
 PIXEL_BYTES = 50
 
@@ -87,6 +89,8 @@ def axis(n: int, cut: AxisCut, *, far: bool, centred: bool) -> Axis:
     total = m if pad is None else pad
     if total < m:
         raise BadInput(f"data.pad is {total}, smaller than the {m} pixels there are; use data.crop to make it smaller.")
+    if total > max(LARGEST_SIDE, m):
+        raise BadInput(f"data.pad is {total}, which is more than any detector has; choose a smaller data.pad.")
     if centre is not None and not 0 <= centre < n:
         raise BadInput(f"data.centre is at pixel {centre} of an axis of {n}; it must lie on the detector.")
 
