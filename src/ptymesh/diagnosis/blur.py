@@ -25,8 +25,9 @@ BRIGHT, MIN_BRIGHT_PIXELS = 5.0, 1000
 SPACINGS = (12, 30)
 #: Share of the misfit that a blur must explain if contrast is said to be lost; noise of few counts takes contrast, too.
 LEAST_SHARE = 0.002
-#: A blur along the motion explains so many times what others do; partial coherence may have a direction, too.
-ANISOTROPY = 1.75
+#: A blur along the motion explains so many times what one across it does, and what one over the detector's pixels does;
+#: partial coherence may have a direction, too.
+ACROSS, DETECTOR = 1.25, 1.75
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ def find_fly_scan(view: ResultView) -> Evidence | None:
     """Return the share of the misfit that a blur along the scan's motion explains, where it is more than one across."""
     blur = explained_blur(view)
     along, across = blur.share["along"], blur.share["across"]
-    number = along if along > ANISOTROPY * max(across, blur.share["detector"]) else 0.0
+    number = along if along > max(ACROSS * across, DETECTOR * blur.share["detector"]) else 0.0
     sentence = f"patterns are blurred along the scan's motion, which explains {100 * along:.2g} % of the misfit"
     return Evidence(number, sentence, (Remedy({"optics.fly_scan": True}), more_modes(view, 4)))
 

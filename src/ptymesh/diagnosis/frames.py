@@ -24,6 +24,8 @@ PARTS, MIN_PARTS = 16, 3
 MIN_VIEWS = 25
 #: Pixels from one side of the scan to the other by which patterns wander, at least.
 MIN_WANDER = 0.5
+#: Standard errors from which on patterns wander with the position.
+WANDERS = 5.0
 
 
 def find_bad_frames(view: ResultView) -> Evidence | None:

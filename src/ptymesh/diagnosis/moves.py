@@ -12,7 +12,6 @@ import numpy as np
 
 from ptymesh.diagnosis.cause import Evidence, Remedy
 from ptymesh.diagnosis.view import ResultView
-from ptymesh.verdict.signs import MAP_ERRORS, MAP_PX
 
 #: Standard errors by which a rotation or a scale must stand out; how far what is smooth in time may exceed it.
 STANDARD_ERRORS, SIMILAR = 3.5, 1.3
@@ -23,10 +22,7 @@ MIN_VIEWS = 12
 
 
 def find_geometry(view: ResultView) -> Evidence | None:
-    """Return the standard errors by which moves are a rotation, scale, aspect or shear of the positions.
-
-    Those of a scale or an aspect count less, as a wrong defocus or astigmatism asks for them, too; so do short moves.
-    """
+    """Return the standard errors by which moves are a rotation, scale, aspect or shear of the positions."""
     moves = move_statistics(view)
     if moves is None:
         return None
@@ -37,9 +33,7 @@ def find_geometry(view: ResultView) -> Evidence | None:
         "shear": "as axes that are not at right angles would",
     }[moves.largest_term]
     refine = Remedy({"stage.models.scan_geometry": True}, unless="stage.models.scan_geometry")
-    term = moves.largest_term
-    known = MAP_ERRORS["rotation"] / MAP_ERRORS[term] * min(1.0, moves.parts["geometry"] / MAP_PX[term])
-    number = known * moves.linear_errors if moves.kind == "geometry" else 0.0
+    number = moves.linear_errors if moves.kind == "geometry" else 0.0
     return Evidence(number, f"views ask to be moved by {moves.parts['geometry']:.2g} px {way}", (refine,))
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import numpy as np
 
 from ptymesh.diagnosis.cause import Evidence, Remedy
+from ptymesh.diagnosis.frames import WANDERS, find_descan
 from ptymesh.diagnosis.view import ResultView
 from ptymesh.io.prepare.near_field import SURELY_WIDE, NearFieldSigns, near_field_signs
 from ptymesh.io.prepare.shadows import Shadows, find_shadows, neighbour_pairs
@@ -82,6 +83,9 @@ def find_near_field(view: ResultView) -> Evidence | None:
     assert scan is not None
     if scan.geometry.propagation != "far_field" or view.is_of_electrons:
         return None  # the disc of a convergent beam of electrons shows the sample at any defocus
+    descan = find_descan(view)
+    if descan is not None and descan.number > WANDERS:  # patterns that wander move with the sample, too
+        return None
     if "near_field" not in view.memo:
         view.memo["near_field"] = near_field_signs(scan)
     signs = view.memo["near_field"]

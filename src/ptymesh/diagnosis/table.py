@@ -47,7 +47,7 @@ CAUSES: tuple[Cause, ...] = (
         "descan",
         "Patterns wander over the detector",
         frames.find_descan,
-        5.0,
+        frames.WANDERS,
         weight=2.0,
         mistaken_for=frozenset({"orientation", "geometry", "drift"}),
     ),

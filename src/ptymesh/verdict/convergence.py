@@ -202,7 +202,8 @@ def _until_slow(slope: float, power: float, n: int) -> int:
     if slope <= SLOW:
         wanted = float(most)
     else:
-        wanted = min(float(most), n * ((slope / SLOW) ** (1 / power) - 1)) if power > 0 else float(most)
+        exponent = math.log(slope / SLOW) / power if power > 0 else math.inf
+        wanted = min(float(most), n * math.expm1(min(exponent, 50.0)))
     step = 5 if wanted < 50 else 10
     return max(5, step * round(wanted / step))
 

@@ -39,7 +39,7 @@ from typing import Literal
 
 import numpy as np
 
-from ptymesh.verdict.convergence import has_settled
+from ptymesh.verdict.convergence import has_settled, judge_convergence
 from ptymesh.verdict.floor import NoiseFloor
 from ptymesh.verdict.misfits import COUNTS, EXPECTED, MISFIT, VARIANCE, Misfits
 from ptymesh.verdict.signs import Sign
@@ -55,7 +55,7 @@ POOR_SHARE = 0.2
 SETTLED_SHARE = 0.1
 #: Fall of the residual in an epoch, as a fraction, above which more epochs are worth a word; over so many epochs.
 FALLING, LAST_EPOCHS = 0.015, 3
-#: The same from which on views that ask to be moved may do so as the fit is on its way; name of this cause.
+#: The same where no schedule has made steps small: what views ask for may be that the fit is on its way. Its name.
 UNFINISHED, UNFINISHED_NAME = 0.008, "unfinished"
 #: u above which, without views that stand out, nothing but a fog is there.
 FOG_SHARE = 0.6
@@ -125,7 +125,9 @@ def judge(
     if verdict.state in ("poor", "failed"):
         return replace(verdict, signs=names)
     sentence = next((sign.sentence for sign in signs if sign.cause), signs[0].sentence)
-    if _fall(history or {}) > UNFINISHED and all(sign.is_of_fit for sign in signs):
+    course = judge_convergence(history or {})
+    on_its_way = course.kind == "falling" and course.per_epoch > UNFINISHED
+    if on_its_way and all(sign.is_of_fit for sign in signs):
         sentence = f"it still falls, and {sentence}; more epochs first"
         names = (UNFINISHED_NAME, *names)
     if verdict.times is not None:
