@@ -22,7 +22,7 @@ from ptymesh.verdict import Convergence, factor_in_words, judge_convergence
 
 #: Findings that are printed, the likeliest ones.
 SHOWN = 3
-#: Strength from which on a finding needs no others beside it; strength below which it may be what another one leaves.
+#: Strength from which on a finding needs no others beside it; below which moves may be what a thick sample asks for.
 CERTAIN, WEAK = 10.0, 5.0
 #: Share of the residual without a remedy below which it helps much; strength of a finding that just does.
 MUCH, SMALLEST_GAIN = 0.9, 2.0
@@ -166,11 +166,12 @@ def _findings(view: ResultView, found: list[tuple[Cause, Evidence]], trials: Tri
     """Return what is reported, the likeliest first; causes that need a trial only where that helps much."""
     certain = sorted((one for one in found if not one[0].needs_trial), key=lambda one: -strength(*one))
     findings = [finding(view, *one, trials if place < SHOWN else None) for place, one in enumerate(certain)]
-    strongest = findings[0].strength if findings else 0.0
-    if strongest < WEAK and trials is None and view.is_of_electrons:  # nothing else is known to leave so much
+    # a thick sample asks for moves a little, and nothing else is known to leave so much
+    weak = all(one.cause == "vibration" and one.strength < WEAK for one in findings)
+    if weak and trials is None and view.is_of_electrons:
         untried = [finding(view, *one) for one in found if one[0].needs_trial]
         return [*untried, *findings]
-    sure = strongest > CERTAIN
+    sure = bool(findings) and findings[0].strength > CERTAIN
     for cause, evidence in found:
         if cause.needs_trial and trials is not None and not sure:
             tried = tried_finding(view, cause, evidence, trials)
