@@ -75,7 +75,6 @@ CAUSES: tuple[Cause, ...] = (
         "The iteration has not come to its end",
         estimate.find_unfinished,
         100 * UNFINISHED,
-        weight=0.1,  # fits of wrong models fall for long, too; the verdict's sign comes first anyway
         needs_patterns=False,
         from_times=math.inf,
     ),

@@ -129,7 +129,7 @@ def judge(
     on_its_way = course.kind == "falling" and course.per_epoch > UNFINISHED
     if on_its_way and all(sign.is_of_fit for sign in signs):
         sentence = f"it still falls, and {sentence}; more epochs first"
-        names = (UNFINISHED_NAME, *names)
+        names = ()  # what a fit on its way leaves is no proof of any
     if verdict.times is not None:
         sentence = f"the residual is {factor_in_words(verdict.times)} times what counting leaves, but {sentence}"
     return replace(verdict, state="poor", sentence=sentence, signs=names)
