@@ -178,4 +178,5 @@ def test_runs_of_one_and_two_ranks(tmp_path: Path, ranks: int) -> None:
     found = said(tmp_path / "out")
     assert found["phase"] == "done" and found["outcome"] in ("good", "poor", "failed") and found["sentence"]
     assert (found["ranks"], found["done_epochs"], found["total_epochs"]) == (ranks, 3, 3)
+    assert len(found["rank_waited_s"]) == ranks and all(held > 1e7 for held in found["rank_peak_bytes"])
     assert before < float(found["started"]) <= float(found["beat"]) <= time.time()  # type: ignore[arg-type]

@@ -1,12 +1,14 @@
 """Panels of the page say what the files hold: comparison, profile, pattern, caustic, ranks, studies."""
 
 import json
+import shutil
 from io import BytesIO
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
+import torch
 
 import ptymesh as pm
 from ptymesh.recipe.schema import Recipe
@@ -14,6 +16,7 @@ from ptymesh.run.session import run_recipe
 from ptymesh.run.simulate_file import write
 from ptymesh.run_folder.caustic import caustic_of_result
 from ptymesh.run_folder.patterns import patterns_of
+from ptymesh.run_folder.preview import Estimated, write_preview
 from ptymesh.simulate import checked
 
 pytest.importorskip("starlette")
@@ -154,6 +157,37 @@ def test_patterns_that_there_are_not(root: Path, asked: dict[str, str]) -> None:
     assert page.get("/api/pattern", params={"id": ids(page)["one"], **asked}).status_code == 400
 
 
+def test_a_pattern_while_the_run_goes_on(root: Path, tmp_path: Path) -> None:
+    """Of the last checkpoint, at the place of a preview whose pixels are larger, and whose object has grown since."""
+    out = tmp_path / "going"
+    shutil.copytree(root / "one" / "checkpoint", out / "checkpoint")
+    (out / "status.json").write_text('{"phase": "stage", "outcome": null}')
+    result = pm.Result.load(root / "one" / "result.h5")
+    origin = (result.origin_px[0] + 6, result.origin_px[1])
+    grown = torch.as_tensor(np.pad(result.object, ((0, 0), (6, 0), (0, 0))))
+    write_preview(out / "preview.h5", Estimated(grown, torch.as_tensor(result.probe), None, origin), 0, 1)
+    with h5py.File(out / "preview.h5", "a") as file:
+        file.attrs["binned"] = 2
+    page = page_of(tmp_path)
+    middle = (result.positions_px[7] + 16 + [6, 0]) / 2
+    found = page.get("/api/pattern", params={"id": ids(page)["going"], "at": f"{middle[0]},{middle[1]}"}).json()
+    assert found["view"] == 7 and found["file"] == "checkpoint" and found["centre"] == pytest.approx(list(middle))
+    assert result.residuals is not None and found["residual"] == pytest.approx(result.residuals[7], rel=1e-3)
+    answer = page.get("/api/pattern/picture", params={"id": ids(page)["going"], "view": "7"})
+    assert answer.status_code == 200 and answer.headers["content-type"] == "image/png"
+
+
+def test_patterns_need_a_checkpoint_or_a_result(tmp_path: Path, root: Path) -> None:
+    with h5py.File(root / "one" / "result.h5") as file:
+        obj, probe = torch.as_tensor(file["object"][()]), torch.as_tensor(file["probe"][()])
+    (tmp_path / "going").mkdir()
+    (tmp_path / "going" / "status.json").write_text('{"phase": "stage", "outcome": null}')
+    write_preview(tmp_path / "going" / "preview.h5", Estimated(obj, probe, None), 0, 1)
+    page = page_of(tmp_path)
+    answer = page.get("/api/pattern", params={"id": ids(page)["going"], "at": "20,20"})
+    assert answer.status_code == 400 and "has written none yet" in answer.text
+
+
 def test_data_outside_the_folders_are_read_only_if_asked_for(root: Path) -> None:
     page = page_of(root, data=False)
     for path in ("/api/pattern", "/api/pattern/picture"):
@@ -178,6 +212,18 @@ def test_what_ranks_held(root: Path) -> None:
     found = page.get("/api/ranks", params={"id": ids(page)["one"]}).json()
     assert len(found["ranks"]["peak_bytes"]) == 1 and found["ranks"]["peak_bytes"][0] > 0
     assert found["traffic"] == {}
+
+
+def test_what_ranks_hold_while_the_run_goes_on(tmp_path: Path) -> None:
+    out = tmp_path / "going"
+    out.mkdir()
+    said = {"phase": "stage", "outcome": None, "rank_peak_bytes": [5e8, 4e8], "rank_waited_s": [0.5, 0.25]}
+    (out / "status.json").write_text(json.dumps(said))
+    page = page_of(tmp_path)
+    found = page.get("/api/ranks", params={"id": ids(page)["going"]}).json()
+    assert found["ranks"] == {"peak_bytes": [5e8, 4e8], "waited_s": [0.5, 0.25]} and found["goes_on"]
+    (out / "status.json").write_text(json.dumps(said | {"rank_waited_s": ["0.5", None]}))
+    assert page.get("/api/ranks", params={"id": ids(page)["going"]}).json()["ranks"] == {"peak_bytes": [5e8, 4e8]}
 
 
 def test_panels_need_the_token(root: Path) -> None:

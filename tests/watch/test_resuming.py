@@ -12,6 +12,7 @@ pytest.importorskip("starlette")
 pytest.importorskip("httpx2")
 from starlette.testclient import TestClient
 
+from ptymesh.files import machine
 from ptymesh.run_folder.control import write_request
 from ptymesh.watch import resuming
 from ptymesh.watch.server import make_app
@@ -65,6 +66,24 @@ def test_nothing_but_resume_and_a_number_is_started(tmp_path: Path, started: lis
         ("-m", "ptymesh", "resume", str(out)),
         ("-m", "ptymesh", "resume", str(out), "--set", "stages.1.epochs=30"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        ({"ranks": 2, "machine": machine()}, ("--ranks", "2")),
+        ({"ranks": 1, "machine": machine()}, ()),
+        ({"ranks": 2, "machine": "elsewhere"}, ()),
+        ({"ranks": 100_000, "machine": machine()}, ()),
+        ({}, ()),
+    ],
+)
+def test_as_many_ranks_as_it_had_here(
+    tmp_path: Path, started: list[tuple[str, ...]], status: dict[str, object], words: tuple[str, ...]
+) -> None:
+    out = folder(tmp_path, phase="stage", outcome="interrupted", **status)
+    ask(page_of(tmp_path))
+    assert started == [("-m", "ptymesh", "resume", str(out), *words)]
 
 
 @pytest.mark.parametrize("epochs", ["0", "-3", "1e9", "10000000", "3 --force", "3;ls", ""])

@@ -205,9 +205,11 @@ def _carry_out(
             callback.saving(folder)
         recon.state.save(folder, loop.problem, about)
         _tell_checkpoint(recon, out)
-        world.barrier()  # messages about a rank lost from now on name this checkpoint
+        # collective, so that messages about a rank lost from now on name this checkpoint
+        ranks = _measure_ranks(world, world.heartbeat.waited_s - waited)
         for callback in callbacks:
             callback.saved(folder)
+            callback.measured(ranks)
 
     waited = world.heartbeat.waited_s
     clock = _CheckpointClock(recipe.output.checkpoint_every, recipe.output.checkpoint_minutes)
@@ -255,7 +257,8 @@ def _estimated(recon: Reconstruction, loop: Loop) -> Estimated | None:
     if tuple(whole.shape[-2:]) != tuple(estimate.extent):
         return None
     pixel, coarser = recon.scan.geometry.object_pixel_m, loop.coarsened
-    return Estimated(whole, estimate.probe, None if pixel is None else (coarser * pixel[0], coarser * pixel[1]))
+    size = None if pixel is None else (coarser * pixel[0], coarser * pixel[1])
+    return Estimated(whole, estimate.probe, size, estimate.origin)
 
 
 def _compare_patterns(recipe: Recipe, recon: Reconstruction, result: Result) -> PatternPairs | None:

@@ -18,7 +18,10 @@ from ptymesh.distributed.tiles import Rect
 from ptymesh.errors import BadInput
 from ptymesh.estimate import Estimate
 from ptymesh.io.checkpoint import store as checkpoint
+from ptymesh.io.results import Result
+from ptymesh.measurement import Measurement
 from ptymesh.problem import Problem
+from ptymesh.recipe.schema import Recipe
 from ptymesh.run import memory
 from ptymesh.run.checkpoint_counters import Counters, counters_of
 from ptymesh.run.unknown_changes import COLUMNS, change_column
@@ -184,6 +187,44 @@ class RunState:
             _read_memories(of_views, device),
             _read_epoch_start(saved),
         )
+
+
+def read_estimate(saved: checkpoint.Checkpoint, recipe: Recipe, scan: Measurement) -> Result:
+    """Return what a checkpoint holds of object, probe and all else that explains patterns, without residuals.
+
+    Nothing of the scan's patterns is read, unlike `RunState.load`, which needs a problem.
+
+    Args:
+        saved: whose arrays are taken; of the object all tiles.
+        recipe: of the run.
+        scan: of the run.
+
+    Raises:
+        BadInput: arrays are missing, or do not fit each other or the scan.
+    """
+    run, pixel = counters_of(saved.meta), scan.geometry.object_pixel_m
+    if run.window != scan.window or saved.shared["probe"].shape[-2:] != scan.window:
+        raise BadInput("The checkpoint is of a coarse stage, whose patterns are binned; wait for the next stage.")
+    probes = saved.shared["probe"].reshape(scan.scans if recipe.probe.scans == "own" else 1, -1, *scan.window)
+    held = {**saved.shared, **{name: saved.per_view[name] for name in saved.per_view}}
+    return Result(
+        object=saved.tiles.part("object", Rect(0, 0, *run.extent)),
+        probe=probes[0],
+        positions_px=held["positions"],
+        pixel_size_m=pixel,
+        positions_m=None if pixel is None else (held["positions"] - np.array(run.origin)) * np.array(pixel),
+        slice_spacing_m=run.slice_spacing_m,
+        tilt_rad=run.tilt_rad,
+        recipe=recipe.to_yaml(),
+        attrs={"subpixel": recipe.positions.subpixel, "data_fingerprint": scan.fingerprint},
+        background=held["background"] if held["background"].any() else None,
+        weights=held["weights"],
+        opr=held["opr"] if len(held["opr"]) else None,
+        parameters=run.parameters,
+        unknowns={name.removeprefix(OTHERS): held[name] for name in held if name.startswith(OTHERS)},
+        scan_index=scan.scan_index,
+        scan_probes=probes if len(probes) > 1 else None,
+    )
 
 
 def _check_arrays(saved: checkpoint.Checkpoint, run: Counters, problem: Problem) -> None:

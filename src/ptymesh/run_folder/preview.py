@@ -36,11 +36,13 @@ class Estimated(NamedTuple):
         object: (L, H, W) complex, all of it.
         probe: (M, h, w) complex.
         pixel_m: (y, x) of an object pixel in metres; None if unknown.
+        origin_px: object pixel (y, x) at which the scan's own coordinates have their zero.
     """
 
     object: Tensor
     probe: Tensor
     pixel_m: tuple[float, float] | None
+    origin_px: tuple[float, float] = (0.0, 0.0)
 
 
 class Preview(Callback):
@@ -102,7 +104,7 @@ def write_preview(path: Path, shown: Estimated, stage: int, epoch: int) -> None:
         if shown.pixel_m is not None:
             made.attrs["pixel_size_m"] = [side * length for length in shown.pixel_m]
         file["probe"] = shown.probe[:MOST_PLANES].cpu().numpy().astype(np.complex64)
-        file.attrs.update({"binned": side, "stage": stage, "epoch": epoch})
+        file.attrs.update({"binned": side, "origin_px": shown.origin_px, "stage": stage, "epoch": epoch})
     os.replace(beside, path)
 
 

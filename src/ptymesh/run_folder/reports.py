@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -149,6 +149,13 @@ class Callback:
 
     def saved(self, path: Path) -> None:
         """Take note of a checkpoint or result that was written."""
+
+    def measured(self, ranks: Mapping[str, Sequence[float]]) -> None:
+        """Take what each rank has held and waited so far, which is measured with every checkpoint.
+
+        Args:
+            ranks: rank_peak_bytes and rank_waited_s, a value for each rank.
+        """
 
     def judged(self, verdict: Mapping[str, object]) -> None:
         """Take the verdict on the result after it was saved.

@@ -13,7 +13,7 @@ import os
 import platform
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -56,9 +56,10 @@ class StatusFile(Watcher):
 
     Keys: phase (searching, reading, preparing, stage, saving, done); stage of stages, engine, epoch of epochs, batch of
     batches (each from 1); done_epochs of total_epochs; residual of the last epoch; seconds_left; outcome (good, poor,
-    failed, interrupted, diverged; null while the run goes on) with its sentence; pid, host, machine; ranks; started and
-    beat (seconds since 1970), and beat_every_s, the longest time between two beats within batches. What is not known is
-    null. A run that is refused leaves the file as it was.
+    failed, interrupted, diverged; null while the run goes on) with its sentence; pid, host, machine; ranks, and of each
+    rank rank_peak_bytes and rank_waited_s (seconds in collectives) as of the last checkpoint; started and beat (seconds
+    since 1970), and beat_every_s, the longest time between two beats within batches. What is not known is null. A run
+    that is refused leaves the file as it was.
     """
 
     def __init__(self) -> None:
@@ -76,6 +77,7 @@ class StatusFile(Watcher):
         )
         self._said |= {"phase": "reading", "residual": None, "seconds_left": None, "outcome": None, "sentence": None}
         self._said |= {"pid": os.getpid(), "host": platform.node(), "machine": machine(), "ranks": None}
+        self._said |= {"rank_peak_bytes": None, "rank_waited_s": None}
         self._said |= {"started": now, "beat": now, "beat_every_s": None}
 
     def entering(self, phase: str, out: Path) -> None:
@@ -155,6 +157,10 @@ class StatusFile(Watcher):
         if self._clock is not None:
             self._said["phase"] = "stage"
             self._last_batch = math.inf  # what came in between says nothing about batches
+
+    def measured(self, ranks: Mapping[str, Sequence[float]]) -> None:
+        """Take what each rank has held and waited; it is written with the next beat."""
+        self._said |= {name: [round(value, 3) for value in values] for name, values in ranks.items()}
 
     def judged(self, verdict: Mapping[str, object]) -> None:
         """Take outcome and sentence."""

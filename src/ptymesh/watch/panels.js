@@ -57,10 +57,10 @@ async function askPattern(values) {
     number.onchange = () => askPattern({ view: Math.min(found.views - 1, Math.max(0, Math.round(Number(number.value) || 0))) });
     const label = element("label", "view ");
     label.append(number);
-    bar.append(label, element("span", `of ${found.views} · residual ${shown(found.residual)} · ${shown(found.counts)} counts, model ${shown(found.modelled_counts)}`));
+    bar.append(label, element("span", `of ${found.views} · residual ${shown(found.residual)} · ${shown(found.counts)} counts, model ${shown(found.modelled_counts)}${found.file === "checkpoint" ? " · as of the last checkpoint" : ""}`));
     const row = element("div", undefined, "figures three");
     for (const [side, text] of [["measured", "measured, logarithmic"], ["modelled", "modelled, same scale"], ["residual", "residual: √model − √measured, red where the model is brighter"]]) {
-      row.append(image(address("api/pattern/picture", { id, view: found.view, side, v: state.details.arrays.version }), text));
+      row.append(image(address("api/pattern/picture", { id, view: found.view, side, v: found.version }), text));
     }
     $("patterns").replaceChildren(bar, row);
   } catch (error) { $("patterns").replaceChildren(element("p", error.message)); }
@@ -92,12 +92,12 @@ const signedLength = (metres) => `${metres < 0 ? "−" : ""}${lengthName(Math.ab
 async function openRanks() {
   const id = state.id, panel = $("ranks");
   try {
-    const { ranks, traffic } = await ask("api/ranks", { id });
+    const { ranks, traffic, goes_on } = await ask("api/ranks", { id });
     if (id !== state.id) return;
     const count = Math.max(ranks.peak_bytes?.length ?? 0, ranks.waited_s?.length ?? 0);
     if (!count) { panel.replaceChildren(element("p", "The result does not say what its ranks held.")); return; }
     const rows = Array.from({ length: count }, (_, rank) => [rank, bytesName(ranks.peak_bytes?.[rank]), `${shown(ranks.waited_s?.[rank])} s`]);
-    const sent = traffic.bytes_per_batch === undefined ? "One process: nothing was sent." : `The busiest rank sent ${bytesName(traffic.bytes_per_batch)} in ${shown(traffic.messages_per_batch)} messages per batch.`;
+    const sent = goes_on ? "As of the last checkpoint; what is sent is known at the end." : traffic.bytes_per_batch === undefined ? "One process: nothing was sent." : `The busiest rank sent ${bytesName(traffic.bytes_per_batch)} in ${shown(traffic.messages_per_batch)} messages per batch.`;
     panel.replaceChildren(table(["rank", "most memory", "time in collectives"], rows), element("p", sent));
   } catch (error) { panel.replaceChildren(element("p", error.message)); }
 }

@@ -14,6 +14,8 @@ from matplotlib import colormaps
 from scipy import ndimage
 
 from ptymesh.errors import BadInput
+from ptymesh.io.checkpoint import manifests
+from ptymesh.run.checkpoint_counters import counters_of
 from ptymesh.watch.comparing import SIDES, comparison_numbers, comparison_picture
 from ptymesh.watch.growing import Row
 from ptymesh.watch.pictures import png
@@ -29,6 +31,9 @@ if TYPE_CHECKING:
 PROFILE_POINTS, PROFILE_SIDE = 512, 2048
 #: Largest object, in bytes, whose views are modelled here.
 MODELLED_BYTES = 1 << 30
+
+#: What is said of each rank, in results and in status.json, and its name on the page.
+RANK_NAMES = {"rank_peak_bytes": "peak_bytes", "rank_waited_s": "waited_s"}
 
 _scan_lock = threading.Lock()
 
@@ -142,9 +147,11 @@ def answer_profile(request: PanelRequest) -> Row:
 
 def answer_pattern(request: PanelRequest) -> Row:
     """Return number, position and residual of the view that lies closest to a point on the object."""
+    shown = _pixels_of(request.file())
     with _scan_lock:
-        loaded = _load_scan(_readable(request))
-        centres = loaded.result.positions_px + np.array(loaded.result.probe.shape[-2:]) / 2
+        found = _readable(request)
+        loaded = _load_scan(found)
+        centres = shown.from_result(loaded.result, loaded.result.positions_px + np.array(loaded.scan.window) / 2)
         if "view" in request.query:
             view = int(request.query["view"])
             if not 0 <= view < len(centres):
@@ -160,6 +167,8 @@ def answer_pattern(request: PanelRequest) -> Row:
         "counts": float(measured[good].sum()),
         "modelled_counts": float(modelled[good].sum()),
         "residual": float((difference**2).sum() / max(measured[good].sum(), 1e-30)),
+        "version": str(found.modified),
+        "file": found.kind,
     }
 
 
@@ -188,17 +197,50 @@ def answer_pattern_picture(request: PanelRequest) -> bytes:
     return png(made)
 
 
+@dataclass(frozen=True)
+class ShownPixels:
+    """Pixels of the picture that is shown, of which each may be several of the object.
+
+    Attributes:
+        binned: object pixels along the side of one.
+        origin_px: object pixel at which the scan has its zero when the picture was drawn; None where it is the
+            result's.
+    """
+
+    binned: int
+    origin_px: np.ndarray | None
+
+    def from_result(self, result: Result, places_px: np.ndarray) -> np.ndarray:
+        """Return places on a result's object, (N, 2) y x, in pixels of the picture; the object may have grown since."""
+        known = self.origin_px is not None and result.positions_m is not None
+        moved = self.origin_px - np.array(result.origin_px) if known else 0.0
+        return np.asarray((places_px + moved) / self.binned)
+
+
+def _pixels_of(found: ObjectFile) -> ShownPixels:
+    """Return which pixels a picture of a file has."""
+    if found.kind != "preview":
+        return ShownPixels(1, None)
+    with h5py.File(found.path, "r", locking=False) as file:
+        return ShownPixels(int(file.attrs["binned"]), np.array(file.attrs["origin_px"], dtype=np.float64))
+
+
 def _readable(request: PanelRequest) -> ObjectFile:
-    """Return the result whose data may be read. Raises BadInput if they may not."""
+    """Return the result, or while there is none the last checkpoint. Raises BadInput if its data may not be read."""
     if not request.data:
         raise BadInput(
             "Patterns lie in the data that the recipe names, maybe outside of the folders that are shown; start "
             "`ptymesh watch --data` to read them."
         )
-    found = request.result()
-    with OpenedArrays(found) as arrays:
-        bytes_needed = 8 * int(np.prod(arrays.object_shape))
-    if bytes_needed > MODELLED_BYTES:
+    found = request.run.estimate_file()
+    if found is None:
+        raise BadInput("Patterns are modelled once there is a checkpoint or a result; the run has written none yet.")
+    if found.is_result:
+        with OpenedArrays(found) as arrays:
+            pixels = int(np.prod(arrays.object_shape))
+    else:
+        pixels = int(np.prod(counters_of(manifests.read_meta(found.path.parent.parent)).extent))
+    if 8 * pixels > MODELLED_BYTES:
         raise BadInput("The object is too large to model a view of it in the page; `ptymesh view` draws patterns.")
     return found
 
@@ -236,16 +278,26 @@ class LoadedScan:
 
 @lru_cache(1)
 def _load_scan(found: ObjectFile) -> LoadedScan:
-    """Return a result with its data, which the recipe names."""
+    """Return a result, or what a checkpoint holds, with its data, which the recipe names."""
+    from ptymesh.io.checkpoint import store
     from ptymesh.io.results import Result
     from ptymesh.recipe.scans import load_scan
     from ptymesh.recipe.schema import Recipe
+    from ptymesh.run.state import read_estimate
     from ptymesh.run_folder.patterns import check_same, model_of
 
-    result = Result.load(found.path)
-    if not result.recipe:
-        raise BadInput("The result holds no recipe, which would say where its data are.")
-    scan = load_scan(Recipe.from_yaml(result.recipe))
+    if found.is_result:
+        result = Result.load(found.path)
+        if not result.recipe:
+            raise BadInput("The result holds no recipe, which would say where its data are.")
+        scan = load_scan(Recipe.from_yaml(result.recipe))
+    else:
+        saved = store.load(found.path.parent.parent)
+        if not isinstance(saved.meta.get("recipe"), str):
+            raise BadInput("The checkpoint holds no recipe, which would say where its data are.")
+        recipe = Recipe.from_yaml(saved.meta["recipe"])
+        scan = load_scan(recipe)
+        result = read_estimate(saved, recipe, scan)
     check_same(result, scan)
     return LoadedScan(result, scan, model_of(result, scan.geometry))
 
@@ -281,10 +333,18 @@ def _caustic(found: ObjectFile) -> Caustic:
 
 
 def answer_ranks(request: PanelRequest) -> Row:
-    """Return what each rank of a run held and waited, and what was sent, as the result says; empty if it does not."""
-    with h5py.File(request.result().path, "r", locking=False) as file:
-        attrs = dict(file.attrs)
-    names = {"rank_peak_bytes": "peak_bytes", "rank_waited_s": "waited_s"}
-    ranks = {short: np.atleast_1d(attrs[name]).astype(float).tolist() for name, short in names.items() if name in attrs}
+    """Return what each rank of a run has held and waited, and what was sent; empty if that is not known.
+
+    While the run goes on this is as of its last checkpoint, and without what was sent, which the result says.
+    """
+    status = request.run.status()
+    attrs: Row = {}
+    if "outcome" in status or not any(name in status for name in RANK_NAMES):
+        with h5py.File(request.result().path, "r", locking=False) as file:
+            attrs = dict(file.attrs)
+    said = attrs or status
+    ranks = {
+        short: np.atleast_1d(said[name]).astype(float).tolist() for name, short in RANK_NAMES.items() if name in said
+    }
     traffic = {name: float(attrs[name]) for name in ("bytes_per_batch", "messages_per_batch") if name in attrs}
-    return {"ranks": ranks, "traffic": traffic}
+    return {"ranks": ranks, "traffic": traffic, "goes_on": not attrs}

@@ -10,6 +10,8 @@ from typing import IO
 
 from ptymesh.distributed.child import PARENT
 from ptymesh.distributed.processes import start_python
+from ptymesh.files import machine
+from ptymesh.watch.growing import Row
 from ptymesh.watch.runs import RunFolder
 
 #: States of a run that can go on, and those of one that can go on for longer.
@@ -29,7 +31,9 @@ class ResumedRuns:
         self._lock = threading.Lock()
 
     def start(self, run: RunFolder, epochs: int | None) -> None:
-        """Go on with a run from its checkpoint on this machine, in one process of its own.
+        """Go on with a run from its checkpoint on this machine, in processes of its own.
+
+        They are as many as they were if all were on this machine, else one: the result is the same.
 
         Args:
             run: that was stopped.
@@ -42,6 +46,7 @@ class ResumedRuns:
         if epochs is not None and not 1 <= epochs <= MOST_EPOCHS:
             raise ValueError(f"the number of epochs has to lie between 1 and {MOST_EPOCHS}")
         words = [] if epochs is None else ["--set", f"stages.{run.last_stage()}.epochs={epochs}"]
+        words += _rank_words(run.status())
         with self._lock:
             state = run.summary()["state"]
             if state not in (STOPPED if epochs is None else LONGER) or self.is_alive(run.id):
@@ -85,3 +90,15 @@ class ResumedRuns:
             if process.wait() not in (0, 75):
                 errors.seek(max(0, errors.seek(0, os.SEEK_END) - SAID))
                 self._said[run_id] = errors.read().decode("utf-8", errors="replace").strip()
+
+
+def _rank_words(status: Row) -> list[str]:
+    """Return the option for as many ranks as a run had, empty where it was one or where they were elsewhere.
+
+    Args:
+        status: of the run, which names the machine of its first rank.
+    """
+    ranks = status.get("ranks")
+    if status.get("machine") != machine() or not isinstance(ranks, int) or not 1 < ranks <= (os.cpu_count() or 1):
+        return []
+    return ["--ranks", str(ranks)]

@@ -56,6 +56,8 @@ NUMBERS: tuple[str, ...] = (
     "residual",
 )
 NUMBERS += ("seconds_left", "pid", "ranks", "started", "beat", "beat_every_s")
+#: Lists of the status with a number for each rank.
+RANKS = ("rank_peak_bytes", "rank_waited_s")
 #: Pixels of the object that are read at a time where it is binned.
 BAND_PIXELS = 1 << 24
 #: Outcomes of a run that ends without a result.
@@ -147,7 +149,8 @@ class RunFolder:
             if isinstance(said, dict):
                 texts = {name: said[name][:2000] for name in TEXTS if isinstance(said.get(name), str)}
                 numbers = {name: said[name] for name in NUMBERS if type(said.get(name)) in (int, float)}
-                return texts | numbers
+                ranks = {name: said[name] for name in RANKS if _are_numbers(said.get(name))}
+                return texts | numbers | ranks
         return {}
 
     def _state(self, verdict: Row, status: Row) -> tuple[str, float | None]:
@@ -266,6 +269,14 @@ class RunFolder:
             return max(*shown, *previews, key=_age) if shown else previews[0]
         return newest
 
+    def estimate_file(self) -> ObjectFile | None:
+        """Return the file with all that explains patterns: the last checkpoint of a run that goes on, else the result.
+
+        A checkpoint stays beside the result that it has led to, which is newer.
+        """
+        found = [one for one in self._object_files() if one.kind != "preview"]
+        return max(found, key=_age, default=None)
+
     def _object_files(self) -> list[ObjectFile]:
         found = []
         kinds: dict[str, Literal["result", "preview"]]
@@ -333,6 +344,11 @@ def _folders(folder: Path, levels: int) -> Iterator[Path]:
         for below in sorted(folder.iterdir()):
             if below.is_dir() and not below.is_symlink() and not below.name.startswith("."):
                 yield from _folders(below, levels - 1)
+
+
+def _are_numbers(values: object) -> bool:
+    """Return True for a list of numbers."""
+    return isinstance(values, list) and all(type(value) in (int, float) for value in values)
 
 
 def _age(one: ObjectFile) -> int:
