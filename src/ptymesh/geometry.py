@@ -25,6 +25,8 @@ Radiation = Literal["photon", "electron"]
 Pair = tuple[float, float]
 #: Least and largest lengths (m) of pixels, distances and wavelengths that are accepted.
 LENGTHS_M = (1e-15, 1e6)
+#: Largest angle by which a surface may lean from the beam, in degrees.
+STEEPEST_DEG = 85.0
 
 
 def photon_wavelength_m(energy_eV: float) -> float:
@@ -90,7 +92,9 @@ class Geometry:
         distance_m: sample to detector (z2); None where only the object pixel is known.
         focus_distance_m: focus to sample (z1) in a diverging near-field beam; None for a parallel one.
         detector_pixel_m: (y, x) after binning.
-        object_pixel_m: (y, x); None in pixel units.
+        object_pixel_m: (y, x); None in pixel units. Along a surface that leans, on the surface.
+        surface_deg: (y, x) angle by which the surface's normal leans from the beam that comes from it, along one of
+            the detector's axes; zeros where the beam goes through the sample at right angles.
     """
 
     shape: tuple[int, int]
@@ -101,6 +105,7 @@ class Geometry:
     focus_distance_m: float | None = None
     detector_pixel_m: Pair | None = None
     object_pixel_m: Pair | None = None
+    surface_deg: Pair = (0.0, 0.0)
 
     def __post_init__(self) -> None:
         if len(_sides(self.shape)) != 2:
@@ -120,6 +125,13 @@ class Geometry:
         for name, pair in (("detector pixel", self.detector_pixel_m), ("object pixel", self.object_pixel_m)):
             for value in pair or ():
                 _positive(name, value, "m")
+        if not all(abs(angle) <= STEEPEST_DEG for angle in self.surface_deg) or all(self.surface_deg):
+            raise BadInput(
+                f"The surface leans by {_one_line(self.surface_deg)} degrees; give an angle (y, x) along one axis, and "
+                f"0 along the other, of at most {STEEPEST_DEG:g} degrees."
+            )
+        if any(self.surface_deg) and self.propagation != "far_field":
+            raise BadInput("The surface leans from the beam, which is for far fields alone; leave its angle out.")
         if self.propagation != "far_field":
             for name, needed in (("wavelength", self.wavelength_m), ("sample-detector distance", self.distance_m)):
                 _positive(f"near-field {name}", needed, "m")
@@ -168,6 +180,11 @@ class Geometry:
             object_pixel_m=None if obj is None else (obj[0] * ratio[0], obj[1] * ratio[1]),
         )
 
+    def flipped(self, y: bool, x: bool) -> Geometry:
+        """Return this geometry with the detector's axes reversed where y or x is True."""
+        lean_y, lean_x = self.surface_deg
+        return replace(self, surface_deg=(-lean_y if y else lean_y, -lean_x if x else lean_x))
+
     def transposed(self) -> Geometry:
         """Return this geometry with the detector's axes exchanged."""
         return replace(
@@ -175,6 +192,7 @@ class Geometry:
             shape=self.shape[::-1],
             detector_pixel_m=None if self.detector_pixel_m is None else self.detector_pixel_m[::-1],
             object_pixel_m=None if self.object_pixel_m is None else self.object_pixel_m[::-1],
+            surface_deg=self.surface_deg[::-1],
         )
 
 
@@ -184,6 +202,7 @@ def far_field(
     distance_m: float,
     detector_pixel_m: Pair,
     radiation: Radiation = "photon",
+    surface_deg: Pair = (0.0, 0.0),
 ) -> Geometry:
     """Return a Fraunhofer geometry, whose object pixel follows from the window.
 
@@ -193,6 +212,7 @@ def far_field(
         distance_m: sample to detector.
         detector_pixel_m: (y, x).
         radiation: photon or electron.
+        surface_deg: (y, x) by which the surface leans; a pixel of the detector is shorter by the cosine as it sees it.
 
     Raises:
         BadInput: a length that is not positive.
@@ -201,8 +221,10 @@ def far_field(
     _positive("sample-detector distance", distance_m, "m")
     for pixel in detector_pixel_m:
         _positive("detector pixel", pixel, "m")
-    y, x = (wavelength_m * distance_m / (n * p) for n, p in zip(shape, detector_pixel_m, strict=True))
-    return Geometry(shape, "far_field", radiation, wavelength_m, distance_m, None, detector_pixel_m, (y, x))
+    seen = (p * math.cos(math.radians(angle)) for p, angle in zip(detector_pixel_m, surface_deg, strict=True))
+    y, x = (wavelength_m * distance_m / (n * p) for n, p in zip(shape, seen, strict=True))
+    pixels = detector_pixel_m, (y, x)
+    return Geometry(shape, "far_field", radiation, wavelength_m, distance_m, None, *pixels, surface_deg)
 
 
 def near_field(

@@ -37,6 +37,14 @@ def command(
     ] = (0.0, 0.0),
     background: Annotated[float, typer.Option(help="Counts added to every pixel.")] = 0.0,
     defect: Annotated[str, typer.Option(help="Masked part of the detector: none, beamstop, module or hot.")] = "none",
+    energy: Annotated[
+        float | None, typer.Option(metavar="EV", help="Of the radiation, in eV. [default: by kind]")
+    ] = None,
+    pixel: Annotated[float | None, typer.Option(metavar="M", help="Object pixel in metres. [default: by kind]")] = None,
+    surface: Annotated[
+        tuple[float, float],
+        typer.Option(metavar="Y X", help="Degrees by which a surface leans from the beam that it reflects."),
+    ] = (0.0, 0.0),
     focus_distance: Annotated[
         float | None, typer.Option(help="Near field: metres from the beam's focus to the sample.")
     ] = None,
@@ -86,6 +94,9 @@ def command(
         tilt_rad=tilt,
         background_counts=background,
         defect=defect,
+        energy_eV=energy,
+        pixel_m=pixel,
+        surface_deg=surface,
         focus_distance_m=focus_distance,
         optics=parsed(optics, "--optics"),
         unknown_errors=parsed(unknown_errors, "--unknown-errors"),

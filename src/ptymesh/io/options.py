@@ -188,6 +188,8 @@ class DataOptions(FrozenOptions):
         dc: where the file keeps the zero frequency of far-field patterns, if the format's own rule is wrong.
         radiation ... object_pixel_m: override the file. `energy_eV` is the photon or kinetic electron energy;
             `object_pixel_m` that of the whole stored pattern (cropping and padding change it).
+        surface_deg: [y, x] angle by which the normal of a surface leans from the beam that it reflects, along one of
+            the detector's axes; object pixels and positions are then on the surface.
         views: which views to use.
         flip_y, flip_x, transpose: turn the detector into the frame of the scan: rows, columns reversed (about the
             zero frequency in the far field), then axes exchanged. Masks, darks and the file's probe follow.
@@ -223,6 +225,7 @@ class DataOptions(FrozenOptions):
     focus_distance_m: Positive | None = None
     detector_pixel_m: PositivePair | None = None
     object_pixel_m: PositivePair | None = None
+    surface_deg: tuple[Number, Number] | None = None
 
     views: ViewRange = ViewRange(step=1)
     flip_y: bool = False

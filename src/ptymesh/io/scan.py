@@ -38,10 +38,11 @@ class Optics:
     focus_distance_m: float | None = None
     detector_pixel_m: Pair | None = None
     object_pixel_m: Pair | None = None
+    surface_deg: Pair = (0.0, 0.0)
 
     def overridden(self, options: DataOptions) -> Optics:
         """Return the optics with the recipe's values, without an object pixel that depends on them."""
-        names = ("propagation", "radiation", "distance_m", "focus_distance_m", "detector_pixel_m")
+        names = ("propagation", "radiation", "distance_m", "focus_distance_m", "detector_pixel_m", "surface_deg")
         given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
         if options.energy_eV is not None or options.wavelength_m is not None:
             given |= {"energy_eV": options.energy_eV, "wavelength_m": options.wavelength_m}
@@ -49,6 +50,11 @@ class Optics:
         if options.object_pixel_m is not None:
             return replace(changed, object_pixel_m=options.object_pixel_m)
         known = (changed.energy_eV or changed.wavelength_m, changed.distance_m, changed.detector_pixel_m)
+        if any(changed.surface_deg) and not all(known):
+            raise BadInput(
+                "data.surface_deg needs the energy, data.distance_m and data.detector_pixel_m, from which pixels on "
+                "the surface follow; give these, or data.object_pixel_m as on the surface."
+            )
         return replace(changed, object_pixel_m=None) if given.keys() - {"radiation"} and all(known) else changed
 
     def geometry(self, shape: tuple[int, int]) -> Geometry:
@@ -57,12 +63,11 @@ class Optics:
         obj = self.object_pixel_m
         if obj is None and wavelength is not None and distance is not None and pixel is not None:
             if self.propagation == "far_field":
-                obj = far_field(shape, wavelength, distance, pixel).object_pixel_m
+                obj = far_field(shape, wavelength, distance, pixel, surface_deg=self.surface_deg).object_pixel_m
             else:
                 obj = near_field(shape, wavelength, distance, pixel, self.focus_distance_m).object_pixel_m
-        return Geometry(
-            shape, self.propagation, self.radiation, wavelength, distance, self.focus_distance_m, pixel, obj
-        )
+        beam = self.propagation, self.radiation, wavelength, distance, self.focus_distance_m
+        return Geometry(shape, *beam, pixel, obj, self.surface_deg)
 
     def _wavelength_m(self) -> float | None:
         if self.wavelength_m is not None or self.energy_eV is None:

@@ -9,7 +9,7 @@ L          loss of the counts (fidelity.py), a function of I
 A piece defines R, its adjoint, and how R S follows theta, view by view and without ranks. dL/dS is R^T dL/dI, which is
 all that engines of gradients need. Engines that revise waves take Psi' = f Psi with a factor that goes through R:
 
-    amplitude   f = R^T r / R^T 1,  r = sqrt(max(y - b, 0) / R S), 1 at masked pixels
+    amplitude   f = R^T r / R^T 1,  r = sqrt(max(y - b, 0) / R S), 1 at masked pixels and where R^T 1 = 0
     poisson     f = 1 - alpha R^T xi,  xi = 1 - y / I, alpha the minimum of L along it
     intensity   f = 1 - alpha R^T 2 (I - y), alpha the Newton step of L along it
 
@@ -130,7 +130,8 @@ class Response:
         if kind == "amplitude":
             ratio = fidelity.revision(kind, signal, data)
             whole = self.adjoint(torch.ones_like(S))
-            return self.adjoint(ratio) / whole.clamp(min=DARK)
+            # light that no pixel counts says nothing, and stays
+            return torch.where(whole > DARK, self.adjoint(ratio) / whole.clamp(min=DARK), whole.new_ones(()))
         data = data.illuminated(signal)
         I = data.intensity(signal)
         if kind == "poisson":

@@ -24,18 +24,28 @@ from ptymesh.distributed.devices import free_bytes
 from ptymesh.errors import BadInput
 from ptymesh.estimate import BLOCK, Estimate
 from ptymesh.files import size
-from ptymesh.geometry import Geometry, electron_wavelength_m, far_field, near_field, photon_wavelength_m
+from ptymesh.geometry import (
+    STEEPEST_DEG,
+    Geometry,
+    Radiation,
+    electron_wavelength_m,
+    far_field,
+    near_field,
+    photon_wavelength_m,
+)
 from ptymesh.measurement import ArraySource, Measurement
 from ptymesh.models import OPTICS, Piece, named
 from ptymesh.options import Options
 from ptymesh.physics import probes
 from ptymesh.physics.model import Model, SliceStack
 from ptymesh.physics.operators import Views, ViewValues, pieces_for_scan
+from ptymesh.physics.surface import seen_pixels
 from ptymesh.simulate import phantoms, scans
 
 Kind = Literal["xray", "near", "electron"]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Range = tuple[float, float]
+Lean = Annotated[float, Field(ge=-STEEPEST_DEG, le=STEEPEST_DEG)]
 Tilt = Annotated[float, Field(ge=-0.25, le=0.25)]
 
 #: Views whose intensities are computed together.
@@ -71,6 +81,7 @@ class Simulation(Options):
         energy_eV: of the photons or electrons.
         pixel_m: object pixel.
         detector_pixel_m: detector pixel.
+        surface_deg: (y, x) angle by which a surface leans from the beam that it reflects; far field only.
         focus_distance_m: near field only: the beam diverges from a focus this far upstream of the sample.
         probe_guess: probe in the data set: none, the design's (one mode, defocus 10 % off; smoothed in the near field),
             or the true one.
@@ -104,6 +115,7 @@ class Simulation(Options):
     energy_eV: Positive | None = None
     pixel_m: Positive | None = None
     detector_pixel_m: Positive | None = None
+    surface_deg: tuple[Lean, Lean] = (0.0, 0.0)
     focus_distance_m: Positive | None = None
     probe_guess: Literal["none", "design", "true"] = "design"
     optics: dict[str, SerializeAsAny[Piece]] = Field(default_factory=dict)
@@ -126,7 +138,8 @@ class Simulation(Options):
 
     def as_json(self) -> str:
         """Return all options as JSON; without the keys of operators where there are none, as before there were any."""
-        return self.model_dump_json(exclude=None if self.optics else {"optics", "unknown_errors"})
+        newer = set() if self.optics else {"optics", "unknown_errors"}
+        return self.model_dump_json(exclude=newer if any(self.surface_deg) else newer | {"surface_deg"})
 
 
 @dataclass(frozen=True)
@@ -321,7 +334,7 @@ def truth(options: Simulation) -> Truth:
         positions=nominal + error,
         nominal=nominal,
         origin=origin,
-        mask=_mask(options),
+        mask=_mask(options) & seen_pixels(geometry),
         background=np.full(geometry.shape, options.background_counts),
         slice_spacing_m=spacing_m,
     )
@@ -460,6 +473,8 @@ def _geometry(options: Simulation) -> Geometry:
     pixel = options.pixel_m or default.pixel_m
     shape = (options.window, options.window)
     if options.kind == "near":
+        if any(options.surface_deg):
+            raise BadInput("surface_deg is for far fields alone; leave it out for kind near.")
         if options.detector_pixel_m is not None:
             raise BadInput(
                 f"detector_pixel_m is {options.detector_pixel_m} for a near field, where it follows from pixel_m and "
@@ -486,7 +501,8 @@ def _geometry(options: Simulation) -> Geometry:
     wavelength = electron_wavelength_m(energy) if electrons else photon_wavelength_m(energy)
     detector = options.detector_pixel_m or default.detector_pixel_m
     distance = pixel * options.window * detector / wavelength
-    return far_field(shape, wavelength, distance, (detector, detector), "electron" if electrons else "photon")
+    radiation: Radiation = "electron" if electrons else "photon"
+    return far_field(shape, wavelength, distance, (detector, detector), radiation, options.surface_deg)
 
 
 def _optics(geometry: Geometry) -> tuple[tuple[float, float], float]:

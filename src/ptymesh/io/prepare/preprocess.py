@@ -24,6 +24,7 @@ from ptymesh.io.scan import RawScan
 from ptymesh.io.source import SLAB_BYTES, SlabSource, evenly_spread, slabs
 from ptymesh.limits import check_room
 from ptymesh.measurement import NO_CHECKS, Checks, Measurement, steps_along_lines
+from ptymesh.physics.surface import seen_pixels
 
 #: Number of patterns that are averaged to find the centre.
 CENTRE_VIEWS = 256
@@ -212,7 +213,7 @@ def measurement_of(raw: RawScan, data: DataOptions, positions: PositionOptions, 
         good = _without_regions(good, checked.regions, data)
     window = window_of(shape, far, raw.centred, centre, data)
     unturned = window.shape[::-1] if data.transpose else window.shape
-    final = geometry.rewindowed(unturned, data.bin)
+    final = geometry.rewindowed(unturned, data.bin).flipped(data.flip_y, data.flip_x)
     final = final.transposed() if data.transpose else final
     ratio = geometry.pixel_ratio(unturned, data.bin)
     probe, notes = _probe(raw, window, far, shape)
@@ -221,6 +222,7 @@ def measurement_of(raw: RawScan, data: DataOptions, positions: PositionOptions, 
     stored_at, _ = stored_positions(raw, positions, data.views.stop)
     selected = central(stored_at, selected, data.views.central)
     good_here = window.gather(good) & window.exists
+    mask = window.all_of(good_here) & seen_pixels(final)
     if data.background is not None:
         background: np.ndarray | None = detector_array(data.background, "data.background", shape, data.follow)
     else:
@@ -232,7 +234,7 @@ def measurement_of(raw: RawScan, data: DataOptions, positions: PositionOptions, 
             selected=selected,
             window=window,
             good=good_here,
-            mask=window.all_of(good_here),
+            mask=mask,
             dark=_dark(raw, data, window, good),
             scale=_scale(data, flat, window, shape),
             saturation=data.saturation,
@@ -245,7 +247,7 @@ def measurement_of(raw: RawScan, data: DataOptions, positions: PositionOptions, 
         steps=None if len(selected) == len(where) else steps_along_lines(where)[selected],
         paths=None if paths is None else np.ascontiguousarray(paths[selected]),
         geometry=final,
-        mask=window.all_of(good_here),
+        mask=mask,
         background=None if background is None else _background(background, window, good_here),
         efficiency=None if efficiency is None else _relative(efficiency, window, good_here),
         intensity=_intensity(raw, data, count, selected),
