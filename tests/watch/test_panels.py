@@ -177,6 +177,39 @@ def test_a_pattern_while_the_run_goes_on(root: Path, tmp_path: Path) -> None:
     assert answer.status_code == 200 and answer.headers["content-type"] == "image/png"
 
 
+def test_a_checkpoint_in_tiles_is_shown(root: Path, tmp_path: Path) -> None:
+    """As the object that it is cut from, whole and region by region."""
+    result = pm.Result.load(root / "one" / "result.h5")
+    shutil.copytree(root / "one" / "checkpoint", tmp_path / "whole" / "checkpoint")
+    shutil.copytree(root / "one" / "checkpoint", tmp_path / "cut" / "checkpoint")
+    for out in ("whole", "cut"):
+        (tmp_path / out / "status.json").write_text('{"phase": "stage", "outcome": null}')
+    (shard,) = (tmp_path / "cut" / "checkpoint").rglob("*.h5")
+    with h5py.File(shard, "a") as file:
+        whole = file["tiles/object"][()]
+        assert np.array_equal(whole, result.object)
+        del file["tiles/object"]
+        file["tiles/object"] = whole[:, :, :30]
+        file["tiles/object"].attrs["corner"] = (0, 0)
+    manifest = shard.with_name("manifest.json")
+    said = json.loads(manifest.read_text())
+    for number, rows in enumerate((slice(0, 20), slice(20, None))):
+        beside = shard.with_name(f"more{number}.h5")
+        with h5py.File(beside, "w") as file:
+            file["tiles/object"] = whole[:, rows, 30:]
+            file["tiles/object"].attrs["corner"] = (rows.start, 30)
+        said["files"].append({"name": beside.name})
+    manifest.write_text(json.dumps(said))
+    page = page_of(tmp_path)
+    known = ids(page)
+    for region in ({}, {"region": "5,17,47,53"}):
+        cut, plain = (page.get("/api/picture", params={"id": known[name], **region}) for name in ("cut", "whole"))
+        assert cut.status_code == 200 and cut.content == plain.content
+    said["files"].pop()
+    manifest.write_text(json.dumps(said))
+    assert page.get("/api/picture", params={"id": known["cut"], "v": "2"}).status_code == 400
+
+
 def test_patterns_need_a_checkpoint_or_a_result(tmp_path: Path, root: Path) -> None:
     with h5py.File(root / "one" / "result.h5") as file:
         obj, probe = torch.as_tensor(file["object"][()]), torch.as_tensor(file["probe"][()])

@@ -19,6 +19,7 @@ import h5py
 import numpy as np
 
 from ptymesh.distributed.processes import fate_of
+from ptymesh.distributed.tiles import Rect
 from ptymesh.files import machine
 from ptymesh.io.checkpoint import manifests
 from ptymesh.recipe.yaml_text import parsed
@@ -371,7 +372,7 @@ class OpenedArrays:
     Raises:
         OSError: it cannot be read.
         KeyError: it has no object.
-        ValueError: a checkpoint whose object lies in tiles.
+        ValueError: tiles of a checkpoint do not make up its object.
     """
 
     def __init__(self, found: ObjectFile) -> None:
@@ -381,32 +382,32 @@ class OpenedArrays:
         try:
             if found.kind != "checkpoint":
                 file = self._open(found.path)
-                self._parts, self._probe = [own_dataset(file, "object")], own_dataset(file, "probe")
-                pixel = self._parts[0].attrs.get("pixel_size_m")
+                whole, self._probe = own_dataset(file, "object"), own_dataset(file, "probe")
+                self._tiles, self.object_shape = [(whole, (0, 0))], list(whole.shape)
+                pixel = whole.attrs.get("pixel_size_m")
                 self.pixel_m = None if pixel is None else [float(side) for side in pixel]
                 if found.is_result:
                     self._open_pyramid(found.path)
                     self._positions = own_dataset(file, "positions_px") if "positions_px" in file else None
             else:
                 self._of_checkpoint(found.path)
-            slices, _, width = self._parts[0].shape
-            self.object_shape = [slices, sum(part.shape[1] for part in self._parts), width]
             self.probe_shape = list(self._probe.shape)
         except BaseException:
             self.close()
             raise
 
     def _of_checkpoint(self, path: Path) -> None:
-        """Take the arrays of a checkpoint; ranks that hold the whole object have saved its rows in turn."""
+        """Take the arrays of a checkpoint, into which each rank has saved its tile of the object, or its rows."""
         meta = _meta(path)
         extent, said = meta["run"]["extent"], json.loads(path.read_text(encoding="utf-8"))
-        if meta["run"].get("parts"):
-            raise ValueError("the object lies in tiles")
         files = [self._open(path.with_name(Path(one["name"]).name)) for one in said["files"]]
-        self._parts = [own_dataset(file, "tiles/object") for file in files if "tiles/object" in file]
+        tiles = [own_dataset(file, "tiles/object") for file in files if "tiles/object" in file]
+        corners = [(int(top), int(left)) for top, left in (tile.attrs["corner"] for tile in tiles)]
+        self._tiles = list(zip(tiles, corners, strict=True))
         self._probe, self.pixel_m = own_dataset(files[0], "shared/probe"), None
-        if sum(part.shape[1] for part in self._parts) != extent[0]:
-            raise ValueError("the object lies in tiles")
+        self.object_shape = [tiles[0].shape[0], int(extent[0]), int(extent[1])]
+        if sum(tile.shape[1] * tile.shape[2] for tile in tiles) != extent[0] * extent[1]:
+            raise ValueError("the tiles do not make up the object")
 
     def _open_pyramid(self, result: Path) -> None:
         """Take the coarser levels of a result from the pyramid beside it, if it is of this result."""
@@ -414,7 +415,7 @@ class OpenedArrays:
         if result.name != "result.h5" or not path.is_file():
             return
         with suppress(OSError, KeyError, ValueError):
-            opened, shape = self._open(path), self._parts[0].shape
+            opened, shape = self._open(path), self._tiles[0][0].shape
             if opened.attrs["probe_crc32"] != pyramid.crc_of_probe(file) or tuple(opened.attrs["shape"]) != shape:
                 return
             for name in opened["object"]:
@@ -436,13 +437,13 @@ class OpenedArrays:
             rows: with start and stop.
             columns: with start and stop.
         """
-        pieces, top = [], 0
-        for part in self._parts:
-            here = slice(max(0, rows.start - top), max(0, min(part.shape[1], rows.stop - top)))
-            if here.start < here.stop:
-                pieces.append(part[index, here, columns])
-            top += part.shape[1]
-        return np.concatenate(pieces)
+        region = Rect(rows.start, columns.start, rows.stop, columns.stop)
+        found = np.zeros(region.shape, dtype=self._tiles[0][0].dtype)
+        for tile, (top, left) in self._tiles:
+            common = region & Rect(top, left, top + tile.shape[1], left + tile.shape[2])
+            if not common.empty:
+                found[common.inside(region.corner)] = tile[index, *common.inside((top, left))]
+        return found
 
     def binned_region(self, index: int, rows: slice, columns: slice, binning: int) -> np.ndarray:
         """Return means over square blocks of a region of a slice, complex, from the pyramid if there is one.
