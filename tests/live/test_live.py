@@ -19,7 +19,8 @@ from ptymesh.compare import compare_results
 from ptymesh.errors import BadInput, Interrupted, PtymeshError
 from ptymesh.io.results import Result
 from ptymesh.live import LiveOptions, Spool, open_source, reconstruct_live
-from ptymesh.live.session import LARGEST, SEGMENT, choose_views, join_part, paste
+from ptymesh.live.object_parts import join_part, paste
+from ptymesh.live.session import LARGEST, SEGMENT, choose_views
 from ptymesh.live.sources import Frames, serve_scan
 from ptymesh.live.spool import StreamDescription
 from ptymesh.recipe.schema import Recipe, load_recipe
@@ -102,6 +103,14 @@ def test_as_good_as_all_frames_at_once(scan: Path, recipe: Recipe, tmp_path: Pat
     rows = [json.loads(line) for line in (tmp_path / "live.jsonl").read_text().splitlines()]
     assert sum(row["new"] for row in rows) == VIEWS
     assert sum(row["views"] for row in rows) == outcome.uses.sum()
+    assert rows[-1]["least_uses"] == 3 and rows[-1]["unseen"] == 0
+    assert all(row["latency_s"] > 0 for row in rows if row["new"])
+    summary = json.loads((tmp_path / "live.json").read_text())
+    assert summary == outcome.summary()
+    assert summary["latency_median_s"] == np.median(outcome.latencies_s)
+    assert 0 <= summary["uses_at_end_of_stream"]["mean"] <= summary["uses"]["mean"] == 3
+    attrs = Result.load(tmp_path / "live.h5").attrs
+    assert attrs["frames"] == VIEWS and attrs["seconds"] >= summary["seconds"]
 
 
 def test_more_uses_are_better(scan: Path, recipe: Recipe, tmp_path: Path) -> None:

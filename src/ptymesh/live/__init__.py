@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ptymesh.live.session import LiveOptions, LiveOutcome, reconstruct_live
+from ptymesh.live.outcome import LiveOptions, LiveOutcome
+from ptymesh.live.session import reconstruct_live
 from ptymesh.live.sources import FrameSource, open_source
 from ptymesh.live.spool import Spool
 

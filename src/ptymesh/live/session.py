@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,6 +29,9 @@ from ptymesh.geometry import Geometry
 from ptymesh.io.options import ViewRange
 from ptymesh.io.prepare.preprocess import measurement_of
 from ptymesh.io.results import Result
+from ptymesh.kernels import kernel_backend
+from ptymesh.live.object_parts import join_part, paste
+from ptymesh.live.outcome import LiveOptions, LiveOutcome
 from ptymesh.live.receiving import SILENT_S, Receiver
 from ptymesh.live.sources import FrameSource
 from ptymesh.live.spool import Spool
@@ -49,40 +53,12 @@ SEGMENT = 512
 LARGEST = 2048
 #: Views with which the first segment begins.
 FIRST = 32
-#: Seconds between two looks at the spool, and between two snapshots.
-POLL_S, SNAPSHOT_S = 0.02, 5.0
-
-
-@dataclass(frozen=True)
-class LiveOptions:
-    """Options of a live reconstruction.
-
-    Attributes:
-        uses: least number of updates that see each view.
-        timeout_s: seconds without an answer of the source after which the command ends; None: it waits.
-    """
-
-    uses: int = 3
-    timeout_s: float | None = None
-
-
-@dataclass
-class LiveOutcome:
-    """Outcome of a live reconstruction.
-
-    Attributes:
-        views: number of frames.
-        uses: (N,) int64, updates that have seen each view.
-        latencies_s: seconds from the arrival of each frame to the end of the segment that used it first.
-        after_s: seconds from the last frame to the end.
-        updates_per_s: views per second that updates have seen.
-    """
-
-    views: int
-    uses: np.ndarray
-    latencies_s: np.ndarray
-    after_s: float
-    updates_per_s: float
+#: Seconds between two looks at the spool, and between two pictures, at least.
+POLL_S, SNAPSHOT_S = 0.02, 1.0
+#: Seconds between two lines on how far the reconstruction is.
+SAY_S = 5.0
+#: Share of the time that writing pictures may take, at most.
+SNAPSHOT_SHARE = 0.05
 
 
 @dataclass
@@ -152,6 +128,9 @@ def reconstruct_live(
         PtymeshError: the source does not answer.
     """
     _check(recipe)
+    kernel_backend(
+        join("cpu").device, complex_dtype(recipe.precision)
+    )  # read before the first frame has to wait for it
     with Receiver(source, folder / "spool") as receiver:
         session = _Session(recipe, receiver, folder, options, stop, say)
         session.wait_for_frames()
@@ -210,6 +189,8 @@ class _Session:
         #: Seconds from arrival to the end of the first segment, of the new views of each segment.
         self.latencies: list[np.ndarray] = []
         self._silence_said = False
+        #: Time (time.monotonic) of the first frames, of the next picture and of the next line.
+        self._began, self._next_picture, self._next_line = 0.0, 0.0, 0.0
         self._made_model: Model | None = None
 
     @property
@@ -224,6 +205,8 @@ class _Session:
             ended = self.receiver.ended  # before the count: no frame follows
             count = 0 if self.receiver.spool is None else self.receiver.spool.count
             if count >= FIRST or (ended and count):
+                self._began = time.monotonic()
+                self._next_line = self._began + SAY_S
                 return
             if ended:
                 raise BadInput("The stream has ended without a single frame; check the detector.")
@@ -250,24 +233,25 @@ class _Session:
 
     def follow(self) -> LiveOutcome:
         """Run segments until the stream has ended and every view was used often enough."""
-        state, began, updates, snapshot = self.state, time.monotonic(), 0, time.monotonic()
+        state, updates, seen = self.state, 0, 0.0
+        uses_at_end: np.ndarray | None = None
         with (self.folder / "live.jsonl").open("a") as log:
             while True:
                 self.receiver.check()
                 ended = self.receiver.ended  # before the count: no frame follows
                 count = self.spool.count
                 state.uses = np.concatenate((state.uses, np.zeros(count - len(state.uses), np.int64)))
+                if ended and uses_at_end is None:
+                    uses_at_end = state.uses.copy()
                 views = choose_views(state.uses, self.options.uses, self.recipe.seed, state.segments)
                 if len(views):
                     row = self._segment(views)
-                    row["seconds"] = round(time.monotonic() - began, 4)
+                    if row["new"]:
+                        seen = time.monotonic()
                     updates += len(views)
-                    log.write(json.dumps(row) + "\n")
+                    log.write(json.dumps(row | {"ended": ended}) + "\n")
                     log.flush()
-                    if time.monotonic() - snapshot > SNAPSHOT_S:
-                        self._save()
-                        self.say(self._progress(row))
-                        snapshot = time.monotonic()
+                    self._show(row)
                 elif ended:
                     break
                 else:
@@ -278,12 +262,32 @@ class _Session:
                         f"Stopped with {count} frames; the same command goes on with them, and live.h5 is the picture "
                         f"so far."
                     )
-        done = time.monotonic()
+        done, last = time.monotonic(), self.receiver.arrivals[-1][1]
         self._save()
-        last = self.receiver.arrivals[-1][1]
-        return LiveOutcome(
-            len(state.uses), state.uses, np.concatenate(self.latencies), done - last, updates / max(done - began, 1e-9)
+        assert uses_at_end is not None
+        outcome = LiveOutcome(
+            len(state.uses),
+            state.uses,
+            uses_at_end,
+            np.concatenate(self.latencies),
+            done - self._began,
+            done - last,
+            max(0.0, seen - last),
+            updates / max(done - self._began, 1e-9),
         )
+        (self.folder / "live.json").write_text(json.dumps(outcome.summary(), indent=1) + "\n")
+        return outcome
+
+    def _show(self, row: dict[str, Any]) -> None:
+        """Write a picture, and say how far the reconstruction is, where that is due; row: as in live.jsonl."""
+        now = time.monotonic()
+        if now >= self._next_picture:
+            self._save()
+            took = time.monotonic() - now
+            self._next_picture = now + max(SNAPSHOT_S, took / SNAPSHOT_SHARE)
+        if now >= self._next_line:
+            self.say(self._progress(row))
+            self._next_line = now + SAY_S
 
     def measured(self, count: int) -> Measurement:
         """Return the first `count` frames as the recipe prepares them, without checks of the data."""
@@ -304,7 +308,7 @@ class _Session:
             )
         return made
 
-    def _segment(self, views: np.ndarray) -> dict[str, float]:
+    def _segment(self, views: np.ndarray) -> dict[str, Any]:
         """Run one epoch over some views, from where the segment before has led.
 
         Args:
@@ -350,9 +354,19 @@ class _Session:
         self.latencies.append(waited[np.isfinite(waited)])
         state.uses[views] += 1
         state.segments += 1
-        unseen = int((state.uses == 0).sum())
-        row = {"segment": state.segments, "frames": len(state.uses), "views": len(views), "new": len(new)}
-        return row | {"unseen": unseen, "residual": float(residual)}
+        late = self.latencies[-1]
+        return {
+            "segment": state.segments,
+            "frames": len(state.uses),
+            "views": len(views),
+            "new": len(new),
+            "unseen": int((state.uses == 0).sum()),
+            "least_uses": int(state.uses.min()),
+            "mean_uses": round(float(state.uses.mean()), 4),
+            "latency_s": round(float(np.median(late)), 4) if len(late) else None,
+            "residual": float(residual),
+            "seconds": round(time.monotonic() - self._began, 4),
+        }
 
     def _save(self) -> None:
         """Write the object and the probe as they are to live.h5."""
@@ -361,7 +375,13 @@ class _Session:
             return
         scan = self.measured(len(state.uses))
         pixel = scan.geometry.object_pixel_m
-        attrs = {"engine": self.engine.name, "segments": state.segments, "propagation": scan.geometry.propagation}
+        attrs = {
+            "engine": self.engine.name,
+            "segments": state.segments,
+            "frames": len(state.uses),
+            "seconds": time.monotonic() - self._began,
+            "propagation": scan.geometry.propagation,
+        }
         Result(
             object=state.object.cpu().numpy(),
             probe=state.probe.cpu().numpy(),
@@ -373,7 +393,7 @@ class _Session:
             attrs=attrs,
         ).save(self.folder / "live.h5")
 
-    def _progress(self, row: dict[str, float]) -> str:
+    def _progress(self, row: dict[str, Any]) -> str:
         """Return a line on how far the reconstruction is; row: as in live.jsonl."""
         recent = np.concatenate(self.latencies[-20:])
         late = f"  frames are used {np.median(recent):.2f} s after they arrive" if len(recent) else ""
@@ -399,49 +419,3 @@ def choose_views(uses: np.ndarray, wanted: int, seed: int, segment: int) -> np.n
     old = np.flatnonzero((uses > 0) & (uses < wanted))
     order = np.lexsort((np.random.default_rng([seed, segment, 1]).random(len(old)), uses[old]))
     return np.sort(np.concatenate((new, old[order[: SEGMENT - len(new)]])))
-
-
-def paste(source: torch.Tensor, target: torch.Tensor, offset: np.ndarray) -> None:
-    """Copy an object into another one where they overlap.
-
-    Args:
-        source: (L, H, W) complex.
-        target: (L, H', W') complex, changed in place.
-        offset: (2,) integer, place of the source's first pixel in the target.
-    """
-    spans = []
-    for start, size, room in zip(offset.tolist(), source.shape[-2:], target.shape[-2:], strict=True):
-        low, high = max(0, start), min(room, start + size)
-        if low >= high:
-            return
-        spans.append((slice(low - start, high - start), slice(low, high)))
-    (from_y, to_y), (from_x, to_x) = spans
-    target[:, to_y, to_x] = source[:, from_y, from_x]
-
-
-def join_part(
-    before: torch.Tensor | None, zero: np.ndarray, part: torch.Tensor, part_zero: np.ndarray
-) -> tuple[torch.Tensor, np.ndarray]:
-    """Return an object that holds a part of it as it is now, larger where the part reaches beyond it.
-
-    Args:
-        before: (L, H, W) complex, None before the first part.
-        zero: (2,) its pixel at which the scan's own coordinates have their zero.
-        part: (L, H', W') complex.
-        part_zero: (2,) of the part.
-
-    Returns:
-        The object, ones where nothing has been, and its zero.
-    """
-    if before is None:
-        return part.clone(), part_zero
-    corner = (zero - part_zero).astype(np.int64)  # of the part, in the object
-    low = np.minimum(0, corner)
-    high = np.maximum(before.shape[-2:], corner + np.array(part.shape[-2:]))
-    if low.any() or (high != before.shape[-2:]).any():
-        sides = (high - low).tolist()
-        made = torch.ones((len(before), *sides), dtype=before.dtype, device=before.device)
-        paste(before, made, -low)
-        before, zero, corner = made, zero - low, corner - low
-    paste(part, before, corner)
-    return before, zero

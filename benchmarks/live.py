@@ -1,0 +1,217 @@
+"""How well `ptymesh live` keeps up with a detector, and how good its picture is beside a run that has all frames.
+
+    python benchmarks/live.py --out F [--rates 500 2000 10000] [--views 10000] [--kill]
+
+A simulated scan is played on one core, and `ptymesh live` reconstructs it on another one; the probe comes from an
+earlier scan of another sample with the same beam. Latency is from the arrival of a frame at the receiver to the end of
+the segment of updates that used it first. Beside it stands a run with all frames that uses each as often, and both are
+polished by as many epochs. Errors are those of the object against the truth.
+
+With --kill the receiver is killed in the middle of the first rate's stream and started anew; the frames that are on
+disk at the end are compared with those of the scan.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from record import about, write
+
+import ptymesh as pm
+from ptymesh.compare import compare_results
+from ptymesh.io.results import Result
+
+WINDOW, BATCH, USES, POLISHING = 128, 64, 3, 10
+#: Views of the earlier scan, and epochs from which its probe comes.
+EARLIER_VIEWS, EARLIER_EPOCHS = 400, 40
+#: Pictures of a stream whose error is measured, at most.
+MOST_PICTURES = 12
+SERVE = """
+import sys
+import ptymesh
+from ptymesh.live.sources import serve_scan
+serve_scan(ptymesh.load(sys.argv[1]), sys.argv[2], float(sys.argv[3]))
+"""
+CORES = sorted(os.sched_getaffinity(0))
+SOURCE, RECEIVER = CORES[0], CORES[-1]
+
+
+def start(command: list[str], core: int, folder: Path) -> subprocess.Popen[str]:
+    """Start a Python program on one core.
+
+    Args:
+        command: what follows `python`.
+        core: number of the core.
+        folder: where it runs.
+    """
+    return subprocess.Popen(
+        [sys.executable, "-P", *command],
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,
+        text=True,
+        preexec_fn=lambda: os.sched_setaffinity(0, {core}),  # this program has no threads that could hold a lock
+    )
+
+
+def finish(process: subprocess.Popen[str], name: str) -> None:
+    """Wait for a program; end this one if it fails."""
+    if process.wait(timeout=580):
+        sys.exit(f"{name} ended with status {process.returncode}")
+
+
+def make_scan(folder: Path, views: int) -> None:
+    """Simulate the scan and the earlier one, and reconstruct the probe of the latter."""
+    for name, count, seed in (("scan", views, 5), ("earlier", min(EARLIER_VIEWS, views), 6)):
+        command = ["-m", "ptymesh", "simulate", f"{name}.cxi", "--views", str(count), "--window", str(WINDOW)]
+        finish(start([*command, "--seed", str(seed), "--compression", "none"], RECEIVER, folder), "ptymesh simulate")
+    recon = pm.Reconstruction(str(folder / "earlier.cxi"))
+    for _ in recon.run(pm.RPIE(batch=BATCH), epochs=EARLIER_EPOCHS):
+        pass
+    recon.result().save(folder / "earlier.h5")
+    (folder / "live.yaml").write_text(
+        "data: {path: none.cxi}\n"
+        "probe: {start: {kind: result, path: earlier.h5}}\n"
+        f"stages: [{{engine: rpie, epochs: {POLISHING}, batch: {BATCH}}}]\n"
+        "output: {figures: false}\n"
+    )
+
+
+def error(found: Path | Result, folder: Path) -> float:
+    """Return the error of an object against the truth."""
+    result = Result.load(found) if isinstance(found, Path) else found
+    return float(compare_results(result, Result.load(folder / "scan.truth.h5")).nrmse)
+
+
+def measure_offline(folder: Path) -> dict[str, float]:
+    """Return errors of a run with all frames: after as many uses as a live one, and after as much polishing."""
+    start_of_probe = {"kind": "result", "path": str(folder / "earlier.h5")}
+    recon = pm.Reconstruction(str(folder / "scan.cxi"), probe={"start": start_of_probe})
+    for _ in recon.run(pm.RPIE(batch=BATCH), epochs=USES):
+        pass
+    early = error(recon.result(), folder)
+    for _ in recon.run(pm.RPIE(batch=BATCH), epochs=POLISHING):
+        pass
+    return {"error": early, "error_polished": error(recon.result(), folder)}
+
+
+def is_same(folder: Path, out: Path) -> dict[str, int]:
+    """Return how many frames the spool lacks, and how many differ from those of the scan."""
+    scan = pm.load(folder / "scan.cxi")
+    wanted = np.fft.fftshift(scan.patterns.read(np.arange(scan.views)), axes=(-2, -1))
+    got = np.fromfile(out / "spool" / "frames.raw", wanted.dtype).reshape(-1, WINDOW, WINDOW)
+    count = min(len(got), len(wanted))
+    different = int((got[:count] != wanted[:count]).any(axis=(1, 2)).sum())
+    return {"frames_lost": len(wanted) - count, "frames_changed": different}
+
+
+def play(folder: Path, out: Path, rate: float, *, kill: bool) -> list[Path]:
+    """Stream the scan to `ptymesh live`, and return its pictures in their order.
+
+    Args:
+        folder: with the scan and the recipe.
+        out: folder of the run.
+        rate: frames per second.
+        kill: True to kill the receiver in the middle, and start it again.
+    """
+    socket = folder / "frames.ipc"
+    source = start(["-c", SERVE, "scan.cxi", f"ipc://{socket}", str(rate)], SOURCE, folder)
+    while not socket.exists():  # it reads the scan first
+        if source.poll() is not None:
+            sys.exit(f"the source ended with status {source.returncode}")
+        time.sleep(0.05)
+    command = ["-m", "ptymesh", "live", "live.yaml", "--from", f"ipc://{socket}", "--out", str(out), "--timeout", "60"]
+    receiver, live, pictures, seen = start(command, RECEIVER, folder), out / "live.h5", [], 0
+    positions, half = out / "spool" / "positions.raw", 8 * pm.load(folder / "scan.cxi").views
+    while receiver.poll() is None:
+        if kill and positions.exists() and positions.stat().st_size >= half:
+            receiver.send_signal(signal.SIGKILL)
+            receiver.wait()
+            receiver, kill = start(command, RECEIVER, folder), False
+        if live.exists() and (node := live.stat().st_ino) != seen:
+            pictures.append(out / f"picture-{len(pictures)}.h5")
+            os.link(live, pictures[-1])  # keeps it: live.h5 is replaced, never written to again
+            seen = node
+        time.sleep(0.05)
+    finish(receiver, "ptymesh live")
+    finish(source, "the source")
+    socket.unlink(missing_ok=True)
+    return pictures
+
+
+def measure(folder: Path, rate: float, offline: dict[str, float], *, kill: bool = False) -> dict[str, Any]:
+    """Return what came out of one stream.
+
+    Args:
+        folder: with the scan and the recipe.
+        rate: frames per second.
+        offline: errors of a run with all frames.
+        kill: True to kill the receiver in the middle.
+    """
+    out = folder / f"out-{rate:g}{'-killed' if kill else ''}"
+    pictures = play(folder, out, rate, kill=kill)
+    found = json.loads((out / "live.json").read_text())
+    last_frame = found["seconds"] - found["after_s"]
+    attrs = {one: Result.load(one).attrs for one in pictures}
+    chosen = sorted({int(k) for k in np.linspace(0, len(pictures) - 1, min(MOST_PICTURES, len(pictures)))})
+    shown = [one for one in pictures if attrs[one]["seconds"] <= last_frame + 1]
+    at = {one: error(one, folder) for one in {*shown[-1:], *(pictures[k] for k in chosen)}}
+    live, polished = error(out / "live.h5", folder), error(out / "result.h5", folder)
+    row = {
+        "rate": rate,
+        "killed": kill,
+        **is_same(folder, out),
+        **found,
+        "last_frame_s": last_frame,
+        "error_1_s_after": at[shown[-1]] if shown else None,
+        "error_live": live,
+        "error_live_of_offline": live / offline["error"],
+        "error_polished": polished,
+        "error_polished_of_offline": polished / offline["error_polished"],
+        "pictures": [
+            {"seconds": float(attrs[one]["seconds"]), "frames": int(attrs[one]["frames"]), "error": at[one]}
+            for one in pictures
+            if one in at
+        ],
+    }
+    shutil.rmtree(out)
+    return row
+
+
+def main() -> None:
+    """Run all streams, and write what was found."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--views", type=int, default=10000, help="frames of the stream")
+    parser.add_argument("--rates", type=float, nargs="+", default=[500, 2000, 10000], help="frames per second")
+    parser.add_argument("--kill", action="store_true", help="also kill the receiver in the middle, at the first rate")
+    parser.add_argument("--out", type=Path, help="file that the numbers are written to, as JSON")
+    arguments = parser.parse_args()
+    if len(CORES) < 2:
+        sys.exit("The source and the reconstruction need a core each, and this process has one.")
+    found: dict[str, Any] = {**about(threads=1), "views": arguments.views, "window": WINDOW, "streams": []}
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        make_scan(folder, arguments.views)
+        offline = found["offline"] = measure_offline(folder)
+        print(f"offline: {offline}", flush=True)
+        runs = [(rate, False) for rate in arguments.rates] + [(arguments.rates[0], True)] * arguments.kill
+        for rate, kill in runs:
+            row = measure(folder, rate, offline, kill=kill)
+            found["streams"].append(row)
+            print(json.dumps(row), flush=True)
+            write(arguments.out, found)
+
+
+if __name__ == "__main__":
+    main()
