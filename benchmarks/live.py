@@ -40,7 +40,7 @@ MOST_PICTURES = 12
 SERVE = """
 import sys
 import ptymesh
-from ptymesh.live.sources import serve_scan
+from ptymesh.live.serving import serve_scan
 serve_scan(ptymesh.load(sys.argv[1]), sys.argv[2], float(sys.argv[3]))
 """
 CORES = sorted(os.sched_getaffinity(0))

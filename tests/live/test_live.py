@@ -19,9 +19,10 @@ from ptymesh.compare import compare_results
 from ptymesh.errors import BadInput, Interrupted, PtymeshError
 from ptymesh.io.results import Result
 from ptymesh.live import LiveOptions, Spool, open_source, reconstruct_live
+from ptymesh.live.frames import Frames
 from ptymesh.live.object_parts import join_part, paste
+from ptymesh.live.serving import serve_scan
 from ptymesh.live.session import LARGEST, SEGMENT, choose_views
-from ptymesh.live.sources import Frames, serve_scan
 from ptymesh.live.spool import StreamDescription
 from ptymesh.recipe.schema import Recipe, load_recipe
 from ptymesh.run.simulate_file import write

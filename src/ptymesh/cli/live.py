@@ -23,7 +23,10 @@ def command(
         Path, typer.Argument(metavar="RECIPE", help="Recipe; data.path is not read, its first stage makes the updates.")
     ],
     source: Annotated[
-        str, typer.Option("--from", metavar="SOURCE", help="tcp://HOST:PORT, or an HDF5 file that grows.")
+        str,
+        typer.Option(
+            "--from", metavar="SOURCE", help="tcp://HOST:PORT, dectris://HOST:PORT, or an HDF5 file that grows."
+        ),
     ],
     out: Annotated[Path, typer.Option(metavar="DIR", parser=folder, help="Output folder.")],
     set_: Settings = None,
@@ -33,6 +36,10 @@ def command(
     positions: Annotated[
         str, typer.Option(metavar="DATASET", help="Of a file that grows: positions (N, 2), y x in metres.")
     ] = "/positions",
+    positions_from: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Positions that come apart: a growing HDF5 file, or text, a line each."),
+    ] = None,
     uses: Annotated[int, typer.Option(help="Least number of updates that see each view.")] = 3,
     timeout: Annotated[
         float | None, typer.Option(metavar="S", help="Seconds that the source may be silent. [default: any]")
@@ -47,7 +54,7 @@ def command(
     from ptymesh.cli.running import check_folder, owned, refuse_to_overwrite
     from ptymesh.distributed.rank_info import world
     from ptymesh.errors import BadInput
-    from ptymesh.live import LiveOptions, open_source, reconstruct_live
+    from ptymesh.live import LiveOptions, open_positions, open_source, reconstruct_live
     from ptymesh.run_folder.signals import StopSignal
 
     if uses < 1:
@@ -65,9 +72,10 @@ def command(
     with owned(out), StopSignal() as stop:
         outcome, scan = reconstruct_live(
             loaded,
-            open_source(source, patterns, positions),
+            open_source(source, patterns, positions if positions_from is None else None),
             out,
             LiveOptions(uses, timeout),
+            positions=None if positions_from is None else open_positions(positions_from, positions),
             stop=lambda: stop.requested,
             say=typer.echo,
         )

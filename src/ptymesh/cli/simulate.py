@@ -66,6 +66,10 @@ def command(
         typer.Option(metavar="ADDRESS", help="Then play it, as a detector would, such as tcp://127.0.0.1:5599."),
     ] = None,
     rate: Annotated[float, typer.Option(metavar="HZ", help="With --stream: frames per second.")] = 1000.0,
+    protocol: Annotated[
+        str,
+        typer.Option(help="With --stream: plain, or dectris (Stream V2; positions go to a file beside the data set)."),
+    ] = "plain",
     force: Annotated[bool, typer.Option("--force", help="Replace files that exist.")] = False,
 ) -> None:
     """Simulate a data set with known truth, and write it as CXI; with --stream, also play it for `ptymesh live`."""
@@ -78,6 +82,8 @@ def command(
         raise BadInput(f"--compression is {compression}; it should be gzip or none.")
     if not 0 < rate < float("inf"):
         raise BadInput(f"--rate is {rate:g}; give a number of frames per second above 0.")
+    if protocol not in ("plain", "dectris"):
+        raise BadInput(f"--protocol is {protocol}; it should be plain or dectris.")
     options = checked(
         kind=kind,
         views=views,
@@ -106,20 +112,27 @@ def command(
     print(f"{data}: {views} views of {window} x {window} pixels, {kind}, seed {seed}")
     print(f"{truth}: the object, probe and positions they were made from")
     if stream is not None:
-        _play(data, stream, rate)
+        _play(data, stream, rate, protocol)
 
 
-def _play(data: Path, address: str, rate: float) -> None:
+def _play(data: Path, address: str, rate: float, protocol: str) -> None:
     """Play a data set to one `ptymesh live`, which asks for its frames.
 
     Args:
         data: path of the data set.
         address: where to listen.
         rate: frames per second.
+        protocol: plain or dectris.
     """
     from ptymesh.io import load_measurement
     from ptymesh.io.options import DataOptions
-    from ptymesh.live.sources import serve_scan
+    from ptymesh.live.serving import serve_dectris, serve_scan
 
-    print(f"{address}: {rate:g} frames a second from when they are asked for; Ctrl-C ends it", flush=True)
-    serve_scan(load_measurement(DataOptions(path=data)), address, rate)
+    scan = load_measurement(DataOptions(path=data))
+    print(f"{address}: {rate:g} frames a second once somebody takes them; Ctrl-C ends it", flush=True)
+    if protocol == "plain":
+        serve_scan(scan, address, rate)
+        return
+    positions = data.with_suffix(".positions.txt")
+    print(f"{positions}: the positions, a line for each frame as it is sent", flush=True)
+    serve_dectris(scan, address, rate, positions)

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from ptymesh.errors import PtymeshError
-from ptymesh.live.sources import FrameSource
+from ptymesh.live.frames import FrameSource
+from ptymesh.live.positions import PositionSource
 from ptymesh.live.spool import Spool
 
 #: Seconds between two requests where no frames have come.
@@ -24,10 +25,11 @@ class Receiver:
     Args:
         source: of the frames.
         folder: of the spool; frames that it holds are not asked for again.
+        positions: source of the positions, where they come apart from the frames.
     """
 
-    def __init__(self, source: FrameSource, folder: Path) -> None:
-        self._source, self._folder = source, folder
+    def __init__(self, source: FrameSource, folder: Path, positions: PositionSource | None = None) -> None:
+        self._source, self._folder, self._positions = source, folder, positions
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="frames", daemon=True)
         #: The spool, once the source has described its frames.
@@ -55,6 +57,11 @@ class Receiver:
         """Seconds since the source has last answered."""
         return time.monotonic() - self.heard
 
+    @property
+    def waiting(self) -> int:
+        """Number of frames that wait for their positions."""
+        return 0 if self.spool is None else self.spool.held - self.spool.count
+
     def check(self) -> None:
         """Raise the error that ended the thread, if one did."""
         if self.failure is not None:
@@ -75,9 +82,12 @@ class Receiver:
 
     def _run(self) -> None:
         try:
-            if (self._folder / "stream.json").exists() and (spool := Spool(self._folder)).has_ended:
-                self.arrivals.append((spool.count, time.monotonic()))
-                self.spool, self.ended = spool, True
+            # positions that come apart may follow when frames have ended, and a detector describes itself only once
+            if (self._folder / "stream.json").exists() and (
+                (spool := Spool(self._folder)).has_ended or self._positions is not None
+            ):
+                self.arrivals.append((spool.held, time.monotonic()))
+                self.spool, self.ended = spool, spool.has_ended
             while not self._stopping.is_set() and not self.ended:
                 if not self._step():
                     self._stopping.wait(POLL_S)
@@ -85,24 +95,53 @@ class Receiver:
             self.failure = error
 
     def _step(self) -> bool:
-        """Ask the source once; return True if frames have come."""
+        """Ask the sources once; return True if frames have come."""
         if self.spool is None:
             said = self._source.describe()
             if said is None:
                 return False
             spool = Spool(self._folder, said)
-            self.arrivals.append((spool.count, time.monotonic()))
+            self.arrivals.append((spool.held, time.monotonic()))
             self.spool = spool
-        count = self.spool.count
-        got = self._source.take(count)
+        have_come = not self.spool.have_frames_ended and self._take_frames(self.spool)
+        if self._positions is not None:
+            self._take_positions(self.spool, self._positions)
+        if self.spool.have_frames_ended and not self.waiting:
+            self.spool.mark_ended()
+            self.ended = True
+        return have_come
+
+    def _take_frames(self, spool: Spool) -> bool:
+        """Ask the source of frames once; return True if any have come."""
+        held, got = spool.held, self._source.take(spool.held)
         if got is None:
             return False
         self.heard = time.monotonic()
+        ended = got.ended
         if len(got.frames):
-            self.spool.append(got.frames, got.positions_m)
-            self.arrivals.append((count + len(got.frames), self.heard))
-            return True
-        if got.ended:
-            self.spool.mark_ended()
-            self.ended = True
-        return False
+            if self._positions is not None:
+                numbers = np.arange(held, held + len(got.frames)) if got.numbers is None else got.numbers
+                spool.append_frames(got.frames, numbers)
+                # the message of the end may have gone to a process that was killed
+                ended |= spool.description.views is not None and int(numbers[-1]) + 1 >= spool.description.views
+            else:
+                assert got.positions_m is not None
+                spool.append(got.frames, got.positions_m)
+            if got.numbers is None:
+                ended = False  # the source learns from the next question that these have been stored
+            self.arrivals.append((held + len(got.frames), self.heard))
+        if ended:
+            spool.mark_frames_ended()
+        return len(got.frames) > 0
+
+    def _take_positions(self, spool: Spool, source: PositionSource) -> None:
+        """Give positions to the frames that wait for them, as far as these are known."""
+        numbers = spool.waiting_numbers()
+        if not len(numbers):
+            return
+        known = source.read()
+        late = np.flatnonzero(numbers >= len(known))
+        ready = numbers[: late[0]] if len(late) else numbers
+        if len(ready):
+            spool.append_positions(known[ready])
+            self.heard = time.monotonic()

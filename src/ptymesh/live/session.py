@@ -30,10 +30,11 @@ from ptymesh.io.options import ViewRange
 from ptymesh.io.prepare.preprocess import measurement_of
 from ptymesh.io.results import Result
 from ptymesh.kernels import kernel_backend
+from ptymesh.live.frames import FrameSource
 from ptymesh.live.object_parts import join_part, paste
 from ptymesh.live.outcome import LiveOptions, LiveOutcome
+from ptymesh.live.positions import PositionSource
 from ptymesh.live.receiving import SILENT_S, Receiver
-from ptymesh.live.sources import FrameSource
 from ptymesh.live.spool import Spool
 from ptymesh.measurement import NO_CHECKS, Measurement
 from ptymesh.physics.model import Model, SliceStack
@@ -103,6 +104,7 @@ def reconstruct_live(
     folder: Path,
     options: LiveOptions,
     *,
+    positions: PositionSource | None = None,
     stop: Callable[[], bool] = lambda: False,
     say: Callable[[str], None] = lambda line: None,
 ) -> tuple[LiveOutcome, Measurement]:
@@ -116,6 +118,7 @@ def reconstruct_live(
         source: of the frames.
         folder: of the run.
         options: how often views are used, and how long the source may be silent.
+        positions: source of the positions, where they come apart from the frames.
         stop: asked after each segment whether to end early.
         say: told what happens, in lines.
 
@@ -131,7 +134,7 @@ def reconstruct_live(
     kernel_backend(
         join("cpu").device, complex_dtype(recipe.precision)
     )  # read before the first frame has to wait for it
-    with Receiver(source, folder / "spool") as receiver:
+    with Receiver(source, folder / "spool", positions) as receiver:
         session = _Session(recipe, receiver, folder, options, stop, say)
         session.wait_for_frames()
         outcome = session.follow()
@@ -219,8 +222,10 @@ class _Session:
         self.receiver.check()
         silent = self.receiver.silent_s
         if silent > SILENT_S and not self._silence_said:
+            waiting = f", and {late} wait for their positions" if (late := self.receiver.waiting) else ""
             self.say(
-                f"The source has not answered for {SILENT_S:g} s, and is asked again and again; {count} frames so far."
+                f"The source has not answered for {SILENT_S:g} s, and is asked again and again; {count} frames so far"
+                f"{waiting}."
             )
         self._silence_said = silent > SILENT_S
         timeout = self.options.timeout_s

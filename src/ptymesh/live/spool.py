@@ -8,7 +8,9 @@ A spool is a folder of files, of which frames and positions grow by appending:
     stream.json     shape and type of a frame, and what the source says of beam and detector
     frames.raw      (N, H, W) numbers, in the order of arrival
     positions.raw   (N, 2) float64, y x in metres
+    numbers.raw     (N,) int64, numbers of the frames in the detector's count, where positions come apart from them
     ended           there once the stream has ended
+    frames_ended    there once no more frames come, where positions come apart from them
 
 A frame counts once its position is complete, too: positions are written after their frames. What a process that was
 killed had half written is overwritten by the next one.
@@ -29,8 +31,8 @@ from ptymesh.geometry import Radiation
 from ptymesh.io.scan import Optics, RawScan
 from ptymesh.io.source import MappedSource
 
-#: Bytes of a position.
-POSITION_BYTES = 16
+#: Bytes of a position, and of a number.
+POSITION_BYTES, NUMBER_BYTES = 16, 8
 
 
 @dataclass(frozen=True)
@@ -127,6 +129,7 @@ class Spool:
             with replacing(said) as path:
                 path.write_text(json.dumps(asdict(description)))
         self._frames, self._positions = folder / "frames.raw", folder / "positions.raw"
+        self._numbers = folder / "numbers.raw"
         for path in (self._frames, self._positions):
             path.touch()
 
@@ -135,6 +138,23 @@ class Spool:
         """Number of frames that are complete with their positions."""
         frames = self._frames.stat().st_size // self.description.frame_bytes
         return min(frames, self._positions.stat().st_size // POSITION_BYTES)
+
+    @property
+    def held(self) -> int:
+        """Number of frames that are complete, also those that wait for their positions."""
+        if not self._numbers.exists():
+            return self.count
+        frames = self._frames.stat().st_size // self.description.frame_bytes
+        return min(frames, self._numbers.stat().st_size // NUMBER_BYTES)
+
+    @property
+    def have_frames_ended(self) -> bool:
+        """True once all frames of the stream are here, maybe without positions."""
+        return self.has_ended or (self.folder / "frames_ended").exists()
+
+    def mark_frames_ended(self) -> None:
+        """Note that no frames will follow, but positions may."""
+        (self.folder / "frames_ended").touch()
 
     @property
     def has_ended(self) -> bool:
@@ -156,22 +176,71 @@ class Spool:
             BadInput: another shape or type.
             PtymeshError: the disk refuses.
         """
-        shape, dtype = self.description.shape, np.dtype(self.description.dtype)
-        if frames.shape[1:] != shape or frames.dtype != dtype or positions_m.shape != (len(frames), 2):
+        if positions_m.shape != (len(frames), 2):
             raise BadInput(
-                f"{len(frames)} frames of {frames.shape[1:]} {frames.dtype} with positions of {positions_m.shape} do "
-                f"not belong to a stream of {shape} {dtype}; each frame needs one position (y, x)."
+                f"{len(frames)} frames have come with positions of shape {positions_m.shape}; each frame needs one "
+                f"position (y, x)."
             )
+        if self._numbers.exists():
+            raise BadInput(
+                f"The positions of {self.folder} come apart from its frames; name them with --positions-from."
+            )
+        self._check_frames(frames)
         count = self.count
+        self._write(self._frames, count, frames)
+        self._write(self._positions, count, positions_m.astype("<f8"))
+
+    def append_frames(self, frames: np.ndarray, numbers: np.ndarray) -> None:
+        """Add frames whose positions come later.
+
+        Args:
+            frames: (n, H, W) of the stream's type.
+            numbers: (n,) int64, of the frames in the detector's count.
+
+        Raises:
+            BadInput: another shape or type, or a spool of frames that came with their positions.
+            PtymeshError: the disk refuses.
+        """
+        if not self._numbers.exists():
+            if self.count:
+                raise BadInput(
+                    f"The frames of {self.folder} came with their positions; leave out --positions-from, or choose "
+                    "another folder with --out."
+                )
+            self._numbers.touch()
+        self._check_frames(frames)
+        held = self.held
+        self._write(self._frames, held, frames)
+        self._write(self._numbers, held, numbers.astype("<i8"))
+
+    def append_positions(self, positions_m: np.ndarray) -> None:
+        """Add positions (n, 2) float64, y x, of the first frames that wait for theirs."""
+        self._write(self._positions, self.count, positions_m.astype("<f8"))
+
+    def waiting_numbers(self) -> np.ndarray:
+        """Return the numbers (n,) int64, in the detector's count, of frames that wait for their positions."""
+        if not self._numbers.exists():
+            return np.empty(0, np.int64)
+        count, held = self.count, self.held
+        return np.fromfile(self._numbers, "<i8", held - count, offset=count * NUMBER_BYTES).astype(np.int64)
+
+    def _check_frames(self, frames: np.ndarray) -> None:
+        """Raise BadInput where frames (n, H, W) are not of this stream."""
+        shape, dtype = self.description.shape, np.dtype(self.description.dtype)
+        if frames.shape[1:] != shape or frames.dtype != dtype:
+            raise BadInput(
+                f"{len(frames)} frames of {frames.shape[1:]} {frames.dtype} do not belong to a stream of {shape} "
+                f"{dtype}; choose another folder with --out."
+            )
+
+    def _write(self, path: Path, rows_before: int, rows: np.ndarray) -> None:
+        """Write rows (n, ...) behind those that are there, over what was half written."""
+        size = rows.itemsize * int(np.prod(rows.shape[1:]))
         try:
-            for path, rows, size in (
-                (self._frames, frames, self.description.frame_bytes),
-                (self._positions, positions_m.astype("<f8"), POSITION_BYTES),
-            ):
-                with path.open("r+b") as file:
-                    file.truncate(count * size)  # what was half written
-                    file.seek(0, os.SEEK_END)
-                    file.write(np.ascontiguousarray(rows).data)
+            with path.open("r+b") as file:
+                file.truncate(rows_before * size)
+                file.seek(0, os.SEEK_END)
+                file.write(np.ascontiguousarray(rows).data)
         except OSError as error:
             raise PtymeshError(f"{self.folder} cannot take more frames ({error.strerror}); free some disk.") from error
 

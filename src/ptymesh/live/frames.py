@@ -1,0 +1,56 @@
+"""Frames as sources give them, and how a source is asked for them.
+
+n       frames of an answer
+H, W    detector pixels
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from ptymesh.errors import BadInput
+from ptymesh.live.spool import StreamDescription
+
+
+class Frames(NamedTuple):
+    """Frames that a source has given.
+
+    Attributes:
+        frames: (n, H, W).
+        positions_m: (n, 2) float64, y x; None where they come from elsewhere.
+        ended: True if no frames will follow these.
+        numbers: (n,) int64, of the frames in the detector's count; None: those asked for and what follows.
+    """
+
+    frames: np.ndarray
+    positions_m: np.ndarray | None
+    ended: bool
+    numbers: np.ndarray | None = None
+
+
+class FrameSource(Protocol):
+    """A place where frames come from."""
+
+    def describe(self) -> StreamDescription | None:
+        """Return what the source says of its frames, None while it does not answer."""
+
+    def take(self, first: int) -> Frames | None:
+        """Return frames from number `first` on, None while the source does not answer.
+
+        Args:
+            first: number of frames that have been stored; a source that cannot go back gives those that come next.
+        """
+
+    def close(self) -> None:
+        """Let go of the source."""
+
+
+def zmq_module() -> Any:
+    """Return the package zmq; raise BadInput where it is not installed."""
+    try:
+        import zmq
+    except ImportError as error:
+        raise BadInput("Streams over ZeroMQ need pyzmq; install ptymesh[live].") from error
+    return zmq
