@@ -7,6 +7,9 @@ earlier scan of another sample with the same beam. Latency is from the arrival o
 the segment of updates that used it first. Beside it stands a run with all frames that uses each as often, and both are
 polished by as many epochs. Errors are those of the object against the truth.
 
+With --work DIR scans and the run with all frames are kept there, and taken from there by the next call with the same
+--views, so that each call can be short.
+
 With --kill the receiver is killed in the middle of the first rate's stream and started anew; the frames that are on
 disk at the end are compared with those of the scan.
 """
@@ -72,7 +75,9 @@ def finish(process: subprocess.Popen[str], name: str) -> None:
 
 
 def make_scan(folder: Path, views: int) -> None:
-    """Simulate the scan and the earlier one, and reconstruct the probe of the latter."""
+    """Simulate the scan and the earlier one, and reconstruct the probe of the latter, if that has not been done."""
+    if (folder / "live.yaml").exists():
+        return
     for name, count, seed in (("scan", views, 5), ("earlier", min(EARLIER_VIEWS, views), 6)):
         command = ["-m", "ptymesh", "simulate", f"{name}.cxi", "--views", str(count), "--window", str(WINDOW)]
         finish(start([*command, "--seed", str(seed), "--compression", "none"], RECEIVER, folder), "ptymesh simulate")
@@ -96,6 +101,8 @@ def error(found: Path | Result, folder: Path) -> float:
 
 def measure_offline(folder: Path) -> dict[str, float]:
     """Return errors of a run with all frames: after as many uses as a live one, and after as much polishing."""
+    if (kept := folder / "offline.json").exists():
+        return dict(json.loads(kept.read_text()))
     start_of_probe = {"kind": "result", "path": str(folder / "earlier.h5")}
     recon = pm.Reconstruction(str(folder / "scan.cxi"), probe={"start": start_of_probe})
     for _ in recon.run(pm.RPIE(batch=BATCH), epochs=USES):
@@ -103,7 +110,9 @@ def measure_offline(folder: Path) -> dict[str, float]:
     early = error(recon.result(), folder)
     for _ in recon.run(pm.RPIE(batch=BATCH), epochs=POLISHING):
         pass
-    return {"error": early, "error_polished": error(recon.result(), folder)}
+    found = {"error": early, "error_polished": error(recon.result(), folder)}
+    kept.write_text(json.dumps(found))
+    return found
 
 
 def is_same(folder: Path, out: Path) -> dict[str, int]:
@@ -195,13 +204,15 @@ def main() -> None:
     parser.add_argument("--views", type=int, default=10000, help="frames of the stream")
     parser.add_argument("--rates", type=float, nargs="+", default=[500, 2000, 10000], help="frames per second")
     parser.add_argument("--kill", action="store_true", help="also kill the receiver in the middle, at the first rate")
+    parser.add_argument("--work", type=Path, metavar="DIR", help="folder that keeps the scans between calls")
     parser.add_argument("--out", type=Path, help="file that the numbers are written to, as JSON")
     arguments = parser.parse_args()
     if len(CORES) < 2:
         sys.exit("The source and the reconstruction need a core each, and this process has one.")
     found: dict[str, Any] = {**about(threads=1), "views": arguments.views, "window": WINDOW, "streams": []}
     with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
+        folder = Path(place) if arguments.work is None else (arguments.work / str(arguments.views)).absolute()
+        folder.mkdir(parents=True, exist_ok=True)
         make_scan(folder, arguments.views)
         offline = found["offline"] = measure_offline(folder)
         print(f"offline: {offline}", flush=True)

@@ -285,6 +285,21 @@ def test_a_run_that_goes_on_is_steered(
     assert words == [("-m", "ptymesh", "resume", str(run)), (*words[0], "--set", "stages.0.epochs=12")]
 
 
+def test_a_run_whose_frames_arrive(tmp_path: Path, runs: Path, page: Page, serve: Serve) -> None:
+    """Frames so far, and how late they are used and shown."""
+    run = tmp_path / "stream"
+    run.mkdir()
+    row = {"frames": 500, "unseen": 20, "residual": 0.1, "latency_s": 0.25}
+    (run / "live.jsonl").write_text(json.dumps(row) + "\n" + json.dumps(row | {"latency_s": None}) + "\n")
+    shutil.copy(runs / "one" / "result.h5", run / "live.h5")
+    serve(tmp_path)
+    page.choose("stream")
+    page.until(lambda: "s after its last frames arrived" in page.text("#scale"))
+    assert float(page.text("#scale").split("on the screen ")[1].split()[0]) > 0.25
+    assert "500 frames, 20 of them not used yet, used 0.2500 s after they arrive, residual" in page.text("#verdict")
+    page.check_errors()
+
+
 def test_no_buttons_without_control(runs: Path, page: Page, serve: Serve) -> None:
     serve(runs)
     page.choose("one")

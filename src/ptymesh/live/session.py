@@ -270,6 +270,11 @@ class _Session:
         done, last = time.monotonic(), self.receiver.arrivals[-1][1]
         self._save()
         assert uses_at_end is not None
+        if missing := self.spool.missing():
+            self.say(
+                f"{missing} frames before the last one have not come here, by the detector's count; see whether "
+                "another program takes from the same stream, or a receiver was killed."
+            )
         outcome = LiveOutcome(
             len(state.uses),
             state.uses,

@@ -224,6 +224,13 @@ class Spool:
         count, held = self.count, self.held
         return np.fromfile(self._numbers, "<i8", held - count, offset=count * NUMBER_BYTES).astype(np.int64)
 
+    def missing(self) -> int:
+        """Return how many frames of the detector's count lie between those that are here, or before them."""
+        if not self._numbers.exists() or not (held := self.held):
+            return 0
+        numbers = np.fromfile(self._numbers, "<i8", held)
+        return int(numbers.max()) + 1 - len(np.unique(numbers))
+
     def _check_frames(self, frames: np.ndarray) -> None:
         """Raise BadInput where frames (n, H, W) are not of this stream."""
         shape, dtype = self.description.shape, np.dtype(self.description.dtype)

@@ -73,7 +73,7 @@ async function refreshRun() {
   $("run").hidden = false;
   $("name").textContent = details.name;
   $("verdict").replaceChildren(badge(details),
-    details.sentence ? `: ${details.sentence.replace(/\.$/, "")}.` : `, ${details.epochs} epochs, residual ${shown(details.residual)}`);
+    details.sentence ? `: ${details.sentence.replace(/\.$/, "")}.` : `, ${details.live ? arriving(details.live) : `${details.epochs} epochs`}, residual ${shown(details.residual)}`);
   drawProgress(details);
   drawControl(details);
   const log = $("log"), atEnd = log.scrollTop + log.clientHeight >= log.scrollHeight - 4;
@@ -89,6 +89,10 @@ async function refreshRun() {
     refreshPanels();
     await askPositions();
   }
+}
+function arriving(live) { // of a stream: how far it is, and how soon frames are used
+  const late = live.latency_s === null ? "" : `, used ${shown(live.latency_s)} s after they arrive`;
+  return `${live.frames} frames${live.unseen ? `, ${live.unseen} of them not used yet` : ""}${late}`;
 }
 async function askPositions() {
   const id = state.id;

@@ -34,6 +34,7 @@ function draw() {
     state.drawn = drawn;
     placePicture();
     drawMarks();
+    showDelay(values.v);
   };
   next.onerror = () => { if (mine === asked) $("scale").textContent = "The picture could not be read; it is tried again."; };
   next.src = address("api/picture", values);
@@ -41,6 +42,15 @@ function draw() {
   const wide = right - left, tall = bottom - top;
   const length = pixel && state.what !== "probe" ? ` = ${lengthName(wide * pixel[1])} x ${lengthName(tall * pixel[0])}` : "";
   $("scale").textContent = `${wide} x ${tall} px${length}${FILES[state.details.arrays.file] ?? ""}`;
+}
+function showDelay(version) { // of a stream: from the arrival of frames to the first time that a picture is on the screen
+  const { live, state: word } = state.details;
+  if (!live || live.latency_s === null || word !== "running") return;
+  if (version !== state.delay?.version) {
+    const written = Math.max(0, Date.now() / 1000 - Number(version) / 1e9); // seconds since
+    state.delay = { version, seconds: live.latency_s + written };
+  }
+  $("scale").textContent += `, on the screen ${shown(state.delay.seconds)} s after its last frames arrived`;
 }
 function lengthName(metres) {
   for (const [unit, scale] of [["mm", 1e-3], ["µm", 1e-6], ["nm", 1e-9]]) if (metres >= scale) return `${(metres / scale).toPrecision(3)} ${unit}`;

@@ -25,6 +25,7 @@ from ptymesh.io.checkpoint import manifests
 from ptymesh.recipe.yaml_text import parsed
 from ptymesh.run_folder import pyramid
 from ptymesh.run_folder.control import WORDS, read_request, write_request
+from ptymesh.watch.arriving import summarise_stream
 from ptymesh.watch.growing import GrowingFiles, Row
 
 #: File of a study of `ptymesh tune`, with a line for each trial.
@@ -211,7 +212,12 @@ class RunFolder:
             for name in ("residual", "held_out", "noise_floor", "loss", "views_per_s")
             if any(isinstance(row.get(name), int | float) for row in rows)
         }
-        made = self.summary() | {"curves": curves, "log": self._log(), "recipe": self._recipe()}
+        made = self.summary() | {
+            "curves": curves,
+            "log": self._log(),
+            "recipe": self._recipe(),
+            "live": summarise_stream(rows),
+        }
         return made | {"arrays": self.shapes(), "trials": self.trials(), "resumable": self.has_checkpoint()}
 
     def trials(self) -> list[Row]:
