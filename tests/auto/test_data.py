@@ -93,6 +93,18 @@ def generic(path: Path, views: int = 9, **more: np.ndarray) -> Path:
     return path
 
 
+@pytest.mark.parametrize(("counts", "said"), [(5, "the same count on every pixel"), (0, "have no counts")])
+def test_patterns_that_show_no_object_are_refused(scan: Path, tmp_path: Path, counts: int, said: str) -> None:
+    """Their centres of mass do not move, so that no orientation can be asked for."""
+    path = tmp_path / "even.cxi"
+    path.write_bytes(scan.read_bytes())
+    with h5py.File(path, "r+") as file:
+        data = file["entry_1/instrument_1/detector_1/data"]
+        data[...] = np.full(data.shape, counts)
+    with pytest.raises(BadInput, match=said):
+        described(path)
+
+
 def test_datasets_of_no_known_format_are_guessed(tmp_path: Path) -> None:
     places = np.random.default_rng(3).uniform(0, 20, (9, 2))
     path = generic(tmp_path / "any.h5", where=places, other=np.zeros(3))

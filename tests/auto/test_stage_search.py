@@ -107,6 +107,20 @@ def test_engines_that_can_be_afforded_are_asked(search: StageSearch) -> None:
     assert "goes on best: rpie " in said[2] and len(said) == 3
 
 
+@pytest.mark.parametrize(("epochs", "kept"), [(1, False), (80, True)])
+def test_the_default_stages_are_taken_where_they_come_further(search: StageSearch, epochs: int, kept: bool) -> None:
+    """At as much work as the stages that were found take, which is said here to be 12 epochs of rPIE."""
+    runner = search.make_runner(search.recipe, search.scan)
+    end = runner.run(runner.start(search.opening), epochs)
+    held, search.budget.kept = runner.held, runner.cost(end, 12)
+    runner.close()
+    stages = [{**search.opening, "epochs": epochs}]
+    _, chosen = search._beside_default(search.recipe, held, end, stages)
+    assert (chosen == stages) == kept and chosen[0]["engine"] == "rpie", search.reasons
+    said = "come no further" if kept else "come further and are taken"
+    assert f"The default stages at as much work {said}: " in search.reasons["stages"][-1]
+
+
 @pytest.mark.parametrize(
     ("lsqml", "kept", "others"),
     [

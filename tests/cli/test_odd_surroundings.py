@@ -134,6 +134,17 @@ def test_a_working_folder_that_is_gone(monkeypatch: pytest.MonkeyPatch, capfd: p
     assert left.value.code == 2 and "The working folder is gone" in capfd.readouterr().err
 
 
+@pytest.mark.long
+def test_a_backend_of_matplotlib_that_is_none(tmp_path: Path) -> None:
+    """Figures go to files alone, so that no backend is needed."""
+    recon().result().save(tmp_path / "r.h5")
+    words = [sys.executable, "-P", "-m", "ptymesh", "view", "r.h5", "--out", "shown"]
+    environment = {**os.environ, "MPLBACKEND": "nonsense"}
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0 and "nonsense" not in done.stderr, done.stderr
+    assert (tmp_path / "shown" / "overview.png").exists()
+
+
 @pytest.mark.sample(1)
 @pytest.mark.skipif(sys.platform == "win32", reason="descriptors")
 @pytest.mark.parametrize("closed", ["<&- >&-", "<&-", "<&- >&- 2>&-"])

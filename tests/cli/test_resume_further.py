@@ -79,6 +79,7 @@ def test_another_stage_may_follow_on_other_ranks(run: Run, here: Path) -> None:
         ("stages.1.batch=5", r"within stages\.1, whose batch cannot become 5; set stages\.1\.epochs=3 to end it there"),
         ("stages.1.epochs=2", r"stages\.1\.epochs would be 2, and the checkpoint lies in epoch 3; give 3 or more"),
         ("stages=[{engine: rpie, epochs: 2, batch: 7}]", r"in stage 2 \(stages\.1\), and there would be 1; keep"),
+        ("output.dir=other", r"output\.dir cannot become other: a run goes on in its folder"),
         ("stages=auto", "has found its stages; name those that are to follow"),
         ("seed=4", "seed was 0 when the run began and cannot become 4"),
         ("probe.modes=3", r"probe\.modes was None when the run began and cannot become 3"),

@@ -72,6 +72,12 @@ def test_links_lead_somewhere(page: Path) -> None:
                 assert anchor in names, f"{page.name} links to {target}"
 
 
+@pytest.mark.parametrize("word", ["at rest", "fidelity", "sweep", "noise floor", "held out", "verdict"])
+def test_words_of_messages_are_explained(word: str) -> None:
+    rows = re.findall(r"^\| ([^|]+) \| [^|]+ \|$", (ROOT / "docs/reference/words.md").read_text("utf-8"), re.M)
+    assert word in [one for row in rows for one in row.split(", ")]
+
+
 def test_figures_are_small() -> None:
     figures = list((ROOT / "docs" / "figures").iterdir())
     assert figures and all(figure.stat().st_size < 300_000 for figure in figures)

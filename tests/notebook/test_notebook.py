@@ -98,6 +98,7 @@ def test_a_result(recon: pm.Reconstruction) -> None:
     )
     html = result._repr_html_()
     assert f"{height} x {width} pixels" in html and "1 rank, cpu, single" in html and len(thumbnails(html)) == 1
+    assert f"{result.verdict}: " in html
     assert np.allclose(result.amplitude * np.exp(1j * result.phase), result.object, atol=1e-5)
     bare = pm.Result(result.object, result.probe[:1], result.positions_px)
     assert "1 mode" in bare._repr_html_() and "1 mode," in repr(bare)

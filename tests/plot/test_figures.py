@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
@@ -154,6 +155,15 @@ def test_the_check_itself() -> None:
 @pytest.mark.parametrize("name", FIGURES)
 def test_figure_is_readable(name: str, example: Any) -> None:
     check(FIGURES[name](example))
+
+
+def test_a_poor_verdict_is_red(example: Any) -> None:
+    figure = overview(example, verdict="poor", reason="12 times what counting leaves")
+    (word,) = (text for text in figure.texts if text.get_text() == "POOR")
+    red, green, blue = to_rgb(word.get_color())
+    assert red > 0.6 > 0.3 > max(green, blue)
+    assert figure.get_supxlabel() == "poor: 12 times what counting leaves"
+    assert not [text for text in overview(example, verdict="good").texts if text.get_text() == "GOOD"]
 
 
 def test_slices(stack: Any) -> None:

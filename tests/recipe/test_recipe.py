@@ -157,6 +157,7 @@ BASE: dict[str, Any] = {"data": {"path": "/scan.cxi"}}
             "data.detector_pixel_m is '75 um'; it should be a number in metres, without the unit.",
         ),
         ({"probe": 3}, "probe is 3; it should be a group of keys (modes, "),
+        ({"probe": {"modes": 5000}}, "probe.modes is 5000; it should be less than or equal to 500."),
         ({"probe": {"modes": 0}}, "probe.modes is 0; it should be greater than or equal to 1."),
         ({"probe": {"start": "dta"}}, "probe.start is 'dta'; it should be one of auto, file, data, "),
         ({"probe": {"start": {"kind": "dta"}}}, "probe.start.kind is 'dta'; it should be one of auto, file, "),

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 import yaml
@@ -18,8 +19,10 @@ from ptymesh.io import load_measurement
 from ptymesh.recipe.schema import Recipe, raw_recipe
 from ptymesh.run.simulate_file import write
 from ptymesh.simulate import checked
+from ptymesh.tune.options import tuning
 from ptymesh.tune.orient import Crop, bright_side, defocus_key, likeness, orient
 from ptymesh.tune.orientation import Orientation, apart_but_for_twin_deg, apart_deg, discrete, wrapped
+from ptymesh.tune.session import run_study
 
 NONE: dict[str, Any] = {}
 
@@ -80,6 +83,29 @@ def test_a_hidden_orientation_is_found(scan: Path, hidden: dict[str, Any], expec
     }
     undecided = orient(recipe_for(scan, **hidden), crop=QUICK, c10="unknown", device="cpu")
     assert undecided.settled == "" and undecided.best == found.best and undecided.twin == found.twin
+
+
+def test_views_that_are_too_few_tell_no_orientation(scan: Path) -> None:
+    recipe = recipe_for(scan)
+    recipe["data"]["views"] = {"stop": 2}
+    found = orient(recipe, crop=Crop(views=2, epochs=1, batch=2), device="cpu")
+    assert found.confidence == "none" and np.isnan(found.errors)
+    recipe["data"]["views"] = {"stop": 1}
+    with pytest.raises(BadInput, match="has one view, and an orientation is found by views that are held out"):
+        orient(recipe, device="cpu")
+
+
+def test_even_patterns_tell_no_orientation(scan: Path, tmp_path: Path) -> None:
+    path = tmp_path / "even.cxi"
+    path.write_bytes(scan.read_bytes())
+    with h5py.File(path, "r+") as file:
+        data = file["entry_1/instrument_1/detector_1/data"]
+        data[...] = np.full(data.shape, 5)
+    with pytest.raises(BadInput, match="the same count on every pixel"):
+        orient(recipe_for(path), device="cpu")
+    with pytest.raises(BadInput, match="the same count on every pixel"):
+        raw = {"recipe": recipe_for(path), "space": {"seed": [0, 1]}, "trials": 2}
+        run_study(tuning({**raw, "output": {"dir": str(tmp_path / "study")}}, tmp_path))
 
 
 @pytest.mark.long

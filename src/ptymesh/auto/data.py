@@ -18,7 +18,7 @@ from ptymesh.errors import BadInput
 from ptymesh.geometry import electron_wavelength_m
 from ptymesh.io import load_measurement
 from ptymesh.io.options import MOST_BAD_PIXELS, DataOptions, PositionOptions
-from ptymesh.io.prepare.checks import check_scan, scan_fault, without_marks
+from ptymesh.io.prepare.checks import check_scan, refuse_featureless, scan_fault, without_marks
 from ptymesh.io.prepare.inspection import InspectionReport, summarise
 from ptymesh.io.prepare.near_field import DETECTOR_LIES, SCAN_LIES, NearFieldSigns, near_field_signs
 from ptymesh.io.prepare.preprocess import PreparedSource
@@ -128,6 +128,7 @@ def _set_from_patterns(raw: dict[str, Any], reasons: Reasons) -> None:
     data, positions = raw["data"], raw.get("positions") or {}
     where = PositionOptions.parse(positions, "positions")
     scan = load_measurement(DataOptions.parse(data, "data"), where)
+    refuse_featureless(without_marks(scan))
     signs = _near_field(raw, scan, reasons)
     if "propagation" not in data:
         check_scan(scan)  # raises
@@ -202,7 +203,7 @@ def _orient(raw: dict[str, Any], reasons: Reasons) -> None:
         by_turn = unexplained(c, scan.positions)
         best = min(by_turn, key=lambda name: by_turn[name])
         told, left, settings = by_turn["as told"], by_turn[best], dict(yaml.safe_load(f"{{{best}}}"))
-    if told < TURNED * left:
+    if not left or told < TURNED * left:  # centres that do not move tell nothing
         return
     why = f"So the patterns' centres of mass are {told / left:.2g} times closer to a gradient; or a half turn more."
     if scan.geometry.radiation == "electron":

@@ -179,6 +179,8 @@ def _cheap(recipe: Mapping[str, object], crop: Crop) -> tuple[dict[str, object],
     parsed = Recipe.parse(raw)
     scan = load_measurement(parsed.data, parsed.positions)
     refuse_featureless(without_marks(scan))
+    if scan.views == 1:
+        raise BadInput(f"{scan.name} has one view, and an orientation is found by views that are held out; read more.")
     if crop.crop is not None:
         put(raw, "data.crop", crop.crop, "orient")
     elif scan.geometry.propagation == "far_field" and parsed.data.pad is None:
