@@ -1,4 +1,4 @@
-"""Writes measured tables into the pages, from the newest files of benchmarks/results: python docs/measured.py
+"""Writes tables into the pages, from the newest files of benchmarks/results and cases.yaml: python docs/measured.py
 
 A table stands between `<!-- measured: NAME -->` and `<!-- measured: end -->`; the tests compare the two. Which command
 makes which file stands in docs/background/numbers.md.
@@ -12,6 +12,8 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 DOCS = Path(__file__).parent
 RESULTS = DOCS.parent / "benchmarks" / "results"
@@ -230,7 +232,31 @@ def models() -> str:
     return table("| options of CDTools | intensities | by object | by probe | by mixtures |", rows)
 
 
+def cases() -> dict[str, list[dict[str, Any]]]:
+    """Situations that once ended wrongly, by what they are about: what, before, now, cause, tests."""
+    found: dict[str, list[dict[str, Any]]] = yaml.safe_load((DOCS / "cases.yaml").read_text(encoding="utf-8"))
+    return found
+
+
+def tables_of_cases() -> str:
+    """One table for each thing that the cases are about."""
+    parts = []
+    for title, rows in cases().items():
+        cells = [
+            (row["what"], row["before"], row["now"], _code(row.get("cause", [])), _code(row["tests"], "<br>"))
+            for row in rows
+        ]
+        parts.append(f"## {title}\n\n" + table("| situation | before | now | first cause | held by |", cells))
+    return "\n\n".join(parts)
+
+
+def _code(names: list[str], between: str = ", ") -> str:
+    """Names in backticks, of tests without the folder."""
+    return between.join(f"`{name.removeprefix('tests/')}`" for name in names)
+
+
 TABLES: dict[str, Callable[[], str]] = {
+    "cases": tables_of_cases,
     "fly-scan": fly_scan,
     "scans": scans,
     "models": models,

@@ -10,7 +10,8 @@ import h5py
 import numpy as np
 import pytest
 
-from ptymesh.auto import described, described_recipe, is_data, named_after
+from ptymesh.auto import decide, described, described_recipe, is_data, named_after
+from ptymesh.distributed.world import Solo
 from ptymesh.errors import BadInput
 from ptymesh.io import load_measurement
 from ptymesh.io.formats.cxi_writer import write_measurement
@@ -103,6 +104,11 @@ def test_patterns_that_show_no_object_are_refused(scan: Path, tmp_path: Path, co
         data[...] = np.full(data.shape, counts)
     with pytest.raises(BadInput, match=said):
         described(path)
+
+
+def test_one_view_finds_no_stages(scan: Path) -> None:
+    with pytest.raises(BadInput, match="has one view, and stages are found by views that are held out"):
+        decide(Recipe.parse(described(scan, ["data.views.stop=1"])[0]), Solo(), write=False)
 
 
 def test_datasets_of_no_known_format_are_guessed(tmp_path: Path) -> None:

@@ -96,6 +96,24 @@ def test_what_does_not_fit_the_checkpoint_is_refused(run: Run, here: Path, setti
     assert sorted(path.name for path in (here / "out").iterdir()) == before
 
 
+def test_a_checkpoint_that_may_not_be_read(run: Run, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a folder without permissions, which the superuser of a test does not meet."""
+    is_file = Path.is_file
+
+    def refused(path: Path) -> bool:
+        if path.parent.name == "checkpoint":
+            raise PermissionError(13, "Permission denied", str(path))
+        return is_file(path)
+
+    monkeypatch.setattr(Path, "is_file", refused)
+    status, _, err = run("resume", here / "out")
+    assert (
+        status == 2
+        and len(err.splitlines()) == 1
+        and "cannot be used (Permission denied); mend its permissions." in err
+    ), err
+
+
 def test_within_an_epoch_one_more_has_begun(here: Path) -> None:
     text = checkpoint.read_meta(here / "out" / "checkpoint")["recipe"]
     at = counters(here).model_copy(update={"epoch": 1, "batch": 1})

@@ -14,6 +14,7 @@ from types import ModuleType
 import pytest
 
 from ptymesh.cli import main as module
+from ptymesh.diagnosis import CAUSES
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -76,6 +77,21 @@ def test_the_gallery_has_commands_that_exist(monkeypatch: pytest.MonkeyPatch) ->
         words = [shlex.split(line, comments=True) for line in lines]
         assert all(line[1] in module.COMMANDS for line in words if line[0] == "ptymesh")
         assert re.search(r"\w\.png", lines[-1]), "the last line names the figure"
+
+
+def test_tests_that_cases_name_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = load(DOCS / "measured.py", monkeypatch).cases()
+    rows = [row for part in parts.values() for row in part]
+    causes = {cause.name for cause in CAUSES}
+    for row in rows:
+        assert set(row) <= {"what", "before", "now", "cause", "tests"} and row["now"] and row["tests"], row
+        assert set(row.get("cause", ())) <= causes, row
+        for name in row["tests"]:
+            file, _, function = name.partition("::")
+            text = (ROOT / file).read_text(encoding="utf-8")
+            assert re.search(rf"^def {function}\(", text, re.M), (
+                f"{name} is gone; the case {row['what']!r} needs a test"
+            )
 
 
 def test_tables_are_those_measured(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -176,6 +176,19 @@ def test_a_scan_that_was_told_turned_and_stretched_is_found(seed: int) -> None:
     assert abs(1.01 * (1 + found["scale"]) - 1) < 1e-3
 
 
+@pytest.mark.parametrize("engine", ["lsqml", "adam"])
+def test_the_geometry_of_a_small_scan_that_is_right_stays(engine: str) -> None:
+    """All four terms on 30 views, which tell them badly: positions stay within a twentieth of a pixel."""
+    scan = simulate(kind="xray", views=30, window=32, probe_guess="true", seed=1, photons_per_view=1e5).measurement
+    recon = pm.Reconstruction(scan, device="cpu")
+    for _ in recon.run({"engine": engine, "epochs": 15, "batch": 15, "models": {"scan_geometry": True}}):
+        pass
+    assert set(recon.state.estimate.parameters["scan_geometry"]) == {"rotation", "scale", "aspect", "shear"}
+    moved = recon.result().positions_px - scan.positions
+    moved -= moved.mean(axis=0)
+    assert 0 < np.sqrt((moved**2).sum(axis=1).mean()) < 0.05
+
+
 def test_an_engine_that_is_used_again_may_move_others() -> None:
     scan, _, start = lens(0)
     recon = pm.Reconstruction(scan, device="cpu", probe={"start": start})
