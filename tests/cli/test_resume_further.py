@@ -107,11 +107,8 @@ def test_a_checkpoint_that_may_not_be_read(run: Run, here: Path, monkeypatch: py
 
     monkeypatch.setattr(Path, "is_file", refused)
     status, _, err = run("resume", here / "out")
-    assert (
-        status == 2
-        and len(err.splitlines()) == 1
-        and "cannot be used (Permission denied); mend its permissions." in err
-    ), err
+    assert status == 2 and len(err.splitlines()) == 1, err
+    assert "cannot be used (Permission denied); mend its permissions." in err
 
 
 def test_within_an_epoch_one_more_has_begun(here: Path) -> None:
