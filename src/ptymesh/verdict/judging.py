@@ -186,10 +186,6 @@ def _by_misfits(
         return Verdict("poor", f"{named}{more}", residual, bound, times, odd)
     if pixels and times > ODD_PIXELS_TIMES:
         return Verdict("poor", named, residual, bound, times)
-    alike = expected * (1 - 1 / len(misfits.by_view))  # what one pattern, fitted to all views, would leave of noise
-    if len(misfits.by_view) > 1 and not odd and to_explain - alike < STANDARD_ERRORS * math.sqrt(variance):
-        why = "views differ by no more than counting makes them: a single pattern for all of them fits as well"
-        return Verdict("unknown", f"{why}, and nothing of an object shows", residual, bound, times)
     if unexplained:
         return Verdict("good", f"{named}, which is {share:.0%} of what the views tell", residual, bound, times, odd)
     rest = "; the others are, as far as noise lets them" if odd else ": no more than noise and fitted numbers explain"
