@@ -161,6 +161,23 @@ def two_beams(rng: np.random.Generator, severity: int) -> Made:
     return scan.measurement(scan.counts(np.concatenate([first[:half], 0.7 * second[half:]]))), {}
 
 
+def refocused(rng: np.random.Generator, severity: int) -> Made:
+    """From the middle of the scan on the beam is out of focus by a third more, or twice as much, and nothing else."""
+    scan = sim.make(rng)
+    n = scan.window[0]
+    other = sim.lens(scan.window, 0.2 * n, (1.33, 2.0)[severity] * n / 6, 0.06 * n, 0.5)
+    first, second = scan.intensities(), scan.intensities(probes=other[None])
+    half = len(first) // 2
+    return scan.measurement(scan.counts(np.concatenate([first[:half], second[half:]]))), {}
+
+
+def flicker(rng: np.random.Generator, severity: int) -> Made:
+    """The beam's brightness varies by a normal factor, now and then by much."""
+    scan = sim.make(rng)
+    factors = np.exp((0.2, 0.35)[severity] * rng.standard_normal(len(scan.positions)))
+    return scan.measurement(scan.counts(scan.intensities() * factors[:, None, None])), {}
+
+
 def fly_scan(rng: np.random.Generator, severity: int) -> Made:
     """Each view is exposed while the sample moves along its row by half a step, or by a whole one."""
     scan = sim.make(rng, path="raster")
@@ -257,6 +274,8 @@ INSTANCES: dict[str, tuple[Maker, tuple[str, ...]]] = {
     "near_field": (near_field, ("near_field",)),
     "amplitudes": (amplitudes, ("amplitudes",)),
     "two_beams": (two_beams, ("two_beams",)),
+    "refocused": (refocused, ("two_beams",)),
+    "flicker": (flicker, ("intensity",)),
     "fly_scan": (fly_scan, ("fly_scan",)),
     "stretched": (stretched, ("geometry",)),
     "scaled": (scaled, ("geometry",)),

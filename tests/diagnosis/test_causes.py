@@ -12,9 +12,14 @@ import pytest
 
 from ptymesh.diagnosis import CAUSES, ResultView
 from ptymesh.diagnosis.report import last_words, report
+from ptymesh.diagnosis.sampling import find_other_plane
 from ptymesh.errors import BadInput
 from ptymesh.io.results import Result
 from ptymesh.measurement import Measurement
+from ptymesh.recipe.schema import Recipe
+
+sys.path.insert(0, str(Path(__file__).parent))
+import simulator
 
 
 def load() -> ModuleType:
@@ -102,6 +107,20 @@ def test_steps_as_wide_as_the_beam() -> None:
     found = report(result(positions_px=wide, object=np.ones((1, 128, 128), complex), attrs=POOR)).findings[0]
     near = ResultView(result()).nearest_px.mean()
     assert found.cause == "overlap" and found.number == pytest.approx(2 * near / 12, rel=0.1)
+
+
+def test_a_probe_that_left_the_defocus_of_its_start() -> None:
+    """The fit has brought it from half of its spread; a start that was right is left alone."""
+    scan = simulator.make(np.random.default_rng(1), views=36)
+    recipe = Recipe.parse({"data": {"path": "scan.cxi"}}).to_yaml()
+    for told, named in ((0.5, True), (-1.0, True), (0.9, False)):
+        start = simulator.lens(scan.window, 0.2 * 48, told * 8, 0.06 * 48, 0.5)
+        view = ResultView(
+            result(probe=scan.probes, positions_px=scan.positions, recipe=recipe), scan.measurement(probe=start[None])
+        )
+        evidence = find_other_plane(view)
+        assert evidence is not None and (evidence.number > 4) == named, told
+        assert ("another defocus than that of the start" in evidence.sentence) == named
 
 
 def test_over_fitting_is_said_from_held_out_views_alone() -> None:

@@ -7,6 +7,7 @@ import itertools
 import numpy as np
 
 from ptymesh.diagnosis.cause import Evidence, Remedy
+from ptymesh.diagnosis.propagation import defocus_asked
 from ptymesh.diagnosis.view import ResultView
 from ptymesh.io.prepare.preprocess import PreparedSource
 
@@ -16,12 +17,17 @@ DARK, GLARING = 0.2, 5.0
 FAR_OFF, FEW = 4.0, 0.25
 #: Residual of a view astray over the median of all; share of the views up to which these are single ones.
 ASTRAY_TIMES, ASTRAY = 8.0, 0.06
+#: Share of a view's misfit from which on another brightness explains it.
+OF_BRIGHTNESS = 0.5
 #: Views that are named.
 NAMED = 6
 #: Consecutive parts of a scan whose means are compared; fewest on either side of a change.
 PARTS, MIN_PARTS = 16, 3
+CUTS = range(MIN_PARTS, PARTS - MIN_PARTS + 1)
 #: Fewest views in which wandering is told from the sample's own phase.
 MIN_VIEWS = 25
+#: What changes where the beam's focus does. Its F counts for more: scans with one beam reached 39, those with two 76.
+FOCUS, FOCUS_WEIGHT = "focus", 4 / 3
 #: Pixels from one side of the scan to the other by which patterns wander, at least.
 MIN_WANDER = 0.5
 #: Standard errors from which on patterns wander with the position.
@@ -58,12 +64,23 @@ def find_astray_views(view: ResultView) -> Evidence | None:
     spread = float(np.quantile(residuals[~off], 0.9)) if not off.all() else np.inf
     if not len(astray) or off.sum() > ASTRAY * len(totals) or spread > 3 * usual:
         return Evidence(0.0)
+    astray = np.setdiff1d(astray, _of_other_brightness(view))
+    if not len(astray):
+        return Evidence(0.0)
     some = ", ".join(str(one) for one in astray[:NAMED]) + (" ..." if len(astray) > NAMED else "")
     one = len(astray) == 1
     named = f"{len(astray)} view{'' if one else 's'} ({some}) {'does' if one else 'do'} not fit where positions say"
     sentence = f"{named}, though the others do and {'it is' if one else 'they are'} as bright as these"
     advice = "look for what went wrong at views " + some
     return Evidence(float(len(astray)), sentence, (*_left_out(view, astray), Remedy(advice=advice)))
+
+
+def _of_other_brightness(view: ResultView) -> np.ndarray:
+    """Return the views, of those that are looked at, most of whose misfit a factor of their own takes away."""
+    root = np.sqrt(view.modelled)
+    along, power = (root * view.misfit).sum(axis=(1, 2)), np.maximum((root**2).sum(axis=(1, 2)), 1e-30)
+    share = along**2 / power / np.maximum((view.misfit**2).sum(axis=(1, 2)), 1e-30)
+    return view.views[share > OF_BRIGHTNESS]
 
 
 def _left_out(view: ResultView, bad: np.ndarray) -> tuple[Remedy, ...]:
@@ -78,8 +95,8 @@ def _left_out(view: ResultView, bad: np.ndarray) -> tuple[Remedy, ...]:
 def find_two_beams(view: ResultView) -> Evidence | None:
     """Return how much further the means of two parts of the scan are apart than means within them, in time order.
 
-    Looked at are the brightness, the mean pattern and the sizes of speckles, each by F, the square of the means'
-    distance over what the scatter of consecutive parts lets expect.
+    Looked at are the brightness, the mean pattern, the sizes of speckles, and the defocus that views ask of the beam
+    that all share, each by F, the square of the means' distance over what the scatter of consecutive parts lets expect.
     """
     seen = view.scan_pass
     n = len(seen.totals)
@@ -96,12 +113,31 @@ def find_two_beams(view: ResultView) -> Evidence | None:
     best = (0.0, "", 0)
     for what, values in (("brightness", brightness), ("mean pattern", shapes), ("speckles", seen.speckles)):
         means = np.stack([values[part].mean(axis=0) for part in parts])
-        for cut in range(MIN_PARTS, PARTS - MIN_PARTS + 1):
+        for cut in CUTS:
             best = max(best, (_change(means, cut), what, int(edges[cut])))
+    best = max(best, _change_of_focus(view))
     number, what, view_index = best
-    sentence = f"from about view {view_index} on the {what} of the patterns is another than before"
+    of = "beam that views ask for" if what == FOCUS else "patterns"
+    sentence = f"from about view {view_index} on the {what} of the {of} is another than before"
     split = Remedy({"data.views.stop": view_index}, advice=f"and the rest with data.views.start={view_index}")
     return Evidence(number, sentence, (split,))
+
+
+def _change_of_focus(view: ResultView) -> tuple[float, str, int]:
+    """Return weighted F of the defocus that views before and after a cut ask for, its name, and the cut's view."""
+    if len(view.views) < PARTS * 2:
+        return 0.0, FOCUS, 0
+    parts = np.array_split(np.arange(len(view.views)), PARTS)
+    asked = defocus_asked(view)
+    means = np.array([[np.median(asked[part])] for part in parts])  # single views may be bad
+    # a change within a part leaves that part on neither side
+    whole = [(_change(means, cut), FOCUS, int(view.views[parts[cut][0]])) for cut in CUTS]
+    within = [
+        (_change(np.delete(means, cut, axis=0), cut), FOCUS, int(view.views[parts[cut][len(parts[cut]) // 2]]))
+        for cut in CUTS[:-1]
+    ]
+    number, what, cut = max(whole + within)
+    return FOCUS_WEIGHT * number, what, cut
 
 
 def _change(means: np.ndarray, cut: int) -> float:

@@ -1,6 +1,7 @@
-"""The distance to the detector is another.
+"""Distances along the beam: to the detector, and between the beam's focus and the sample.
 
 I       modelled intensities (B, h, w), z distance
+q       frequency in the probe, cycles per pixel
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from ptymesh.diagnosis.view import ResultView
 STEP = 0.02
 #: The object has adapted to the wrong distance: the first step falls short of the error, by about so much.
 FURTHER = 5
+#: Phase (rad, root mean square over the probe's frequencies) of the defocus over which intensities are differentiated.
+DEFOCUS_STEP = 0.05
 
 
 def find_distance(view: ResultView) -> Evidence | None:
@@ -34,3 +37,24 @@ def find_distance(view: ResultView) -> Evidence | None:
     sentence = f"the patterns ask for a {way} distance, in a first step by {100 * abs(step):.2g} %"
     further = float(f"{geometry.distance_m * (1 + FURTHER * step):.4g}")
     return Evidence(abs(step), sentence, (Remedy({"data.distance_m": further}, advice="and try others"),))
+
+
+def defocus_asked(view: ResultView) -> np.ndarray:
+    """Return the defocus that each view asks of the refined probe, (B,), in rad root mean square over its frequencies.
+
+    One Gauss-Newton step of sum (sqrt I - sqrt y)^2 along it, the object standing still.
+    """
+    wave = np.fft.fft2(view.result.probe.astype(np.complex128))
+    square = sum(
+        np.fft.fftfreq(n).reshape(shape) ** 2 for n, shape in zip(wave.shape[-2:], ((-1, 1), (1, -1)), strict=True)
+    )
+    power = (np.abs(wave) ** 2).sum(axis=0)
+    phase = square - (square * power).sum() / power.sum()
+    phase = phase / max(float(np.sqrt((phase**2 * power).sum() / power.sum())), 1e-30)
+    roots = []
+    for step in (DEFOCUS_STEP, -DEFOCUS_STEP):
+        probe = np.fft.ifft2(wave * np.exp(1j * step * phase)).astype(view.result.probe.dtype)
+        roots.append(np.sqrt(view.model(replace(view.result, probe=probe))))
+    slope = (roots[0] - roots[1]) / (2 * DEFOCUS_STEP)
+    asked = (slope * view.misfit).sum(axis=(1, 2)) / np.maximum((slope**2).sum(axis=(1, 2)), 1e-30)
+    return np.asarray(asked)

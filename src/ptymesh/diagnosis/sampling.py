@@ -8,12 +8,15 @@ from __future__ import annotations
 import numpy as np
 
 from ptymesh.diagnosis.cause import Evidence, Remedy
-from ptymesh.diagnosis.shadows import find_near_field
+from ptymesh.diagnosis.shadows import find_near_field, probe_spread
 from ptymesh.diagnosis.view import ResultView
 
 #: Width by the patterns' speckles over that of a disc of the same effective area: at least so much for the beams that
 #: are known (1.1 to 1.8 where these were found, 5.4 to 6.2 where they stayed in focus, simulated).
 SPECKLES = 2.0
+#: Ratio of a probe's spread to that of its start beyond which the start had another defocus; the number that is given
+#: for it, a little above the row's threshold, as other causes may move a focus as well; least spread of a start.
+MOVED, MOVED_NUMBER, LEAST_SPREAD = 1.3, 4.1, 0.05
 #: Share of the object's modulation at the grid's period that the probe must hold inversely.
 SHARED = 0.5
 #: The grid's frequencies, in units of one over its steps (y, x).
@@ -43,14 +46,31 @@ def find_other_plane(view: ResultView) -> Evidence | None:
     if near is not None and near.number > 1:  # images have no speckles
         return None
     diameter = disc_diameter(view.power)
+    number = view.speckle_px / diameter
     sentence = (
         f"the patterns have speckles of a beam of about {view.speckle_px:.0f} px, and the probe has {diameter:.2g} px"
     )
+    spreads = _spreads(view)
+    if spreads is not None and number < MOVED_NUMBER and not 1 / MOVED < spreads[1] / spreads[0] < MOVED:
+        number = MOVED_NUMBER
+        sentence = (
+            f"the fit has brought the probe from a spread of {spreads[0]:+.2g} object pixels per detector pixel to "
+            f"{spreads[1]:+.2g}, which is another defocus than that of the start"
+        )
     remedies = (
         Remedy({"stages": "auto"}, advice="which looks for the defocus"),
         Remedy(advice="give the defocus of the start (probe.start.defocus_m)"),
     )
-    return Evidence(view.speckle_px / diameter, sentence, remedies)
+    return Evidence(number, sentence, remedies)
+
+
+def _spreads(view: ResultView) -> tuple[float, float] | None:
+    """Return `probe_spread` of the file's probe, if the run started from it, and of the result; None of a focus."""
+    start = None if view.recipe is None else view.recipe.probe.start.kind
+    if view.scan is None or view.scan.probe is None or start not in ("auto", "file"):
+        return None
+    told, found = (probe_spread(probe[0]) for probe in (view.scan.probe, view.result.probe))
+    return None if abs(told) < LEAST_SPREAD else (told, found)
 
 
 def find_raster(view: ResultView) -> Evidence | None:

@@ -50,12 +50,12 @@ def upright(view: ResultView, patterns: np.ndarray) -> np.ndarray:
     return np.fft.fftshift(patterns, axes=(-2, -1)) if far else patterns
 
 
-def probe_spread(view: ResultView) -> float:
-    """Return the slope of place by frequency in the probe, object pixels per detector pixel; 0 for a focus.
+def probe_spread(probe: np.ndarray) -> float:
+    """Return the slope of place by frequency in a probe (h, w), object pixels per detector pixel; 0 for a focus.
 
-    That is <r m> / <m^2> of the strongest mode: a lens out of focus spreads its rays by it.
+    That is <r m> / <m^2>: a lens out of focus spreads its rays by it.
     """
-    probe = view.result.probe[0].astype(np.complex128)
+    probe = probe.astype(np.complex128)
     wave = np.fft.fft2(np.fft.ifftshift(probe))
     inside, outside = np.abs(probe) ** 2, np.abs(wave) ** 2
     product, square = 0.0, 0.0
@@ -112,7 +112,7 @@ def find_defocus_sign(view: ResultView) -> Evidence | None:
     assert scan is not None
     if scan.geometry.propagation != "far_field" or shadows is None or not shadows.is_clear or not shadows.is_as_given:
         return None
-    spread, expected = probe_spread(view), -1 / shadows.a
+    spread, expected = probe_spread(view.result.probe[0]), -1 / shadows.a
     ratio = abs(spread / expected)
     number = min(ratio, 1 / max(ratio, 1e-12)) if spread * expected < 0 else 0.0
     sentence = (

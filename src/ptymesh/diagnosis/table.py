@@ -41,7 +41,14 @@ CAUSES: tuple[Cause, ...] = (
     Cause("amplitudes", "The file holds amplitudes", detector.find_amplitudes, 0.9, weight=50.0, from_times=0),
     # --- views ---
     Cause("bad_frames", "Some frames are bad", frames.find_bad_frames, 0.5, weight=3.0),
-    Cause("two_beams", "Two beams in one scan", frames.find_two_beams, 80.0, mistaken_for=frozenset({"drift"})),
+    Cause(
+        "two_beams",
+        "Two beams in one scan",
+        frames.find_two_beams,
+        80.0,
+        weight=10.0,
+        mistaken_for=frozenset({"geometry", "drift"}),
+    ),
     Cause("astray", "Single views do not fit their positions", frames.find_astray_views, 0.5, weight=3.0),
     Cause(
         "descan",
