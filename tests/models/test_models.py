@@ -181,7 +181,7 @@ def test_the_geometry_of_a_small_scan_that_is_right_stays(engine: str) -> None:
     """All four terms on 30 views, which tell them badly: positions stay within a twentieth of a pixel."""
     scan = simulate(kind="xray", views=30, window=32, probe_guess="true", seed=1, photons_per_view=1e5).measurement
     recon = pm.Reconstruction(scan, device="cpu")
-    for _ in recon.run({"engine": engine, "epochs": 15, "batch": 15, "models": {"scan_geometry": True}}):
+    for _ in recon.run({"engine": engine, "epochs": 30, "batch": 15, "models": {"scan_geometry": True}}):
         pass
     assert set(recon.state.estimate.parameters["scan_geometry"]) == {"rotation", "scale", "aspect", "shear"}
     moved = recon.result().positions_px - scan.positions
