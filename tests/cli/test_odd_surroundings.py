@@ -142,7 +142,7 @@ def test_a_backend_of_matplotlib_that_is_none(tmp_path: Path) -> None:
     environment = {**os.environ, "MPLBACKEND": "nonsense"}
     done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0 and "nonsense" not in done.stderr, done.stderr
-    assert (tmp_path / "shown" / "overview.png").exists()
+    assert (tmp_path / "shown" / "r-overview.png").exists()
 
 
 @pytest.mark.sample(1)
