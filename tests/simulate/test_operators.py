@@ -27,6 +27,8 @@ ERRORS = {
     "mode_mixing": {"mixing": 0.3},
     "view_distance": {"further_distance": 3e-4},
     "tilted_surface": {"surface_angle": 2.0},
+    "focal_spread": {"focal_spread": 5e-9},
+    "source_size": {"source_width": 0.3},
 }
 #: Of operators that need some; the scan has no lines.
 OPTIONS: dict[str, Any] = {"fly_scan": {"path": [6e-8, 4e-8], "points": 4}, "mode_mixing": {"rank": 2}}
@@ -35,6 +37,7 @@ SCANS: dict[str, Any] = {
     "mode_mixing": {"modes": 2},
     "view_distance": {"kind": "near"},
     "tilted_surface": {"energy_eV": 92, "pixel_m": 25e-9, "detector_pixel_m": 1e-4, "surface_deg": (0, 40)},
+    "focal_spread": {"kind": "electron", "slices": 1, "pixel_m": 1.5e-11},
 }
 
 

@@ -34,7 +34,7 @@ from ptymesh.measurement import Measurement
 from ptymesh.physics import views
 from ptymesh.physics.elementwise import times
 from ptymesh.physics.model import inner
-from ptymesh.physics.operators import Place, Tables, Values, WaveOperator
+from ptymesh.physics.operators import Place, Tables, Values, WaveOperator, sum_in_order
 from ptymesh.physics.propagate import fft, ifft
 from ptymesh.unknowns import Unknown
 
@@ -228,11 +228,7 @@ class FlyScan(WaveOperator):
             tables: c_k and sqrt(w_k).
         """
         ramps = _ramps(values, tables, psi).conj()
-        first, *others = times(fft(psi).unflatten(1, (-1, self.fan_out)), ramps[:, None]).unbind(2)
-        total = first.clone()
-        for term in others:  # one by one: the order of the sum must not depend on how many views there are
-            total += term
-        return ifft(total)
+        return ifft(sum_in_order(times(fft(psi).unflatten(1, (-1, self.fan_out)), ramps[:, None]), 2))
 
     def slopes(self, psi: Tensor, values: Values, tables: Tables, back: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
         """Return slopes and norms by the length, (B,), by the paths, (B, 2), and by their bends, (B, K, 2).

@@ -104,7 +104,7 @@ def propagated(psi: Tensor, z: Tensor, rate: Tensor) -> Tensor:
         z: (B,), distances in metres.
         rate: r (h, w), rad/m.
     """
-    return ifft(times(fft(psi), _factors(z, rate)))
+    return ifft(times(fft(psi), defocus_factors(z, rate)[:, None]))
 
 
 def propagated_slope(psi: Tensor, z: Tensor, rate: Tensor) -> Tensor:
@@ -115,11 +115,16 @@ def propagated_slope(psi: Tensor, z: Tensor, rate: Tensor) -> Tensor:
         z: (B,), distances in metres.
         rate: r (h, w), rad/m.
     """
-    turned = times(fft(psi), _factors(z, rate)) * rate
+    turned = times(fft(psi), defocus_factors(z, rate)[:, None]) * rate
     return ifft(torch.complex(-turned.imag, turned.real))
 
 
-def _factors(z: Tensor, rate: Tensor) -> Tensor:
-    """Return exp(i z r), (B, 1, h, w); the phase is reduced to one turn, so that single precision holds it."""
+def defocus_factors(z: Tensor, rate: Tensor) -> Tensor:
+    """Return exp(i z r), (n, h, w) complex; the phase is reduced to one turn, so that single precision holds it.
+
+    Args:
+        z: (n,), distances in metres.
+        rate: r (h, w), rad/m.
+    """
     phase = torch.remainder(z.to(torch.float64)[:, None, None] * rate.to(torch.float64), 2 * math.pi)
-    return torch.polar(torch.ones_like(phase), phase)[:, None].to(rate.dtype.to_complex())
+    return torch.polar(torch.ones_like(phase), phase).to(rate.dtype.to_complex())

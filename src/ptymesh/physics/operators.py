@@ -273,6 +273,20 @@ class Placed(Generic[Kind]):
         return cls(operator, tables, {u.name: 1.0 for u in operator.unknowns} | operator.sizes(geometry))
 
 
+def sum_in_order(waves: Tensor, axis: int) -> Tensor:
+    """Return the sum along an axis, term by term: the order of the sum must not depend on how many views there are.
+
+    Args:
+        waves: (..., K, ...).
+        axis: of the K terms.
+    """
+    first, *others = waves.unbind(axis)
+    total = first.clone()
+    for term in others:
+        total += term
+    return total
+
+
 @cache
 def _takes_views(kind: type[Piece], method: str) -> bool:
     """Return True if a method of these operators has an argument `views`."""
