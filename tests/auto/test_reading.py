@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,16 +13,19 @@ import torch
 from numpy_scans import patterns, raster, recipe_for
 from ptymesh.auto.candidates import Budget, SearchContext
 from ptymesh.auto.reading import ask_reading, ask_scan_geometry, rotation_matrix, rotation_of, strain_helps
-from ptymesh.auto.readings import QUESTIONS, two_slices, with_matrix
+from ptymesh.auto.readings import QUESTIONS, more_slices, two_slices, with_matrix
 from ptymesh.auto.stage_search import StageSearch
 from ptymesh.distributed.world import Solo, World
 from ptymesh.errors import BadInput
 from ptymesh.io import load_measurement
 from ptymesh.io.options import PositionOptions
 from ptymesh.io.prepare.positions import row_length, turn
+from ptymesh.io.results import Result
 from ptymesh.recipe.schema import Recipe
+from ptymesh.run.simulate_file import write
+from ptymesh.simulate import checked
 
-ORDER = QUESTIONS[0]
+ORDER, SLICES = QUESTIONS[0], QUESTIONS[2]
 
 
 @pytest.fixture(autouse=True)
@@ -122,6 +126,44 @@ def test_a_matrix_acts_behind_the_rotation() -> None:
     recipe = Recipe.parse({"data": {"path": "x"}, "positions": {"rotation_deg": 30, "affine": [[1, 0.1], [0, 1]]}})
     changed = with_matrix(recipe, matrix)
     np.testing.assert_allclose(turn(changed.positions), matrix @ turn(recipe.positions), atol=2e-5)
+
+
+def slices_of(world: World, path: Path) -> tuple[int, float | None, dict[str, list[str]]]:
+    """Ask about slices alone."""
+    search = search_of({"data": {"path": str(path)}}, world)
+    runner = search.make_runner(search.recipe)
+    runner, _ = ask_reading(search, runner, search._opening(runner), SLICES)
+    runner.close()
+    return search.recipe.object.slices, search.recipe.object.slice_spacing_m, search.reasons
+
+
+@pytest.mark.long
+def test_slices_and_thickness_are_found(ranks, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """A sample of four slices, on one rank and two; and one of a single slice."""
+    crystal: dict[str, Any] = {"kind": "electron", "views": 64, "window": 32, "photons_per_view": 1e5, "seed": 4}
+    for slices in (1, 4):
+        write(checked(**crystal, slices=slices), tmp_path / f"scan{slices}.cxi")
+    assert slices_of(Solo(), tmp_path / "scan1.cxi")[:2] == (1, None)
+    found = slices_of(Solo(), tmp_path / "scan4.cxi")
+    spacing = Result.load(tmp_path / "scan4.truth.h5").slice_spacing_m
+    assert found[0] > 2 and found[1] is not None and abs((found[0] - 1) * found[1] / (3 * spacing) - 1) < 0.25
+    assert "the first one met by the beam first" in found[2]["object"][0]
+    assert all(one == found for one in ranks(2, slices_of, tmp_path / "scan4.cxi"))
+
+
+def test_slices_that_are_tried_next(tmp_path: Path) -> None:
+    """More of them in the same thickness, and as many in another; never beyond what makes sense."""
+    told = raster(4, 0.0, 1)
+    search = search_of(recipe_for(tmp_path / "scan.npz", patterns(told), told))
+
+    def tried(slices: int, spacing_m: float) -> list[tuple[int, float | None]]:
+        recipe = Recipe.parse({"data": {"path": "x"}, "object": {"slices": slices, "slice_spacing_m": spacing_m}})
+        return [
+            (one.recipe.object.slices, one.recipe.object.slice_spacing_m) for one in more_slices(recipe, search.scan)
+        ]
+
+    assert tried(2, 6e-9) == [(3, 4e-9), (4, 3e-9), (2, 4.5e-9), (2, 7.98e-9)]
+    assert tried(12, 1.6e-8) == [(12, 1.2e-8)]
 
 
 def test_slices_are_for_electrons(tmp_path: Path) -> None:

@@ -170,7 +170,7 @@ def test_slices(stack: Any) -> None:
     figure = plot.slices_figure(stack.object, stack.pixel_size_m, stack.illumination, 2e-6)
     check(figure)
     titles = [text for text, _ in texts(figure) if text.startswith("slice")]
-    assert titles[:2] == ["slice 1 of 5", "slice 2 of 5 at 2 µm"] and len(titles) == 5
+    assert titles[:2] == ["slice 1 of 5, met first", "slice 2 of 5 at 2 µm"] and len(titles) == 5
     check(plot.object_figure(stack.object, stack.pixel_size_m, stack.illumination))
     many = np.concatenate([stack.object] * 5)
     assert "slice 25 of 25" in [text for text, _ in texts(plot.slices_figure(many))]

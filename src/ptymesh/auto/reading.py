@@ -49,24 +49,31 @@ def ask_reading(
     """
     if candidate.value <= NEAR_FLOOR * (runner.noise_floor or 0.0):
         return runner, candidate
-    told: Candidate | None = candidate
-    for make in (question.readings, question.further):
-        readings = list(make(search.recipe, search.scan)) if make is not None else []
+    told: Candidate | None = None if question.settled else candidate
+    make = question.readings
+    while True:
+        readings = list(make(search.recipe, search.scan))
         if not readings:
             break
-        cost = (len(readings) + question.consecutive) * runner.cost(candidate, OPENING)
+        cost = (len(readings) + (told is None or question.consecutive)) * runner.cost(candidate, OPENING)
         if not search.budget.holds(cost, READING):
             search.note_skipped(f"Whether {question.what}")
             break
         held: np.ndarray | None = runner.held
         if question.consecutive and runner.views < search.scan.views:
-            told, held = _read(search, search.recipe, True, None)
-        candidates = [_read(search, one.recipe, question.consecutive, held)[0] for one in readings]
+            told, held = _read(search, search.recipe, question, None)
+        try:
+            told = search.run_settled(runner, READING) if told is None and question.settled else told
+            candidates = [_read(search, one.recipe, question, held)[0] for one in readings]
+        except OverBudget:
+            search.note_skipped(f"Whether {question.what}")
+            break
         best = None if told is None else best_reading(told, readings, candidates)
         if best is None or told is None:
             least = min((one.value for one in candidates if one is not None), default=math.inf)
             said = f"Whether {question.what} was tried {len(readings)} times: {least:.4g} at best"
-            search.add_reason(question.key, f"{said}, as told {candidate.formatted_residual}, which is no clear gain.")
+            before = (told or candidate).formatted_residual
+            search.add_reason(question.key, f"{said}, as told {before}, which is no clear gain.")
             break
         kept = candidates[best]
         assert kept is not None
@@ -75,28 +82,32 @@ def ask_reading(
             f"{readings[best].what}: {kept.formatted_residual}, as told {told.formatted_residual}, which helps.",
         )
         runner = search.replace_recipe(runner, readings[best].recipe)
-        told = candidate = search.run_opening(runner)
+        candidate = search.run_opening(runner)
+        if question.further is None:
+            break
+        make, told = question.further, kept if question.settled else candidate
     return runner, candidate
 
 
 def _read(
-    search: Search, recipe: Recipe, consecutive: bool, held: np.ndarray | None
+    search: Search, recipe: Recipe, question: Question, held: np.ndarray | None
 ) -> tuple[Candidate | None, np.ndarray]:
     """Return where the first epochs of a recipe lead (None if it cannot start), and the held-out views.
 
     Args:
         search: the search so far.
         recipe: says how the scan is read.
-        consecutive: whether a part of a large scan is taken as its first views instead of its middle.
+        question: says which part of a large scan is taken, and after which epochs it is judged.
         held: (n,) int64, views to be held out; None: chosen here.
     """
-    part = search.select_part(recipe, consecutive)
+    part = search.select_part(recipe, question.consecutive)
     try:
         runner = CandidateRunner(part, search.load(part), search.context, search.scan.views, held)
     except BadInput:
         return None, np.empty(0, dtype=np.int64)
     with closing(runner):
-        return search.run_opening(runner, READING), runner.held
+        run = search.run_settled if question.settled else search.run_opening
+        return run(runner, READING), runner.held
 
 
 def ask_scan_geometry(

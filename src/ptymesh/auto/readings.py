@@ -27,6 +27,10 @@ LAGS = (1, -1, 2, -2, 3, -3)
 ANGLES_DEG = (-20.0, -10.0, -5.0, 5.0, 10.0, 20.0)
 #: Thicknesses that are tried, in depths of focus lambda / alpha^2.
 THICKNESSES = (1.0, 2.0, 4.0)
+#: Factors of the thickness that are tried once there are slices.
+THICKNESS_STEPS = (0.75, 1.33)
+#: Largest number of slices that are tried.
+MOST_SLICES = 16
 #: Largest thickness in metres.
 THICKEST_M = 2e-7
 #: Share by which a reading has to lower the residual of the held-out views.
@@ -58,8 +62,9 @@ class Question:
         what: words for it, after "Whether".
         key: key of the recipe under which the outcome is noted.
         readings: yields the readings for a recipe and its scan; none if there is nothing to try.
-        further: yields those that are tried after one of the first was kept.
+        further: yields those that are tried after one was kept, until none is.
         consecutive: whether a part of a large scan has to hold whole rows, which the middle of it does not.
+        settled: whether readings are compared after epochs of Adam, because rPIE tells them apart too late.
     """
 
     what: str
@@ -67,6 +72,7 @@ class Question:
     readings: Callable[[Recipe, Measurement], Iterator[Reading]]
     further: Callable[[Recipe, Measurement], Iterator[Reading]] | None = None
     consecutive: bool = False
+    settled: bool = False
 
 
 def best_reading(told: Candidate, readings: Sequence[Reading], candidates: Sequence[Candidate | None]) -> int | None:
@@ -128,7 +134,9 @@ def other_rotations(recipe: Recipe, scan: Measurement) -> Iterator[Reading]:
 def two_slices(recipe: Recipe, scan: Measurement) -> Iterator[Reading]:
     """Yield two slices, with several total thicknesses, for an electron scan whose recipe says nothing of slices."""
     geometry = scan.geometry
-    if geometry.radiation != "electron" or geometry.propagation != "far_field" or recipe.object.model_fields_set:
+    if geometry.radiation != "electron" or geometry.propagation != "far_field":
+        return
+    if recipe.object.model_fields_set - {"kind", "absorption"}:
         return
     if geometry.wavelength_m is None or geometry.object_pixel_m is None:
         return
@@ -140,23 +148,33 @@ def two_slices(recipe: Recipe, scan: Measurement) -> Iterator[Reading]:
 
 
 def more_slices(recipe: Recipe, scan: Measurement) -> Iterator[Reading]:
-    """Yield twice the slices of a recipe, with the same total thickness."""
+    """Yield half as many slices again, and twice as many, with the same thickness in all; and other thicknesses."""
     spacing, slices = recipe.object.slice_spacing_m, recipe.object.slices
-    if spacing:
-        yield _sliced(recipe, 2 * slices, spacing * slices)
+    if not spacing:
+        return
+    thickness = spacing * slices
+    for more in (slices + (slices + 1) // 2, 2 * slices):
+        if more <= MOST_SLICES:
+            yield _sliced(recipe, more, thickness)
+    for times in THICKNESS_STEPS:
+        if times * thickness <= THICKEST_M:
+            yield _sliced(recipe, slices, times * thickness)
 
 
 def _sliced(recipe: Recipe, slices: int, thickness: float) -> Reading:
     """Return the reading with so many slices of this total thickness in metres."""
     spacing = float(f"{thickness / slices:.3g}")
     made = recipe.object.model_copy(update={"slices": slices, "slice_spacing_m": spacing})
-    return Reading(f"{slices} slices {spacing:.3g} m apart", recipe.model_copy(update={"object": made}))
+    return Reading(
+        f"{slices} slices {spacing:.3g} m apart, the first one met by the beam first",
+        recipe.model_copy(update={"object": made}),
+    )
 
 
 QUESTIONS = (
     Question("views are in another order", "positions", other_orders, consecutive=True),
     Question("the scan is turned otherwise", "positions.rotation_deg", other_rotations),
-    Question("the object has several slices", "object", two_slices, more_slices),
+    Question("the object has several slices", "object", two_slices, more_slices, settled=True),
 )
 
 

@@ -29,6 +29,8 @@ ROUNDS = 0.42
 QUESTIONS = 0.46
 #: Share that may be gone after engines were compared.
 ENGINE = 0.52
+#: Epochs before those of Adam, where readings are told apart by these.
+BEGINNING = 4
 #: Scans with more views than this are searched on a part of them.
 LARGE = 480
 #: Number of views of that part, in the middle of the scan.
@@ -98,6 +100,11 @@ class Search:
     def run_opening(self, runner: CandidateRunner, until: float = math.inf) -> Candidate:
         """Return where the first epochs lead, with the engine found for them. Raises OverBudget."""
         return runner.run(runner.start(self.opening), OPENING, until)
+
+    def run_settled(self, runner: CandidateRunner, until: float = math.inf) -> Candidate:
+        """Return where as many epochs lead of which all but the first ones are of Adam. Raises OverBudget."""
+        begun = runner.run(runner.start(self.opening), BEGINNING, until)
+        return runner.run(begun.using({"engine": "adam", "batch": self.opening["batch"]}), OPENING - BEGINNING, until)
 
 
 def raise_if_some_are_missing(candidates: list[Candidate], asked: Sequence[object]) -> list[Candidate]:
