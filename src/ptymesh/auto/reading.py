@@ -10,7 +10,7 @@ import numpy as np
 
 from ptymesh.auto.candidates import Candidate, CandidateRunner, OverBudget, is_better
 from ptymesh.auto.epoch_search import ADAM, BOLDER, OPENING, adam
-from ptymesh.auto.readings import NEAR_FLOOR, Question, best_reading, with_matrix
+from ptymesh.auto.readings import Question, best_reading, with_matrix
 from ptymesh.auto.search import READING, Search
 from ptymesh.errors import BadInput
 from ptymesh.models.scan_geometry import matrix_of
@@ -47,7 +47,7 @@ def ask_reading(
         candidate: the candidate after the first epochs there.
         question: the readings that are tried.
     """
-    if candidate.value <= NEAR_FLOOR * (runner.noise_floor or 0.0):
+    if candidate.value <= question.near_floor * (runner.noise_floor or 0.0):
         return runner, candidate
     told: Candidate | None = None if question.settled else candidate
     make = question.readings

@@ -37,8 +37,9 @@ THICKEST_M = 2e-7
 LEAST_GAIN = 0.05
 #: Standard errors by which it has to lower it.
 SURE = 2.0
-#: A scan is read correctly if its first epochs end below this many times the noise floor.
-NEAR_FLOOR = 1.5
+#: A scan is read correctly if its first epochs end below this many times the noise floor, and has one slice if they end
+#: below the second: one slice explains much of two.
+NEAR_FLOOR, THIN = 1.5, 1.1
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,7 @@ class Question:
         readings: yields the readings for a recipe and its scan; none if there is nothing to try.
         further: yields those that are tried after one was kept, until none is.
         consecutive: whether a part of a large scan has to hold whole rows, which the middle of it does not.
+        near_floor: nothing is tried where the first epochs end below this many times the noise floor.
         settled: whether readings are compared after epochs of Adam, because rPIE tells them apart too late.
     """
 
@@ -72,6 +74,7 @@ class Question:
     readings: Callable[[Recipe, Measurement], Iterator[Reading]]
     further: Callable[[Recipe, Measurement], Iterator[Reading]] | None = None
     consecutive: bool = False
+    near_floor: float = NEAR_FLOOR
     settled: bool = False
 
 
@@ -174,7 +177,7 @@ def _sliced(recipe: Recipe, slices: int, thickness: float) -> Reading:
 QUESTIONS = (
     Question("views are in another order", "positions", other_orders, consecutive=True),
     Question("the scan is turned otherwise", "positions.rotation_deg", other_rotations),
-    Question("the object has several slices", "object", two_slices, more_slices, settled=True),
+    Question("the object has several slices", "object", two_slices, more_slices, near_floor=THIN, settled=True),
 )
 
 

@@ -34,8 +34,6 @@ def check(engine: Engine, problem: Problem, estimate: Estimate) -> None:
         raise BadInput(f"{engine.name} cannot move a potential; use rpie, epie, lsqml, adam or lbfgs, {remedy}.")
     if "object" in problem.model.replaced:
         raise BadInput(f"A piece of the optics takes the part of the object; remove it, {remedy}.")
-    if engine.coarsen > 1:
-        raise BadInput(f"coarsen: {engine.coarsen} resamples a transmission; leave it out of the stage, {remedy}.")
     if isinstance(engine, Autodiff) and engine.parametrisation != "complex":
         raise BadInput(
             f"parametrisation {engine.parametrisation} is of a transmission, and a potential has none; leave it out, "

@@ -199,11 +199,6 @@ class Recipe(FrozenOptions):
     def _scans_fit(self) -> Recipe:
         if self.scans and self.auto is not None:
             raise BadInput("stages is auto, which looks for the stages of a single scan; name the stages for scans.")
-        if self.object.kind == "potential" and self.auto is not None:
-            raise BadInput(
-                "stages is auto, which looks for the stages of a transmission; name the stages of a potential, or use "
-                f"stages: {DEFAULT}."
-            )
         return self
 
     @model_validator(mode="after")

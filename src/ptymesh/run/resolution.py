@@ -6,6 +6,7 @@ probe are interpolated back; what the probe had beyond the coarse band is kept a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -15,6 +16,7 @@ from ptymesh.engines import Engine
 from ptymesh.errors import BadInput
 from ptymesh.estimate import BLOCK, Estimate
 from ptymesh.physics.model import Model, SliceStack
+from ptymesh.physics.potential import transmission
 from ptymesh.physics.resample import coarser, corner_crop, finer, inner
 from ptymesh.problem import Problem
 
@@ -61,7 +63,7 @@ def coarse_problem(problem: Problem, c: int, estimate: Estimate) -> Problem:
 
 
 def coarsen_estimate(estimate: Estimate, engine: Engine, fine: Problem, coarse: Problem) -> Estimate:
-    """Return the estimate on pixels c times larger; the object is first padded with ones to whole coarse blocks.
+    """Return the estimate on pixels c times larger; the object is first padded with vacuum to whole coarse blocks.
 
     The filter sees the whole object: ranks that hold parts of it gather it for this. Collective.
 
@@ -73,8 +75,13 @@ def coarsen_estimate(estimate: Estimate, engine: Engine, fine: Problem, coarse: 
     """
     c = engine.coarsen
     pads = [-n % (c * BLOCK) for n in estimate.extent]
-    whole = fine.layout.gather_whole(estimate.object, estimate)
-    padded = torch.nn.functional.pad(whole, (0, pads[1], 0, pads[0]), value=1.0)
+
+    def coarse_field(field: Tensor) -> Tensor:
+        whole = fine.layout.gather_whole(field, estimate)
+        padded = torch.nn.functional.pad(whole, (0, pads[1], 0, pads[0]), value=estimate.vacuum)
+        return coarser(padded, c) / c
+
+    obj, potential = _resample_object(estimate, coarse_field)
     probe = coarser(estimate.probe, c)
     engine.state["beyond_probe"] = estimate.probe - finer(probe, c)
     engine.state["fine_background"] = estimate.background.clone()
@@ -82,7 +89,8 @@ def coarsen_estimate(estimate: Estimate, engine: Engine, fine: Problem, coarse: 
         coarse,
         replace(
             estimate,
-            object=coarser(padded, c) / c,
+            object=obj,
+            potential=potential,
             probe=probe,
             opr=coarser(estimate.opr, c) if len(estimate.opr) else probe[:0].clone(),
             background=corner_crop(estimate.background, c),
@@ -107,16 +115,17 @@ def refine_estimate(estimate: Estimate, engine: Engine, coarse: Problem, fine: P
     groups = tuple(name.split(".")[0] + "." for name in coarse_ones if "." in name)
     for name in [name for name in engine.state if name in coarse_ones or name.startswith(groups)]:
         del engine.state[name]
-    whole = coarse.layout.gather_whole(estimate.object, estimate)
     background = engine.state.pop("fine_background")
     rows, columns = (inner(c, n, background.device) for n in background.shape)
     background[rows[:, None], columns] = estimate.background
+    obj, potential = _resample_object(estimate, lambda x: finer(coarse.layout.gather_whole(x, estimate), c) * c)
     probe = finer(estimate.probe, c) + engine.state.pop("beyond_probe")
     return _change_pixels(
         fine,
         replace(
             estimate,
-            object=finer(whole, c) * c,
+            object=obj,
+            potential=potential,
             probe=probe,
             opr=finer(estimate.opr, c) if len(estimate.opr) else probe[:0].clone(),
             background=background,
@@ -139,7 +148,23 @@ def restore_coarse_estimate(estimate: Estimate, engine: Engine, fine: Problem, c
         if tensor.shape == shape:
             engine.state[name] = _cut_part(coarse, estimate, fine.layout.gather_whole(tensor, estimate))[0]
     obj, corner = _cut_part(coarse, estimate, fine.layout.gather_whole(estimate.object, estimate))
-    return replace(estimate, object=obj, corner=corner)
+    potential = estimate.potential
+    if potential is not None:
+        potential = _cut_part(coarse, estimate, fine.layout.gather_whole(potential, estimate))[0]
+    return replace(estimate, object=obj, corner=corner, potential=potential)
+
+
+def _resample_object(estimate: Estimate, resampled: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor | None]:
+    """Return the object on other pixels and its potential: of a potential, the one that follows from the other.
+
+    Args:
+        estimate: on the pixels so far.
+        resampled: returns the whole of a field (L, H, W), complex, on the other pixels.
+    """
+    if estimate.potential is None:
+        return resampled(estimate.object), None
+    potential = resampled(estimate.potential.to(estimate.object.dtype)).real.contiguous()
+    return transmission(potential, estimate.absorption), potential
 
 
 def _change_pixels(problem: Problem, estimate: Estimate, factor: float) -> Estimate:
@@ -155,6 +180,8 @@ def _change_pixels(problem: Problem, estimate: Estimate, factor: float) -> Estim
         extent=(height, width),
     )
     scaled.object, scaled.corner = _cut_part(problem, scaled, scaled.object)
+    if scaled.potential is not None:
+        scaled.potential = _cut_part(problem, scaled, scaled.potential)[0]
     return scaled
 
 
