@@ -180,5 +180,5 @@ def test_the_command(tmp_path: Path) -> None:
     assert "# No counterpart: init_params.pos_scan_rand_std: 0.15" in out.read_text()
     assert load_recipe(out).data.energy_eV == 80e3
     file.write_text("data: {path: scan.cxi}")
-    with pytest.raises(BadInput, match="has no init_params and recon_params"):
+    with pytest.raises(BadInput, match="has neither PtyRAD's init_params and recon_params"):
         CliRunner().invoke(app, ["convert", str(file), str(out), "--force"], catch_exceptions=False)

@@ -15,7 +15,8 @@ def command(
     source: Annotated[
         Path,
         typer.Argument(
-            metavar="IN", help="Result of ptymesh or another program; data set, or a recipe; params of PtyRAD."
+            metavar="IN",
+            help="Result of ptymesh or another program; data set, or a recipe; settings of PtyRAD, Pty-Chi.",
         ),
     ],
     target: Annotated[Path, typer.Argument(metavar="OUT", help="File to write; of a result, its ending says which.")],
@@ -23,15 +24,16 @@ def command(
         str | None, typer.Option("--to", metavar="FORMAT", help="Format of a result, where the ending does not say it.")
     ] = None,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="data.KEY=VALUE or positions.KEY=VALUE.")
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="data.KEY or positions.KEY; any key of a recipe."),
     ] = None,
     uncompressed: Annotated[bool, typer.Option("--uncompressed", help="One plain chunk per pattern: faster.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace OUT if it exists.")] = False,
 ) -> None:
     """Write a result in another program's format, or another program's result as ptymesh's; or a data set as CXI.
 
-    Params of PtyRAD become a recipe (OUT.yaml). What has no counterpart is said, one line each. `--set` and
-    `--uncompressed` are for data sets.
+    Settings of PtyRAD or Pty-Chi become a recipe (OUT.yaml). What has no counterpart is said, one line each.
+    `--uncompressed` is for data sets, `--set` for those and for recipes, of which any key may be set.
     """
     from ptymesh.errors import BadInput
     from ptymesh.io.exchange.convert import format_of
@@ -41,7 +43,7 @@ def command(
     if target.exists() and source.exists() and target.samefile(source):
         raise BadInput(f"{target} is the data set itself; choose another name.")
     if target.suffix.lower() in (".yaml", ".yml"):
-        _convert_settings(source, target, to is not None or bool(set_) or uncompressed)
+        _convert_settings(source, target, set_ or [], to is not None or uncompressed)
         return
     found = format_of(source)
     if found is None:
@@ -54,29 +56,42 @@ def command(
     _convert_result(source, target, found, to)
 
 
-def _convert_settings(source: Path, target: Path, with_options: bool) -> None:
+def _convert_settings(source: Path, target: Path, settings: list[str], with_options: bool) -> None:
     """Write another program's settings as a recipe, and say what had no counterpart."""
     from ptymesh.errors import BadInput
     from ptymesh.files import replacing
+    from ptymesh.recipe.from_ptychi import convert_ptychi, is_ptychi
     from ptymesh.recipe.from_ptyrad import convert_ptyrad, is_ptyrad
-    from ptymesh.recipe.schema import Recipe
+    from ptymesh.recipe.schema import Recipe, anchor, apply_overrides
     from ptymesh.recipe.yaml_text import parsed, text_of
 
     if with_options:
-        raise BadInput("--to, --set and --uncompressed are for results and data sets; leave them out.")
+        raise BadInput("--to and --uncompressed are for results and data sets; leave them out.")
     try:
         values = parsed(text_of(source, "file of settings"), str(source))
     except UnicodeDecodeError as error:
-        raise BadInput(f"{source} is no text; a recipe is made of PtyRAD's params (YAML).") from error
-    if not isinstance(values, dict) or not is_ptyrad(values):
-        raise BadInput(f"{source} has no init_params and recon_params; a recipe is made of PtyRAD's params.")
-    made = convert_ptyrad(values, str(source))
+        raise BadInput(f"{source} is no text; a recipe is made of settings of PtyRAD or Pty-Chi.") from error
+    if isinstance(values, dict) and is_ptyrad(values):
+        made = convert_ptyrad(values, str(source))
+    elif isinstance(values, dict) and is_ptychi(values):
+        made = convert_ptychi(values, str(source))
+    else:
+        raise BadInput(
+            f"{source} has neither PtyRAD's init_params and recon_params nor Pty-Chi's reconstructor_options, "
+            "object_options, probe_options and probe_position_options; a recipe is made of one or the other."
+        )
+    if settings:
+        anchor(made.recipe, target.parent)
+        made.recipe = apply_overrides(made.recipe, settings)
+    data = made.recipe.get("data")
+    if not isinstance(data, dict) or "path" not in data:
+        raise BadInput(f"{source} does not name the file of the patterns; add --set data.path=FILE.")
     Recipe.parse(made.recipe)
     with replacing(target) as temporary:
         temporary.write_text(made.to_yaml(source.name), encoding="utf-8")
     count = len(made.unmatched)
     typer.echo(
-        f"{target}: a recipe of {made.program}'s params, {count} setting{'s' * (count != 1)} without a counterpart"
+        f"{target}: a recipe of {made.program}'s settings, {count} setting{'s' * (count != 1)} without a counterpart"
     )
     for line in made.report():
         typer.echo(line)

@@ -53,10 +53,20 @@ class Settings:
     def take(self, path: str, default: object = None) -> object:
         """Return the value at a path (`group.key`), or the default where it is missing or null; it counts as used."""
         self._taken.add(path)
+        found = self.value(path)
+        return default if found is None else found
+
+    def value(self, path: str) -> object:
+        """Return the value at a path, None where it is missing; it does not count as used."""
         found: object = self._values
         for part in path.split("."):
             found = found.get(part) if isinstance(found, Mapping) else None
-        return default if found is None else found
+        return found
+
+    def keys(self, path: str) -> list[str]:
+        """Return the names in a group; none where there is no such group."""
+        found = self.value(path)
+        return [str(key) for key in found] if isinstance(found, Mapping) else []
 
     def number(self, path: str) -> float | None:
         """Return a finite number; None where there is none. BadInput for anything else."""

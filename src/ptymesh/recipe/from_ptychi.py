@@ -1,0 +1,344 @@
+"""Pty-Chi's settings, as `options.get_dict()` hands them over, as recipes.
+
+Six groups (`data_options`, `reconstructor_options`, `object_options`, `probe_options`, `probe_position_options`,
+`opr_mode_weight_options`) hold settings and no arrays; neither the file of the patterns nor the number of probe modes
+is among them. Epochs are counted from 0 and `stop` is the first one without. The engine is told by the names of its own
+options. Source: Pty-Chi's documentation, and the descriptions of its options.
+"""
+
+from __future__ import annotations
+
+import math
+
+from ptymesh.engines import ENGINES
+from ptymesh.errors import BadInput
+from ptymesh.recipe.foreign_settings import Conversion, Settings
+from ptymesh.recipe.ptychi_constraints import convert_constraints, number_of, schedule_of, take_off
+from ptymesh.sentences import quote
+
+GROUPS = ("reconstructor_options", "object_options", "probe_options", "probe_position_options")
+#: Settings that change nothing of what is computed, or that ptymesh does by itself.
+NOT_NEEDED = (
+    "data_options.save_data_on_device",
+    *(
+        f"reconstructor_options.{name}"
+        for name in (
+            "default_device",
+            "allow_nondeterministic_algorithms",
+            "displayed_loss_function",
+            "chunk_length",
+            "gaussian_noise_std",
+            "forward_model_class",
+            "forward_model_options.low_memory_mode",
+            "forward_model_options.pad_for_shift",
+        )
+    ),
+    "object_options.build_preconditioner_with_all_modes",
+    "object_options.determine_position_origin_coords_by",
+    "object_options.position_origin_coords",
+    "probe_options.orthogonalize_opr_modes",
+)
+#: What Pty-Chi takes where nothing is set, of settings without a counterpart: these values are not reported.
+DEFAULTS: dict[str, object] = {
+    "object_options.inertia": 0,
+    "object_options.multimodal_update": True,
+    "probe_options.inertia": 0,
+    "probe_options.eigenmode_update_relaxation": 1.0,
+    "opr_mode_weight_options.update_relaxation": 1.0,
+    "reconstructor_options.compact_mode_update_clustering_stride": 1,
+    "reconstructor_options.momentum_acceleration_gradient_mixing_factor": 1,
+    "reconstructor_options.rescale_probe_intensity_in_first_epoch": True,
+    "probe_position_options.momentum_acceleration_gain": 0.0,
+}
+#: Wavelength and object pixel of options that nobody has set.
+WAVELENGTH_UNSET_M, PIXEL_UNSET_M = 1e-9, 1.0
+#: Electrons of 10 keV have 12 pm, and photons of such a wavelength would have 100 keV.
+LONGEST_ELECTRON_M = 1.25e-11
+EPOCHS, BATCH = 100, 100
+#: Rates of the optimisers' unknowns are the engine's own: these engines have them.
+ELEMENTWISE = ("adam", "adamw", "radam", "adamax", "adagrad", "adadelta", "rmsprop", "sgd")
+
+
+def is_ptychi(values: dict[str, object]) -> bool:
+    """Return True if the keys of a file are those of Pty-Chi's settings."""
+    return all(isinstance(values.get(name), dict) for name in GROUPS)
+
+
+def convert_ptychi(values: dict[str, object], file: str) -> Conversion:
+    """Return the recipe that comes nearest to Pty-Chi's settings, without the file of the patterns (`data.path`).
+
+    Args:
+        values: what the file holds.
+        file: its name, for messages.
+
+    Raises:
+        BadInput: a value cannot be.
+    """
+    settings = Settings(values, file)
+    made = Conversion("Pty-Chi", {})
+    engine = _engine(settings, made)
+    groups = {
+        "data": _data(settings, made, file),
+        "object": _object(settings, made),
+        "positions": _positions(settings),
+        "optics": _optics(settings),
+    }
+    stage = _stage(settings, made, engine)
+    made.recipe = {key: value for key, value in groups.items() if value or key == "data"}
+    made.recipe |= _numerics(settings, made)
+    made.recipe["stages"] = [stage]
+    made.remarks.append(
+        "Arrays are not among Pty-Chi's settings: the number of modes is that of the probe array (probe.modes, "
+        "probe.opr_modes), and object and probe of a result start a run by object.initial and probe.start."
+    )
+    for path in NOT_NEEDED:
+        settings.take(path)
+    take_off(settings)
+    for path, default in DEFAULTS.items():
+        value = settings.take(path)
+        if value is not None and value != default:
+            made.unmatched.append(f"{path}: {value}")
+    made.unmatched += [f"{path}: {value}" for path, value in settings.unused()]
+    return made
+
+
+def _engine(settings: Settings, made: Conversion) -> str:
+    """Return the engine whose options the settings have."""
+    own = {key for name in GROUPS for key in settings.keys(name)}
+    if "noise_model" in own:
+        return "lsqml"
+    if "exit_wave_update_relaxation" in own:
+        return "dm"
+    if "beta" in own:
+        return "raar"
+    if "rho" in own:
+        return "bh"
+    if "alpha" in own:
+        made.remarks.append(
+            "The settings do not say which of Pty-Chi's PIE, ePIE and rPIE they are for: rPIE is taken. For ePIE, "
+            "write engine: epie, and alpha as gamma_object, beta as gamma_probe."
+        )
+        return "rpie"
+    name = settings.text("object_options.optimizer") or "sgd"
+    if name not in ENGINES.names():
+        made.unmatched.append(f"object_options.optimizer: {name}; adam is taken")
+        return "adam"
+    return name
+
+
+def _data(settings: Settings, made: Conversion, file: str) -> dict[str, object]:
+    """Return the group `data`: wavelength, distance, object pixel, and where the zero frequency is."""
+    data: dict[str, object] = {}
+    wavelength = settings.number("data_options.wavelength_m")
+    distance = settings.take("data_options.free_space_propagation_distance_m", math.inf)
+    is_far = number_of(distance) is None or math.isinf(float(str(distance)))
+    if wavelength is None or wavelength == WAVELENGTH_UNSET_M:
+        made.remarks.append("No wavelength is set (Pty-Chi's default is 1e-09 m): the data file's energy is taken.")
+    elif wavelength <= 0:
+        raise BadInput(f"data_options.wavelength_m in {file} is {wavelength:g}; it should be a length above 0.")
+    else:
+        radiation = "electron" if wavelength < LONGEST_ELECTRON_M else "photon"
+        data |= {"radiation": radiation, "wavelength_m": wavelength}
+    if not is_far:
+        data |= {"propagation": "angular_spectrum", "distance_m": float(str(distance))}
+    elif settings.take("data_options.fft_shift", True) is False:
+        data["dc"] = "corner"
+    settings.take("data_options.fft_shift")
+    width = settings.number("object_options.pixel_size_m")
+    aspect = settings.number("object_options.pixel_size_aspect_ratio") or 1.0
+    if width is None or width == PIXEL_UNSET_M:
+        made.remarks.append("No object pixel is set (Pty-Chi's default is 1 m): the data file's is taken.")
+    elif width <= 0 or aspect <= 0:
+        raise BadInput(
+            f"The object pixel in {file} is {width:g} m, {aspect:g} times its height; both should be above 0."
+        )
+    else:
+        data["object_pixel_m"] = width if aspect == 1 else [float(f"{width / aspect:.8g}"), width]
+    if settings.number("reconstructor_options.exclude_measured_pixels_below") is not None:
+        low = settings.number("reconstructor_options.exclude_measured_pixels_below")
+        made.unmatched.append(f"reconstructor_options.exclude_measured_pixels_below: {low} (data.mask)")
+    return data
+
+
+def _object(settings: Settings, made: Conversion) -> dict[str, object]:
+    """Return the group `object`: slices and their spacing."""
+    spacings = [number_of(one) for one in settings.items("object_options.slice_spacings_m")]
+    known = [one for one in spacings if one is not None]
+    if not known:
+        return {}
+    if len(known) != len(spacings) or min(known) <= 0:
+        raise BadInput(f"object_options.slice_spacings_m is {quote(spacings)}; all should be lengths above 0.")
+    if max(known) - min(known) > 1e-6 * max(known):
+        made.unmatched.append(f"object_options.slice_spacings_m: {known}; slices are equally far apart here: the mean")
+    return {"slices": len(known) + 1, "slice_spacing_m": float(f"{sum(known) / len(known):.8g}")}
+
+
+def _positions(settings: Settings) -> dict[str, object]:
+    """Return the group `positions`: how fractions of a pixel act."""
+    method = settings.text("object_options.patch_interpolation_method") or "fourier"
+    subpixel = {"fourier": "fourier", "bilinear": "bilinear", "nearest": "none"}.get(method)
+    if subpixel is None:
+        raise BadInput(
+            f"object_options.patch_interpolation_method is {quote(method)}; it should be fourier, bilinear or nearest."
+        )
+    return {} if subpixel == "fourier" else {"subpixel": subpixel}
+
+
+def _optics(settings: Settings) -> dict[str, object]:
+    """Return the group `optics`: the blur of the detector."""
+    blur = settings.number("reconstructor_options.forward_model_options.diffraction_pattern_blur_sigma")
+    return {"detector_blur": {"start": {"blur_width": blur}}} if blur else {}
+
+
+def _numerics(settings: Settings, made: Conversion) -> dict[str, object]:
+    """Return seed and precision."""
+    found: dict[str, object] = {}
+    seed = settings.number("reconstructor_options.random_seed")
+    if seed is not None and seed >= 0 and seed == int(seed):
+        found["seed"] = int(seed)
+    dtype = settings.text("reconstructor_options.default_dtype") or "float32"
+    if dtype == "float64":
+        found["precision"] = "double"
+    elif dtype != "float32":
+        made.unmatched.append(f"reconstructor_options.default_dtype: {dtype}; single precision is taken")
+    return found
+
+
+def _stage(settings: Settings, made: Conversion, engine: str) -> dict[str, object]:
+    """Return the one stage: the engine with its options, what it moves, and constraints."""
+    stage: dict[str, object] = {
+        "engine": engine,
+        "epochs": settings.count("reconstructor_options.num_epochs", EPOCHS),
+    }
+    batch = settings.count("reconstructor_options.batch_size", BATCH)
+    order = settings.text("reconstructor_options.batching_mode") or "random"
+    if engine not in ("dm", "raar"):
+        stage |= {"batch": batch, "order": order if order in ("random", "uniform", "compact") else "random"}
+    _engine_options(settings, made, engine, stage)
+    _moving(settings, made, engine, stage)
+    _position_steps(settings, made, stage)
+    convert_constraints(settings, made, stage)
+    return stage
+
+
+def _engine_options(settings: Settings, made: Conversion, engine: str, stage: dict[str, object]) -> None:
+    """Add what is an option of this engine alone."""
+    reconstructor = "reconstructor_options"
+    if engine == "rpie":
+        for ours, step, group in (("alpha", "gamma_object", "object"), ("beta", "gamma_probe", "probe")):
+            alpha = settings.number(f"{group}_options.alpha")
+            stage[ours] = min(1.0, max(0.1 if alpha is None else alpha, 1e-3))
+            length = settings.number(f"{group}_options.step_size")
+            stage[step] = min(2.0, length) if length else 1.0
+    elif engine == "lsqml":
+        slices = len(settings.items("object_options.slice_spacings_m")) + 1
+        single, several = (
+            settings.take(f"{reconstructor}.{kind}_solve_obj_prb_step_size_jointly", kind == "single_slice")
+            for kind in ("single_slice", "multislice")
+        )
+        stage["coupled"] = bool(single if slices == 1 else several)
+        first = settings.take(f"{reconstructor}.solve_step_sizes_only_using_first_probe_mode", True)
+        stage["step_modes"] = "first" if first else "all"
+        stage["delta"] = min(1.0, settings.number(f"{reconstructor}.preconditioning_damping_factor") or 0.1)
+        factors = [settings.number(f"{group}_options.optimal_step_size_scaler") or 0.9 for group in ("object", "probe")]
+        stage["step_factor"] = min(1.0, factors[0])
+        if factors[1] != factors[0]:
+            made.unmatched.append(f"probe_options.optimal_step_size_scaler: {factors[1]} (one step_factor here)")
+        if gain := settings.number(f"{reconstructor}.momentum_acceleration_gain"):
+            stage["momentum"] = {"gain": min(1.0, gain)}
+        noise = settings.text(f"{reconstructor}.noise_model")
+        if noise == "poisson":
+            stage["fidelity"] = "poisson"
+        elif noise != "gaussian":
+            made.unmatched.append(f"{reconstructor}.noise_model: {noise}; amplitudes are compared")
+    elif engine == "dm":
+        stage["beta"] = settings.number(f"{reconstructor}.exit_wave_update_relaxation") or 1.0
+    elif engine == "raar":
+        stage["beta"] = settings.number(f"{reconstructor}.beta") or 0.75
+    elif engine == "bh":
+        method = settings.text(f"{reconstructor}.method") or "GD"
+        stage["directions"] = "conjugate" if method == "CG" else "gradient"
+        stage["scale_probe"] = settings.number("probe_options.rho") or 1.0
+        stage["scale_positions"] = settings.number("probe_position_options.rho") or 0.1
+    else:
+        loss = settings.text(f"{reconstructor}.loss_function") or "mse_sqrt"
+        fidelity = {"mse_sqrt": "amplitude", "poisson": "poisson", "mse": "intensity"}.get(loss)
+        if fidelity is None:
+            made.unmatched.append(f"{reconstructor}.loss_function: {loss}; amplitudes are compared")
+        elif fidelity != "amplitude":
+            stage["fidelity"] = fidelity
+
+
+def _moving(settings: Settings, made: Conversion, engine: str, stage: dict[str, object]) -> None:
+    """Add what moves and when: object, probe, slice spacing."""
+    unknowns: dict[str, object] = {}
+    for name in ("object", "probe"):
+        group = f"{name}_options"
+        moves = settings.take(f"{group}.optimizable", True) is not False
+        when = schedule_of(settings.group(f"{group}.optimization_plan"), made, f"{group}.optimization_plan")
+        settings.take(f"{group}.optimizer")
+        step = settings.number(f"{group}.step_size")
+        if step is not None and engine in ELEMENTWISE:
+            made.remarks.append(
+                f"The learning rate of the {name} is the engine's own (stages.0.lr); Pty-Chi's {step:g} goes with its "
+                "scaling."
+            )
+        elif step not in (None, 1) and engine != "rpie":
+            made.unmatched.append(f"{group}.step_size: {step:g}")
+        if engine in ELEMENTWISE:
+            if not moves or when:
+                unknowns[name] = when if moves else False
+        elif name == "probe":
+            last = {key: value for key, value in when.items() if key != "start"}
+            frozen = stage["epochs"] if not moves else int(str(when.get("start", 1))) - 1
+            if frozen:
+                stage["probe"] = {"frozen": frozen}
+            if moves and last:
+                made.unmatched.append(f"{group}.optimization_plan: {last} ({engine} has probe.frozen alone)")
+        elif not moves or when:
+            said = when if moves else "optimizable: false"
+            made.unmatched.append(f"{group}: {said} ({engine} always moves the object; adam need not)")
+        params = settings.group(f"{group}.optimizer_params")
+        if params:
+            made.unmatched.append(f"{group}.optimizer_params: {params}")
+    spacing = "object_options.slice_spacing_options"
+    if settings.take(f"{spacing}.optimizable") is True and engine in ELEMENTWISE:
+        plan = settings.group(f"{spacing}.optimization_plan")
+        unknowns["slice_spacing"] = schedule_of(plan, made, f"{spacing}.optimization_plan") or True
+    settings.take(spacing)
+    if unknowns:
+        stage["unknowns"] = unknowns
+
+
+def _position_steps(settings: Settings, made: Conversion, stage: dict[str, object]) -> None:
+    """Add the refinement of positions, where they are optimised."""
+    group = "probe_position_options"
+    if settings.take(f"{group}.optimizable") is not True:
+        settings.take(group)
+        return
+    for name in ("optimizer", "correction_options.slice_for_correction", "correction_options.differentiation_method"):
+        settings.take(f"{group}.{name}")
+    kind = settings.text(f"{group}.correction_options.correction_type") or "gradient"
+    if kind != "gradient":
+        made.unmatched.append(f"{group}.correction_options.correction_type: {kind}; steps along the gradient are taken")
+    for name in ("scale", "real_space_width", "probe_threshold"):
+        settings.take(f"{group}.correction_options.cross_correlation_{name}")
+    settings.take(f"{group}.correction_options.clip_update_magnitude_by_mad")
+    plan = settings.group(f"{group}.optimization_plan")
+    found = schedule_of(plan, made, f"{group}.optimization_plan")
+    limit = settings.take(f"{group}.correction_options.update_magnitude_limit", 0.1)
+    found["limit_px"] = min(1.0, number_of(limit) or 1.0)
+    found["drift"] = bool(settings.take(f"{group}.constrain_position_mean", False))
+    affine = settings.group(f"{group}.affine_transform_constraint")
+    if affine.get("enabled") and affine.get("apply_constraint", True):
+        found["affine"] = True
+        limits = affine.get("optimization_plan")
+        path = f"{group}.affine_transform_constraint.optimization_plan"
+        if when := schedule_of(limits if isinstance(limits, dict) else {}, made, path):
+            made.unmatched.append(f"{path}: {when} (with every step of positions here)")
+        made.remarks.append("positions.affine keeps the affine part alone; Pty-Chi pulls positions towards it.")
+    step = settings.number(f"{group}.step_size")
+    made.remarks.append(f"Steps of positions have a gain of their own (positions.gain), in place of {step or 0.3:g}.")
+    for name in ("momentum_acceleration_gradient_mixing_factor", "momentum_acceleration_memory"):
+        settings.take(f"{group}.{name}")
+    stage["positions"] = found
