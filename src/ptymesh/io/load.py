@@ -29,6 +29,7 @@ from ptymesh.io.formats import (
     tia,
     tiff_stack,
     tike,
+    tvips,
     velox,
 )
 from ptymesh.io.hdf5.reading import is_hdf5, listing, open_hdf5
@@ -90,6 +91,7 @@ _OWN: tuple[tuple[str, Reader], ...] = (
     ("tia", tia),
     ("velox", velox),
     ("digital_micrograph", digital_micrograph),
+    ("tvips", tvips),
     ("empad", empad),  # the last one: its raw files have no header
 )
 for _name, _reader in _OWN:

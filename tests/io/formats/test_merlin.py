@@ -115,7 +115,10 @@ def test_a_stopped_acquisition(tmp_path: Path, frames: Any, load: Any, upright: 
     ("change", "word"),
     [
         (lambda c: c.replace(b"U16", b"U17"), "says the type 'U17'; known are U08"),
-        (lambda c: c.replace(b"U16", b"R64"), "undecoded frames"),
+        (
+            lambda c: c.replace(b"U16", b"R64"),
+            r"undecoded frames \(R64\) of 1 chips \(   1x1\)|of 1 chips \(1x1\), 20 columns",
+        ),
         (lambda c: c.replace(b",00384,", b",00000,"), "0 bytes of header|00000 bytes of header"),
         (lambda c: c.replace(b"0020,0016", b"99999999,0016"), "which cannot be"),
         (lambda c: c.replace(b"0020,0016", b"0020,001x"), "which cannot be"),
@@ -149,9 +152,58 @@ def test_files_of_the_camera(tmp_path: Path, samples: Path, load: Any, kind: str
     side = {"Single": 256, "Quad": 512}[kind]
     assert m.patterns.shape == (9, side, side) and m.patterns.dtype.itemsize == {1: 1, 6: 1, 12: 2, 24: 4}[depth]
     assert m.patterns.read(np.arange(9)).max() < 1 << depth
-    raw = name + "RAW"
-    if depth == 1:
+    if depth == 1:  # of which the camera has written the chips' order, too: the same lamp, the same hot pixels
+        raw = name + "RAW"
         with zipfile.ZipFile(samples / "Merlin_Single_Quad.zip") as archive:
-            archive.extract(f"{raw}.mib", tmp_path)
-        with pytest.raises(BadInput, match="R64"):
-            load(tmp_path / f"{raw}.mib", RASTER)
+            archive.extractall(tmp_path, [f"{raw}.mib", f"{raw}.hdr"])
+        other = load(tmp_path / f"{raw}.mib", RASTER)
+        assert other.patterns.shape == m.patterns.shape
+        means = [np.asarray(one.patterns.read(np.arange(9)), float).mean(axis=0).reshape(-1) for one in (m, other)]
+        assert np.corrcoef(means)[0, 1] > 0.95
+
+
+def chip_order(frame: np.ndarray, depth: int, is_quad: bool = False) -> bytes:
+    """Return a frame in 64-bit words whose lowest bits are the first pixel; of four chips, rows of 4, 3, 2, 1."""
+    if is_quad:
+        upper, lower = np.split(frame, 2)
+        second, fourth = upper[:, 256:], lower[::-1, ::-1][:, :256]
+        frame = np.hstack([fourth, lower[::-1, ::-1][:, 256:], second, upper[:, :256]])
+    bits = {1: 1, 6: 8, 12: 16}[depth]
+    pixels = frame.reshape(-1, 64 // bits).astype(object)
+    return b"".join(int(sum(value << (bits * k) for k, value in enumerate(row))).to_bytes(8, "big") for row in pixels)
+
+
+def chip_order_file(frames: np.ndarray, depth: int, is_quad: bool = False) -> bytes:
+    side = (256, 1024) if is_quad else (256, 512) if depth == 24 else (256, 256)
+    layout = "   2x2" if is_quad else "   1x1"
+    parts = []
+    for k, frame in enumerate(frames):
+        text = header(k + 1, side, "R64", layout, 768).rstrip() + f",0F,0.1,{depth},".encode()
+        if depth == 24:  # two of 12 bits, the higher ones first
+            stored = chip_order(frame >> 12, 12) + chip_order(frame & 4095, 12)
+        else:
+            stored = chip_order(frame, depth, is_quad)
+        parts += [text.ljust(768, b"\0"), stored]
+    return b"".join(parts)
+
+
+@pytest.mark.parametrize(
+    ("depth", "is_quad"), [(1, False), (6, False), (12, False), (24, False), (1, True), (12, True)]
+)
+def test_frames_in_the_order_of_the_chips(tmp_path: Path, load: Any, upright: Any, depth: int, is_quad: bool) -> None:
+    side, path = 512 if is_quad else 256, tmp_path / "a.mib"
+    frames = np.random.default_rng(depth).integers(0, 1 << depth, (1, side, side), dtype=np.uint32)
+    path.write_bytes(chip_order_file(frames, depth, is_quad))
+    m = load(path, {"raster": {"shape": [1, 1], "step_px": 2}})
+    np.testing.assert_array_equal(upright(m), frames)
+    assert m.patterns.dtype.itemsize == {1: 1, 6: 1, 12: 2, 24: 4}[depth]
+    assert any("without the gap" in note for note in m.notes) == is_quad
+
+
+def test_undecoded_frames_of_other_cameras_are_refused(tmp_path: Path, load: Any) -> None:
+    path = tmp_path / "a.mib"
+    made = chip_order_file(np.zeros((1, 256, 256), int), 12)
+    for change in (lambda c: c.replace(b",12,", b",13,"), lambda c: c.replace(b",01,0256", b",03,0256")):
+        path.write_bytes(change(made))
+        with pytest.raises(BadInput, match=r"undecoded frames \(R64\) of . chips"):
+            load(path, RASTER)

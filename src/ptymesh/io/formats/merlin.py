@@ -1,8 +1,8 @@
 """Merlin (Medipix3) `.mib`: frames, each behind a header of text; and the `.hdr` beside it, which may say the scan.
 
 The header's fields are separated by commas: `MQ1`, number of the frame, bytes of the header, chips, columns, rows, type
-(U08, U16, U32; R64 is the chips' own order, which is not read), layout (`1x1`, `2x2`, `2x2G` with a gap between
-chips). Numbers are big-endian. The file says neither energy nor camera length nor step.
+(U08, U16, U32; R64 is the chips' own order, see `merlin_raw`), layout (`1x1`, `2x2`, `2x2G` with a gap between chips);
+the last one is the depth of the counter. Numbers are big-endian. Neither energy nor camera length nor step is there.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ import numpy as np
 from ptymesh.errors import BadInput
 from ptymesh.io.formats.about import About
 from ptymesh.io.formats.contents import first_bytes
+from ptymesh.io.formats.merlin_raw import DEEP, DEPTHS, STRIPE, ChipOrderSource
 from ptymesh.io.options import DataOptions
 from ptymesh.io.rasters import Shape, orientation_note, scan_shape
 from ptymesh.io.scan import Optics, RawScan
-from ptymesh.io.source import MappedSource
+from ptymesh.io.source import MappedSource, SlabSource
 
 NAME = "Merlin (.mib)"
 ABOUT = About(
     instrument="Merlin (Medipix3)",
-    reads="`.mib` of one chip and of four, U08 to U64 (not R64)",
+    reads="`.mib` of one chip and of four, U08 to U64, and R64 of 1, 6, 12 and 24 bits (24: of one chip)",
     takes="pixel of 55 um; scan shape of the `.hdr` beside it; the gap between chips as mask",
     asks="energy, camera length or object pixel, step; frames that are no views (`data.frames`)",
 )
@@ -32,6 +33,8 @@ MAGIC = b"MQ1,"
 #: Bytes in which the fields that are needed stand, and the least and the most that a header has.
 FIELDS_BYTES, HEADER_BYTES = 256, (128, 1 << 16)
 DTYPES = {"U08": ">u1", "U16": ">u2", "U32": ">u4", "U64": ">u8"}
+#: Type of frames in the chips' order.
+CHIP_ORDER = "R64"
 #: Of Medipix3 chips: metres, and pixels along a side.
 PIXEL_M, CHIP = 55e-6, 256
 MOST_PIXELS = 1 << 15
@@ -45,9 +48,11 @@ class FrameHeader:
     Attributes:
         number: of the frame, counted from 1.
         size: bytes of the header.
-        shape: (rows, columns) of the detector.
+        shape: (rows, columns) of the detector, or of the stored bytes in the chips' order.
         dtype: of the frame's numbers.
         layout: of the chips, such as `2x2G`.
+        depth: bits of the counter, of frames in the chips' order; else 0.
+        chips: how many there are.
     """
 
     number: int
@@ -55,6 +60,8 @@ class FrameHeader:
     shape: Shape
     dtype: np.dtype
     layout: str
+    depth: int = 0
+    chips: int = 1
 
     @property
     def frame_bytes(self) -> int:
@@ -71,7 +78,7 @@ def read(path: Path, data: DataOptions) -> RawScan:
     """Return the scan of a `.mib` file.
 
     Raises:
-        BadInput: It is cut short, its headers contradict each other or its length, or its frames are undecoded (R64).
+        BadInput: It is cut short, or its headers contradict each other or its length.
     """
     first = _header(path, 0)
     count, cut = _frames(path, first, data)
@@ -94,14 +101,14 @@ def read(path: Path, data: DataOptions) -> RawScan:
         notes.append(f"{int((~mask).sum())} pixels in the gap between the chips ({first.layout}) are masked.")
     rows, columns = first.shape
     item = first.dtype.itemsize
+    strides = (first.frame_bytes, columns * item, item)
+    patterns: SlabSource = MappedSource(path, (count, rows, columns), first.dtype, offset=first.size, strides=strides)
+    if first.depth:
+        patterns = ChipOrderSource(patterns, first.depth, is_quad=first.chips > 1)
+        if first.chips > 1:
+            notes.append("Undecoded frames (R64): the four chips are joined without the gap between them.")
     return RawScan(
-        patterns=MappedSource(
-            path,
-            (count, rows, columns),
-            first.dtype,
-            offset=first.size,
-            strides=(first.frame_bytes, columns * item, item),
-        ),
+        patterns=patterns,
         optics=Optics(detector_pixel_m=(PIXEL_M, PIXEL_M)),
         raster=shape.shape,
         mask=mask,
@@ -120,20 +127,36 @@ def _header(path: Path, offset: int) -> FrameHeader:
     if fields[0] != "MQ1" or len(fields) < 8:
         raise BadInput(f"{what} does not begin with MQ1 and seven more fields; the file is damaged: copy it again.")
     numbers = [int(field) if re.fullmatch(r"\d{1,9}", field) else -1 for field in fields[1:6]]
-    number, size, _, columns, rows = numbers
-    if fields[6] == "R64":
-        raise BadInput(
-            f"{path} holds undecoded frames (R64, in the order of the chips), which are not read; export it from the "
-            "camera's software as U08, U16 or U32."
-        )
-    if fields[6] not in DTYPES:
-        raise BadInput(f"{what} says the type {fields[6][:20]!r}; known are {', '.join(DTYPES)}.")
+    number, size, chips, columns, rows = numbers
+    if fields[6] not in (*DTYPES, CHIP_ORDER):
+        raise BadInput(f"{what} says the type {fields[6][:20]!r}; known are {', '.join((*DTYPES, CHIP_ORDER))}.")
     if not (HEADER_BYTES[0] <= size <= HEADER_BYTES[1] and 0 < rows <= MOST_PIXELS and 0 < columns <= MOST_PIXELS):
         raise BadInput(
             f"{what} says {fields[2]} bytes of header and {fields[4]} x {fields[5]} pixels (x, y), which cannot be; "
             "the file is damaged: copy it again."
         )
-    return FrameHeader(number, size, (rows, columns), np.dtype(DTYPES[fields[6]]), fields[7])
+    if fields[6] != CHIP_ORDER:
+        return FrameHeader(number, size, (rows, columns), np.dtype(DTYPES[fields[6]]), fields[7])
+    depth = _depth(path, offset, size)
+    is_known = chips == 1 or (chips == 4 and fields[7].startswith("2x2") and depth != DEEP)
+    if depth not in (*DEPTHS, DEEP) or not is_known or columns % (STRIPE * max(chips, 1)):
+        raise BadInput(
+            f"{what} says undecoded frames (R64) of {chips} chips ({fields[7]}), {columns} columns and {depth} bits, "
+            "which are not read; export it from the camera's software as U08, U16 or U32."
+        )
+    if depth == DEEP:  # two frames of 12 bits, side by side in the header and one after the other in the file
+        rows, columns = 2 * rows, columns // 2
+    row_bytes = columns // STRIPE * DEPTHS[min(depth, 12)][0]
+    return FrameHeader(number, size, (rows, row_bytes), np.dtype(np.uint8), fields[7], depth, chips)
+
+
+def _depth(path: Path, offset: int, size: int) -> int:
+    """Return the bits of the counter, which is the header's last number; -1 where it is none."""
+    with path.open("rb") as file:
+        file.seek(offset)
+        text = file.read(size).decode("latin-1")
+    fields = [field.strip() for field in text.split("\0")[0].rstrip().rstrip(",").split(",")]
+    return int(fields[-1]) if re.fullmatch(r"\d{1,2}", fields[-1]) else -1
 
 
 def _frames(path: Path, header: FrameHeader, data: DataOptions) -> tuple[int, str | None]:
