@@ -69,6 +69,8 @@ BOTH_WAYS = [
     ("ptypy", ".ptyr", (1,)),
     ("ptyrad", ".hdf5", (1, 3)),
     ("ptychoshelves", ".mat", (1, 3)),
+    ("ptychoshelves_h5", ".cxs", (1, 3)),
+    ("py4dstem", ".emd", (1, 3)),
     ("cxi", ".cxi", (1, 3)),
     ("hyperspy", ".hspy", (1, 3)),
 ]
@@ -92,6 +94,49 @@ def test_a_round_trip(
     shift = 0 if name in KEEP_ORIGIN else np.broadcast_to(difference[0], difference.shape)
     np.testing.assert_allclose(difference, shift, atol=1e-14)
     assert back.attrs["converted_from"] == convert.FORMATS[name].about.program
+
+
+def test_a_recons_file_of_ptychoshelves(tmp_path: Path) -> None:
+    """As its own writer leaves it: lists of objects and probes with fields r and i, and keV."""
+    there = example(slices=1, modes=3)
+    path = tmp_path / "scan_recons.h5"
+    fields = np.dtype([("r", "f4"), ("i", "f4")])
+    with h5py.File(path, "w") as file:
+        for name, waves in (("objects/object_0", there.object), ("probes/probe_0", there.probe[:, None])):
+            stored = np.empty(waves.shape, fields)
+            stored["r"], stored["i"] = waves.real, waves.imag
+            file[f"reconstruction/p/{name}"] = stored
+        file["reconstruction/p/positions"] = there.positions_px
+        file["reconstruction/p/dx_spec"] = np.array(there.pixel_size_m)[:, None]
+        file["reconstruction/p/energy"], file["reconstruction/p/lambda"] = 6.2, 2e-10
+    back, found, notes = convert.read_result(path)
+    assert found.name == "ptychoshelves_h5" and back.attrs["energy_eV"] == pytest.approx(6200)
+    assert_same(back, there)
+    assert any("scale" in note for note in notes)
+    with h5py.File(path, "r+") as file:
+        del file["reconstruction/p/probes/probe_0"]
+        file["reconstruction/p/probes/probe_0"] = np.ones((2, 3, 4, 4), fields["r"])
+    with pytest.raises(BadInput, match="is float32"):
+        convert.read_result(path)
+
+
+def test_a_potential_of_py4dstem(tmp_path: Path) -> None:
+    """A real object is a potential; py4DSTEM keeps its probe with the optical axis at the corner."""
+    there = example(pixel_size_m=(4e-11, 5e-11), attrs={"energy_eV": 8e4, "radiation": "electron"})
+    path = tmp_path / "r.emd"
+    convert.write_result(there, path, convert.FORMATS["py4dstem"])
+    with h5py.File(path, "r+") as file:
+        group = file["ptychography_root/ptychography"]
+        np.testing.assert_allclose(group["metadatabundle/preprocess_metadata/sampling"], (0.4, 0.5))
+        np.testing.assert_array_equal(np.fft.fftshift(group["_probe_emd/data"][()], axes=(1, 2)), there.probe)
+        corner = group["metadatabundle/preprocess_metadata/positions_px"][()] - (8, 6)
+        np.testing.assert_allclose(corner, there.positions_px)
+        phase = np.random.default_rng(1).uniform(0, 1, there.object.shape[1:])
+        del group["_object_emd/data"]
+        group["_object_emd/data"] = phase
+    back, _, notes = convert.read_result(path)
+    np.testing.assert_allclose(back.object[0], np.exp(1j * phase), rtol=1e-6)
+    assert back.attrs["energy_eV"] == 8e4 and any("potential" in note for note in notes)
 
 
 @pytest.mark.parametrize("ending", [".h5", ".npz"])

@@ -6,7 +6,18 @@ from pathlib import Path
 
 from ptymesh.errors import BadInput
 from ptymesh.files import target_of, writing
-from ptymesh.io.exchange import cxi_result, hyperspy, own, ptychodus, ptychoshelves, ptypy, ptyrad, tiff
+from ptymesh.io.exchange import (
+    cxi_result,
+    hyperspy,
+    own,
+    ptychodus,
+    ptychoshelves,
+    ptychoshelves_h5,
+    ptypy,
+    ptyrad,
+    py4dstem,
+    tiff,
+)
 from ptymesh.io.exchange.result_format import ResultFormat
 from ptymesh.io.results import Result
 from ptymesh.sentences import quote
@@ -14,7 +25,7 @@ from ptymesh.sentences import quote
 #: Formats of results, ptymesh's own first.
 FORMATS: dict[str, ResultFormat] = {
     module.FORMAT.name: module.FORMAT
-    for module in (own, ptypy, ptychodus, ptyrad, ptychoshelves, cxi_result, hyperspy, tiff)
+    for module in (own, ptypy, ptychodus, ptyrad, ptychoshelves, ptychoshelves_h5, py4dstem, cxi_result, hyperspy, tiff)
 }
 
 

@@ -1,0 +1,171 @@
+"""py4DSTEM's ptychographic reconstructions, EMD 1.0.
+
+L, M    object slices, probe modes
+N       views
+
+    /ROOT/NAME/_object_emd/data ([L,] H, W)     complex transmission, or a real potential V of which it is exp(i V)
+    /ROOT/NAME/_probe_emd/data ([M,] h, w)      complex, optical axis at pixel (0, 0)
+    /ROOT/NAME/metadatabundle/preprocess_metadata/{positions_px (N, 2), sampling (2,)}      y x; pixels, angstrom
+    /ROOT/NAME/metadatabundle/instantiation_metadata/{energy (eV), slice_thicknesses}       angstrom
+
+A position is the pixel h//2, w//2 of the window, in py4DSTEM's frame of the detector. Ours are written as plain arrays,
+which emdfile and py4DSTEM read as a tree. Source: py4DSTEM's phase_base_class.py and files of emdfile.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import h5py
+import numpy as np
+
+from ptymesh.errors import BadInput
+from ptymesh.io.exchange.building import build_result, number_in
+from ptymesh.io.exchange.result_format import (
+    ANGSTROM_M,
+    FormatAbout,
+    ResultFormat,
+    new_file,
+    number_of,
+    pixel_size_of,
+)
+from ptymesh.io.hdf5.reading import Hdf5File, has, is_hdf5, item_of, open_hdf5, read_dataset
+from ptymesh.io.results import Result
+
+OBJECT, PROBE = "_object_emd/data", "_probe_emd/data"
+PREPROCESSED = "metadatabundle/preprocess_metadata"
+INSTANTIATED = "metadatabundle/instantiation_metadata"
+#: Groups that are looked into.
+GROUPS = 100
+
+
+def write(result: Result, path: Path) -> None:
+    """Write object, probe, positions and lengths where py4DSTEM has them.
+
+    Raises:
+        BadInput: the result is in pixel units, or the path cannot be a file.
+    """
+    pixel = np.array(pixel_size_of(result)) / ANGSTROM_M
+    window = np.array(result.probe.shape[-2:])
+    energy = number_of(result, "energy_eV")
+    with new_file(result, path) as file:
+        file.attrs.update(emd_group_type="file", version_major=1, version_minor=0, authoring_program="ptymesh")
+        root = _group(file, "ptychography_root", "root", "Root")
+        made = _group(root, "ptychography", "node", "Node")
+        _array(made, "_object_emd", result.object if len(result.object) > 1 else result.object[0], pixel)
+        probe = np.fft.ifftshift(result.probe, axes=(-2, -1))
+        _array(made, "_probe_emd", probe if len(probe) > 1 else probe[0], pixel)
+        _group(made, "metadatabundle", "metadatabundle", "")
+        before = _group(made, PREPROCESSED, "metadata", "Metadata")
+        _value(before, "positions_px", result.positions_px + window // 2, "array")
+        _value(before, "sampling", pixel, "tuple")
+        instantiated = _group(made, INSTANTIATED, "metadata", "Metadata")
+        if energy is not None:
+            _value(instantiated, "energy", energy, "number")
+        if len(result.object) > 1:
+            spacings = np.full(len(result.object) - 1, result.slice_spacing_m / ANGSTROM_M)
+            _value(instantiated, "slice_thicknesses", spacings, "array")
+
+
+def _group(above: h5py.Group, name: str, kind: str, python_class: str) -> h5py.Group:
+    """Return a new group with the attributes by which emdfile knows it."""
+    made = above.create_group(name)
+    made.attrs["emd_group_type"] = kind
+    if python_class:
+        made.attrs["python_class"] = python_class
+    return made
+
+
+def _array(above: h5py.Group, name: str, values: np.ndarray, pixel: np.ndarray) -> None:
+    """Add an array with its axes: a linear one is its first two values."""
+    made = _group(above, name, "array", "Array")
+    made["data"] = values
+    made["data"].attrs["units"] = ""
+    for axis in range(values.ndim):
+        is_image = axis >= values.ndim - 2
+        made[f"dim{axis}"] = [0.0, float(pixel[axis - values.ndim + 2]) if is_image else 1.0]
+        made[f"dim{axis}"].attrs.update(name=f"dim{axis}", units="A" if is_image else "")
+
+
+def _value(above: h5py.Group, name: str, value: np.ndarray | float, kind: str) -> None:
+    above[name] = value
+    above[name].attrs["type"] = kind
+
+
+def recognises(path: Path) -> bool:
+    """Return True for EMD with an object, a probe and positions of py4DSTEM."""
+    if not is_hdf5(path):
+        return False
+    try:
+        with open_hdf5(path) as file:
+            return bool(_place(file))
+    except BadInput:
+        return False
+
+
+def _place(file: Hdf5File) -> str:
+    """Return the name of the group of the first reconstruction; empty where there is none."""
+    for root in list(file)[:GROUPS]:
+        group = item_of(file, root)
+        for name in list(group)[:GROUPS] if isinstance(group, h5py.Group) else ():
+            here = f"{root}/{name}"
+            if all(has(file, f"{here}/{one}") for one in (OBJECT, PROBE, f"{PREPROCESSED}/positions_px")):
+                return here
+    return ""
+
+
+def read(path: Path) -> tuple[Result, list[str]]:
+    """Return the result in a reconstruction, and sentences about what was assumed or left out.
+
+    Raises:
+        BadInput: its arrays do not fit together.
+    """
+    notes = []
+    with open_hdf5(path) as file:
+        here = _place(file)
+        obj, probe = (read_dataset(file, f"{here}/{name}", None, "iufc") for name in (OBJECT, PROBE))
+        positions = read_dataset(file, f"{here}/{PREPROCESSED}/positions_px", None, "iuf")
+        sampling = read_dataset(file, f"{here}/{PREPROCESSED}/sampling", 2, "iuf").reshape(-1)
+        energy = number_in(file, f"{here}/{INSTANTIATED}/energy", 0.0)
+        spacings = np.zeros(1)
+        if has(file, f"{here}/{INSTANTIATED}/slice_thicknesses"):
+            spacings = read_dataset(file, f"{here}/{INSTANTIATED}/slice_thicknesses", None, "iuf").reshape(-1)
+    if obj.dtype.kind != "c":
+        notes.append("The object is a potential: its transmission exp(i V) is taken.")
+        obj = np.exp(1j * obj)
+    if probe.ndim > 3:
+        raise BadInput(f"The probe in {path} has shape {probe.shape}, one for each scan; ptymesh takes (modes, y, x).")
+    if sampling.size != 2:
+        raise BadInput(f"sampling in {path} has {sampling.size} values; it should have two, in angstrom.")
+    slices = obj.shape[0] if obj.ndim == 3 else 1
+    if slices > 1 and (len(spacings) < slices - 1 or not np.allclose(spacings, spacings[0], atol=0)):
+        raise BadInput(f"The slices in {path} are {spacings} angstrom apart; ptymesh's are equally far apart.")
+    window = np.array(probe.shape[-2:])
+    made = build_result(
+        path,
+        FORMAT.about.program,
+        object=obj,
+        probe=np.fft.fftshift(probe, axes=(-2, -1)),
+        positions_px=np.asarray(positions, np.float64) - window // 2,
+        pixel_size_m=(float(sampling[0]) * ANGSTROM_M, float(sampling[1]) * ANGSTROM_M),
+        slice_spacing_m=float(spacings[0]) * ANGSTROM_M if slices > 1 else 0.0,
+        attrs={"radiation": "electron", **({"energy_eV": energy} if energy else {})},
+    )
+    return made, notes
+
+
+FORMAT = ResultFormat(
+    name="py4dstem",
+    endings=(".emd",),
+    about=FormatAbout(
+        program="py4DSTEM",
+        layout="`/ROOT/NAME/_object_emd/data` ([slice,] y, x), `_probe_emd/data` ([mode,] y, x), its middle at (0, 0)",
+        positions="`metadatabundle/preprocess_metadata/positions_px` (y, x): pixel h//2, w//2 of the window",
+        lengths="angstrom; `sampling` (y, x), `slice_thicknesses`; `energy` in eV",
+        source="its own classes, and files of emdfile",
+    ),
+    holds=frozenset({"probe", "modes", "slices", "positions"}),
+    write=write,
+    recognises=recognises,
+    read=read,
+)
