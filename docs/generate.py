@@ -63,7 +63,26 @@ which names the key. `ptymesh inspect FILE` shows all that was understood.
 """
 FORMATS_TAIL = """\
 Any other HDF5 or npz file is read [by the names of its datasets](data.md#formats) (`data.keys`), of which each may lie
-in a file of its own. Other packages offer further readers (`ptymesh plugins` lists all).
+in a file of its own. Raw frames are read as `data.raw` says. Other packages offer further readers (`ptymesh plugins`
+lists all).
+
+What a file of any of these formats lacks may lie in files of their own: `data.keys` without `patterns` names them, such
+as `data.keys: {positions: "motors.csv:y,x", mask: "mask.h5:/mask"}`. Positions are read of `.npy`, npz, HDF5, text
+(CSV, columns set apart by blanks, up to three lines of words before the numbers) and EPICS scans (`.mda`: APS
+Bionanoprobe, 2-ID, ISN; of two axes y and x, of one axis its second and its first positioner, or `scan.mda:0,1`).
+
+| clause | key |
+|---|---|
+| several data files, or a numbered series | `data.further` |
+| patterns, positions, mask, dark, intensity, probe, numbers of the beam in a file of their own | `data.keys` |
+| flat field, background, gain of each pixel in a file of their own | `data.flat`, `data.background`, `data.gain` |
+| multipliers | `positions.unit`, `positions.affine`; `data.gain`; of numbers a unit in the file, or the recipe's value |
+| order of axes | `data.keys.pattern_axes`, `data.keys.position_order`, `data.frames.axes` |
+| flips and exchanged axes | `data.flip_y`, `data.flip_x`, `data.transpose`; the same of `positions` |
+
+Not read, because no description of their layout that can be checked was found: SOLEIL (its places of the stages,
+`scan_data/tz4` and `tx4`, are known, and not those of its patterns), and ESRF ID16A (which of its stages is which axis
+of the detector). Both are HDF5, whose datasets `data.keys` names.
 
 ## What is never guessed
 
@@ -159,6 +178,14 @@ A MATLAB file: fold_slice's `dp` says its axes and energy; of another array the 
 ptymesh inspect sample_data_PrScO3.mat --set data.object_pixel_m=2e-11 --set positions.raster.step_m=4e-11
 ptymesh inspect scan.mat --set data.frames.axes=yxrc --set data.energy_eV=80e3 --set data.radiation=electron \\
   --set data.object_pixel_m=2e-11 --set positions.raster.step_m=5e-11
+```
+
+Raw frames with positions in a file of their own:
+
+```sh
+ptymesh inspect scan.raw --set "data.raw={pixels: [256, 256], dtype: uint16}" \\
+  --set data.keys.positions=motors.csv:y,x --set positions.unit=um --set data.energy_eV=8.8e3 --set data.radiation=photon --set data.distance_m=1.92 \\
+  --set data.detector_pixel_m=75e-6
 ```
 
 A beamline's HDF5 with positions in a file of their own:

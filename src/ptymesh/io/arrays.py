@@ -29,6 +29,7 @@ from ptymesh.io.hdf5.reading import (
     read_dataset,
     reading,
 )
+from ptymesh.io.mda import is_mda, read_mda
 from ptymesh.io.npy import MOST_VALUES, check_numbers, read_header, read_values
 from ptymesh.io.staging import is_npz, most_of, npz_members, read_member
 from ptymesh.io.tables import is_table, read_table
@@ -40,7 +41,7 @@ REAL = "buif"
 #: numpy's letters of all numbers.
 ANY = "buifc"
 #: References that messages offer.
-KNOWN = "file.npy, file.tif, file.csv, file.npz:name or file.h5:/path"
+KNOWN = "file.npy, file.tif, file.csv, file.mda, file.npz:name or file.h5:/path"
 
 
 @dataclass(frozen=True)
@@ -144,12 +145,28 @@ def _opened(reference: str, option: str, follow: Sequence[Path]) -> Iterator[Sto
         opened = _hdf5(path, inside, follow)
     elif is_npz(path):
         opened = _npz(path, inside, option)
+    elif is_mda(path):
+        opened = _mda(path, inside, what)
     elif is_table(path):
         opened = _table(path, inside, what)
     else:
-        raise BadInput(f"{option}: {path} is neither .npy, TIFF, HDF5, npz nor a table; convert it to one of these.")
+        raise BadInput(
+            f"{option}: {path} is neither .npy, TIFF, HDF5, npz, .mda nor a table; convert it to one of these."
+        )
     with opened as stored:
         yield stored
+
+
+def unit_of_mda(reference: str) -> str:
+    """Return the unit of positions in an EPICS scan; empty for other files, and where none is said."""
+    path, inside = _split(reference)
+    return read_mda(path, inside, reference)[1] if is_mda(path) else ""
+
+
+@contextlib.contextmanager
+def _mda(path: Path, inside: str, what: str) -> Iterator[Stored]:
+    values, _ = read_mda(path, inside, what)
+    yield Stored(values.shape, values.dtype, lambda: values)
 
 
 @contextlib.contextmanager

@@ -26,6 +26,7 @@ from ptymesh.io.formats import (
     npy_stack,
     pattern_pairs,
     ptypy,
+    raw_frames,
     tia,
     tiff_stack,
     tike,
@@ -128,8 +129,14 @@ def _open_file(data: DataOptions) -> RawScan:
     """Return the scan as one file stores it."""
     _check_file(data.path)
     path = data.path if data.path.is_dir() else unpacked(data.path)
-    if data.keys is not None:
+    if data.keys is not None and data.keys.patterns is not None:
         return key_map.read(path, data.keys, data)
+    scan = _known(path, data) if data.raw is None else raw_frames.read(path, data.raw, data)
+    return scan if data.keys is None else key_map.add_arrays(scan, path, data.keys, data)
+
+
+def _known(path: Path, data: DataOptions) -> RawScan:
+    """Return the scan of a file of a known format."""
     for name in READERS.names():
         reader = READERS[name]
         if reader.recognises(path, data):
@@ -177,4 +184,7 @@ def _unknown(path: Path, shown: Path) -> str:
         return f"{shown} is a truncated or damaged npz; copy it again."
     if start.startswith(b"\x89HDF"):
         return f"{shown} is a truncated or damaged HDF5 file; copy it again."
-    return f"{shown} is of no known format (it starts with {start!r}); `ptymesh plugins` lists the readers."
+    return (
+        f"{shown} is of no known format (it starts with {start!r}); `ptymesh plugins` lists the readers. Of raw frames "
+        "say what they are: data.raw, such as {pixels: [128, 128], dtype: uint16}."
+    )

@@ -65,7 +65,7 @@ def _check_axes(name: str, axes: str | None) -> None:
 
 
 class KeyMap(FrozenOptions):
-    """Names of the datasets in a generic HDF5 or npz file.
+    """Names of the datasets in a generic HDF5 or npz file, or, without `patterns`, of what a known format lacks.
 
     `pattern_axes` names the axes of the patterns as stored: n view, y x detector, r c rows and columns of a raster
     (`nyx` for three axes, `rcyx` for four, if nothing is said; `nxy`, `yxn` ... otherwise).
@@ -75,7 +75,7 @@ class KeyMap(FrozenOptions):
     recipe or to the data file.
     """
 
-    patterns: str
+    patterns: str | None = None
     pattern_axes: str | None = None
     positions: str | None = None
     positions_y: str | None = None
@@ -93,6 +93,8 @@ class KeyMap(FrozenOptions):
     @model_validator(mode="after")
     def _consistent(self) -> KeyMap:
         _check_axes("pattern_axes", self.pattern_axes)
+        if self.patterns is None and self.pattern_axes is not None:
+            raise ValueError("pattern_axes are those of patterns, which is missing; name the dataset of the patterns")
         if (self.positions_y is None) != (self.positions_x is None):
             raise ValueError("positions_y and positions_x belong together; give both")
         if self.positions is not None and self.positions_y is not None:
@@ -136,6 +138,21 @@ class FrameOptions(FrozenOptions):
         if self.flyback and self.shape is None:
             raise ValueError("flyback frames come after each row; give shape too, the rows and columns of the scan")
         return self
+
+
+class RawLayout(FrozenOptions):
+    """Recipe key `data.raw`: raw frames without a header that says what they are.
+
+    Fields:
+        pixels: [rows, columns] of a frame. dtype: of its numbers, little-endian unless `big_endian`.
+        offset: bytes before the first frame. gap: bytes between two of them.
+    """
+
+    pixels: Size
+    dtype: Literal["uint8", "int8", "uint16", "int16", "uint32", "int32", "float32", "float64"]
+    big_endian: bool = False
+    offset: int = Field(0, ge=0, lt=1 << 40)
+    gap: int = Field(0, ge=0, lt=1 << 31)
 
 
 class CheckOptions(FrozenOptions):
@@ -185,6 +202,7 @@ class DataOptions(FrozenOptions):
         follow: folders, besides the file's own, in which other files may lie that an HDF5 file refers to (external
             links, raw storage, sources of virtual datasets).
         frames: how a list of frames makes a raster, and which of them belong to no view.
+        raw: pixels and type of raw frames.
         dc: where the file keeps the zero frequency of far-field patterns, if the format's own rule is wrong.
         radiation ... object_pixel_m: override the file. `energy_eV` is the photon or kinetic electron energy;
             `object_pixel_m` that of the whole stored pattern (cropping and padding change it).
@@ -215,6 +233,7 @@ class DataOptions(FrozenOptions):
     keys: KeyMap | None = None
     follow: Annotated[tuple[FilePath, ...], BeforeValidator(_several)] = ()
     frames: FrameOptions | None = None
+    raw: RawLayout | None = None
     dc: Literal["centre", "corner"] | None = None
 
     radiation: Radiation | None = None

@@ -11,11 +11,13 @@ from ptymesh.errors import BadInput
 
 #: Bytes of the longest text that is read, and of the start that tells whether it is one.
 MOST_BYTES, START_BYTES = 1 << 28, 4096
+#: Lines of words before the first numbers; the last of them names the columns.
+MOST_TITLES = 3
 COMMENTS = ("#", "%", ";", "!")
 
 
 def is_table(path: Path) -> bool:
-    """Return True for text of which one of the first two lines that are no comments begins with a number."""
+    """Return True for text of which one of the first lines that are no comments begins with a number."""
     with path.open("rb") as file:
         start = file.read(START_BYTES)
     try:
@@ -26,7 +28,7 @@ def is_table(path: Path) -> bool:
         text = start[: error.start].decode("utf-8")
     if "\0" in text:
         return False
-    return any(_numbers(_fields(line)[:1]) is not None for line in _lines(text)[:2])
+    return any(_numbers(_fields(line)[:1]) is not None for line in _lines(text)[: MOST_TITLES + 1])
 
 
 def read_table(path: Path, columns: str, what: str) -> np.ndarray:
@@ -50,7 +52,9 @@ def read_table(path: Path, columns: str, what: str) -> np.ndarray:
     except UnicodeDecodeError as error:
         raise BadInput(f"{what} is no text (byte {error.start} is none in UTF-8); save it as CSV or .npy.") from error
     names: list[str] = []
-    if lines and _numbers(_fields(lines[0])) is None:
+    for _ in range(MOST_TITLES):
+        if not lines or _numbers(_fields(lines[0])) is not None:
+            break
         names, lines = _fields(lines[0]), lines[1:]
     rows = [_numbers(_fields(line)) for line in lines]
     width = len(rows[0]) if rows and rows[0] else 0

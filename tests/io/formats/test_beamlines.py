@@ -126,3 +126,25 @@ def test_parts_of_amplitudes_are_squared_in_other_processes_too(tmp_path: Path, 
     part = source.read(np.array([4, 1]), slice(2, 5), slice(3, 9))
     np.testing.assert_allclose(part, counts[[4, 1], 2:5, 3:9])
     assert source.dtype == np.float64 and source.shape == counts.shape
+
+
+def csaxs(path: Path, counts: np.ndarray, **changed: Any) -> Path:
+    places = {"monochromator__energy": 6.2, "monochromator__distance": -7200.0}
+    places |= {f"eiger_4__{axis}_pixel_size": 75.0 for axis in "yx"}
+    numbers = {f"entry__instrument__{name}": value for name, value in places.items()}
+    return write(path, **{"entry__data__data": counts} | numbers | changed)
+
+
+def test_csaxs_with_positions_in_text(tmp_path: Path, counts: Any, load: Any, upright: Any) -> None:
+    """Distance in mm with the sign of its stage, pixels in um, energy in keV; positions as its SPEC writes them."""
+    path = csaxs(tmp_path / "e1_1_00123.h5", counts)
+    with pytest.raises(BadInput, match="6 patterns and no positions"):
+        load(path)
+    rows = "".join(f"{k} {x * 1e6:.6f} {y * 1e6:.6f}\n" for k, (y, x) in enumerate(zip(Y, X, strict=True)))
+    (tmp_path / "scan_00123.dat").write_text(f"Scan 00123\nDataPoint Target_x Target_y\n{rows}")
+    m = load(path, {"unit": "um"}, keys={"positions": "scan_00123.dat:Target_y,Target_x"})
+    np.testing.assert_array_equal(upright(m), counts)
+    np.testing.assert_allclose(metres(m), np.stack([Y, X], axis=1), atol=1e-11)
+    assert m.geometry.distance_m == pytest.approx(7.2) and m.geometry.wavelength_m == pytest.approx(2e-10, rel=1e-3)
+    assert m.geometry.detector_pixel_m == pytest.approx((75e-6, 75e-6))
+    assert any("scan_00123.dat:Target_y" in note for note in m.notes)

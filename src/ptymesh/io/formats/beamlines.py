@@ -69,10 +69,10 @@ class FileLayout:
     Attributes:
         name: who writes such files.
         patterns: dataset of the patterns (N, y, x).
-        y, x: the positions' coordinates.
+        y, x: the positions' coordinates; None where they lie in a file of their own.
         unit: of the positions, where their datasets say none.
         numbers: of beam and detector: (dataset, size of its unit in eV or metres where it says none; None: it is asked
-            about where it could be another one).
+            about where it could be another one; below zero: values may have the other sign).
         intensity: dataset of the incident intensity (N,); empty: none.
         amplitudes: whether the patterns are square roots of counts.
         note: what is said of each such scan.
@@ -80,8 +80,8 @@ class FileLayout:
 
     name: str
     patterns: str
-    y: Column
-    x: Column
+    y: Column | None
+    x: Column | None
     unit: Unit
     numbers: Mapping[str, tuple[str, float | None]] = field(default_factory=lambda: MappingProxyType({}))
     intensity: str = ""
@@ -98,6 +98,11 @@ _PTYLAB: dict[str, tuple[str, float | None]] = {
     "wavelength_m": ("/wavelength", 1.0),
     "distance_m": ("/zo", 1.0),
     "detector_pixel_m": ("/dxd", 1.0),
+}
+_CSAXS: dict[str, tuple[str, float | None]] = {
+    "energy_eV": ("/entry/instrument/monochromator/energy", 1e3),
+    "distance_m": ("/entry/instrument/monochromator/distance", -1e-3),
+    "detector_pixel_m": ("/entry/instrument/eiger_4/y_pixel_size", 1e-6),
 }
 _PSEUDO = "/entry/measurement/pseudo"
 #: In the order in which a file is compared with them.
@@ -122,6 +127,16 @@ LAYOUTS = (
             numbers={"energy_eV": ("/scan/energy", None)},
         )
         for patterns in ("/diff_data/merlin1/det_images", "/entry/data/data")
+    ),
+    FileLayout(
+        name="PSI cSAXS (Eiger)",
+        patterns="/entry/data/data",
+        y=None,
+        x=None,
+        unit="um",
+        numbers=_CSAXS,
+        note="Positions lie in a file of their own: name it in data.keys, such as {positions: 'scan_00123.dat:Target_y,"
+        "Target_x'}, with positions.unit um.",
     ),
     FileLayout(
         name="PtyLab",
@@ -151,12 +166,13 @@ LAYOUTS = (
         for patterns in ("/entry/measurement/eiger1m/frames", "/entry/measurement/Eiger/data")
     ),
 )
-NAME = "a beamline's HDF5 (HXN, PtyLab, XPP, NanoMAX)"
+NAME = "a beamline's HDF5 (HXN, cSAXS, PtyLab, XPP, NanoMAX)"
 ABOUT = About(
     instrument=", ".join(layout.name for layout in LAYOUTS),
     reads="HDF5 with the names of that beamline or program; amplitudes are squared",
     takes="positions in the beamline's unit; wavelength, distance, pixel and intensity where there are any",
-    asks="of XPP, NanoMAX and HXN's counts: energy, distance, pixel; a zero frequency at the corner (`data.dc`)",
+    asks="of XPP, NanoMAX and HXN's counts: energy, distance, pixel; of cSAXS: positions (`data.keys.positions`); "
+    "a zero frequency at the corner (`data.dc`)",
     library="h5py (BSD)",
 )
 
@@ -177,7 +193,9 @@ def read(path: Path, data: DataOptions) -> RawScan:
         assert layout is not None
         stored = sliceable(Hdf5Source(path, layout.patterns, "nyx", data.follow))
         count = stored.shape[0]
-        positions = np.stack([_column(file, column, count) for column in (layout.y, layout.x)], axis=1)
+        positions = None
+        if layout.y is not None and layout.x is not None:
+            positions = np.stack([_column(file, column, count) for column in (layout.y, layout.x)], axis=1)
         numbers = {
             name: _number(file, dataset, size, QUANTITIES[name], data, name)
             for name, (dataset, size) in layout.numbers.items()
@@ -214,11 +232,16 @@ def _layout(file: Hdf5File) -> FileLayout | None:
         if (
             isinstance(patterns, h5py.Dataset)
             and patterns.ndim == 3
-            and holds_numbers(file, layout.y.dataset)
-            and holds_numbers(file, layout.x.dataset)
+            and all(holds_numbers(file, name) for name in _told_by(layout))
         ):
             return layout
     return None
+
+
+def _told_by(layout: FileLayout) -> list[str]:
+    """Return the datasets besides the patterns by which a layout is known: its positions, or its numbers."""
+    places = [column.dataset for column in (layout.y, layout.x) if column is not None]
+    return places or [name for name, _ in layout.numbers.values()]
 
 
 def _column(file: Hdf5File, column: Column, count: int) -> np.ndarray:
@@ -243,7 +266,8 @@ def _column(file: Hdf5File, column: Column, count: int) -> np.ndarray:
 def _unit(file: Hdf5File, layout: FileLayout) -> tuple[Unit, str]:
     """Return the positions' unit, and a sentence that asks for it where the file says one that is not known."""
     known: dict[float, Any] = {metres: unit for unit, metres in METRES.items()}
-    said = {unit_of(file, column.dataset) for column in (layout.y, layout.x)} - {None}
+    places = [column for column in (layout.y, layout.x) if column is not None]
+    said = {unit_of(file, column.dataset) for column in places} - {None}
     if not said:
         return layout.unit, ""
     units = {known.get(LENGTH_M.get(normalised(unit or ""), 0.0)) for unit in said}
@@ -270,6 +294,8 @@ def _number(
     if getattr(data, option) is not None or not holds_numbers(file, dataset):
         return None
     values = read_dataset(file, dataset, 1000, "iuf").reshape(-1)
+    if size is not None and size < 0:
+        values, size = np.abs(values), -size
     if not len(values) or not np.isfinite(values[0]) or values[0] <= 0:
         return None
     unit, what = unit_of(file, dataset), f"{dataset} in {file.filename}"

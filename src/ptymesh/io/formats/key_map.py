@@ -1,8 +1,9 @@
-"""Reader of any HDF5 or npz file whose datasets the recipe names (data.keys)."""
+"""Reader of any HDF5 or npz file whose datasets the recipe names (data.keys), and of what other formats lack."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from ptymesh.errors import BadInput
 from ptymesh.geometry import Pair
-from ptymesh.io.arrays import ANY, load_array, names_file
+from ptymesh.io.arrays import ANY, load_array, names_file, unit_of_mda
 from ptymesh.io.hdf5.reading import check_count, check_kind, dataset_of, has, is_hdf5, open_hdf5, read_dataset, reading
 from ptymesh.io.options import DataOptions, KeyMap, Unit
 from ptymesh.io.prepare.positions import METRES
@@ -47,6 +48,7 @@ def read(path: Path, keys: KeyMap, options: DataOptions) -> RawScan:
         BadInput: a dataset is missing or has an unsuitable shape.
     """
     source: Hdf5Source | MappedSource
+    assert keys.patterns is not None
     if is_npz(path):
         if keys.patterns not in npz_members(path):
             raise BadInput(
@@ -89,6 +91,68 @@ def read(path: Path, keys: KeyMap, options: DataOptions) -> RawScan:
         name=options.path.name.split(".")[0],
         notes=notes,
     )
+
+
+def add_arrays(scan: RawScan, path: Path, keys: KeyMap, options: DataOptions) -> RawScan:
+    """Return a scan of a known format with what the keys name, mostly in other files, in place of its own.
+
+    Args:
+        scan: as its reader returns it.
+        path: of its file.
+        keys: without `patterns`.
+        options: of the recipe.
+
+    Raises:
+        BadInput: an array is missing or has an unsuitable shape.
+    """
+    own: Any = _NpzArrays(path) if is_npz(path) else _Hdf5Arrays(path, options.follow) if is_hdf5(path) else _NoArrays()
+    get = _OtherFiles(own, path, options.follow)
+    count, height, width = scan.patterns.shape
+    changed: dict[str, Any] = {}
+    if keys.positions is not None or keys.positions_y is not None:
+        unit, doubt = _position_unit(get, keys)
+        changed |= {"positions": _positions(get, keys, count), "unit": unit, "unit_doubt": doubt}
+        changed["raster"] = None
+    if keys.mask is not None:
+        mask: Any = (get(keys.mask, 2 * height * width, "buif") != 0) == (options.mask_true == "good")
+        changed["mask"] = mask if scan.mask is None else scan.mask & mask
+    if keys.dark is not None:
+        changed["dark"] = get(keys.dark, 2 * height * width, "buif")
+    if keys.intensity is not None:
+        intensity: Any = get(keys.intensity, 64 * count + 1000, "buif")
+        changed["intensity"] = intensity.reshape(-1)
+    if keys.probe is not None:
+        changed["probe"], notes = _probe(get, keys.probe, (height, width))
+        changed["notes"] = (*scan.notes, *notes)
+    numbers: dict[str, Any] = {
+        "energy_eV": _scalar(get, keys.energy_eV, ENERGY, options.energy_eV, "data.energy_eV"),
+        "wavelength_m": _scalar(get, keys.wavelength_m, WAVELENGTH, options.wavelength_m, "data.wavelength_m"),
+        "distance_m": _scalar(get, keys.distance_m, DISTANCE, options.distance_m, "data.distance_m"),
+        "detector_pixel_m": _pair(get, keys.detector_pixel_m, options.detector_pixel_m),
+    }
+    known = {name: value for name, value in numbers.items() if value is not None}
+    return replace(scan, optics=replace(scan.optics, **known), **changed)
+
+
+class _NoArrays:
+    """Arrays of a file that is neither HDF5 nor npz: none."""
+
+    def has(self, name: str) -> bool:
+        """Return False."""
+        return False
+
+    def unit(self, name: str) -> str | None:
+        """Raise BadInput."""
+        raise BadInput(f"data.keys names {name}, and there is no such file beside the data; give file.csv:y,x.")
+
+    def shape_and_dtype(self, name: str) -> tuple[tuple[int, ...], np.dtype]:
+        """Raise BadInput."""
+        raise BadInput(f"data.keys names {name}, and there is no such file beside the data; check its path.")
+
+    def __call__(self, name: str | None, most: int, kinds: str) -> np.ndarray | None:
+        if name is None:
+            return None
+        raise BadInput(f"data.keys names {name}, and there is no such file beside the data; check its path.")
 
 
 class _NpzArrays:
@@ -173,6 +237,8 @@ class _OtherFiles:
         if other is None:
             said: str | None = self._arrays.unit(name)
             return said
+        if said_by_file := unit_of_mda(other):
+            return said_by_file
         where, _, inside = other.rpartition(":")
         if not inside or not is_hdf5(Path(where)):
             return None
