@@ -76,7 +76,7 @@ Bionanoprobe, 2-ID, ISN; of two axes y and x, of one axis its second and its fir
 | several data files, or a numbered series | `data.further` |
 | patterns, positions, mask, dark, intensity, probe, numbers of the beam in a file of their own | `data.keys` |
 | flat field, background, gain of each pixel in a file of their own | `data.flat`, `data.background`, `data.gain` |
-| multipliers | `positions.unit`, `positions.affine`; `data.gain`; of numbers a unit in the file, or the recipe's value |
+| multipliers | `positions.unit`, `positions.affine`; `data.gain`; of numbers the file's unit, or the recipe's value |
 | order of axes | `data.keys.pattern_axes`, `data.keys.position_order`, `data.frames.axes` |
 | flips and exchanged axes | `data.flip_y`, `data.flip_x`, `data.transpose`; the same of `positions` |
 
@@ -184,8 +184,8 @@ Raw frames with positions in a file of their own:
 
 ```sh
 ptymesh inspect scan.raw --set "data.raw={pixels: [256, 256], dtype: uint16}" \\
-  --set data.keys.positions=motors.csv:y,x --set positions.unit=um --set data.energy_eV=8.8e3 --set data.radiation=photon --set data.distance_m=1.92 \\
-  --set data.detector_pixel_m=75e-6
+  --set data.keys.positions=motors.csv:y,x --set positions.unit=um --set data.energy_eV=8.8e3 \\
+  --set data.radiation=photon --set data.distance_m=1.92 --set data.detector_pixel_m=75e-6
 ```
 
 A beamline's HDF5 with positions in a file of their own:

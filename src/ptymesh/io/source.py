@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -130,6 +131,68 @@ class MappedSource:
         return self.__dict__ | {"_pid": -1, "_map": np.empty(0), "_pages": None}
 
 
+@dataclass(frozen=True)
+class StoredAxes:
+    """Axes of stored patterns, and how views lie along them.
+
+    Attributes:
+        axes: letters, as in the key map.
+        raster: (rows, columns) of patterns with axes r and c; None: they have an axis n.
+        chunk: number of views along the last axis of views that are read together, where any two of them are.
+    """
+
+    axes: str
+    raster: tuple[int, int] | None
+    chunk: int = 1
+
+    def read(
+        self,
+        views: np.ndarray,
+        rows: slice,
+        columns: slice,
+        dtype: np.dtype,
+        fetch: Callable[[tuple[int | slice, ...], slice], np.ndarray],
+    ) -> np.ndarray:
+        """Return patterns (len(views), rows, columns) of a type.
+
+        Args:
+            views: (n,) int64, in any order.
+            rows: of the detector, with start and stop, and step 1.
+            columns: of the detector, likewise.
+            dtype: of what is returned.
+            fetch: returns a part of the stored array, and is told which views along their axis these are; a raster's row
+                is a number, and has no axis in it.
+        """
+        views = np.asarray(views)
+        out = np.empty((len(views), rows.stop - rows.start, columns.stop - columns.start), dtype)
+        left = [a for a in self.axes if a != "r"]
+        places = [left.index(a) for a in ("c" if self.raster else "n", "y", "x")]
+        for line, start, stop, members in self._spans(views):
+            span = slice(start, stop)
+            where: dict[str, int | slice] = {"n": span, "r": line, "c": span, "y": rows, "x": columns}
+            block = fetch(tuple(where[a] for a in self.axes), span).transpose(places)
+            with np.errstate(over="ignore"):  # long doubles may become infinite, which is refused later
+                out[members] = block[self._along(views[members]) - start]
+        return out
+
+    def _along(self, views: np.ndarray) -> np.ndarray:
+        return views % self.raster[1] if self.raster else views
+
+    def _spans(self, views: np.ndarray) -> Iterator[tuple[int, int, int, np.ndarray]]:
+        """Yield runs of views that are neighbours or share a chunk, as (raster line, start, stop, members)."""
+        if not len(views):
+            return
+        order = np.argsort(views, kind="stable")
+        ordered = views[order]
+        line = ordered // self.raster[1] if self.raster else np.zeros_like(ordered)
+        along = self._along(ordered)
+        same_chunk = along[1:] // self.chunk == along[:-1] // self.chunk
+        cut = (np.diff(line) != 0) | ((np.diff(along) > 1) & ~same_chunk)
+        for members in np.split(np.arange(len(order)), np.flatnonzero(cut) + 1):
+            first, last = members[0], members[-1]
+            yield int(line[first]), int(along[first]), int(along[last]) + 1, order[members]
+
+
 class JoinedSource:
     """Patterns of several sources of one shape and type, one after the other."""
 
@@ -232,46 +295,18 @@ class Hdf5Source:
         Raises:
             BadInput: the file is damaged.
         """
-        views = np.asarray(views)
-        order = np.argsort(views, kind="stable")
-        shape = len(views), rows.stop - rows.start, columns.stop - columns.start
-        out = np.empty(shape, self._dtype)
         data = self._dataset()
-        for line, start, stop, members in self._spans(views, order):
-            where: dict[str, int | slice] = {
-                "n": slice(start, stop),
-                "r": line,
-                "c": slice(start, stop),
-                "y": rows,
-                "x": columns,
-            }
-            part = tuple(where[a] for a in self._axes)
+
+        def fetch(part: tuple[int | slice, ...], span: slice) -> np.ndarray:
             try:
                 self._check.check_part(data, part)
-                block = data[part]
+                return np.asarray(data[part])
             except DAMAGE as error:
-                raise unreadable(f"{self.name} in {self._path} (views {start} to {stop - 1})", error) from error
-            left = [a for a in self._axes if a != "r"]
-            block = block.transpose([left.index(a) for a in ("c" if self.raster else "n", "y", "x")])
-            with np.errstate(over="ignore"):  # long doubles may become infinite, which is refused later
-                out[members] = block[self._along(views[members]) - start]
-        return out
+                raise unreadable(
+                    f"{self.name} in {self._path} (views {span.start} to {span.stop - 1})", error
+                ) from error
 
-    def _along(self, views: np.ndarray) -> np.ndarray:
-        return views % self.raster[1] if self.raster else views
-
-    def _spans(self, views: np.ndarray, order: np.ndarray) -> Iterator[tuple[int, int, int, np.ndarray]]:
-        """Yield runs of views that are neighbours or share a chunk, as (raster line, start, stop, members)."""
-        if not len(order):
-            return
-        ordered = views[order]
-        line = ordered // self.raster[1] if self.raster else np.zeros_like(ordered)
-        along = self._along(ordered)
-        same_chunk = along[1:] // self._chunk == along[:-1] // self._chunk
-        cut = (np.diff(line) != 0) | ((np.diff(along) > 1) & ~same_chunk)
-        for members in np.split(np.arange(len(order)), np.flatnonzero(cut) + 1):
-            first, last = members[0], members[-1]
-            yield int(line[first]), int(along[first]), int(along[last]) + 1, order[members]
+        return StoredAxes(self._axes, self.raster, self._chunk).read(views, rows, columns, self._dtype, fetch)
 
     def _dataset(self) -> h5py.Dataset:
         if self._file is None or self._pid != os.getpid():

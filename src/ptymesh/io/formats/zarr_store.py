@@ -17,6 +17,7 @@ import numpy as np
 
 from ptymesh.errors import BadInput
 from ptymesh.io.hdf5.reading import first_line, native
+from ptymesh.io.source import StoredAxes
 from ptymesh.io.staging import ARCHIVE_DAMAGE
 from ptymesh.paths import ZARR_ARRAY_2 as ARRAY_2
 from ptymesh.paths import ZARR_GROUP_2 as GROUP_2
@@ -209,23 +210,15 @@ class ZarrSource:
         Raises:
             BadInput: a chunk is damaged.
         """
-        views = np.asarray(views)
-        out = np.empty((len(views), rows.stop - rows.start, columns.stop - columns.start), self._dtype)
-        array, order = self._opened(), np.argsort(views, kind="stable")
-        length = self.raster[1] if self.raster else self._shape[0]
-        ordered = views[order]
-        cuts = np.flatnonzero((np.diff(ordered) != 1) | (np.diff(ordered // length) != 0)) + 1
-        for members in np.split(order, cuts) if len(order) else ():
-            line, start = divmod(int(views[members[0]]), length)
-            span = slice(start, start + len(members))
-            where: dict[str, int | slice] = {"n": span, "r": line, "c": span, "y": rows, "x": columns}
+        array = self._opened()
+
+        def fetch(part: tuple[int | slice, ...], _: slice) -> np.ndarray:
             try:
-                block = np.asarray(array[tuple(where[a] for a in self._axes)])
+                return np.asarray(array[part])
             except (*ARCHIVE_DAMAGE, TypeError) as error:
                 raise _unreadable(self._name, self.home, error) from error
-            left = [a for a in self._axes if a != "r"]
-            out[members] = block.transpose([left.index(a) for a in ("c" if self.raster else "n", "y", "x")])
-        return out
+
+        return StoredAxes(self._axes, self.raster).read(views, rows, columns, self._dtype, fetch)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_pid": -1, "_array": None}
