@@ -383,6 +383,40 @@ def test_views_are_left_out_by_hand(counts: np.ndarray, tmp_path: Path) -> None:
         load(path, views={"without": [144]})
 
 
+def test_views_are_left_out_by_mask_row_and_column(counts: np.ndarray, tmp_path: Path) -> None:
+    path = file_of(tmp_path / "scan.h5", counts)
+    raster = {"shape": [12, 12], "step_px": 2}
+    keep = np.random.default_rng(0).random(VIEWS) > 0.2
+    np.save(tmp_path / "keep.npy", keep)
+    mask = str(tmp_path / "keep.npy")
+
+    def selected(**views: object) -> list[int]:
+        data = {"path": path, "keys": {"patterns": "patterns"}, "object_pixel_m": 1e-8, "views": views}
+        m = load_measurement(DataOptions.parse(data), PositionOptions.parse({"raster": raster}))
+        assert m.views == len(m.positions)
+        found: list[int] = m.patterns.selected.tolist()  # type: ignore[attr-defined]
+        return found
+
+    every = np.arange(VIEWS)
+    assert selected(mask=mask) == every[keep].tolist()
+    assert selected(without_columns=[11], without_rows=[0, 5]) == [
+        k for k in range(VIEWS) if k % 12 != 11 and k // 12 not in (0, 5)
+    ]
+    both = selected(mask=mask, without_columns=[0], start=2, without=[7])
+    assert both == [k for k in range(2, VIEWS) if keep[k] and k % 12 and k != 7]
+    for views, said in (
+        ({"without_columns": [12]}, "names column 12, and there are 12"),
+        ({"without_rows": list(range(12))}, "leaves none of the 144 views"),
+    ):
+        with pytest.raises(BadInput, match=said):
+            selected(**views)
+    np.save(tmp_path / "keep.npy", keep[1:])
+    with pytest.raises(BadInput, match=r"has 143 values, and .* has 144 views"):
+        selected(mask=mask)
+    with pytest.raises(BadInput, match=r"counts rows of a raster, .* lie in none; set data\.frames\.shape"):
+        load(path, views={"without_rows": [1]})
+
+
 def test_each_check_can_be_turned_off(counts: np.ndarray) -> None:
     wrong = counts.copy()
     wrong[4], wrong[:, 20:23] = 0, 0

@@ -105,14 +105,18 @@ class KeyMap(FrozenOptions):
 class ViewRange(FrozenOptions):
     """Views start, start + step ... before stop, in the order of the file; as in a Python slice.
 
-    `without`: but not these, counted as in the file. `central`: of what is left, only so many, the nearest to the
-    middle of the scan, in the same order.
+    `without`: but not these, counted as in the file; `mask`: an array of one value for each view of the file, zero
+    where it is left out; `without_rows`, `without_columns`: of a raster, counted from 0. `central`: of what is left,
+    only so many, the nearest to the middle of the scan, in the same order.
     """
 
     start: int | None = None
     stop: int | None = None
     step: int = Field(1, gt=0)
     without: Annotated[tuple[Index, ...], Field(max_length=MOST_WITHOUT)] = ()
+    mask: ArrayRef | None = None
+    without_rows: Annotated[tuple[Index, ...], Field(max_length=MOST_REGIONS)] = ()
+    without_columns: Annotated[tuple[Index, ...], Field(max_length=MOST_REGIONS)] = ()
     central: int | None = Field(None, gt=0)
 
 

@@ -160,8 +160,8 @@ class StoredAxes:
             rows: of the detector, with start and stop, and step 1.
             columns: of the detector, likewise.
             dtype: of what is returned.
-            fetch: returns a part of the stored array, and is told which views along their axis these are; a raster's row
-                is a number, and has no axis in it.
+            fetch: returns a part of the stored array, and is told which views along their axis these are; a raster's
+                row is a number, and has no axis in it.
         """
         views = np.asarray(views)
         out = np.empty((len(views), rows.stop - rows.start, columns.stop - columns.start), dtype)

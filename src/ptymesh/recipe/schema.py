@@ -74,6 +74,7 @@ MOST_SCANS = 100
 _PATHS = (
     *(f"data.{name}" for name in ("path", "further", "follow", "mask", "dark", "flat", "gain")),
     *(f"data.{name}" for name in ("background", "efficiency", "intensity")),
+    "data.views.mask",
     "object.initial",
     "probe.start.path",
 )

@@ -19,6 +19,7 @@ from ptymesh.errors import BadInput
 from ptymesh.io.arrays import detector_array, load_array
 from ptymesh.io.options import DataOptions, PositionOptions, Region
 from ptymesh.io.prepare.positions import stored_positions, window_paths, window_positions
+from ptymesh.io.prepare.selected_views import central, selected_views
 from ptymesh.io.prepare.window import Window, resampled_probe, window_of
 from ptymesh.io.scan import RawScan
 from ptymesh.io.source import SLAB_BYTES, SlabSource, evenly_spread, slabs
@@ -201,7 +202,8 @@ def measurement_of(raw: RawScan, data: DataOptions, positions: PositionOptions, 
     if data.dc is not None:
         raw = replace(raw, centred=data.dc == "centre")
     checked = data.checked if data.checked and data.checked.fingerprint in (None, fingerprint) else None
-    selected = _selected(count, data, () if checked is None else checked.without)
+    shown = positions.raster.shape if positions.raster is not None else None
+    selected = selected_views(count, shown or raw.raster, data, () if checked is None else checked.without)
     geometry = raw.optics.overridden(data).geometry(shape)
     far = geometry.propagation == "far_field"
     good, flat = _good(raw, data, shape)
@@ -261,20 +263,6 @@ def measurement_of(raw: RawScan, data: DataOptions, positions: PositionOptions, 
     )
 
 
-def _selected(count: int, data: DataOptions, without: Sequence[int]) -> np.ndarray:
-    """Return the views (n,) of the file that are used, before `central`; raise BadInput if none is left."""
-    views = data.views
-    selected = np.arange(count)[views.start : views.stop : views.step]
-    if beyond := [view for view in views.without if view >= count]:
-        raise BadInput(
-            f"data.views.without names view {beyond[0]}, and {data.path} has {count}, counted from 0; remove that one."
-        )
-    selected = np.setdiff1d(selected, [*views.without, *without])
-    if not len(selected):
-        raise BadInput(f"data.views leaves none of the {count} views of {data.path}; check start, stop and without.")
-    return selected
-
-
 def _without_regions(good: np.ndarray, regions: Sequence[Region], data: DataOptions) -> np.ndarray:
     """Return good pixels (H, W) bool without regions of stored pixels; raise BadInput if no pixel is left."""
     good = good.copy()
@@ -285,22 +273,6 @@ def _without_regions(good: np.ndarray, regions: Sequence[Region], data: DataOpti
             f"data.checked leaves no pixel of the detector of {data.path}; remove it to check the data anew."
         )
     return good
-
-
-def central(positions: np.ndarray, selected: np.ndarray, count: int | None) -> np.ndarray:
-    """Return the selected views that lie nearest to the middle of the selected ones.
-
-    Args:
-        positions: (N, 2) of all views, as stored, so that the choice does not depend on how a recipe turns the scan.
-        selected: (n,) int64, ascending.
-        count: number of views that are returned; None: all.
-    """
-    if count is None or count >= len(selected):
-        return selected
-    here = positions[selected]
-    squared = ((here - here.mean(axis=0)) ** 2).sum(axis=1)
-    nearest = np.argsort(squared, kind="stable")[:count]
-    return selected[np.sort(nearest)]
 
 
 def _good(raw: RawScan, data: DataOptions, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray | None]:
