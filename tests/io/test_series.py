@@ -6,8 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
+from scipy.io import savemat
 
 from ptymesh.errors import BadInput
 from ptymesh.io import load_measurement
@@ -79,3 +81,37 @@ def test_a_recipe_names_a_series_beside_itself(parts: Any) -> None:
     )
     found = load_recipe(recipe)
     assert load_measurement(found.data, found.positions).views == 8
+
+
+def one_pattern_a_file(folder: Path, frames: np.ndarray, kind: str) -> Path:
+    """One file for each pattern, as MATLAB or a camera leaves them: `frame_1` comes before `frame_10`."""
+    for number, frame in enumerate(frames, 1):
+        path = folder / f"frame_{number}.{'h5' if kind == 'hdf5' else 'mat'}"
+        if kind == "v5":
+            savemat(path, {"cbed": frame, "exposure": 0.1})
+            continue
+        with h5py.File(path, "w", userblock_size=0 if kind == "hdf5" else 512) as file:
+            file["cbed"] = frame if kind == "hdf5" else frame.T  # MATLAB's order
+        if kind == "v7.3":
+            with path.open("r+b") as stream:
+                stream.write(b"MATLAB 7.3 MAT-file, Platform: GLNXA64".ljust(116) + bytes(8) + b"\x00\x02IM")
+    return path.with_stem("frame_1")
+
+
+@pytest.mark.parametrize("kind", ["v5", "v7.3", "hdf5"])
+def test_one_pattern_in_each_of_many_files(tmp_path: Path, kind: str) -> None:
+    rng = np.random.default_rng(0)
+    frames = rng.poisson(9, (90, 16, 20)).astype(np.uint8)
+    first = one_pattern_a_file(tmp_path, frames, kind)
+    data: dict[str, Any] = {"path": first, "further": [tmp_path / f"frame_*{first.suffix}"], "object_pixel_m": 2e-11}
+    data |= {"keys": {"patterns": "/cbed", "pattern_axes": "yx"}} if kind == "hdf5" else {}
+    raster = {"raster": {"shape": [9, 10], "step_m": 5e-11}}
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    m = load_measurement(DataOptions.parse(data), PositionOptions.parse(raster))
+    views = rng.permutation(90)
+    found = np.fft.fftshift(m.patterns.read(views), axes=(1, 2))
+    np.testing.assert_array_equal(found, frames[views])
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before + 2, "no file is left open, for there are many"
+    if kind != "hdf5":
+        with pytest.raises(BadInput, match="no array of real numbers with three or four axes"):
+            load_measurement(DataOptions.parse({"path": first, "object_pixel_m": 2e-11}), PositionOptions.parse(raster))

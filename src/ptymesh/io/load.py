@@ -120,32 +120,45 @@ def open_scan(data: DataOptions) -> RawScan:
     paths = files_of(data.path, data.further)
     axes = FrameOptions(axes=data.frames.axes) if data.frames is not None and data.frames.axes else None
     whole = data.model_copy(update={"frames": axes}) if data.further else data
-    scans = [_open_file(whole.model_copy(update={"path": path})) for path in paths]
+    reader: Reader | None = None
+    scans: list[RawScan] = []
+    for path in paths:
+        one, reader = _open_file(whole.model_copy(update={"path": path}), reader)
+        scans.append(one)
     scan = scans[0] if len(scans) == 1 else join_scans(scans, paths)
     return select_frames(scan, data.frames, str(data.path))
 
 
-def _open_file(data: DataOptions) -> RawScan:
-    """Return the scan as one file stores it."""
+def _open_file(data: DataOptions, last: Reader | None = None) -> tuple[RawScan, Reader | None]:
+    """Return the scan as one file stores it, and the reader that knew its format.
+
+    Args:
+        data: of the recipe, whose `path` is the file.
+        last: reader of the file before it, which is asked first.
+    """
     _check_file(data.path)
     path = data.path if data.path.is_dir() else unpacked(data.path)
     if data.keys is not None and data.keys.patterns is not None:
-        return key_map.read(path, data.keys, data)
-    scan = _known(path, data) if data.raw is None else raw_frames.read(path, data.raw, data)
-    return scan if data.keys is None else key_map.add_arrays(scan, path, data.keys, data)
+        return key_map.read(path, data.keys, data), None
+    reader = None
+    if data.raw is not None:
+        scan = raw_frames.read(path, data.raw, data)
+    else:
+        reader = _reader_of(path, data, last)
+        scan = reader.read(path, data)
+    return scan if data.keys is None else key_map.add_arrays(scan, path, data.keys, data), reader
 
 
-def _known(path: Path, data: DataOptions) -> RawScan:
-    """Return the scan of a file of a known format."""
-    for name in READERS.names():
-        reader = READERS[name]
+def _reader_of(path: Path, data: DataOptions, last: Reader | None) -> Reader:
+    """Return the reader that knows a file's format; the last one is asked first. Raises BadInput for none."""
+    for reader in (*([] if last is None else [last]), *(READERS[name] for name in READERS.names())):
         if reader.recognises(path, data):
             if data.frames is not None and data.frames.axes and not getattr(reader, "ASKS_AXES", False):
                 raise BadInput(
                     f"data.frames.axes is for files that do not say which axes are the pattern's, and {path} "
                     f"({reader.NAME}) does; leave it out, or name the patterns in data.keys, with pattern_axes."
                 )
-            return reader.read(path, data)
+            return reader
     raise BadInput(_unknown(path, data.path))
 
 

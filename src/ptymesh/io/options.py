@@ -60,8 +60,10 @@ class FrozenOptions(options.Options):
 
 
 def _check_axes(name: str, axes: str | None) -> None:
-    if axes is not None and sorted(axes) not in (sorted("nyx"), sorted("rcyx")):
-        raise ValueError(f"{name} is {axes!r}; order the letters n y x (or r c y x), each once")
+    if axes is not None and sorted(axes) not in (sorted("nyx"), sorted("rcyx"), sorted("yx")):
+        raise ValueError(
+            f"{name} is {axes!r}; order the letters n y x (r c y x, or y x of one pattern a file), each once"
+        )
 
 
 class KeyMap(FrozenOptions):

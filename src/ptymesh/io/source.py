@@ -34,6 +34,8 @@ from ptymesh.io.hdf5.reading import (
 
 #: HDF5's chunk cache per dataset if chunks hold a single frame, so that no chunk is needed twice.
 LEAST_CACHE_BYTES = 1 << 20
+#: Files that stay open at a time; of more, each is closed once it has been read.
+MOST_OPEN = 64
 #: Bytes of patterns in memory at a time in a pass over all of them.
 SLAB_BYTES = 64 << 20
 
@@ -116,7 +118,8 @@ class MappedSource:
                 self._stored, self._on_disk, self._pages, self._offset, self._strides, order=self._order
             )
             order = "rcyx" if self.raster else "nyx"
-            self._map, self._pid = array.transpose([self._axes.index(a) for a in order]), os.getpid()
+            turned = array.transpose([self._axes.index(a) for a in order if a in self._axes])
+            self._map, self._pid = turned if turned.ndim > 2 else turned[None], os.getpid()
         if self.raster:
             r, c = np.divmod(views, self.raster[1])
             found = self._map[r, c, rows, columns]
@@ -126,6 +129,10 @@ class MappedSource:
             self._pages.madvise(mmap.MADV_DONTNEED)
         with np.errstate(over="ignore"):
             return found.astype(self.dtype, copy=False)
+
+    def close(self) -> None:
+        """Let go of the file, which is mapped again by the next read."""
+        self._map, self._pages, self._pid = np.empty(0), None, -1
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_pid": -1, "_map": np.empty(0), "_pages": None}
@@ -166,11 +173,12 @@ class StoredAxes:
         views = np.asarray(views)
         out = np.empty((len(views), rows.stop - rows.start, columns.stop - columns.start), dtype)
         left = [a for a in self.axes if a != "r"]
-        places = [left.index(a) for a in ("c" if self.raster else "n", "y", "x")]
+        places = [left.index(a) for a in ("c", "n", "y", "x") if a in left]
         for line, start, stop, members in self._spans(views):
             span = slice(start, stop)
             where: dict[str, int | slice] = {"n": span, "r": line, "c": span, "y": rows, "x": columns}
             block = fetch(tuple(where[a] for a in self.axes), span).transpose(places)
+            block = block if block.ndim == 3 else block[None]  # a single pattern, which has no axis of views
             with np.errstate(over="ignore"):  # long doubles may become infinite, which is refused later
                 out[members] = block[self._along(views[members]) - start]
         return out
@@ -223,7 +231,10 @@ class JoinedSource:
         part = np.searchsorted(self._starts, views, side="right") - 1
         for index in np.unique(part):
             members = part == index
-            out[members] = self._sources[index].read(views[members] - self._starts[index], rows, columns)
+            source = self._sources[index]
+            out[members] = source.read(views[members] - self._starts[index], rows, columns)
+            if len(self._sources) > MOST_OPEN and isinstance(source, Hdf5Source | MappedSource):
+                source.close()
         return out
 
 
@@ -264,7 +275,8 @@ class Hdf5Source:
             self._dtype = native(np.empty(0, data.dtype)).dtype
             self._shape, self.raster = _scan_shape(data.shape, axes)
             chunks = data.chunks or (1,) * data.ndim
-            self._chunk = int(chunks[axes.index("c" if self.raster else "n")])
+            along = "c" if self.raster else "n"
+            self._chunk = int(chunks[axes.index(along)]) if along in axes else 1
             #: Number of views that one chunk spans.
             self.frames_per_chunk = self._chunk * (int(chunks[axes.index("r")]) if self.raster else 1)
             packed = data.compression is not None or data.id.get_create_plist().get_nfilters() > 0
@@ -323,6 +335,12 @@ class Hdf5Source:
         assert self._data is not None
         return self._data
 
+    def close(self) -> None:
+        """Close the file, which is opened again by the next read."""
+        if self._file is not None and self._pid == os.getpid():
+            self._file.close()
+        self._file = self._data = None
+
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_pid": -1, "_file": None, "_data": None, "_check": None}
 
@@ -346,5 +364,5 @@ def evenly_spread(views: int, most: int) -> np.ndarray:
 def _scan_shape(shape: tuple[int, ...], axes: str) -> tuple[tuple[int, int, int], tuple[int, int] | None]:
     size = dict(zip(axes, shape, strict=True))
     raster = (size["r"], size["c"]) if "r" in size else None
-    count = raster[0] * raster[1] if raster else size["n"]
+    count = raster[0] * raster[1] if raster else size.get("n", 1)
     return (count, size["y"], size["x"]), raster

@@ -42,6 +42,8 @@ HDF5_TEXT = b"MATLAB 7.3 MAT-file"
 #: Name of fold_slice's patterns, and their axes in MATLAB's order, for which the sides must not speak against it.
 FOLD_SLICE = "dp"
 FOLD_SLICE_AXES = {3: "yxn", 4: "yxrc"}
+#: Axes of one pattern, as many files have it that are joined; least pixels along a side of it.
+ONE_PATTERN, SMALLEST = "yx", 8
 MOST_NAMES = 1000
 
 
@@ -74,11 +76,15 @@ def read(path: Path, data: DataOptions) -> RawScan:
     name = _chosen(arrays, path)
     shape = arrays[name].shape
     axes = data.frames.axes if data.frames is not None and data.frames.axes else _usual_axes(name, shape, path)
+    if len(shape) == 2:
+        axes = "".join(letter for letter in axes if letter in ONE_PATTERN)
     if len(axes) != len(shape):
         raise BadInput(f"data.frames.axes is {axes!r}, and {name} in {path} has the size {shape}; name each axis once.")
     source = arrays[name].source(axes)
     raster = source.raster
     scan = ScanShape(raster) if raster is not None else scan_shape(source.shape[0], None, data, str(path))
+    if len(shape) == 2:
+        scan = ScanShape(None)
     sides = dict(zip(axes, shape, strict=True))
     notes = [f"{name} is {shape}: patterns of {sides['y']} x {sides['x']} pixels (axes {axes} in MATLAB's order)."]
     is_fold_slice = name == FOLD_SLICE and data.radiation != "photon"
@@ -94,10 +100,10 @@ def read(path: Path, data: DataOptions) -> RawScan:
     )
 
 
-def _of_level_5(path: Path, _: DataOptions) -> tuple[dict[str, Array], dict[str, float]]:
+def _of_level_5(path: Path, data: DataOptions) -> tuple[dict[str, Array], dict[str, float]]:
     """Return arrays of three or four axes, and single numbers, by name."""
     found = list_variables(path)
-    arrays = {one.name: Array(one.shape, one.source) for one in found if len(one.shape) in (3, 4) and one.nbytes}
+    arrays = {one.name: Array(one.shape, one.source) for one in found if _is_stack(one.shape, data) and one.nbytes}
     for one in found:
         if one.name in arrays and one.is_complex:
             del arrays[one.name]
@@ -110,11 +116,16 @@ def _of_hdf5(path: Path, data: DataOptions) -> tuple[dict[str, Array], dict[str,
     arrays, numbers = {}, {}
     with open_hdf5(path, follow=data.follow) as file:
         for name, item in _datasets(file):
-            if item.ndim in (3, 4) and item.dtype.kind in "buif" and 0 not in item.shape:
+            if _is_stack(item.shape, data) and item.dtype.kind in "buif" and 0 not in item.shape:
                 arrays[name] = Array(tuple(item.shape[::-1]), _hdf5_source(path, name, data))
             elif item.size == 1 and holds_numbers(file, name):
                 numbers[name] = float(read_dataset(file, name, 1, "iuf").reshape(-1)[0])
     return arrays, numbers
+
+
+def _is_stack(shape: tuple[int, ...], data: DataOptions) -> bool:
+    """Return True for three or four axes, and, where files are joined, for one pattern."""
+    return len(shape) in (3, 4) or (len(shape) == 2 and bool(data.further) and min(shape) >= SMALLEST)
 
 
 def _datasets(file: Hdf5File) -> list[tuple[str, h5py.Dataset]]:
@@ -143,6 +154,8 @@ def _chosen(arrays: dict[str, Array], path: Path) -> str:
 
 def _usual_axes(name: str, shape: tuple[int, ...], path: Path) -> str:
     """Return fold_slice's axes; BadInput for another array, and where the sides rather speak for another order."""
+    if len(shape) == 2:
+        return ONE_PATTERN
     axes = FOLD_SLICE_AXES[len(shape)]
     if name == FOLD_SLICE and not (shape[0] != shape[1] and shape[-2] == shape[-1]):
         return axes
