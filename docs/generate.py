@@ -55,7 +55,7 @@ Lengths are in metres. A pair is `[y, x]`, and one number stands for both.
 FORMATS_HEAD = """\
 # Formats
 
-<!-- Written by docs/generate.py. Change docs/formats_tail.txt or the readers (src/ptymesh/io/formats), not this page. -->
+<!-- Written by docs/generate.py. Change docs/formats_tail.txt or the readers (io/formats), not this page. -->
 
 A file's format is found by its content, not by its name. Patterns are read a few at a time, and each rank reads its
 own views alone. What a file says is taken in the unit that it says; what it does not say is asked for in one sentence,

@@ -1,4 +1,4 @@
-"""Files of the benchmark of formats: each holds the same scan, positions and probe beside it, and is known as its own."""
+"""Files of the benchmark of formats: each holds the same scan, with positions and probe in files beside it."""
 
 from __future__ import annotations
 
