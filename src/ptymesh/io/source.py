@@ -358,7 +358,9 @@ def slabs(views: int, frame_bytes: int) -> Iterator[np.ndarray]:
 
 def evenly_spread(views: int, most: int) -> np.ndarray:
     """Return the indices (n,) int64 of at most so many views, spread evenly over a scan."""
-    return np.unique(np.linspace(0, views - 1, min(views, most)).round().astype(np.int64))
+    if views <= most:
+        return np.arange(views, dtype=np.int64)
+    return np.unique(np.linspace(0, views - 1, most).round().astype(np.int64))
 
 
 def _scan_shape(shape: tuple[int, ...], axes: str) -> tuple[tuple[int, int, int], tuple[int, int] | None]:

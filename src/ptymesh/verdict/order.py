@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 from scipy.spatial import cKDTree
 
-from ptymesh.io.prepare.shadows import correlation_at, correlations, pattern_waves
+from ptymesh.io.prepare.shadows import correlation_at, correlations, distinct_pairs, pattern_waves
 
 #: Frames by which positions may lag, at most; nearest views that are compared.
 MAX_LAG, NEAREST = 12, 6
@@ -120,7 +120,9 @@ def order_gain(views: OrderedViews, order: Order) -> float:
     other = views.positions[order.source]
     places = neighbour_pairs(other)
     tried, given = np.sort(order.use[places], axis=1), views.neighbours
-    kept = np.isin(given, order.use).all(axis=1)
+    used = np.zeros(len(views.positions), dtype=bool)
+    used[order.use] = True
+    kept = used[given].all(axis=1)
     given = given[kept]
     as_tried, as_given = (pairs @ (len(views.positions), 1) for pairs in (tried, given))  # one number for each pair
     tried_only, given_only = ~np.isin(as_tried, as_given), ~np.isin(as_given, as_tried)
@@ -144,7 +146,7 @@ def neighbour_pairs(positions: np.ndarray) -> np.ndarray:
     near = min(NEAREST, len(positions) - 1)
     distances, others = cKDTree(positions).query(positions, k=near + 1)
     i, k = np.nonzero(distances[:, 1:] <= 1.6 * np.median(distances[:, 1]) + 1e-9)
-    return np.unique(np.sort(np.stack([i, others[i, k + 1]], axis=1), axis=1), axis=0)
+    return distinct_pairs(i, others[i, k + 1], len(positions))
 
 
 def scan_rows(positions: np.ndarray) -> list[np.ndarray] | None:

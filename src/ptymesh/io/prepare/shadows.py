@@ -173,8 +173,19 @@ def neighbour_pairs(positions: np.ndarray, least_step: float) -> np.ndarray:
         return np.empty((0, 2), int)
     distances, others = cKDTree(positions).query(positions, k=4)
     i, k = np.nonzero(distances[:, 1:] > least_step)
-    pairs = np.unique(np.sort(np.stack([i, others[i, k + 1]], axis=1), axis=1), axis=0)
-    return evenly(pairs)
+    return evenly(distinct_pairs(i, others[i, k + 1], len(positions)))
+
+
+def distinct_pairs(one: np.ndarray, other: np.ndarray, count: int) -> np.ndarray:
+    """Return the pairs (k, 2), smaller index first, that pairs of indices are, each once and in ascending order.
+
+    Args:
+        one: (n,) indices.
+        other: (n,) indices of what they are paired with.
+        count: number above all indices.
+    """
+    numbers = np.unique(np.minimum(one, other) * count + np.maximum(one, other))  # rows would be sorted as bytes
+    return np.stack(np.divmod(numbers, count), axis=1)
 
 
 def spread_pairs(positions: np.ndarray, most: int) -> np.ndarray:
