@@ -8,7 +8,6 @@ gc.disable()  # until all is imported: it stays, and forked processes shall not 
 
 # isort: split
 import torch
-import torch._dynamo  # by the first optimiser of torch
 import torch.distributed.elastic.multiprocessing
 
 import ptymesh.cli.main
@@ -30,9 +29,11 @@ with contextlib.suppress(ImportError):  # GPUs do without it
     import numba
 
     import ptymesh.kernels.cpu.backend
+    from warm_kernels import read_kernels
 
-    # numba's own tables of types, which the first function fills; kernels themselves would start threads
+    # numba's own tables of types, which the first function fills
     numba.njit(numba.float64(numba.float64[::1]))(lambda x: x[0])
+    read_kernels()
 
 with contextlib.suppress(ImportError):  # an extra; what is started as a program of its own must not be imported
     import ptymesh.tune.objectives

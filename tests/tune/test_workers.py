@@ -84,10 +84,14 @@ def test_a_killed_worker_loses_nothing(tmp_path: Path, scan: Path, started: Star
     """SIGKILL in the middle of a trial, once some are done: each finished trial stays, its own is done again."""
     write(tmp_path, scan, epochs=25, trials=6)
     running = started("--workers", "2")
-    wait_until(
-        lambda: any(t.state.name == "COMPLETE" for t in trials_of(tmp_path)) and bool(in_the_middle(tmp_path)), running
-    )
-    victim = random.choice(in_the_middle(tmp_path))
+    victims: list[Any] = []
+
+    def found_victims() -> bool:  # a second look might find that they have ended meanwhile
+        victims[:] = in_the_middle(tmp_path)
+        return bool(victims) and any(t.state.name == "COMPLETE" for t in trials_of(tmp_path))
+
+    wait_until(found_victims, running)
+    victim = random.choice(victims)
     os.kill(victim.user_attrs["worker"]["pid"], signal.SIGKILL)
     before = {t.number: t.value for t in trials_of(tmp_path) if t.state.name == "COMPLETE"}
     out, err = running.communicate(timeout=PATIENCE_S)
