@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import signal
@@ -58,11 +59,8 @@ def pytest_collection_finish() -> None:
     """Look for garbage again from here on, but no more among the modules and tests that there are by now."""
     gc.freeze()
     gc.enable()
-
-
-def pytest_unconfigure() -> None:
-    """Let Python tidy up as ever when it ends."""
-    gc.unfreeze()
+    # Python tidies up as ever when it ends: after pytest, which looks for garbage twice when it is done
+    atexit.register(gc.unfreeze)
 
 
 @pytest.fixture(scope="session")
