@@ -75,6 +75,7 @@ def test_kernels_of_other_files_are_not_taken_for_these(tmp_path: Path, monkeypa
     assert compiling.is_up_to_date()
 
 
+@pytest.mark.forked
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(("reads_s", "waits_s", "threads"), [(0.3, 10.0, 1), (60.0, 0.1, 2)])
 def test_a_program_that_ends_waits_for_who_reads_kernels(reads_s: float, waits_s: float, threads: int) -> None:

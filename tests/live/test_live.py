@@ -179,6 +179,7 @@ def test_a_file_that_grows(scan: Path, recipe: Recipe, tmp_path: Path, swmr: boo
     assert np.array_equal(measured.patterns.read(np.arange(VIEWS)), pm.load(scan).patterns.read(np.arange(VIEWS)))
 
 
+@pytest.mark.forked
 @pytest.mark.long
 def test_killed_and_started_again(scan: Path, recipe: Recipe, tmp_path: Path) -> None:
     """The same frames are there at the end, and each is used as often as asked."""
