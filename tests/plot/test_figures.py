@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.text import Text
@@ -25,7 +26,7 @@ from ptymesh.plot import style
 
 def texts(figure: Figure) -> list[tuple[str, Bbox]]:
     """All text that is seen, with its place on the canvas."""
-    figure.savefig(io.BytesIO())
+    FigureCanvasAgg(figure).draw()  # once, as `save_figure` does; savefig would do so twice, first for the layout
     hidden: set[int] = set()
     for axes in figure.findobj(Axes):
         frame = axes.get_window_extent()
