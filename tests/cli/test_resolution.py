@@ -101,7 +101,7 @@ def test_what_was_stopped_goes_on(folder: Path, tmp_path: Path) -> None:
     assert other.arguments()[0] == "run"
 
 
-@pytest.mark.forked
+@pytest.mark.forked(1)
 @pytest.mark.parametrize(
     ("words", "said"),
     [
