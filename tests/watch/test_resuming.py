@@ -132,6 +132,7 @@ def test_without_a_checkpoint(tmp_path: Path, started: list[tuple[str, ...]]) ->
     assert code == 409 and "no checkpoint" in text and not started
 
 
+@pytest.mark.forked
 def test_a_run_goes_on_for_other_epochs(tmp_path: Path) -> None:
     run, out = start(tmp_path, 100_000), tmp_path / "out"
     page = page_of(out)
@@ -151,6 +152,7 @@ def test_a_run_goes_on_for_other_epochs(tmp_path: Path) -> None:
     assert summary(out)["epochs"] == done + 3 and (out / "result.h5").exists()
 
 
+@pytest.mark.forked
 def test_what_could_not_go_on_is_said(tmp_path: Path) -> None:
     folder(tmp_path, phase="stage", outcome="interrupted")  # whose checkpoint holds nothing
     page = page_of(tmp_path)
