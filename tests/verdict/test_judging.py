@@ -189,6 +189,22 @@ def test_noise_beyond_counting_is_unknown() -> None:
     assert verdict_of(made_up(np.full(100, 21.0), static=0.034)).state == "failed"
 
 
+def test_what_noise_alone_explains_is_no_object() -> None:
+    """2,000 numbers take 500 off the noise of 100 views of 64 pixels, by chance; one view differs from no other."""
+    found = verdict_of(made_up(np.full(100, 0.9), static=0.0019))
+    assert found.state == "unknown" and "nothing of an object is seen" in str(found)
+    assert verdict_of(made_up(np.full(100, 0.9), static=0.0025)).state == "good"
+    assert verdict_of(made_up(np.ones(1), static=0.0)).state == "good"
+
+
+@pytest.mark.parametrize("mean", [3.0, 100.0])
+def test_patterns_of_noise_are_unknown(mean: float) -> None:
+    scan = scan_of()
+    counts = np.random.default_rng(1).poisson(mean, (scan.views, *scan.window)).astype(np.float64)
+    found = reconstruct(changed(replace(scan, probe=None), list(range(scan.views)), counts))
+    assert found.verdict == "unknown" and "nothing of an object is seen" in found.attrs["verdict_sentence"]
+
+
 def test_not_finite_is_failed_and_low_is_unknown() -> None:
     evidence = made_up(np.ones(10))
     assert judge(float("nan"), None, 0, evidence).state == "failed"
