@@ -85,7 +85,7 @@ def run(folder: Path, environment: dict[str, str]) -> dict[str, float]:
     subprocess.run(command, cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL)
     whole = time.monotonic() - began
     rows = [json.loads(line) for line in (folder / "out" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    return {"whole": whole, "epochs": max(row["seconds"] for row in rows if "epoch" in row and "seconds" in row)}
+    return {"whole": whole, "epochs": sum(row["seconds"] for row in rows if "epoch" in row and "seconds" in row)}
 
 
 def run_watched(folder: Path, environment: dict[str, str]) -> dict[str, float]:

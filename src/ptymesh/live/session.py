@@ -248,6 +248,7 @@ class _Session:
                 state.uses = np.concatenate((state.uses, np.zeros(count - len(state.uses), np.int64)))
                 if ended and uses_at_end is None:
                     uses_at_end = state.uses.copy()
+                    self._next_picture = 0.0  # people wait for what the last frames show
                 views = choose_views(state.uses, self.options.uses, self.recipe.seed, state.segments)
                 if len(views):
                     row = self._segment(views)
