@@ -15,6 +15,7 @@ Source: github.com/dectris/documentation, stream_v2 and cbor.
 
 from __future__ import annotations
 
+import struct
 import uuid
 from typing import Any, cast
 
@@ -23,6 +24,7 @@ import hdf5plugin
 import numpy as np
 
 from ptymesh.errors import BadInput
+from ptymesh.io.hdf5.damage import check_bitshuffle_blocks
 from ptymesh.live.frames import Frames, zmq_module
 from ptymesh.live.spool import StreamDescription
 
@@ -32,6 +34,8 @@ TYPES = {64: "|u1", 65: ">u2", 66: ">u4", 69: "<u2", 70: "<u4", 85: "<f4"}
 MULTI_AXIS, COMPRESSED = 40, 56500
 #: Frames of an answer, at most, and milliseconds that it waits for the first of them.
 MOST, WAIT_MS = 256, 200
+#: Bytes before the first block of what HDF5's lz4 filter has compressed.
+LZ4_HEADER_BYTES = 12
 #: Port of a detector's stream.
 PORT = 31001
 
@@ -199,8 +203,11 @@ class Unpacker:
         """Return the bytes (length,) uint8 of compressed ones; size: of a number, in bytes."""
         if algorithm not in FILTERS or size not in ((0, 1, 2, 4) if algorithm == "lz4" else (1, 2, 4)):
             raise ValueError(f"compression {algorithm} of numbers of {size} bytes, not {' or '.join(FILTERS)}")
-        if int.from_bytes(packed[:8], "big") != length:
-            raise ValueError(f"{int.from_bytes(packed[:8], 'big')} bytes, not {length}")
+        # the filters believe lengths in what they are given, and may end this process
+        if algorithm == "bslz4":
+            check_bitshuffle_blocks(packed, length, size)
+        else:
+            _check_lz4_blocks(packed, length)
         dataset = self._dataset(algorithm, size or 1, length)
         dataset.id.write_direct_chunk((0,), packed)
         return cast(np.ndarray, dataset[...]).view(np.uint8)
@@ -226,6 +233,30 @@ class Unpacker:
             made = self._file.create_dataset(name, shape, f"<u{size}", chunks=shape, **FILTERS[algorithm])
             self._datasets[key] = made
         return self._datasets[key]
+
+
+def _check_lz4_blocks(packed: bytes, length: int) -> None:
+    """Raise ValueError if lengths in bytes that HDF5's lz4 filter has compressed do not fit them.
+
+    Args:
+        packed: length of all (8) and of a block (4), then of each block its compressed length (4) and its bytes.
+        length: of what was compressed.
+    """
+    if len(packed) < LZ4_HEADER_BYTES:
+        raise ValueError("they end too early")
+    whole, block = struct.unpack_from(">QI", packed)
+    if whole != length or not 0 < block < 1 << 31:
+        raise ValueError(f"they say that they are {whole} bytes in blocks of {block}, not {length} bytes")
+    at = LZ4_HEADER_BYTES
+    for first in range(0, length, min(block, length)):
+        if at + 4 > len(packed):
+            raise ValueError("they end too early")
+        (size,) = struct.unpack_from(">I", packed, at)
+        if not 0 < size <= min(block, length - first):  # a block that does not shrink is stored as it is
+            raise ValueError(f"a block of {size} bytes stands for {min(block, length - first)}")
+        at += 4 + size
+    if at > len(packed):
+        raise ValueError("they end too early")
 
 
 #: Filters of HDF5 by the name that messages give to their compression.

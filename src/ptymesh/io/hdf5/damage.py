@@ -149,17 +149,19 @@ class ChunkCheck:
             raise ValueError("a chunk of it is shorter than what it should hold")
         if blocks is not None:
             content = data.id.read_direct_chunk(corner)[1]
-            _check_blocks(content[: len(content) - appended], *blocks)
+            check_bitshuffle_blocks(content[: len(content) - appended], *blocks)
 
 
-def _check_blocks(content: bytes, unpacked: int, element: int) -> None:
+def check_bitshuffle_blocks(content: bytes, unpacked: int, element: int) -> None:
     """Raise ValueError if lengths in a chunk that bitshuffle compressed do not fit it.
 
     Args:
-        content: the chunk as stored, at least `BITSHUFFLE_HEADER_BYTES` bytes.
+        content: the chunk as stored.
         unpacked: length in bytes of what was compressed.
         element: length in bytes of one of its elements.
     """
+    if len(content) < BITSHUFFLE_HEADER_BYTES:
+        raise ValueError("a chunk of it ends too early")
     length, block_bytes = struct.unpack_from(">QI", content)
     if length != unpacked:
         raise ValueError("a chunk of it says that it has another size")
