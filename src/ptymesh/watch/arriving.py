@@ -1,4 +1,4 @@
-"""How far a live run is that is shown while its frames arrive."""
+"""Progress of a live run, for those who look at it while its frames arrive."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ SCAN_OFFSET, LOOKED_AT = 68, 4096
 
 @dataclass(frozen=True)
 class SequenceHeader:
-    """What the first file says of all frames.
+    """Header of the first file, which holds for all frames.
 
     Attributes:
         version: 1 or 2.

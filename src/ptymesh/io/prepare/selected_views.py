@@ -1,4 +1,4 @@
-"""Which views of a file are used: a range, without some by number, mask, row or column; and the middle of a scan."""
+"""Selection of the views of a file: a range, without some by number, mask, row or column; and the middle of a scan."""
 
 from __future__ import annotations
 
