@@ -6,7 +6,6 @@ N       frames
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -48,7 +47,7 @@ class LiveOutcome:
     all_seen_after_s: float
     updates_per_s: float
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, object]:
         """Return what live.json holds: numbers alone; latencies are None where no frame has come to this process."""
         late = self.latencies_s
         return {

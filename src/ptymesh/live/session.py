@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -289,7 +288,7 @@ class _Session:
         (self.folder / "live.json").write_text(json.dumps(outcome.summary(), indent=1) + "\n")
         return outcome
 
-    def _show(self, row: dict[str, Any]) -> None:
+    def _show(self, row: dict[str, object]) -> None:
         """Write a picture, and say how far the reconstruction is, where that is due; row: as in live.jsonl."""
         now = time.monotonic()
         if now >= self._next_picture:
@@ -319,7 +318,7 @@ class _Session:
             )
         return made
 
-    def _segment(self, views: np.ndarray) -> dict[str, Any]:
+    def _segment(self, views: np.ndarray) -> dict[str, object]:
         """Run one epoch over some views, from where the segment before has led.
 
         Args:
@@ -404,7 +403,7 @@ class _Session:
             attrs=attrs,
         ).save(self.folder / "live.h5")
 
-    def _progress(self, row: dict[str, Any]) -> str:
+    def _progress(self, row: dict[str, object]) -> str:
         """Return a line on how far the reconstruction is; row: as in live.jsonl."""
         recent = np.concatenate(self.latencies[-20:])
         late = f"  frames are used {np.median(recent):.2f} s after they arrive" if len(recent) else ""

@@ -82,7 +82,13 @@ def take_off(settings: Settings) -> None:
 
 
 def convert_constraints(settings: Settings, made: Conversion, stage: dict[str, object]) -> None:
-    """Add the constraints that are on to a stage."""
+    """Add the constraints that are on to a stage.
+
+    Args:
+        settings: of Pty-Chi; what is used of them is marked so.
+        made: takes notes on what has no counterpart.
+        stage: options of the recipe's stage, changed in place.
+    """
     of_object, of_probe, further = _object(settings, made), _probe(settings, made), _named(settings, made)
     _opr(settings, made, of_probe)
     for key, group in (("object", of_object), ("probe", of_probe), ("constraints", further)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -56,16 +56,16 @@ def read(path: Path, keys: KeyMap, options: DataOptions) -> RawScan:
                 f"{', '.join(npz_members(path))}."
             )
         source = npz_source(path, keys.patterns, keys.pattern_axes)
-        get: Any = _NpzArrays(path)
+        own: NamedArrays = _NpzArrays(path)
         patterns: SlabSource = source
     elif is_hdf5(path):
         source = Hdf5Source(path, keys.patterns, keys.pattern_axes, options.follow)
-        get = _Hdf5Arrays(path, options.follow)
+        own = _Hdf5Arrays(path, options.follow)
         patterns = sliceable(source)
     else:
         raise BadInput(f"{options.path} is neither HDF5 nor npz, so data.keys cannot name its arrays; convert it.")
 
-    get = _OtherFiles(get, path, options.follow)
+    get = _OtherFiles(own, path, options.follow)
     count, height, width = source.shape
     probe, notes = _probe(get, keys.probe, (height, width))
     mask = get(keys.mask, 2 * height * width, "buif")
@@ -105,7 +105,9 @@ def add_arrays(scan: RawScan, path: Path, keys: KeyMap, options: DataOptions) ->
     Raises:
         BadInput: an array is missing or has an unsuitable shape.
     """
-    own: Any = _NpzArrays(path) if is_npz(path) else _Hdf5Arrays(path, options.follow) if is_hdf5(path) else _NoArrays()
+    own: NamedArrays = (
+        _NpzArrays(path) if is_npz(path) else _Hdf5Arrays(path, options.follow) if is_hdf5(path) else _NoArrays()
+    )
     get = _OtherFiles(own, path, options.follow)
     count, height, width = scan.patterns.shape
     changed: dict[str, Any] = {}
@@ -114,13 +116,12 @@ def add_arrays(scan: RawScan, path: Path, keys: KeyMap, options: DataOptions) ->
         changed |= {"positions": _positions(get, keys, count), "unit": unit, "unit_doubt": doubt}
         changed["raster"] = None
     if keys.mask is not None:
-        mask: Any = (get(keys.mask, 2 * height * width, "buif") != 0) == (options.mask_true == "good")
+        mask = (get(keys.mask, 2 * height * width, "buif") != 0) == (options.mask_true == "good")
         changed["mask"] = mask if scan.mask is None else scan.mask & mask
     if keys.dark is not None:
         changed["dark"] = get(keys.dark, 2 * height * width, "buif")
     if keys.intensity is not None:
-        intensity: Any = get(keys.intensity, 64 * count + 1000, "buif")
-        changed["intensity"] = intensity.reshape(-1)
+        changed["intensity"] = get(keys.intensity, 64 * count + 1000, "buif").reshape(-1)
     if keys.probe is not None:
         changed["probe"], notes = _probe(get, keys.probe, (height, width))
         changed["notes"] = (*scan.notes, *notes)
@@ -132,6 +133,22 @@ def add_arrays(scan: RawScan, path: Path, keys: KeyMap, options: DataOptions) ->
     }
     known = {name: value for name, value in numbers.items() if value is not None}
     return replace(scan, optics=replace(scan.optics, **known), **changed)
+
+
+class NamedArrays(Protocol):
+    """Arrays of a file by name."""
+
+    def has(self, name: str) -> bool:
+        """Return True if there is an array of this name."""
+
+    def unit(self, name: str) -> str | None:
+        """Return the unit that is said of an array; None if there is none."""
+
+    def shape_and_dtype(self, name: str) -> tuple[tuple[int, ...], np.dtype]:
+        """Return shape and dtype of an array."""
+
+    def __call__(self, name: str | None, most: int, kinds: str) -> Any:
+        """Return an array; None for no name. Other kinds of values, or more values, are refused."""
 
 
 class _NoArrays:
@@ -215,7 +232,7 @@ class _Hdf5Arrays:
 class _OtherFiles:
     """Arrays of the data file by name, or, if it has none of that name, of the file that the name refers to."""
 
-    def __init__(self, arrays: Any, path: Path, follow: Sequence[Path]) -> None:
+    def __init__(self, arrays: NamedArrays, path: Path, follow: Sequence[Path]) -> None:
         self._arrays, self._path, self._follow = arrays, path, follow
 
     def _elsewhere(self, name: str) -> str | None:
@@ -226,8 +243,7 @@ class _OtherFiles:
         """Return shape and dtype of an array."""
         other = self._elsewhere(name)
         if other is None:
-            found: tuple[tuple[int, ...], np.dtype] = self._arrays.shape_and_dtype(name)
-            return found
+            return self._arrays.shape_and_dtype(name)
         array = load_array(other, "data.keys", ANY, follow=self._follow)
         return array.shape, array.dtype
 
@@ -235,8 +251,7 @@ class _OtherFiles:
         """Return the unit that an HDF5 dataset says; None if it says none."""
         other = self._elsewhere(name)
         if other is None:
-            said: str | None = self._arrays.unit(name)
-            return said
+            return self._arrays.unit(name)
         if said_by_file := unit_of_mda(other):
             return said_by_file
         where, _, inside = other.rpartition(":")
@@ -244,15 +259,14 @@ class _OtherFiles:
             return None
         return _Hdf5Arrays(Path(where), self._follow).unit(inside)
 
-    def __call__(self, name: str | None, most: int, kinds: str) -> np.ndarray | None:
+    def __call__(self, name: str | None, most: int, kinds: str) -> Any:
         other = None if name is None else self._elsewhere(name)
         if other is None:
-            found: np.ndarray | None = self._arrays(name, most, kinds)
-            return found
+            return self._arrays(name, most, kinds)
         return load_array(other, "data.keys", kinds, most, follow=self._follow)
 
 
-def _probe(get: Any, name: str | None, window: tuple[int, int]) -> tuple[np.ndarray | None, tuple[str, ...]]:
+def _probe(get: _OtherFiles, name: str | None, window: tuple[int, int]) -> tuple[np.ndarray | None, tuple[str, ...]]:
     """Return the probe (M, H, W) complex, or None and a note that says why it is left out."""
     if name is None:
         return None, ()
@@ -265,7 +279,7 @@ def _probe(get: Any, name: str | None, window: tuple[int, int]) -> tuple[np.ndar
     return probe.reshape(-1, *window), ()
 
 
-def _positions(get: Any, keys: KeyMap, count: int) -> np.ndarray | None:
+def _positions(get: _OtherFiles, keys: KeyMap, count: int) -> np.ndarray | None:
     """Return the positions (N, 2), y x, in the file's unit; None if the keys name none."""
     most = 64 * count + 1000  # a fly scan has several for each view
     if keys.positions_y is not None and keys.positions_x is not None:
@@ -287,7 +301,7 @@ def _positions(get: Any, keys: KeyMap, count: int) -> np.ndarray | None:
     return pairs if keys.position_order == "yx" else pairs[:, ::-1].copy()
 
 
-def _position_unit(get: Any, keys: KeyMap) -> tuple[Unit, str]:
+def _position_unit(get: _OtherFiles, keys: KeyMap) -> tuple[Unit, str]:
     """Return the positions' unit, metres if they say none, and a sentence that asks for it if it cannot be used."""
     names = [name for name in (keys.positions, keys.positions_y, keys.positions_x) if name is not None]
     units = {name: get.unit(name) for name in names}
@@ -306,7 +320,7 @@ def _position_unit(get: Any, keys: KeyMap) -> tuple[Unit, str]:
     return first, ""
 
 
-def _scalar(get: Any, name: str | None, quantity: Quantity, replaced: Any, remedy: str) -> float | None:
+def _scalar(get: _OtherFiles, name: str | None, quantity: Quantity, replaced: object, remedy: str) -> float | None:
     """Return a number in the recipe's unit; None if the recipe says it itself."""
     value = None if replaced is not None else get(name, 1000, "iuf")
     if value is None or name is None:
@@ -316,7 +330,7 @@ def _scalar(get: Any, name: str | None, quantity: Quantity, replaced: Any, remed
     return _in_own_unit(get, name, float(value.reshape(-1)[0]), quantity, remedy)
 
 
-def _in_own_unit(get: Any, name: str, value: float, quantity: Quantity, remedy: str) -> float:
+def _in_own_unit(get: _OtherFiles, name: str, value: float, quantity: Quantity, remedy: str) -> float:
     unit = get.unit(name)
     if unit is not None:
         return value * factor(unit, quantity, name, remedy)
@@ -324,7 +338,7 @@ def _in_own_unit(get: Any, name: str, value: float, quantity: Quantity, remedy: 
     return value
 
 
-def _pair(get: Any, name: str | None, replaced: Any) -> Pair | None:
+def _pair(get: _OtherFiles, name: str | None, replaced: object) -> Pair | None:
     value = None if replaced is not None else get(name, 1000, "iuf")
     if value is None or name is None:
         return None
