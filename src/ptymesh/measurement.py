@@ -23,6 +23,10 @@ from ptymesh.geometry import Geometry
 SAME_STEP = 0.5
 
 
+#: Patterns that are read together where all of a scan are looked at.
+PATTERNS_AT_A_TIME = 64
+
+
 class PatternSource(Protocol):
     """Source of patterns that can be read a few views at a time, in their own dtype."""
 
@@ -250,3 +254,21 @@ def steps_along_lines(positions: np.ndarray) -> np.ndarray:
     found[1:][on_line] = steps[on_line]
     found[:-1][on_line] = steps[on_line]
     return found
+
+
+def centres_of_mass(measurement: Measurement, views: np.ndarray | None = None) -> np.ndarray:
+    """Return the centres of mass (n, 2) y x of far-field patterns about their mean, in detector pixels.
+
+    Args:
+        measurement: a far-field scan.
+        views: (n,) indices; None for all.
+    """
+    views, found = np.arange(measurement.views) if views is None else views, []
+    for start in range(0, len(views), PATTERNS_AT_A_TIME):
+        y = measurement.patterns.read(views[start : start + PATTERNS_AT_A_TIME])
+        y = np.fft.fftshift(np.where(measurement.mask & (y >= 0), y, 0).astype(np.float64), axes=(1, 2))
+        rows, columns = (np.arange(n) - n // 2 for n in y.shape[1:])
+        total = np.maximum(y.sum(axis=(1, 2)), 1e-30)
+        found.append(np.stack([(y.sum(axis=2) @ rows) / total, (y.sum(axis=1) @ columns) / total], axis=1))
+    c = np.concatenate(found)
+    return np.asarray(c - c.mean(axis=0))

@@ -26,6 +26,7 @@ ERRORS = {
     "fly_scan": {"fly_length": 0.3},
     "mode_mixing": {"mixing": 0.3},
     "view_distance": {"further_distance": 3e-4},
+    "descan": {"descan": 0.8},
     "tilted_surface": {"surface_angle": 2.0},
     "focal_spread": {"focal_spread": 5e-9},
     "source_size": {"source_width": 0.3},

@@ -13,7 +13,7 @@ from ptymesh.auto.data_paths import named_after
 from ptymesh.auto.dataset_names import guessed_keys
 from ptymesh.auto.near_field import is_to_be_tried
 from ptymesh.auto.optics import bright_radius
-from ptymesh.auto.orientation import centres_of_mass, rotation, unexplained
+from ptymesh.auto.orientation import rotation, unexplained
 from ptymesh.errors import BadInput
 from ptymesh.geometry import electron_wavelength_m
 from ptymesh.io import load_measurement
@@ -23,7 +23,7 @@ from ptymesh.io.prepare.inspection import InspectionReport, summarise
 from ptymesh.io.prepare.near_field import DETECTOR_LIES, SCAN_LIES, NearFieldSigns, near_field_signs
 from ptymesh.io.prepare.preprocess import PreparedSource
 from ptymesh.io.samples import located
-from ptymesh.measurement import Measurement, PatternSource
+from ptymesh.measurement import Measurement, PatternSource, centres_of_mass
 from ptymesh.recipe.schema import AUTO, Recipe, apply_overrides, raw_recipe
 
 #: Largest number of views that are looked at.

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ptymesh.measurement import Measurement
-
 #: Matrices from (y, x) of the detector to that of the scan, by what a recipe says; each stands for its half turn, too.
 TURNS = {
     "as told": ((1, 0), (0, 1)),
@@ -26,8 +24,6 @@ TURNS = {
 }
 #: Largest number of waves of f along either axis; with n views there are at most sqrt(n / 2).
 WAVES = 12
-#: Number of patterns that are read at a time.
-CHUNK = 64
 
 
 @dataclass(frozen=True)
@@ -45,19 +41,6 @@ class Rotation:
     angle_deg: float
     left: float
     told: float
-
-
-def centres_of_mass(scan: Measurement) -> np.ndarray:
-    """Return the centres of mass (N, 2) of all far-field patterns about their mean, in detector pixels."""
-    found = []
-    for start in range(0, scan.views, CHUNK):
-        y = scan.patterns.read(np.arange(start, min(start + CHUNK, scan.views)))
-        y = np.fft.fftshift(np.where(scan.mask & (y >= 0), y, 0).astype(np.float64), axes=(1, 2))
-        rows, columns = (np.arange(n) - n // 2 for n in y.shape[1:])
-        total = np.maximum(y.sum(axis=(1, 2)), 1e-30)
-        found.append(np.stack([(y.sum(axis=2) @ rows) / total, (y.sum(axis=1) @ columns) / total], axis=1))
-    c = np.concatenate(found)
-    return np.asarray(c - c.mean(axis=0))
 
 
 def unexplained(c: np.ndarray, p: np.ndarray) -> dict[str, float]:

@@ -105,7 +105,7 @@ def _descan_sentence(found: Calibration) -> str:
         return f"the disc stays where it is over the scan, within {descan.scatter_px:.2g} px."
     return (
         f"the disc wanders by {descan.wander_px:.2g} px over the scan (descan; {descan.scatter_px:.2g} px about a "
-        f"polynomial of degree {descan.degree}), which the model does not follow."
+        f"polynomial of degree {descan.degree}), which the model follows with optics: {{descan: true}}."
     )
 
 

@@ -165,10 +165,9 @@ def find_descan(view: ResultView) -> Evidence | None:
     error = float(np.sqrt((left**2).mean() / max((p - p.mean(axis=0)).var() * len(p), 1e-30))) * float(reach.mean())
     number = curl / max(error, 1e-12) if curl > MIN_WANDER else 0.0
     sentence = f"patterns wander over the detector along the scan, by {curl:.2g} px from side to side"
-    advice = (
-        "move each pattern back by what its centre of mass wanders (descan), or record the scan with descan aligned"
-    )
-    return Evidence(number, sentence, (Remedy(advice=advice),))
+    refined = {f"stage.unknowns.{name}": True for name in ("object", "probe", "descan")}
+    remedies = Remedy({"optics.descan": True, **refined}), Remedy({"optics.descan": True})
+    return Evidence(number, sentence, (*remedies, Remedy(advice="align the descan before the next scan is recorded")))
 
 
 def linear_centres(view: ResultView) -> tuple[np.ndarray, np.ndarray]:
