@@ -15,7 +15,7 @@ import numpy as np
 from scipy import ndimage
 
 from ptymesh.calibrate.centre_of_mass import CurlFit, fit_curl, integrated, turned
-from ptymesh.calibrate.descan import Descan, aligned_mean, fit_descan
+from ptymesh.calibrate.descan import DescanField, aligned_mean, fit_descan
 from ptymesh.calibrate.description import Description, describe, mean_pixel
 from ptymesh.calibrate.disc import Disc, fit_disc
 from ptymesh.calibrate.parallax import BrightField, Lens, ParallaxFit, fit_parallax
@@ -61,7 +61,7 @@ class Calibration:
     grid: ScanGrid
     sums: PatternSums
     disc: Disc
-    descan: Descan
+    descan: DescanField
     curl: CurlFit
     parallax: ParallaxFit
     lens: Lens

@@ -19,7 +19,7 @@ POWERS = (((0, 0),), ((0, 0), (1, 0), (0, 1)), ((0, 0), (1, 0), (0, 1), (2, 0), 
 
 
 @dataclass(frozen=True)
-class Descan:
+class DescanField:
     """Centre of the disc over the scan, in detector pixels.
 
     Attributes:
@@ -41,7 +41,7 @@ class Descan:
     scatter_px: float
 
 
-def fit_descan(sums: PatternSums, disc: Disc, mask: np.ndarray, places: np.ndarray) -> Descan:
+def fit_descan(sums: PatternSums, disc: Disc, mask: np.ndarray, places: np.ndarray) -> DescanField:
     """Return the smooth field of the disc's centres.
 
     Args:
@@ -67,12 +67,12 @@ def fit_descan(sums: PatternSums, disc: Disc, mask: np.ndarray, places: np.ndarr
     field = _monomials(places, powers) @ solution
     wander = float(np.hypot(*np.ptp(field, axis=0)))
     scatter = float(np.sqrt(left / max(1, n - 2 * len(powers))))
-    return Descan(
+    return DescanField(
         sums.places, found, _monomials(sums.places, powers) @ solution, disc.centre + field, best, wander, scatter
     )
 
 
-def aligned_mean(sums: PatternSums, descan: Descan) -> np.ndarray:
+def aligned_mean(sums: PatternSums, descan: DescanField) -> np.ndarray:
     """Return the mean pattern (h, w) whose disc has been moved back in each block of the scan."""
     moved = [
         ndimage.shift(block, -move, order=1, mode="nearest")
