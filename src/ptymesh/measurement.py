@@ -256,6 +256,13 @@ def steps_along_lines(positions: np.ndarray) -> np.ndarray:
     return found
 
 
+def evenly_spread(views: int, most: int) -> np.ndarray:
+    """Return the indices (n,) int64 of at most so many views, spread evenly over a scan."""
+    if views <= most:
+        return np.arange(views, dtype=np.int64)
+    return np.unique(np.linspace(0, views - 1, most).round().astype(np.int64))
+
+
 def centres_of_mass(measurement: Measurement, views: np.ndarray | None = None) -> np.ndarray:
     """Return the centres of mass (n, 2) y x of far-field patterns about their mean, in detector pixels.
 

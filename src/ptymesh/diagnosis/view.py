@@ -21,8 +21,7 @@ from ptymesh.errors import PtymeshError
 from ptymesh.geometry import Geometry
 from ptymesh.io.prepare.survey import speckle_diameter_px
 from ptymesh.io.results import Result
-from ptymesh.io.source import evenly_spread
-from ptymesh.measurement import Measurement
+from ptymesh.measurement import Measurement, evenly_spread
 from ptymesh.physics.counting import misfit_of
 from ptymesh.planning.batches import hold_out
 from ptymesh.recipe.schema import Recipe

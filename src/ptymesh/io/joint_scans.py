@@ -16,8 +16,7 @@ from numpy.typing import ArrayLike
 
 from ptymesh.errors import BadInput
 from ptymesh.geometry import Geometry
-from ptymesh.io.source import evenly_spread
-from ptymesh.measurement import NO_CHECKS, Measurement, PatternSource
+from ptymesh.measurement import NO_CHECKS, Measurement, PatternSource, evenly_spread
 
 #: Relative difference up to which wavelengths and pixels of two scans are equal.
 EQUAL = 1e-6

@@ -356,13 +356,6 @@ def slabs(views: int, frame_bytes: int) -> Iterator[np.ndarray]:
         yield np.arange(start, min(start + step, views))
 
 
-def evenly_spread(views: int, most: int) -> np.ndarray:
-    """Return the indices (n,) int64 of at most so many views, spread evenly over a scan."""
-    if views <= most:
-        return np.arange(views, dtype=np.int64)
-    return np.unique(np.linspace(0, views - 1, most).round().astype(np.int64))
-
-
 def _scan_shape(shape: tuple[int, ...], axes: str) -> tuple[tuple[int, int, int], tuple[int, int] | None]:
     size = dict(zip(axes, shape, strict=True))
     raster = (size["r"], size["c"]) if "r" in size else None

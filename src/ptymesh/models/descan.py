@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ptymesh.errors import BadInput
 from ptymesh.geometry import Geometry
-from ptymesh.measurement import Measurement, centres_of_mass
+from ptymesh.measurement import Measurement, centres_of_mass, evenly_spread
 from ptymesh.physics.elementwise import times
 from ptymesh.physics.model import inner
 from ptymesh.physics.operators import Place, Tables, Values, WaveOperator
@@ -115,8 +115,7 @@ def wandering(measurement: Measurement) -> float:
     Args:
         measurement: a far-field scan.
     """
-    count = min(LOOKED_AT, measurement.views)
-    views = np.unique(np.linspace(0, measurement.views - 1, count).round().astype(np.int64))
+    views = evenly_spread(measurement.views, LOOKED_AT)
     p = measurement.positions[views]
     fitted = np.linalg.lstsq(p - p.mean(axis=0), centres_of_mass(measurement, views), rcond=None)[0].T  # C, rows y x
     return float(fitted[0, 1] - fitted[1, 0]) / 2

@@ -12,7 +12,7 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
 from ptymesh.errors import PtymeshError
-from ptymesh.measurement import Measurement
+from ptymesh.measurement import Measurement, evenly_spread
 from ptymesh.notebook.fragment import HEIGHT, fragment, pixels
 from ptymesh.plot.style import BLUE, ColourScale, image_panel, length_name, new_figure, plain_axes, unit_for
 
@@ -63,7 +63,7 @@ def figure(scan: Measurement) -> Figure:
     """
     drawn = new_figure(2.4 * HEIGHT, HEIGHT)
     left, right = drawn.subplots(1, 2)
-    views = np.unique(np.linspace(0, scan.views - 1, min(scan.views, LOOKED_AT)).round().astype(np.int64))
+    views = evenly_spread(scan.views, LOOKED_AT)
     counts = scan.patterns.read(views).astype(np.float64)
     seen = counts >= 0
     mean = np.where(seen, counts, 0).sum(axis=0) / np.maximum(seen.sum(axis=0), 1)

@@ -31,9 +31,8 @@ from ptymesh.distributed.world import World
 from ptymesh.engines import Engine
 from ptymesh.estimate import BLOCK, REACH, Estimate
 from ptymesh.files import size
-from ptymesh.io.source import evenly_spread
 from ptymesh.limits import check_room
-from ptymesh.measurement import Measurement
+from ptymesh.measurement import Measurement, evenly_spread
 from ptymesh.physics.model import Subpixel, reach_of
 from ptymesh.physics.operators import Piece, fan_out_of
 from ptymesh.planning.batches import balance, draw

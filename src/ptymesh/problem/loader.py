@@ -20,7 +20,7 @@ from ptymesh.distributed.exact import brightest
 from ptymesh.distributed.layout import Migration, Replicated
 from ptymesh.distributed.tiled import Tiled
 from ptymesh.estimate import Estimate
-from ptymesh.measurement import Measurement
+from ptymesh.measurement import Measurement, evenly_spread
 from ptymesh.physics.backend import BatchCache, Chunk
 from ptymesh.physics.operators import Views, ViewValues
 from ptymesh.physics.resample import corner_crop
@@ -116,7 +116,7 @@ class ViewLoader:
 
         The magnitudes that are expected of sums are estimated from them, which saves reading all.
         """
-        views = np.unique(np.linspace(0, self.views - 1, min(SAMPLE, self.views)).round().astype(np.int64))
+        views = evenly_spread(self.views, SAMPLE)
         return self.counted(self.setup.layout.local(self.setup.layout.local_views(views)))
 
     def counted(self, rows: np.ndarray) -> Iterator[Tensor]:

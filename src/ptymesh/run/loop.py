@@ -24,7 +24,7 @@ from ptymesh.distributed.world import World
 from ptymesh.engines import Engine, parametrised, positions, potential, sweeping, variable
 from ptymesh.errors import BadInput, Diverged, Interrupted
 from ptymesh.estimate import Estimate
-from ptymesh.io.source import evenly_spread
+from ptymesh.measurement import evenly_spread
 from ptymesh.physics.detector_pieces import DetectorPiece
 from ptymesh.physics.operators import Piece, Placed
 from ptymesh.planning import batches

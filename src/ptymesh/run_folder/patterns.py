@@ -14,7 +14,7 @@ import torch
 from ptymesh.errors import BadInput
 from ptymesh.geometry import Geometry
 from ptymesh.io.results import Result
-from ptymesh.measurement import Measurement
+from ptymesh.measurement import Measurement, evenly_spread
 from ptymesh.models import OPTICS, named
 from ptymesh.physics.model import Model, SliceStack
 from ptymesh.physics.operators import Piece, Values, Views, ViewValues
@@ -68,7 +68,7 @@ def compared_patterns(result: Result, scan: Measurement) -> PatternPairs:
     model = model_of(result, scan.geometry)
     views, residuals = np.arange(scan.views), result.residuals
     if residuals is None:
-        views = np.unique(np.linspace(0, scan.views - 1, min(scan.views, LOOKED_AT)).round().astype(np.int64))
+        views = evenly_spread(scan.views, LOOKED_AT)
         chunks = [views[start : start + CHUNK] for start in range(0, len(views), CHUNK)]
         residuals = np.concatenate([_residuals(scan, chunk, modelled(model, result, chunk, scan)) for chunk in chunks])
     order = np.argsort(residuals, kind="stable")

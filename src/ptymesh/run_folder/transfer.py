@@ -21,7 +21,7 @@ from scipy import fft
 
 from ptymesh.errors import BadInput
 from ptymesh.io.results import Result
-from ptymesh.measurement import Measurement
+from ptymesh.measurement import Measurement, evenly_spread
 from ptymesh.run_folder.patterns import CHUNK, LOOKED_AT, check_same, model_of, modelled
 
 #: Value down to which a frequency counts as retrieved.
@@ -63,7 +63,7 @@ def transfer_function(result: Result, scan: Measurement) -> TransferFunction:
             f"There is no transfer function of a scan with propagation: {scan.geometry.propagation}; its detector "
             "pixels are no spatial frequencies of the object, as they are in the far field."
         )
-    views = np.unique(np.linspace(0, scan.views - 1, min(scan.views, LOOKED_AT)).round().astype(np.int64))
+    views = evenly_spread(scan.views, LOOKED_AT)
     model, without = model_of(result, scan.geometry), replace(result, background=None)
     background = 0.0 if result.background is None else result.background.astype(np.float64)
     common, counted = np.zeros(scan.window), np.zeros(scan.window)

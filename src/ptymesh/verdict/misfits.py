@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ptymesh.distributed.exact import Reduction
 from ptymesh.estimate import Estimate
-from ptymesh.io.source import evenly_spread
+from ptymesh.measurement import evenly_spread
 from ptymesh.physics.backend import Chunk
 from ptymesh.physics.counting import misfit_of
 from ptymesh.physics.elementwise import over_window, overlap

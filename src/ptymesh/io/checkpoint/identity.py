@@ -19,8 +19,8 @@ from ptymesh.distributed.world import World
 from ptymesh.errors import BadInput
 from ptymesh.io.hdf5.digests import of_array
 from ptymesh.io.prepare.preprocess import PreparedSource
-from ptymesh.io.source import evenly_spread, slabs
-from ptymesh.measurement import Measurement
+from ptymesh.io.source import slabs
+from ptymesh.measurement import Measurement, evenly_spread
 
 #: Patterns that are looked at: a few, or all.
 Extent = Literal["sample", "all"]

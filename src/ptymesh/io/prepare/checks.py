@@ -28,8 +28,7 @@ from ptymesh.io.prepare.outliers import dark_regions, odd_views
 from ptymesh.io.prepare.preprocess import PreparedSource
 from ptymesh.io.prepare.survey import Survey, has_one_pattern, odd_pixels, step_of, survey, too_far_apart, upright
 from ptymesh.io.prepare.transparent import find_weakened_regions
-from ptymesh.io.source import evenly_spread
-from ptymesh.measurement import Measurement
+from ptymesh.measurement import Measurement, evenly_spread
 
 #: Least step in object pixels; positions with a smaller one are in another unit than they are taken for.
 LEAST_STEP_PX = 0.1

@@ -22,9 +22,9 @@ from ptymesh.io.prepare.positions import stored_positions, window_paths, window_
 from ptymesh.io.prepare.selected_views import central, selected_views
 from ptymesh.io.prepare.window import Window, resampled_probe, window_of
 from ptymesh.io.scan import RawScan
-from ptymesh.io.source import SLAB_BYTES, SlabSource, evenly_spread, slabs
+from ptymesh.io.source import SLAB_BYTES, SlabSource, slabs
 from ptymesh.limits import check_room
-from ptymesh.measurement import NO_CHECKS, Checks, Measurement, steps_along_lines
+from ptymesh.measurement import NO_CHECKS, Checks, Measurement, evenly_spread, steps_along_lines
 from ptymesh.physics.surface import seen_pixels
 
 #: Number of patterns that are averaged to find the centre.

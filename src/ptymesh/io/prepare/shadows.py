@@ -18,7 +18,7 @@ import numpy as np
 from scipy import fft
 from scipy.spatial import cKDTree
 
-from ptymesh.io.source import evenly_spread
+from ptymesh.measurement import evenly_spread
 
 #: Largest number of pairs of neighbouring views whose patterns are correlated.
 MAX_PAIRS = 160

@@ -12,8 +12,8 @@ import numpy as np
 from scipy import ndimage
 from scipy.spatial import ConvexHull, QhullError, Voronoi, cKDTree
 
-from ptymesh.io.source import evenly_spread, slabs
-from ptymesh.measurement import Measurement
+from ptymesh.io.source import slabs
+from ptymesh.measurement import Measurement, evenly_spread
 
 #: Number of patterns whose correlations are averaged to estimate the size of the probe.
 SPECKLE_VIEWS = 256
