@@ -194,7 +194,8 @@ def test_what_noise_alone_explains_is_no_object() -> None:
     found = verdict_of(made_up(np.full(100, 0.9), static=0.0019))
     assert found.state == "unknown" and "nothing of an object is seen" in str(found)
     assert verdict_of(made_up(np.full(100, 0.9), static=0.0025)).state == "good"
-    assert verdict_of(made_up(np.ones(1), static=0.0)).state == "good"
+    one = made_up(np.ones(1), static=0.0)
+    assert judge(one.residual, NoiseFloor(0.0016, 0.0016, 1e6), 50, one).state == "good"
 
 
 @pytest.mark.parametrize("mean", [3.0, 100.0])
@@ -203,6 +204,19 @@ def test_patterns_of_noise_are_unknown(mean: float) -> None:
     counts = np.random.default_rng(1).poisson(mean, (scan.views, *scan.window)).astype(np.float64)
     found = reconstruct(changed(replace(scan, probe=None), list(range(scan.views)), counts))
     assert found.verdict == "unknown" and "nothing of an object is seen" in found.attrs["verdict_sentence"]
+
+
+def test_as_many_fitted_numbers_as_pixels_prove_nothing() -> None:
+    evidence, floor = made_up(np.ones(100)), NoiseFloor(0.0016, 0.0016, 1e6)
+    assert judge(evidence.residual, floor, 6399, evidence).state == "good"
+    found = judge(evidence.residual, floor, 6400, evidence)
+    assert found.state == "unknown" and "6,400 numbers were fitted to the 6,400" in found.sentence
+
+
+def test_one_view_proves_nothing() -> None:
+    scan = scan_of(views=1)
+    result = reconstruct(scan, [{"engine": "rpie", "epochs": 60}], probe={"start": "file"})
+    assert result.verdict == "unknown" and "whatever the object is" in result.attrs["verdict_sentence"]
 
 
 def test_not_finite_is_failed_and_low_is_unknown() -> None:

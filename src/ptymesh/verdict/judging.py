@@ -163,6 +163,10 @@ def _by_misfits(
         why = "the patterns are no counts (data.gain would make them so), so that nobody knows what noise leaves"
         return Verdict("unknown", f"{why}; the residual is {residual:.3g}", residual, views=odd)
     bound, times = floor.fitted(fitted), misfit / max(expected, 1e-300)
+    measured = float(misfits.by_view[:, GOOD].mean()) * len(misfits.by_all)
+    if fitted >= measured and misfit <= MOST_TIMES * expected:
+        why = f"{fitted:,} numbers were fitted to the {measured:,.0f} that were measured"
+        return Verdict("unknown", f"{why}: so many fit whatever the object is", residual, bound, times, odd)
     if residual < TOO_SMOOTH * bound:
         why = (
             f"the residual {residual:.3g} is far below what counting would leave ({bound:.3g}): the patterns vary less"
