@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from ptymesh.distributed.layout import Replicated
-from ptymesh.distributed.panels import Panels
-from ptymesh.distributed.tiled import Tiled
+from ptymesh.distributed.layouts.layout import Replicated
+from ptymesh.distributed.layouts.panels import Panels
+from ptymesh.distributed.layouts.tiled import Tiled
 from ptymesh.distributed.world import Solo, World
 from ptymesh.estimate import BLOCK, Estimate
 from ptymesh.geometry import Geometry, far_field, near_field

@@ -9,7 +9,8 @@ h, w    window pixels
 
 p_j = n_j + f_j: a position is an integer anchor n_j, re-chosen only between epochs, plus the rest f_j.
 
-Positions count from the first pixel of the whole object, of which `object` may be a part (distributed/tiled.py).
+Positions count from the first pixel of the whole object, of which `object` may be a part
+(distributed/layouts/tiled.py).
 """
 
 from __future__ import annotations

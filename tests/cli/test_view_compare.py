@@ -19,8 +19,8 @@ from ptymesh.errors import BadInput
 from ptymesh.geometry import Geometry, photon_wavelength_m
 from ptymesh.io import load_measurement
 from ptymesh.io.results import Result
+from ptymesh.physics.beam.probes import kb_mirror
 from ptymesh.physics.model import Model
-from ptymesh.physics.probes import kb_mirror
 from ptymesh.recipe.schema import Recipe
 from ptymesh.run_folder.figures import title_of, write_figures
 from ptymesh.run_folder.patterns import compared_patterns, model_of, modelled

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from ptymesh.engines import ENGINES, Engine
 from ptymesh.errors import BadInput
 from ptymesh.estimate import Estimate
-from ptymesh.physics.probes import extra_modes
+from ptymesh.physics.beam.probes import extra_modes
 from ptymesh.run import resolution
 from ptymesh.run.loop import Loop
 from ptymesh.run.state import RunState

@@ -135,7 +135,7 @@ def wandering(world: World, name: str, layout: str, folder: str = "", stop_at: i
 
 
 def _with_owner(toy, world: World, owner: np.ndarray):  # type: ignore[no-untyped-def]
-    from ptymesh.distributed.tiled import Tiled
+    from ptymesh.distributed.layouts.tiled import Tiled
     from ptymesh.problem import Problem
 
     layout = Tiled(world, toy.measurement.positions, toy.measurement.window)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from ptymesh.distributed.tiled import Tiled
+from ptymesh.distributed.layouts.tiled import Tiled
 from ptymesh.distributed.world import Solo, World
 from ptymesh.engines import LSQML, RPIE
 from ptymesh.errors import PtymeshError

@@ -7,10 +7,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ptymesh.distributed.boxes import Blocks, Boxes
 from ptymesh.distributed.devices import device_for
-from ptymesh.distributed.layout import Replicated
-from ptymesh.distributed.owners import along_curve
+from ptymesh.distributed.layouts.boxes import Blocks, Boxes
+from ptymesh.distributed.layouts.layout import Replicated
+from ptymesh.distributed.layouts.owners import along_curve
 from ptymesh.distributed.world import Solo, World
 from ptymesh.errors import BadInput, PtymeshError
 from ptymesh.physics import views
@@ -126,7 +126,7 @@ def test_several_batches_cover_what_each_does(monkeypatch: pytest.MonkeyPatch) -
     assert np.array_equal(boxes.covers(batches), wanted) and not wanted[-1].any() and len(batches[-1])
     layout = Replicated(Solo(), anchors.double().numpy())
     for covered in (1, 41, 1 << 20):  # one batch at a time, two, all
-        monkeypatch.setattr("ptymesh.distributed.boxes.COVERED", covered)
+        monkeypatch.setattr("ptymesh.distributed.layouts.boxes.COVERED", covered)
         found = layout.touched_blocks_of(boxes, batches)
         each = [layout.touched_blocks(boxes, views) for views in batches]
         for name in ("rows", "columns"):

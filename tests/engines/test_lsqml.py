@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from ptymesh.distributed.layout import product
+from ptymesh.distributed.layouts.layout import product
 from ptymesh.engines import LSQML
 from ptymesh.engines.lsqml import _velocity, trimmed_mean
 from ptymesh.estimate import Estimate

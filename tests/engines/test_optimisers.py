@@ -15,9 +15,9 @@ from torch import Tensor
 
 from ptymesh.distributed.world import Solo, World
 from ptymesh.engines import ENGINES, REFUSED, SGD, Adam, NAdam, RMSprop
-from ptymesh.engines.elementwise import Elementwise
+from ptymesh.engines.gradients.elementwise import Elementwise
+from ptymesh.engines.gradients.sweep import packed, unpacked
 from ptymesh.engines.optimisers import ELEMENTWISE
-from ptymesh.engines.sweep import packed, unpacked
 from ptymesh.errors import BadInput, Interrupted
 from ptymesh.estimate import Estimate
 from ptymesh.io.checkpoint import store as checkpoint

@@ -11,8 +11,8 @@ from ptymesh.engines import LSQML, RPIE, Engine, variable
 from ptymesh.errors import Diverged
 from ptymesh.estimate import Estimate
 from ptymesh.measurement import ArraySource
+from ptymesh.physics.beam.probes import extra_modes
 from ptymesh.physics.model import Model
-from ptymesh.physics.probes import extra_modes
 from ptymesh.problem import Batch, ViewUpdates
 from ptymesh.run.loop import Loop
 from ptymesh.run.state import RunState

@@ -16,7 +16,7 @@ from ptymesh.engines import ENGINES
 from ptymesh.kernels.gpu import backend as triton_backend
 from ptymesh.kernels.gpu.backend import GpuBackend
 from ptymesh.physics.backend import Backend
-from ptymesh.physics.modes import orthogonalise
+from ptymesh.physics.beam.modes import orthogonalise
 from ptymesh.problem import Batch
 from toy import make, relative, share
 

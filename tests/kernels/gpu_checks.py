@@ -27,8 +27,8 @@ import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 import ptymesh  # noqa: E402, F401  before torch
-from ptymesh.distributed.layout import Replicated  # noqa: E402
-from ptymesh.distributed.tiled import Tiled  # noqa: E402
+from ptymesh.distributed.layouts.layout import Replicated  # noqa: E402
+from ptymesh.distributed.layouts.tiled import Tiled  # noqa: E402
 from ptymesh.distributed.world import Solo  # noqa: E402
 from ptymesh.engines import ENGINES  # noqa: E402
 from ptymesh.kernels import VARIABLE  # noqa: E402

@@ -21,8 +21,8 @@ from pretended import DEVICE, Pretended  # noqa: E402
 from queued import NAME, register  # noqa: E402
 from torch import Tensor  # noqa: E402
 
-from ptymesh.distributed.layout import Replicated  # noqa: E402
-from ptymesh.distributed.tiled import Tiled  # noqa: E402
+from ptymesh.distributed.layouts.layout import Replicated  # noqa: E402
+from ptymesh.distributed.layouts.tiled import Tiled  # noqa: E402
 from ptymesh.distributed.world import Ranks, Solo  # noqa: E402
 from ptymesh.engines import ENGINES  # noqa: E402
 from ptymesh.physics.backend import Backend  # noqa: E402

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ptymesh.physics import fidelity
 from ptymesh.physics.backend import Adjoints, Backend, BatchCache, Chunk, Operation, reference_of
-from ptymesh.physics.detector_pieces import DetectorPiece
+from ptymesh.physics.detector.pieces import DetectorPiece
 from ptymesh.physics.fidelity import UNLIT
 from ptymesh.physics.kinds import SUMS
 from ptymesh.physics.model import Intermediates, Model, SliceStack

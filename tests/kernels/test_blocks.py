@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ptymesh.distributed.layout import BlockSparseField
+from ptymesh.distributed.layouts.layout import BlockSparseField
 from ptymesh.estimate import BLOCK
 from ptymesh.kernels.cpu import blocks
 from ptymesh.kernels.cpu import sums as cpu_sums

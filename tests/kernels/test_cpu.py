@@ -27,7 +27,7 @@ from references import (
     swept,
 )
 
-from ptymesh.distributed.boxes import Boxes
+from ptymesh.distributed.layouts.boxes import Boxes
 from ptymesh.kernels.cpu import arguments
 from ptymesh.kernels.cpu import backend as cpu
 from ptymesh.kernels.cpu import sums as cpu_sums

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from ptymesh import kernels
 from ptymesh.distributed.exact import Reduction
-from ptymesh.distributed.layout import Replicated
-from ptymesh.distributed.tiled import Tiled
+from ptymesh.distributed.layouts.layout import Replicated
+from ptymesh.distributed.layouts.tiled import Tiled
 from ptymesh.distributed.world import Solo
 from ptymesh.engines import ENGINES
 from ptymesh.errors import Interrupted

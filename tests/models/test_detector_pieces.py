@@ -18,7 +18,7 @@ from ptymesh.errors import BadInput
 from ptymesh.io.results import Result
 from ptymesh.models import OPTICS, DetectorPiece
 from ptymesh.physics import fidelity
-from ptymesh.physics.detector_pieces import Response
+from ptymesh.physics.detector.pieces import Response
 from ptymesh.physics.fidelity import Data
 from ptymesh.physics.operators import Placed, Tables, Values
 from ptymesh.problem import Batch

@@ -22,7 +22,7 @@ from ptymesh.errors import BadInput
 from ptymesh.estimate import Estimate
 from ptymesh.measurement import Measurement
 from ptymesh.models import MODELS
-from ptymesh.physics import probes
+from ptymesh.physics.beam import probes
 from ptymesh.recipe.schema import Recipe
 from ptymesh.simulate import patterns, simulate
 from toy import make

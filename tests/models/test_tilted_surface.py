@@ -17,8 +17,8 @@ from ptymesh.geometry import Geometry, far_field
 from ptymesh.io.load import load_measurement
 from ptymesh.io.options import DataOptions
 from ptymesh.models.tilted_surface import TiltedSurface
+from ptymesh.physics.detector.surface import seen_pixels
 from ptymesh.physics.operators import Placed
-from ptymesh.physics.surface import seen_pixels
 from ptymesh.run.simulate_file import write
 from ptymesh.simulate import Simulated, checked, simulate
 

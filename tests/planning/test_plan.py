@@ -11,7 +11,7 @@ import torch
 
 from ptymesh.cli.main import main
 from ptymesh.cli.plan import counts, fitting, kind_of, memory_size
-from ptymesh.distributed.owners import owners
+from ptymesh.distributed.layouts.owners import owners
 from ptymesh.distributed.tiles import bisect
 from ptymesh.distributed.world import World
 from ptymesh.engines import ENGINES, Engine

@@ -19,8 +19,8 @@ from matplotlib.transforms import Bbox
 
 from ptymesh import plot
 from ptymesh.compare import align, illuminated, moves_apart, ring_correlation
-from ptymesh.physics.caustic import caustic_of
-from ptymesh.physics.probes import kb_mirror
+from ptymesh.physics.beam.caustic import caustic_of
+from ptymesh.physics.beam.probes import kb_mirror
 from ptymesh.plot import style
 
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import ptymesh as pm
-from ptymesh.engines.autodiff import Regulariser
 from ptymesh.engines.constraints import Limits
-from ptymesh.engines.schedulers import Scheduler
+from ptymesh.engines.gradients.autodiff import Regulariser
+from ptymesh.engines.gradients.schedulers import Scheduler
 from ptymesh.io.formats.cxi_writer import write_cxi
 from ptymesh.io.options import PositionOptions
 from ptymesh.measurement import Measurement

@@ -13,7 +13,7 @@ from ptymesh.estimate import BLOCK, check_room
 from ptymesh.geometry import Geometry
 from ptymesh.io.results import Result
 from ptymesh.measurement import ArraySource, Measurement
-from ptymesh.physics import probes
+from ptymesh.physics.beam import probes
 from ptymesh.physics.model import Model
 from ptymesh.recipe.initial import initial_estimate
 from ptymesh.recipe.starts import ObjectOptions, ProbeOptions

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ptymesh.distributed.layout import Replicated
+from ptymesh.distributed.layouts.layout import Replicated
 from ptymesh.distributed.world import Solo
 from ptymesh.estimate import Estimate
 from ptymesh.problem.anchor_cache import AnchorCache

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ptymesh.distributed.tiled import Tiled
+from ptymesh.distributed.layouts.tiled import Tiled
 from ptymesh.distributed.world import World
 from ptymesh.engines import RPIE
 from ptymesh.errors import PtymeshError

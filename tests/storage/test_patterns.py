@@ -271,7 +271,7 @@ from pathlib import Path
 import numpy as np, torch
 from ptymesh.io.load import load_measurement
 from ptymesh.io.options import DataOptions, PositionOptions
-from ptymesh.distributed.layout import Replicated
+from ptymesh.distributed.layouts.layout import Replicated
 from ptymesh.storage.memory_budget import MemoryBudget
 from ptymesh.distributed.world import Solo
 from ptymesh.kernels.cpu import ready

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from ptymesh.distributed.layout import Replicated
+from ptymesh.distributed.layouts.layout import Replicated
 from ptymesh.distributed.world import Solo
 from ptymesh.measurement import Measurement
-from ptymesh.physics.counting import expected_misfit, expected_spread, misfit_of
+from ptymesh.physics.detector.counting import expected_misfit, expected_spread, misfit_of
 from ptymesh.physics.model import Model
 from ptymesh.problem import Problem
 from ptymesh.simulate import simulate

@@ -13,14 +13,14 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from ptymesh.distributed.layout import Replicated
+from ptymesh.distributed.layouts.layout import Replicated
 from ptymesh.distributed.world import World
 from ptymesh.engines import Engine
 from ptymesh.errors import Diverged, Interrupted
 from ptymesh.estimate import Estimate
 from ptymesh.io.checkpoint.store import Checkpoint
 from ptymesh.measurement import Measurement
-from ptymesh.physics import probes
+from ptymesh.physics.beam import probes
 from ptymesh.planning.batches import hold_out
 from ptymesh.planning.cost_model import EpochSize, cost_of_judging, cost_of_stage, sweep_work
 from ptymesh.recipe.initial import opr_modes

@@ -10,8 +10,8 @@ def command() -> None:
 
     What a package offers is imported, so that what does not work is told here. Status 2 where something does not.
     """
-    import ptymesh.engines.losses
-    import ptymesh.engines.regularisers
+    import ptymesh.engines.gradients.losses
+    import ptymesh.engines.gradients.regularisers
     import ptymesh.io.load
     import ptymesh.recipe.starts
     import ptymesh.recipe.writers  # noqa: F401 - each has its registry

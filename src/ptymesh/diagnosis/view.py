@@ -22,7 +22,7 @@ from ptymesh.geometry import Geometry
 from ptymesh.io.prepare.survey import speckle_diameter_px
 from ptymesh.io.results import Result
 from ptymesh.measurement import Measurement, evenly_spread
-from ptymesh.physics.counting import misfit_of
+from ptymesh.physics.detector.counting import misfit_of
 from ptymesh.planning.batches import hold_out
 from ptymesh.recipe.schema import Recipe
 from ptymesh.run_folder.patterns import CHUNK, model_of

@@ -20,7 +20,7 @@ import torch
 from pydantic import Field, PositiveInt
 from torch import Tensor
 
-from ptymesh.distributed.layout import BlockSparseField, product
+from ptymesh.distributed.layouts.layout import BlockSparseField, product
 from ptymesh.engines.base import Engine
 from ptymesh.engines.cost import StepNeeds
 from ptymesh.estimate import Estimate

@@ -3,8 +3,8 @@
 Nocedal & Wright, Numerical Optimization, 2nd ed. (2006), algorithms 7.4 (two loops) and 3.1 (backtracking)
 Chen, Wang & Zhou, "Large-scale L-BFGS using MapReduce", NIPS 27 (2014): the loops in coefficients
 
-x, g       unknowns, and gradient of the loss, both in the metric of the unknown's scale K (sweep.py): each x over
-           sqrt(K), slope times sqrt(K); K as of the unknown's first move
+x, g       unknowns, and gradient of the loss, both in the metric of the unknown's scale K (gradients/sweep.py): each x
+           over sqrt(K), slope times sqrt(K); K as of the unknown's first move
 s_i, y_i   differences of x and g over one accepted step, both ends on the same batch;  rho_i = 1 / <s_i, y_i>
 m          number of such pairs that are remembered
 
@@ -28,9 +28,9 @@ import torch
 from pydantic import Field, PositiveInt
 from torch import Tensor
 
-from ptymesh.engines.autodiff import Autodiff, Gradient
 from ptymesh.engines.cost import EngineCost, StepNeeds
-from ptymesh.engines.sweep import Part, packed, unpacked
+from ptymesh.engines.gradients.autodiff import Autodiff, Gradient
+from ptymesh.engines.gradients.sweep import Part, packed, unpacked
 from ptymesh.estimate import Estimate
 from ptymesh.physics.rounding import total_of
 from ptymesh.problem import Batch, Problem

@@ -27,7 +27,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from ptymesh.distributed.layout import BlockSparseField, product
+from ptymesh.distributed.layouts.layout import BlockSparseField, product
 from ptymesh.engines.base import OnOff, Schedule
 from ptymesh.engines.cost import EngineCost, StepNeeds
 from ptymesh.engines.sweeping import Sweeping

@@ -1,7 +1,7 @@
 """Torch optimisers that are engines, each with its own hyperparameters as torch calls them; and those that are refused.
 
 Learning rates are those that worked best on the Siemens star and on simulated scans; `eps` is explained in
-elementwise.py.
+gradients/elementwise.py.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Annotated, ClassVar
 import torch
 from pydantic import Field
 
-from ptymesh.engines.elementwise import Elementwise, eager
-from ptymesh.engines.schedulers import Scheduler
+from ptymesh.engines.gradients.elementwise import Elementwise, eager
+from ptymesh.engines.gradients.schedulers import Scheduler
 from ptymesh.schedule import OnOff
 
 #: torch optimisers that are no engines, and why.

@@ -2,14 +2,15 @@
 
 V, O, a     potential, transmission, absorption (physics/potential.py)
 
-An engine that descends slopes moves V itself (autodiff.py). Of an engine that changes O, the loop takes the change D of
-each step, moves V by the least-squares step towards it, and computes O anew: only on blocks that the batch has touched.
+An engine that descends slopes moves V itself (gradients/autodiff.py). Of an engine that changes O, the loop takes the
+change D of each step, moves V by the least-squares step towards it, and computes O anew: only on blocks that the batch
+has touched.
 """
 
 from __future__ import annotations
 
-from ptymesh.engines.autodiff import Autodiff
 from ptymesh.engines.base import Engine
+from ptymesh.engines.gradients.autodiff import Autodiff
 from ptymesh.errors import BadInput
 from ptymesh.estimate import Estimate
 from ptymesh.physics.potential import followed, transmission

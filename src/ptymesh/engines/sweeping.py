@@ -1,6 +1,6 @@
 """Common part of the engines whose steps are those of a revised wave: they move unknowns of the detector's pieces, too.
 
-theta     an unknown of a piece between intensities and counts (physics/detector_pieces.py)
+theta     an unknown of a piece between intensities and counts (physics/detector/pieces.py)
 
     theta <- theta + gain x sum slope / sum norm      over the views of a batch, after the engine's own step
 

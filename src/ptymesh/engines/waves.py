@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from ptymesh.estimate import Estimate
+from ptymesh.physics.beam.modes import mixed
 from ptymesh.physics.elementwise import times
-from ptymesh.physics.modes import mixed
 from ptymesh.physics.views import shift
 from ptymesh.problem import KeptWaves, Problem
 from ptymesh.unknowns import Unknown

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from ptymesh.distributed.joining import join
-from ptymesh.distributed.layout import Replicated
+from ptymesh.distributed.layouts.layout import Replicated
 from ptymesh.engines import ENGINES
 from ptymesh.errors import BadInput, Interrupted, PtymeshError
 from ptymesh.geometry import Geometry

@@ -14,7 +14,7 @@ from typing import Any
 
 from ptymesh.models.base import Parametrisation
 from ptymesh.options import Options
-from ptymesh.physics.detector_pieces import DetectorPiece
+from ptymesh.physics.detector.pieces import DetectorPiece
 from ptymesh.physics.operators import Piece, WaveOperator
 from ptymesh.registry import Registry, subclass_of
 from ptymesh.unknowns import Unknown

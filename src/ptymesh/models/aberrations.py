@@ -21,8 +21,8 @@ from ptymesh.errors import BadInput
 from ptymesh.estimate import Estimate
 from ptymesh.geometry import Geometry
 from ptymesh.models.base import Parametrisation
+from ptymesh.physics.beam.probes import aberration_phases
 from ptymesh.physics.elementwise import over_window, times
-from ptymesh.physics.probes import aberration_phases
 from ptymesh.physics.propagate import fft, ifft
 
 #: Number of fits of the phase between two probes, each to the phase that the one before has left, within a turn.

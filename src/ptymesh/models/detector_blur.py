@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ptymesh.geometry import Geometry
-from ptymesh.physics.detector_pieces import DetectorPiece
+from ptymesh.physics.detector.pieces import DetectorPiece
 from ptymesh.physics.operators import Tables, Values
 from ptymesh.physics.propagate import fft, frequencies, ifft
 from ptymesh.unknowns import Unknown

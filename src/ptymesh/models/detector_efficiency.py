@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ptymesh.errors import BadInput
 from ptymesh.measurement import Measurement
-from ptymesh.physics.detector_pieces import DetectorPiece
+from ptymesh.physics.detector.pieces import DetectorPiece
 from ptymesh.physics.operators import Tables, Values
 from ptymesh.unknowns import Unknown
 

@@ -18,7 +18,7 @@ from typing import ClassVar
 from pydantic import Field
 from torch import Tensor
 
-from ptymesh.physics.detector_pieces import DetectorPiece
+from ptymesh.physics.detector.pieces import DetectorPiece
 from ptymesh.physics.fidelity import Saturation
 from ptymesh.physics.operators import Tables, Values
 

@@ -24,7 +24,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from ptymesh.models.detector_blur import filtered
-from ptymesh.physics.detector_pieces import DetectorPiece
+from ptymesh.physics.detector.pieces import DetectorPiece
 from ptymesh.physics.operators import Tables, Values
 from ptymesh.physics.propagate import frequencies
 

@@ -2,7 +2,7 @@
 
 theta      angle between that beam and the normal of the surface
 m          place (y, x) of a detector's pixel on the grid of the exit wave's transform, which follows from theta and
-           the pixel's direction (physics/surface.py);  J  the Jacobian of m, the grid's area that a pixel sees
+           the pixel's direction (physics/detector/surface.py);  J  the Jacobian of m, the grid's area that a pixel sees
 
     R S = J S(m),    S(m) linear between the four points around m
 
@@ -25,9 +25,9 @@ from torch import Tensor
 from ptymesh.errors import BadInput
 from ptymesh.geometry import Geometry
 from ptymesh.measurement import Measurement
-from ptymesh.physics.detector_pieces import DetectorPiece
+from ptymesh.physics.detector.pieces import DetectorPiece
+from ptymesh.physics.detector.surface import Grid, seen_areas, seen_places
 from ptymesh.physics.operators import Piece, Tables, Values
-from ptymesh.physics.surface import Grid, seen_areas, seen_places
 from ptymesh.unknowns import Unknown
 
 #: Step of the central difference by which R follows the angle, in degrees.

@@ -9,7 +9,7 @@ psi         exit wave phi_L . O_jL;   Psi = D psi on the detector;   I = sum_m |
 
 Operators with unknowns of their own (operators.py) may stand between the shifted probe and the first slice, and behind
 the last one; P_j and psi are then the waves behind them. One may make several waves of each (its `fan_out` K): behind
-it, M stands for M K, the K waves of a mode beside each other. Pieces of the detector (detector_pieces.py) may stand
+it, M stands for M K, the K waves of a mode beside each other. Pieces of the detector (detector/pieces.py) may stand
 between sum_m |Psi_m|^2 and I.
 
 D: far field F, or near field F^H K F; with Fourier sub-pixel positions the near field carries exp(+2 pi i k.f_j),
@@ -30,7 +30,7 @@ from ptymesh.errors import BadInput
 from ptymesh.estimate import REACH
 from ptymesh.geometry import Geometry
 from ptymesh.physics import views
-from ptymesh.physics.detector_pieces import DetectorPiece, Response
+from ptymesh.physics.detector.pieces import DetectorPiece, Response
 from ptymesh.physics.elementwise import over_few, over_window, overlap, times
 from ptymesh.physics.fidelity import Fidelity, Saturation
 from ptymesh.physics.operators import (

@@ -5,7 +5,7 @@ psi        waves (B, M, h, w) that enter the operator;  theta  its unknowns
 G(theta)   the operator, linear in psi
 
 An operator between probe and detector defines G, its adjoint, and how G psi follows theta, view by view and without
-ranks; a piece between intensities and counts is in detector_pieces.py. Everything else (sums over views and ranks,
+ranks; a piece between intensities and counts is in detector/pieces.py. Everything else (sums over views and ranks,
 steps, checkpoints, results) follows from the declaration of its unknowns. Methods of an operator that have an argument
 `views` are told which views the waves belong to (`Views`).
 """

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from ptymesh.distributed.owners import along_curve
+from ptymesh.distributed.layouts.owners import along_curve
 from ptymesh.engines.base import Order
 
 #: Keys that keep random numbers for different purposes, of one seed, apart.

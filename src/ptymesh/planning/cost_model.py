@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 from ptymesh.engines import Engine
 from ptymesh.engines.cost import EngineCost
-from ptymesh.engines.elementwise import Elementwise
+from ptymesh.engines.gradients.elementwise import Elementwise
 from ptymesh.measurement import Measurement
 from ptymesh.verdict.held_out import BUILT_IN, fit_steps
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ptymesh.distributed.layout import Replicated
+from ptymesh.distributed.layouts.layout import Replicated
 from ptymesh.distributed.world import Solo
 from ptymesh.engines import RPIE
 from ptymesh.estimate import BLOCK, REACH, Estimate

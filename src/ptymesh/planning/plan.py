@@ -21,11 +21,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ptymesh.distributed.boxes import Blocks
 from ptymesh.distributed.exact import HIGHEST, LOWEST
-from ptymesh.distributed.layout import Replicated
-from ptymesh.distributed.panels import Panels
-from ptymesh.distributed.tiled import Tiled
+from ptymesh.distributed.layouts.boxes import Blocks
+from ptymesh.distributed.layouts.layout import Replicated
+from ptymesh.distributed.layouts.panels import Panels
+from ptymesh.distributed.layouts.tiled import Tiled
 from ptymesh.distributed.tiles import Rect
 from ptymesh.distributed.world import World
 from ptymesh.engines import Engine

@@ -29,7 +29,7 @@ Pair = tuple[float, float]
 
 
 class Beam(Protocol):
-    """Beam along its axis, as `physics.caustic.caustic_of` returns it."""
+    """Beam along its axis, as `physics.beam.caustic.caustic_of` returns it."""
 
     @property
     def z_m(self) -> np.ndarray:

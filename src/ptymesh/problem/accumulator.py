@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ptymesh.distributed.exact import Reduction
-from ptymesh.distributed.layout import BlockSparseField
+from ptymesh.distributed.layouts.layout import BlockSparseField
 from ptymesh.errors import PtymeshError
 from ptymesh.estimate import Estimate
 from ptymesh.physics.backend import Adjoints, Chunk, Task

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ptymesh.distributed.layout import Layout
+from ptymesh.distributed.layouts.layout import Layout
 from ptymesh.estimate import Estimate
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from torch import Tensor
 
-from ptymesh.distributed.layout import BlockSparseField
+from ptymesh.distributed.layouts.layout import BlockSparseField
 from ptymesh.physics.backend import Chunk
 from ptymesh.physics.halves import Halves
 from ptymesh.physics.model import Intermediates

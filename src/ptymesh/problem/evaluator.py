@@ -21,7 +21,7 @@ from ptymesh.estimate import Estimate
 from ptymesh.physics import fidelity
 from ptymesh.physics.backend import COUNTS, LOSS, MISFIT, ROOTS, SQUARES, Chunk, fidelity_columns
 from ptymesh.physics.background import BackgroundSums
-from ptymesh.physics.detector_pieces import step_weight
+from ptymesh.physics.detector.pieces import step_weight
 from ptymesh.physics.halves import Halves
 from ptymesh.physics.kinds import SUMS
 from ptymesh.physics.model import Intermediates, power
@@ -146,7 +146,7 @@ class Evaluator:
     def detector_slopes(self, chunk: Chunk, intermediates: Intermediates) -> dict[str, Tensor]:
         """Return slope and norm of each view, (B, 2, ...) float64, by name of the unknowns of the detector's pieces.
 
-        Their quotient is the Gauss-Newton step (physics/detector_pieces.py).
+        Their quotient is the Gauss-Newton step (physics/detector/pieces.py).
 
         Args:
             chunk: the views.

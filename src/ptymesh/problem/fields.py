@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ptymesh.distributed.exact import Reduction
-from ptymesh.distributed.layout import BlockSparseField
+from ptymesh.distributed.layouts.layout import BlockSparseField
 from ptymesh.estimate import Estimate
 from ptymesh.physics.blocks import Expression, FieldView, RegularisedQuotient
 from ptymesh.problem.setup import Setup

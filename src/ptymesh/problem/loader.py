@@ -17,8 +17,8 @@ from torch import Tensor
 
 from ptymesh.distributed.devices import sent
 from ptymesh.distributed.exact import brightest
-from ptymesh.distributed.layout import Migration, Replicated
-from ptymesh.distributed.tiled import Tiled
+from ptymesh.distributed.layouts.layout import Migration, Replicated
+from ptymesh.distributed.layouts.tiled import Tiled
 from ptymesh.estimate import Estimate
 from ptymesh.measurement import Measurement, evenly_spread
 from ptymesh.physics.backend import BatchCache, Chunk

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ptymesh.distributed.boxes import Blocks, Boxes
 from ptymesh.distributed.devices import sent
-from ptymesh.distributed.layout import Replicated
-from ptymesh.distributed.tiled import Tiled
+from ptymesh.distributed.layouts.boxes import Blocks, Boxes
+from ptymesh.distributed.layouts.layout import Replicated
+from ptymesh.distributed.layouts.tiled import Tiled
 from ptymesh.estimate import Estimate, check_room
 from ptymesh.problem.anchor_cache import AnchorCache
 

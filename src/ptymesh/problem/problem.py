@@ -14,8 +14,8 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from ptymesh.distributed.layout import Migration, Replicated
-from ptymesh.distributed.tiled import Tiled
+from ptymesh.distributed.layouts.layout import Migration, Replicated
+from ptymesh.distributed.layouts.tiled import Tiled
 from ptymesh.estimate import Estimate
 from ptymesh.geometry import Geometry
 from ptymesh.kernels import kernel_backend

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from ptymesh.distributed.devices import KINDS, sent
-from ptymesh.distributed.layout import Replicated
-from ptymesh.distributed.tiled import Tiled
+from ptymesh.distributed.layouts.layout import Replicated
+from ptymesh.distributed.layouts.tiled import Tiled
 from ptymesh.estimate import Estimate
 from ptymesh.geometry import Geometry
 from ptymesh.physics.backend import Backend

@@ -21,7 +21,7 @@ from ptymesh.errors import BadInput
 from ptymesh.estimate import BLOCK, REACH, Estimate
 from ptymesh.io.results import Result
 from ptymesh.measurement import Measurement
-from ptymesh.physics import probes
+from ptymesh.physics.beam import probes
 from ptymesh.physics.operators import Piece
 from ptymesh.physics.potential import transmission
 from ptymesh.recipe.resampling import load_complex_array, pixel_ratio, resample_images

@@ -21,7 +21,7 @@ from ptymesh.io.options import ArrayRef, FrozenOptions, Number, Positive, Positi
 from ptymesh.io.results import Result
 from ptymesh.measurement import Measurement
 from ptymesh.options import Reference
-from ptymesh.physics import probes
+from ptymesh.physics.beam import probes
 from ptymesh.physics.propagate import angular_spectrum_kernel, apply_kernel_adjoint, fresnel_kernel
 from ptymesh.recipe.resampling import load_complex_array, pixel_ratio, resample_images
 from ptymesh.registry import Registry, subclass_of

@@ -19,13 +19,13 @@ import torch
 
 from ptymesh import stopping
 from ptymesh.distributed.devices import Later
-from ptymesh.distributed.handover import follow_draw
+from ptymesh.distributed.layouts.handover import follow_draw
 from ptymesh.distributed.world import World
 from ptymesh.engines import Engine, parametrised, positions, potential, sweeping, variable
 from ptymesh.errors import BadInput, Diverged, Interrupted
 from ptymesh.estimate import Estimate
 from ptymesh.measurement import evenly_spread
-from ptymesh.physics.detector_pieces import DetectorPiece
+from ptymesh.physics.detector.pieces import DetectorPiece
 from ptymesh.physics.operators import Piece, Placed
 from ptymesh.planning import batches
 from ptymesh.problem import Batch, Problem

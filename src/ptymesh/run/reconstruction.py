@@ -26,11 +26,11 @@ from ptymesh.displayed import Displayed
 from ptymesh.distributed.agreement import flatten, refuse_differences
 from ptymesh.distributed.devices import one_thread
 from ptymesh.distributed.joining import join
-from ptymesh.distributed.layout import Replicated
-from ptymesh.distributed.panels import Panels
+from ptymesh.distributed.layouts.layout import Replicated
+from ptymesh.distributed.layouts.panels import Panels
+from ptymesh.distributed.layouts.tiled import Tiled
 from ptymesh.distributed.program import on_first_rank
 from ptymesh.distributed.rank_info import world
-from ptymesh.distributed.tiled import Tiled
 from ptymesh.distributed.tiles import Rect
 from ptymesh.distributed.world import World
 from ptymesh.engines import Adam, Engine

@@ -16,9 +16,9 @@ from torch import Tensor
 from ptymesh.distributed.world import World
 from ptymesh.kernels import kernel_backend
 from ptymesh.physics.backend import Backend, Chunk
+from ptymesh.physics.beam.modes import orthogonalising
 from ptymesh.physics.elementwise import phase, times
 from ptymesh.physics.model import Model
-from ptymesh.physics.modes import orthogonalising
 from ptymesh.physics.propagate import fft
 from ptymesh.run.machine import processor
 

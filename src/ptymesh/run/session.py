@@ -17,7 +17,7 @@ import torch
 from ptymesh import kernels
 from ptymesh.distributed.agreement import refuse_differences
 from ptymesh.distributed.joining import join
-from ptymesh.distributed.owners import owners
+from ptymesh.distributed.layouts.owners import owners
 from ptymesh.distributed.world import World
 from ptymesh.errors import BadInput, Diverged, Interrupted, PtymeshError
 from ptymesh.files import target_of

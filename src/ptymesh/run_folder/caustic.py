@@ -16,7 +16,7 @@ from ptymesh.errors import BadInput
 from ptymesh.files import replacing, writing
 from ptymesh.geometry import electron_wavelength_m, photon_wavelength_m
 from ptymesh.io.results import Result
-from ptymesh.physics.caustic import Caustic, caustic_of
+from ptymesh.physics.beam.caustic import Caustic, caustic_of
 
 
 def caustic_of_result(result: Result) -> Caustic:

@@ -36,10 +36,10 @@ from ptymesh.geometry import (
 from ptymesh.measurement import ArraySource, Measurement
 from ptymesh.models import OPTICS, Piece, named
 from ptymesh.options import Options
-from ptymesh.physics import probes
+from ptymesh.physics.beam import probes
+from ptymesh.physics.detector.surface import seen_pixels
 from ptymesh.physics.model import Model, SliceStack
 from ptymesh.physics.operators import Views, ViewValues, pieces_for_scan
-from ptymesh.physics.surface import seen_pixels
 from ptymesh.simulate import phantoms, scans
 
 Kind = Literal["xray", "near", "electron"]

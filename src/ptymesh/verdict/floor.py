@@ -1,6 +1,6 @@
 """The noise floor: what counting leaves of the residual sum (sqrt I - sqrt y)^2 / sum y.
 
-f, v    per pixel, E (sqrt y - sqrt I)^2 and Var sqrt y (physics/counting.py)
+f, v    per pixel, E (sqrt y - sqrt I)^2 and Var sqrt y (physics/detector/counting.py)
 p       real numbers that were fitted
 
 The true intensities have the residual F = sum f / sum y. A fit of p numbers follows some of the noise, 1/4 of a count's
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ptymesh.estimate import Estimate
-from ptymesh.physics.counting import expected_misfit, expected_spread
+from ptymesh.physics.detector.counting import expected_misfit, expected_spread
 from ptymesh.physics.elementwise import over_window
 from ptymesh.physics.fidelity import Data
 from ptymesh.problem import Problem

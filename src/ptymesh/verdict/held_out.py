@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ptymesh.engines import Engine
-from ptymesh.engines.sweep import real
+from ptymesh.engines.gradients.sweep import real
 from ptymesh.estimate import Estimate
 from ptymesh.physics.backend import MISFIT, ROOTS
 from ptymesh.problem import Problem, ViewLoader

@@ -3,7 +3,7 @@
 B        views that are looked at
 h, w     window pixels
 I, y     modelled intensities, counts
-f, w     mean and variance of the misfit (sqrt y - sqrt I)^2 that counting makes of I (physics/counting.py)
+f, w     mean and variance of the misfit (sqrt y - sqrt I)^2 that counting makes of I (physics/detector/counting.py)
 m        sqrt y - sqrt I
 s        how sqrt I changes with a view's position, along y and x
 b        how it changes with a blur over the detector's pixels, the Laplacian of I over 2 sqrt I
@@ -21,7 +21,7 @@ from ptymesh.distributed.exact import Reduction
 from ptymesh.estimate import Estimate
 from ptymesh.measurement import evenly_spread
 from ptymesh.physics.backend import Chunk
-from ptymesh.physics.counting import misfit_of
+from ptymesh.physics.detector.counting import misfit_of
 from ptymesh.physics.elementwise import over_window, overlap
 from ptymesh.physics.model import Intermediates, power
 from ptymesh.problem import Problem

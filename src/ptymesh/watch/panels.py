@@ -24,7 +24,7 @@ from ptymesh.watch.runs import ObjectFile, OpenedArrays, RunFolder, own_dataset
 if TYPE_CHECKING:
     from ptymesh.io.results import Result
     from ptymesh.measurement import Measurement
-    from ptymesh.physics.caustic import Caustic
+    from ptymesh.physics.beam.caustic import Caustic
     from ptymesh.physics.model import Model
 
 #: Points of a profile, and pixels along the longer side of the region from which it is sampled.

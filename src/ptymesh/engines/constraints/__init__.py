@@ -10,15 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
-from pkgutil import iter_modules
+from pkgutil import walk_packages
 
 from ptymesh.engines.constraints.base import CONSTRAINTS, Constraint, Prior
-from ptymesh.engines.constraints.centring import Centre, centre
+from ptymesh.engines.constraints.gauges.centring import Centre, centre
+from ptymesh.engines.constraints.gauges.ramp import Ramp, remove_ramp
+from ptymesh.engines.constraints.gauges.scale import Power, Scale, rescale
 from ptymesh.engines.constraints.illumination import LIT, illuminated_mask
 from ptymesh.engines.constraints.limits import Amplitude, Limits, Phase, limit_amplitude, limit_phase
 from ptymesh.engines.constraints.orthogonalise import Orthogonalise
-from ptymesh.engines.constraints.ramp import Ramp, remove_ramp
-from ptymesh.engines.constraints.scale import Power, Scale, rescale
 from ptymesh.engines.constraints.smooth import Smooth, smoothed
 from ptymesh.engines.constraints.support import FourierSupport, Support, disc
 
@@ -85,9 +85,13 @@ def ordered(named: Mapping[str, Constraint]) -> list[str]:
 
 
 def find_files() -> None:
-    """Import the files of this package, which register the constraints that they define."""
-    for module in iter_modules(__path__):
-        import_module(f"{__name__}.{module.name}")
+    """Import the files of this package, which register the constraints that they define, in the order of their names.
+
+    The order is that of the files' own names, in whichever folder: constraints that nothing else orders are applied so.
+    """
+    files = [module.name for module in walk_packages(__path__, f"{__name__}.") if not module.ispkg]
+    for file in sorted(files, key=lambda name: name.rpartition(".")[2]):
+        import_module(file)
 
 
 find_files()

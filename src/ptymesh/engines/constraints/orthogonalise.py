@@ -8,7 +8,7 @@ from ptymesh.engines import waves
 from ptymesh.engines.constraints.base import Constraint
 from ptymesh.engines.waves import EngineMemory
 from ptymesh.estimate import Estimate
-from ptymesh.physics.modes import mixed, orthogonalising
+from ptymesh.physics.beam.modes import mixed, orthogonalising
 from ptymesh.problem import Problem
 
 

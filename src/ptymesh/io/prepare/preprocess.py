@@ -25,7 +25,7 @@ from ptymesh.io.scan import RawScan
 from ptymesh.io.source import SLAB_BYTES, SlabSource, slabs
 from ptymesh.limits import check_room
 from ptymesh.measurement import NO_CHECKS, Checks, Measurement, evenly_spread, steps_along_lines
-from ptymesh.physics.surface import seen_pixels
+from ptymesh.physics.detector.surface import seen_pixels
 
 #: Number of patterns that are averaged to find the centre.
 CENTRE_VIEWS = 256

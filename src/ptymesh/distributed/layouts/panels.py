@@ -19,12 +19,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ptymesh.distributed.boxes import Blocks, Boxes, where
 from ptymesh.distributed.devices import sent
-from ptymesh.distributed.layout import BlockSparseField, Layout, Replicated, Summed
-from ptymesh.distributed.owners import owners
+from ptymesh.distributed.layouts.boxes import Blocks, Boxes, where
+from ptymesh.distributed.layouts.layout import BlockSparseField, Layout, Replicated, Summed
+from ptymesh.distributed.layouts.owners import owners
+from ptymesh.distributed.layouts.tiled import Tiled, TiledMigration
 from ptymesh.distributed.shared_sums import MOST_RANKS, SharedSums, SumAreas, rectangles
-from ptymesh.distributed.tiled import Tiled, TiledMigration
 from ptymesh.distributed.tiles import Rect
 from ptymesh.distributed.world import World
 from ptymesh.estimate import BLOCK, Estimate

@@ -32,11 +32,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ptymesh.distributed.borders import block_owners, in_common, reach_into, relayed_is_less
-from ptymesh.distributed.boxes import Blocks, Boxes, blocks_reached_by_rank, where
 from ptymesh.distributed.devices import sent
-from ptymesh.distributed.handover import Handover
-from ptymesh.distributed.layout import BlockSparseField, Layout, Summed, product
+from ptymesh.distributed.layouts.borders import block_owners, in_common, reach_into, relayed_is_less
+from ptymesh.distributed.layouts.boxes import Blocks, Boxes, blocks_reached_by_rank, where
+from ptymesh.distributed.layouts.handover import Handover
+from ptymesh.distributed.layouts.layout import BlockSparseField, Layout, Summed, product
 from ptymesh.distributed.shared_sums import MOST_RANKS, SharedSums, SumAreas
 from ptymesh.distributed.tiles import Rect, bisect, parts_of, tiles_of
 from ptymesh.distributed.world import World

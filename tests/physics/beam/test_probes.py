@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ptymesh.errors import BadInput
-from ptymesh.physics import probes
+from ptymesh.physics.beam import probes
 
 SHAPE, PIXEL, WAVELENGTH = (96, 80), (20e-9, 24e-9), 0.15e-9
 ANGLE = 0.4 * WAVELENGTH / (2 * 24e-9)

@@ -21,11 +21,11 @@ import torch
 from pydantic import Field, PrivateAttr, field_serializer, field_validator, model_validator
 from torch import Tensor
 
-from ptymesh.engines import losses, regularisers
 from ptymesh.engines.base import Engine, Schedule
-from ptymesh.engines.losses import LOSSES, Loss, PixelLoss
-from ptymesh.engines.regularisers import REGULARISERS, Density
-from ptymesh.engines.sweep import Part, Sweep, above_zero, averages, covered, real
+from ptymesh.engines.gradients import losses, regularisers
+from ptymesh.engines.gradients.losses import LOSSES, Loss, PixelLoss
+from ptymesh.engines.gradients.regularisers import REGULARISERS, Density
+from ptymesh.engines.gradients.sweep import Part, Sweep, above_zero, averages, covered, real
 from ptymesh.estimate import Estimate
 from ptymesh.physics import potential
 from ptymesh.physics.elementwise import phase as phase_of

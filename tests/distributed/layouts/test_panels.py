@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ptymesh.distributed import shared_memory
-from ptymesh.distributed.panels import Panels, cut
+from ptymesh.distributed.layouts.panels import Panels, cut
 from ptymesh.distributed.tiles import Rect
 from ptymesh.distributed.world import Ranks, Solo, World
 from ptymesh.engines import CG, LSQML, MPIE, RPIE, Adam, Engine
@@ -97,7 +97,7 @@ def followed(world: World) -> list[bool]:
     problem.begin_epoch(estimate)
     blocks = problem.loader.local_views.blocks(estimate, np.arange(3))
     ones = torch.full((1, len(blocks.rows), BLOCK, BLOCK), 2.0 + world.rank, dtype=estimate.object.dtype)
-    from ptymesh.distributed.layout import BlockSparseField
+    from ptymesh.distributed.layouts.layout import BlockSparseField
 
     problem.fields.add(estimate.object, BlockSparseField(ones, blocks.rows, blocks.columns))  # not this
     found.append(same())

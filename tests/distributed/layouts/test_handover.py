@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from ptymesh.distributed import handover
-from ptymesh.distributed.handover import Handover, follow_draw
-from ptymesh.distributed.layout import Replicated
-from ptymesh.distributed.owners import owners
+from ptymesh.distributed.layouts import handover
+from ptymesh.distributed.layouts.handover import Handover, follow_draw
+from ptymesh.distributed.layouts.layout import Replicated
+from ptymesh.distributed.layouts.owners import owners
 from ptymesh.distributed.world import Solo, World
 from ptymesh.engines import DM, LSQML, RPIE
 from ptymesh.errors import Interrupted

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from ptymesh.errors import BadInput
-from ptymesh.physics.caustic import caustic_of
-from ptymesh.physics.probes import kb_mirror, zone_plate
+from ptymesh.physics.beam.caustic import caustic_of
+from ptymesh.physics.beam.probes import kb_mirror, zone_plate
 from ptymesh.physics.propagate import angular_spectrum_kernel, apply_kernel
 
 WAVELENGTH, PIXEL, SHAPE = 1.5e-10, (1e-8, 1.25e-8), (96, 80)

@@ -12,11 +12,12 @@ from torch import Tensor
 
 from ptymesh import registry
 from ptymesh.distributed.world import Solo, World
-from ptymesh.engines import EPIE, SGD, Adam, regularisers
-from ptymesh.engines.autodiff import Autodiff
-from ptymesh.engines.losses import LOSSES, OfFunction
-from ptymesh.engines.regularisers import REGULARISERS
-from ptymesh.engines.sweep import covered
+from ptymesh.engines import EPIE, SGD, Adam
+from ptymesh.engines.gradients import regularisers
+from ptymesh.engines.gradients.autodiff import Autodiff
+from ptymesh.engines.gradients.losses import LOSSES, OfFunction
+from ptymesh.engines.gradients.regularisers import REGULARISERS
+from ptymesh.engines.gradients.sweep import covered
 from ptymesh.errors import BadInput, Interrupted
 from ptymesh.estimate import Estimate
 from ptymesh.io.checkpoint import store as checkpoint
@@ -209,7 +210,7 @@ def test_functions_by_name() -> None:
 
 def test_functions_of_installed_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     def offered(group: str) -> list[EntryPoint]:
-        return [EntryPoint("theirs", "ptymesh.engines.regularisers:l2", group)]
+        return [EntryPoint("theirs", "ptymesh.engines.gradients.regularisers:l2", group)]
 
     monkeypatch.setattr(registry, "entry_points", offered)
     assert Adam(regularisers=[{"kind": "theirs", "weight": 1}]).regularisers[0].density is regularisers.l2

@@ -20,9 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ptymesh.distributed.boxes import Blocks, Boxes, blocks_together, where
 from ptymesh.distributed.devices import sent
-from ptymesh.distributed.owners import owners
+from ptymesh.distributed.layouts.boxes import Blocks, Boxes, blocks_together, where
+from ptymesh.distributed.layouts.owners import owners
 from ptymesh.distributed.shared_sums import Combine, SharedSums, SumAreas
 from ptymesh.distributed.tiles import Rect
 from ptymesh.distributed.world import World

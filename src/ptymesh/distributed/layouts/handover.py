@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ptymesh.distributed.layout import CarriedPatterns, Layout, Migration
-from ptymesh.distributed.owners import owners
+from ptymesh.distributed.layouts.layout import CarriedPatterns, Layout, Migration
+from ptymesh.distributed.layouts.owners import owners
 from ptymesh.distributed.world import World
 
 #: Bytes of patterns that a rank sends at a time.

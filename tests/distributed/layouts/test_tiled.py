@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from ptymesh.distributed.borders import relayed_is_less
-from ptymesh.distributed.tiled import Tiled
+from ptymesh.distributed.layouts.borders import relayed_is_less
+from ptymesh.distributed.layouts.tiled import Tiled
 from ptymesh.distributed.tiles import bisect, parts_of, tiles_of
 from ptymesh.distributed.world import World
 from ptymesh.physics.blocks import blocked

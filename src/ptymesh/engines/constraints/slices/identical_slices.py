@@ -7,8 +7,8 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from ptymesh.engines.constraints.base import CONSTRAINTS, Prior
-from ptymesh.engines.constraints.depth_smoothness import mixed_slices
 from ptymesh.engines.constraints.neighbours import check_several_slices
+from ptymesh.engines.constraints.slices.depth_smoothness import mixed_slices
 from ptymesh.estimate import Estimate
 from ptymesh.problem import Problem
 

@@ -32,7 +32,7 @@ class Blocks:
         sums_received: by rank, places of the blocks whose sums arrive from there, to be added.
         totals_sent: by rank, places of the blocks whose complete sums this rank sends there, as their block owner.
         totals_received: by rank, places of the blocks whose complete sums arrive from there and replace this rank's.
-        shared: places at which anything arrives or is summed for others, ascending (distributed/tiled.py).
+        shared: places at which anything arrives or is summed for others, ascending (distributed/layouts/tiled.py).
         whole: rows and columns of the covered blocks of the whole object, where windows are cut from that.
         own: rows and columns of the blocks that this rank's views reach, in this rank's accumulators.
         reached: (n,) int64, the ranks whose views reach each block, as bits.

@@ -20,11 +20,11 @@ from torch import Tensor
 
 from ptymesh.distributed.devices import sent
 from ptymesh.distributed.exact import Reduction
-from ptymesh.engines.losses import Loss, LossSummary, OfFidelity
+from ptymesh.engines.gradients.losses import Loss, LossSummary, OfFidelity
 from ptymesh.estimate import Estimate
 from ptymesh.physics.backend import Task
 from ptymesh.physics.background import darkness, raised_signals
-from ptymesh.physics.detector_pieces import step_weight
+from ptymesh.physics.detector.pieces import step_weight
 from ptymesh.physics.elementwise import means
 from ptymesh.physics.fidelity import DARK, Data
 from ptymesh.physics.model import Intermediates, power

@@ -9,9 +9,9 @@ from torch import Tensor
 
 import ptymesh as pm
 from ptymesh.engines import Adam
-from ptymesh.engines.elementwise import Elementwise
+from ptymesh.engines.gradients.elementwise import Elementwise
+from ptymesh.engines.gradients.schedulers import SHORT, Pace, Scheduler
 from ptymesh.engines.optimisers import ELEMENTWISE, Moments
-from ptymesh.engines.schedulers import SHORT, Pace, Scheduler
 from ptymesh.errors import BadInput
 from ptymesh.run.loop import Loop
 from ptymesh.run.state import RunState

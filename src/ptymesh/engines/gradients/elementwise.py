@@ -26,11 +26,11 @@ from pydantic import ConfigDict, Field, PrivateAttr, ValidationError, model_vali
 from torch import Tensor
 
 from ptymesh.distributed.devices import sent
-from ptymesh.engines.autodiff import Autodiff
 from ptymesh.engines.base import OnOff, Options, Schedule
 from ptymesh.engines.cost import EngineCost, StepNeeds
-from ptymesh.engines.schedulers import Pace, Scheduler
-from ptymesh.engines.sweep import Part, packed, unpacked
+from ptymesh.engines.gradients.autodiff import Autodiff
+from ptymesh.engines.gradients.schedulers import Pace, Scheduler
+from ptymesh.engines.gradients.sweep import Part, packed, unpacked
 from ptymesh.errors import BadInput
 from ptymesh.estimate import Estimate
 from ptymesh.models import declared, refuse_fixed

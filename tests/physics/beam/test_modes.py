@@ -2,7 +2,7 @@
 
 import torch
 
-from ptymesh.physics.modes import orthogonalise, powers
+from ptymesh.physics.beam.modes import orthogonalise, powers
 
 
 def random_modes(dtype: torch.dtype = torch.complex128) -> torch.Tensor:

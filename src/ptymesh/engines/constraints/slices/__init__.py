@@ -1,0 +1,1 @@
+"""Constraints of the object along the beam."""

@@ -1,0 +1,1 @@
+"""The beam: starting probes, incoherent modes, and the beam along its axis."""
