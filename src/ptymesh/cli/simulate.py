@@ -13,7 +13,7 @@ def command(
         Path, typer.Argument(metavar="OUT.cxi", help="Data set to write (.cxi or .h5); the truth goes beside it.")
     ],
     kind: Annotated[
-        str, typer.Option(help="xray (far field), near (X-ray near field) or electron (multislice).")
+        str, typer.Option(help="xray (far field), near (X-ray near field), electron (slices) or crystal (its atoms).")
     ] = "xray",
     views: Annotated[int, typer.Option(help="Number of scan positions.")] = 400,
     window: Annotated[int, typer.Option(help="Side of the detector in pixels.")] = 128,
@@ -30,7 +30,7 @@ def command(
     ] = None,
     position_error: Annotated[float, typer.Option(help="Uniform error of the positions, +- pixels.")] = 0.0,
     modes: Annotated[int, typer.Option(help="Incoherent probe modes.")] = 1,
-    slices: Annotated[int | None, typer.Option(help="Object slices. [default: 1, electron 2]")] = None,
+    slices: Annotated[int | None, typer.Option(help="Object slices. [default: 1, electron 2, crystal 6]")] = None,
     tilt: Annotated[
         tuple[float, float],
         typer.Option(metavar="Y X", help="Radians by which the axis of the slices leans against the beam."),
@@ -48,6 +48,13 @@ def command(
     focus_distance: Annotated[
         float | None, typer.Option(help="Near field: metres from the beam's focus to the sample.")
     ] = None,
+    crystal: Annotated[
+        str,
+        typer.Option(
+            metavar="YAML",
+            help="With --kind crystal: structure, beam and dose, such as {structure: silicon, zone: [1, 1, 0]}.",
+        ),
+    ] = "{}",
     optics: Annotated[
         str, typer.Option(metavar="YAML", help="Operators between probe and detector, such as {view_defocus: true}.")
     ] = "{}",
@@ -84,6 +91,9 @@ def command(
         raise BadInput(f"--rate is {rate:g}; give a number of frames per second above 0.")
     if protocol not in ("plain", "dectris"):
         raise BadInput(f"--protocol is {protocol}; it should be plain or dectris.")
+    given = parsed(crystal, "--crystal")
+    if given and kind != "crystal":
+        raise BadInput(f"--crystal is given for --kind {kind}; give --kind crystal with it, or leave it out.")
     options = checked(
         kind=kind,
         views=views,
@@ -103,6 +113,7 @@ def command(
         energy_eV=energy,
         pixel_m=pixel,
         surface_deg=surface,
+        crystal=given if kind == "crystal" else None,
         focus_distance_m=focus_distance,
         optics=parsed(optics, "--optics"),
         unknown_errors=parsed(unknown_errors, "--unknown-errors"),

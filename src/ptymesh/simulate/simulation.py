@@ -13,11 +13,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
-from pydantic import ConfigDict, Field, SerializeAsAny, field_validator, model_validator
 from torch import Tensor
 
 from ptymesh.distributed.devices import free_bytes
@@ -25,145 +23,22 @@ from ptymesh.errors import BadInput
 from ptymesh.estimate import BLOCK, Estimate
 from ptymesh.files import size
 from ptymesh.geometry import (
-    STEEPEST_DEG,
     Geometry,
-    Radiation,
-    electron_wavelength_m,
-    far_field,
-    near_field,
-    photon_wavelength_m,
 )
 from ptymesh.measurement import ArraySource, Measurement
-from ptymesh.models import OPTICS, Piece, named
-from ptymesh.options import Options
 from ptymesh.physics.beam import probes
 from ptymesh.physics.detector.surface import seen_pixels
 from ptymesh.physics.model import Model, SliceStack
 from ptymesh.physics.operators import Views, ViewValues, pieces_for_scan
 from ptymesh.simulate import phantoms, scans
-
-Kind = Literal["xray", "near", "electron"]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Range = tuple[float, float]
-Lean = Annotated[float, Field(ge=-STEEPEST_DEG, le=STEEPEST_DEG)]
-Tilt = Annotated[float, Field(ge=-0.25, le=0.25)]
+from ptymesh.simulate.beams import default_spacing_m, designed_probe, geometry_of, sampling_of
+from ptymesh.simulate.multislice import Specimen
+from ptymesh.simulate.options import DEFAULTS, SLICES, Simulation, incident_power, with_crystal
 
 #: Views whose intensities are computed together.
 CHUNK = 16
 #: Object pixels kept free around the outermost windows, beyond the position error.
 MARGIN_PX = 3
-
-
-class Simulation(Options):
-    """Options of a simulation. Lengths in metres, angles in rad; None takes the default of the kind.
-
-    Fields:
-        kind: `xray` (far field, zone plate, test chart), `near` (X-ray near field, structured beam, powder) or
-            `electron` (far field, aberrated lens, multislice crystal).
-        views: N.
-        window: side in pixels.
-        scan: pattern (`scans.scan`).
-        overlap: of neighbouring beams; step = (1 - overlap) * width of the beam.
-        density_ratio: views per area at the right edge over those at the left edge.
-        object_px: instead of overlap: the scan covers an object of this side (to a whole number of blocks).
-        photons_per_view: incident photons or electrons.
-        noise: Poisson; without it patterns are float32 intensities.
-        position_error_px: true positions differ from the nominal ones by up to this, uniformly, on either axis.
-        modes: number of incoherent probe modes (partial coherence).
-        mode_powers: fractions of the power of each mode.
-        background_counts: added to every pixel of every view; known to the reconstruction.
-        defect: masked fault of the detector: a beamstop over the centre, a dead module, or hot pixels.
-        slices: number of object slices.
-        slice_spacing_m: distance between neighbouring slices.
-        tilt_rad: (y, x) by which the axis along which slices are stacked leans against the beam.
-        amplitude, phase_rad: ranges (low, high) of the transmission, (0.6, 1) and (-1.2, 0.2) for X-rays; electrons are
-            not absorbed, and every slice has phase (0, 0.6).
-        energy_eV: of the photons or electrons.
-        pixel_m: object pixel.
-        detector_pixel_m: detector pixel.
-        surface_deg: (y, x) angle by which a surface leans from the beam that it reflects; far field only.
-        focus_distance_m: near field only: the beam diverges from a focus this far upstream of the sample.
-        probe_guess: probe in the data set: none, the design's (one mode, defocus 10 % off; smoothed in the near field),
-            or the true one.
-        optics: operators between probe and detector, as in a recipe; their unknowns have the values at which they
-            start (`start`, or what the operator reads from positions and geometry).
-        unknown_errors: true values of these unknowns differ from that by up to this, uniformly, in their units.
-        seed: of all random numbers.
-    """
-
-    model_config = ConfigDict(frozen=True)
-
-    kind: Kind = "xray"
-    views: int = Field(default=400, ge=1, le=10**7)
-    window: int = Field(default=128, ge=16, le=2**15)
-    scan: scans.Scan = "fermat"
-    overlap: float | None = Field(default=None, ge=0, lt=1)
-    object_px: int | None = Field(default=None, ge=1, le=2**20)
-    density_ratio: float = Field(default=1.0, ge=1e-3, le=1e3)
-    photons_per_view: float | None = Field(default=None, gt=0, le=2e9)
-    noise: bool = True
-    position_error_px: float = Field(default=0.0, ge=0, le=2**15)
-    modes: int = Field(default=1, ge=1, le=10_000)
-    mode_powers: tuple[float, ...] | None = None
-    background_counts: float = Field(default=0.0, ge=0, le=1e9)
-    defect: Literal["none", "beamstop", "module", "hot"] = "none"
-    slices: int | None = Field(default=None, ge=1, le=10_000)
-    slice_spacing_m: Positive | None = None
-    tilt_rad: tuple[Tilt, Tilt] = (0.0, 0.0)
-    amplitude: Range | None = None
-    phase_rad: Range | None = None
-    energy_eV: Positive | None = None
-    pixel_m: Positive | None = None
-    detector_pixel_m: Positive | None = None
-    surface_deg: tuple[Lean, Lean] = (0.0, 0.0)
-    focus_distance_m: Positive | None = None
-    probe_guess: Literal["none", "design", "true"] = "design"
-    optics: dict[str, SerializeAsAny[Piece]] = Field(default_factory=dict)
-    unknown_errors: dict[str, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)
-    seed: int = Field(default=0, ge=0, lt=2**63)
-
-    @field_validator("optics", mode="before")
-    @classmethod
-    def _operators(cls, given: Any) -> Any:
-        return named(given, OPTICS, "optics")
-
-    @model_validator(mode="after")
-    def _known_unknowns(self) -> Simulation:
-        known = [one.name for operator in self.optics.values() for one in operator.unknowns]
-        for name in self.unknown_errors:
-            if name not in known:
-                there = f"these have {', '.join(known)}" if known else "there are none"
-                raise ValueError(f"no operator of optics declares {name}, which unknown_errors names; {there}")
-        return self
-
-    def as_json(self) -> str:
-        """Return all options as JSON; without the keys of operators where there are none, as before there were any."""
-        newer = set() if self.optics else {"optics", "unknown_errors"}
-        return self.model_dump_json(exclude=newer if any(self.surface_deg) else newer | {"surface_deg"})
-
-
-@dataclass(frozen=True)
-class _Defaults:
-    """Values of a kind for options that are None.
-
-    Attributes:
-        width: of the beam as a fraction of the window; the others are named as in `Simulation`.
-    """
-
-    energy_eV: float
-    pixel_m: float
-    detector_pixel_m: float
-    overlap: float
-    width: float
-    photons: float
-    phase_rad: Range
-
-
-_DEFAULTS: dict[Kind, _Defaults] = {
-    "xray": _Defaults(8.0e3, 20e-9, 75e-6, 0.72, 0.35, 1e6, (-1.2, 0.2)),
-    "near": _Defaults(17.0e3, 100e-9, 100e-9, 0.9, 0.7, 2e7, (-1.2, 0.2)),
-    "electron": _Defaults(200.0e3, 0.25e-10, 150e-6, 0.75, 0.35, 1e5, (0.0, 0.6)),
-}
 
 
 @dataclass(frozen=True)
@@ -200,9 +75,9 @@ class Truth:
         """Dtype of the patterns: the smallest unsigned integer that cannot overflow, or float32 without noise."""
         if not self.options.noise:
             return np.dtype(np.float32)
-        photons = _photons(self.options)
+        incident = incident_power(self.options)
         # no pixel can hold more than all photons of its view
-        largest = photons + 12 * math.sqrt(photons) + 2 * self.options.background_counts + 100
+        largest = incident + 12 * math.sqrt(incident) + 2 * self.options.background_counts + 100
         return np.dtype(np.uint16 if largest < 2**16 else np.uint32)
 
     def measurement(self, patterns: np.ndarray) -> Measurement:
@@ -231,7 +106,7 @@ class Truth:
             return None
         if self.options.probe_guess == "true":
             return self.probe
-        return _probe(self.options, self.geometry, error=0.1)[None].numpy()
+        return designed_probe(self.options, self.geometry, error=0.1)[None].numpy()
 
     def estimate(
         self, dtype: torch.dtype = torch.complex128, device: torch.device | str = "cpu", *, nominal: bool = False
@@ -308,14 +183,18 @@ def truth(options: Simulation) -> Truth:
     Raises:
         BadInput: options that contradict each other or that the window cannot sample.
     """
-    geometry = _geometry(options)
-    slices = options.slices or (2 if options.kind == "electron" else 1)
-    spacing_m = 0.0 if slices == 1 else options.slice_spacing_m or _default_spacing_m(geometry)
+    if options.kind == "crystal":
+        options = with_crystal(options)
+    elif options.crystal is not None:
+        raise BadInput(f"crystal is given for kind {options.kind}; it is for kind crystal alone.")
+    geometry = geometry_of(options)
+    slices = options.slices or SLICES[options.kind]
+    spacing_m = 0.0 if slices == 1 else options.slice_spacing_m or default_spacing_m(geometry)
     if slices == 1 and options.slice_spacing_m is not None:
         raise BadInput(f"slice_spacing_m is {options.slice_spacing_m} for a single slice; ask for slices=2 or more.")
     if slices == 1 and options.tilt_rad != (0.0, 0.0):
         raise BadInput(f"tilt_rad is {options.tilt_rad} for a single slice; ask for slices=2 or more.")
-    width_px = _DEFAULTS[options.kind].width * options.window
+    width_px = DEFAULTS[options.kind].width * options.window
     margin = MARGIN_PX + math.ceil(options.position_error_px)
     centred = _scan(options, width_px, margin)
     reach = np.ceil(np.abs(centred).max(axis=0)).astype(int)
@@ -324,13 +203,15 @@ def truth(options: Simulation) -> Truth:
     _check_memory(slices * sides[0] * sides[1] + (1 + CHUNK) * options.modes * options.window**2)
     nominal = centred + np.array(origin)
     error = np.random.default_rng([options.seed, 7]).uniform(-1, 1, nominal.shape) * options.position_error_px
-    modes = probes.extra_modes(_probe(options, geometry), options.modes, options.mode_powers, options.seed)
+    if options.crystal is not None:
+        return _crystal_truth(options, geometry, (sides[0], sides[1]), nominal, error, origin)
+    modes = probes.extra_modes(designed_probe(options, geometry), options.modes, options.mode_powers, options.seed)
     lit = (int(2 * reach[0] + width_px), int(2 * reach[1] + width_px))
     made = Truth(
         options=options,
         geometry=geometry,
         object=_object(options, geometry, (sides[0], sides[1]), lit, slices),
-        probe=probes.rescaled(modes, _photons(options)).numpy(),
+        probe=probes.rescaled(modes, incident_power(options)).numpy(),
         positions=nominal + error,
         nominal=nominal,
         origin=origin,
@@ -346,6 +227,54 @@ def truth(options: Simulation) -> Truth:
     chosen = options.model_copy(update={"optics": {one.name: one for one in pieces}})
     made = replace(made, options=chosen)
     return replace(made, unknowns=_unknowns(made))
+
+
+def _specimen(options: Simulation, geometry: Geometry, sides: tuple[int, int]) -> Specimen:
+    """Return the crystal on the simulation's pixels, for an object of these sides (H, W).
+
+    Raises:
+        BadInput: its slices do not fit into the free memory.
+    """
+    assert options.crystal is not None
+    made = Specimen(options.crystal, geometry, sides, options.slices or SLICES["crystal"], options.seed)
+    _check_memory(
+        made.slices * math.prod(made.field) * (1 + options.crystal.configurations // 2) + made.side**2 * CHUNK
+    )
+    return made
+
+
+def _crystal_truth(
+    options: Simulation,
+    geometry: Geometry,
+    sides: tuple[int, int],
+    nominal: np.ndarray,
+    error: np.ndarray,
+    origin: tuple[float, float],
+) -> Truth:
+    """Return the truth of a crystal: slabs of its mean potential, and the beam in the middle of the first slab.
+
+    Args:
+        options: of the simulation.
+        geometry: of the window.
+        sides: (H, W) of the object.
+        nominal: (N, 2) pixels, nominal positions.
+        error: (N, 2) pixels, by how much the true ones differ.
+        origin: pixel of the scan's centre.
+    """
+    made, crystal = _specimen(options, geometry, sides), options.crystal
+    assert crystal is not None
+    return Truth(
+        options=options,
+        geometry=geometry,
+        object=np.exp(1j * made.slab_phases()),
+        probe=(made.slab_probe()[None] * math.sqrt(incident_power(options))).numpy(),
+        positions=nominal + error,
+        nominal=nominal,
+        origin=origin,
+        mask=_mask(options),
+        background=np.full(geometry.shape, options.background_counts),
+        slice_spacing_m=0.0 if made.slabs == 1 else crystal.thickness_m / made.slabs,
+    )
 
 
 def _blank(made: Truth) -> Measurement:
@@ -401,8 +330,10 @@ def _scan(options: Simulation, width_px: float, margin: int) -> np.ndarray:
     def steps(step_px: float) -> np.ndarray:
         return scans.scan(options.scan, options.views, step_px, density_ratio=options.density_ratio, seed=options.seed)
 
+    if options.crystal is not None:
+        return steps(options.crystal.step_m / (options.pixel_m or DEFAULTS["crystal"].pixel_m))
     if options.object_px is None:
-        overlap = _DEFAULTS[options.kind].overlap if options.overlap is None else options.overlap
+        overlap = DEFAULTS[options.kind].overlap if options.overlap is None else options.overlap
         return steps((1 - overlap) * width_px)
     if options.overlap is not None:
         raise BadInput(f"overlap is {options.overlap} and object_px {options.object_px}; give one of the two.")
@@ -424,6 +355,13 @@ def _scan(options: Simulation, width_px: float, margin: int) -> np.ndarray:
 def patterns(made: Truth) -> Iterator[np.ndarray]:
     """Yield the counts of up to CHUNK views (n, h, w) at a time, in scan order, laid out as in `Measurement`."""
     options, estimate = made.options, made.estimate()
+    if options.crystal is not None:
+        height, width = made.object.shape[1:]
+        power = incident_power(options)
+        found = _specimen(options, made.geometry, (height, width)).intensities(made.positions, CHUNK)
+        for index, intensity in enumerate(found):
+            yield _counts(made, index * CHUNK, intensity * power + torch.from_numpy(made.background))
+        return
     model = Model.for_geometry(
         made.geometry,
         slices=SliceStack(len(made.object), made.slice_spacing_m, options.tilt_rad),
@@ -462,99 +400,6 @@ def _counts(made: Truth, start: int, intensity: Tensor) -> np.ndarray:
     return counts
 
 
-def _photons(options: Simulation) -> float:
-    return options.photons_per_view or _DEFAULTS[options.kind].photons
-
-
-def _geometry(options: Simulation) -> Geometry:
-    """Return the geometry of the window, for which the object pixel is as in the options."""
-    default = _DEFAULTS[options.kind]
-    energy = options.energy_eV or default.energy_eV
-    pixel = options.pixel_m or default.pixel_m
-    shape = (options.window, options.window)
-    if options.kind == "near":
-        if any(options.surface_deg):
-            raise BadInput("surface_deg is for far fields alone; leave it out for kind near.")
-        if options.detector_pixel_m is not None:
-            raise BadInput(
-                f"detector_pixel_m is {options.detector_pixel_m} for a near field, where it follows from pixel_m and "
-                f"focus_distance_m; give those."
-            )
-        wavelength = photon_wavelength_m(energy)
-        # diffraction over this distance spreads a point by sqrt(window / 2) pixels, less than the margin of the beam
-        effective_m = 0.5 * options.window * pixel**2 / wavelength
-        if options.focus_distance_m is None:
-            return near_field(shape, wavelength, effective_m, (pixel, pixel))
-        focus = options.focus_distance_m
-        if effective_m >= focus:
-            raise BadInput(
-                f"focus_distance_m is {focus} m, and diffraction must act over {effective_m:.3g} m of parallel beam; "
-                f"give a focus farther away than that."
-            )
-        # z2 / Mag = effective distance with Mag = (z1 + z2) / z1
-        distance = effective_m * focus / (focus - effective_m)
-        magnified = pixel * (focus + distance) / focus
-        return near_field(shape, wavelength, distance, (magnified, magnified), focus)
-    if options.focus_distance_m is not None:
-        raise BadInput(f"focus_distance_m is {options.focus_distance_m} for kind {options.kind}; it is for near only.")
-    electrons = options.kind == "electron"
-    wavelength = electron_wavelength_m(energy) if electrons else photon_wavelength_m(energy)
-    detector = options.detector_pixel_m or default.detector_pixel_m
-    distance = pixel * options.window * detector / wavelength
-    radiation: Radiation = "electron" if electrons else "photon"
-    return far_field(shape, wavelength, distance, (detector, detector), radiation, options.surface_deg)
-
-
-def _optics(geometry: Geometry) -> tuple[tuple[float, float], float]:
-    assert geometry.object_pixel_m is not None and geometry.wavelength_m is not None
-    return geometry.object_pixel_m, geometry.wavelength_m
-
-
-def _default_spacing_m(geometry: Geometry) -> float:
-    """Return the distance over which waves of a third of the largest angle separate by a pixel and a half.
-
-    Slices so far apart can be told from each other.
-    """
-    (pixel, _), wavelength = _optics(geometry)
-    return 1.5 * pixel / (wavelength / (6 * pixel))
-
-
-def _probe(options: Simulation, geometry: Geometry, error: float = 0.0) -> Tensor:
-    """Return the first probe mode (h, w), sum |P|^2 = 1; `error` is the relative error of the design's defocus."""
-    pixel, wavelength = _optics(geometry)
-    width_m = _DEFAULTS[options.kind].width * options.window * pixel[0]
-    if options.kind == "near":
-        return _structured_beam(options, smoothed=error > 0)
-    semiangle = 0.35 * wavelength / (2 * pixel[0])
-    blur_m = width_m / (2 * semiangle) * (1 - error)
-    if options.kind == "xray":
-        outer, diameter = wavelength / (2 * semiangle), 150e-6
-        return probes.zone_plate(geometry.shape, pixel, wavelength, outer, diameter, diameter / 4, -blur_m)
-    aberrations: dict[str, float | list[float]] = {
-        "C10": -blur_m,
-        "C12": [0.05 * blur_m, 0.4],
-        "C30": 0.1 * blur_m / semiangle**2,
-    }
-    return probes.aberrated(geometry.shape, pixel, wavelength, semiangle, aberrations)
-
-
-def _structured_beam(options: Simulation, smoothed: bool) -> Tensor:
-    """Return a beam behind a diffuser: smooth rim, speckle-like amplitude and phase; without speckle if `smoothed`."""
-    n = options.window
-    axis = (torch.arange(n, dtype=torch.float64) - n // 2) / (_DEFAULTS["near"].width * n / 2)
-    envelope = torch.exp(-((axis[:, None] ** 2 + axis[None, :] ** 2) ** 4))
-    if smoothed:
-        return probes.rescaled(envelope.to(torch.complex128), 1.0)
-    rng = np.random.default_rng([options.seed, 9])
-    k = torch.fft.fftfreq(n, dtype=torch.float64)
-    grain = torch.exp(-((k[:, None] ** 2 + k[None, :] ** 2) * (math.pi * 3.0) ** 2))
-    noise = torch.from_numpy(rng.standard_normal((2, n, n)))
-    rough = torch.fft.ifft2(torch.fft.fft2(noise) * grain).real
-    rough = rough / rough.std()
-    wave = envelope * (1 + 0.15 * rough[0].clamp(-3, 3)) * torch.exp(1j * 0.8 * rough[1])
-    return probes.rescaled(wave, 1.0)
-
-
 def _object(
     options: Simulation, geometry: Geometry, shape: tuple[int, int], lit: tuple[int, int], slices: int
 ) -> np.ndarray:
@@ -564,11 +409,11 @@ def _object(
         raise BadInput(f"amplitude is {options.amplitude} for electrons, which atoms do not absorb; leave it out.")
     if not 0 <= amplitude[0] <= amplitude[1] <= 1:
         raise BadInput(f"The amplitude range is {amplitude}; give (low, high) with 0 <= low <= high <= 1.")
-    phase = options.phase_rad or _DEFAULTS[options.kind].phase_rad
+    phase = options.phase_rad or DEFAULTS[options.kind].phase_rad
     if not phase[0] <= phase[1]:
         raise BadInput(f"The phase range is {phase}; give (low, high).")
     if options.kind == "electron":
-        drawn = phantoms.atoms(shape, slices, _optics(geometry)[0], options.seed, phase[1] - phase[0])
+        drawn = phantoms.atoms(shape, slices, sampling_of(geometry)[0], options.seed, phase[1] - phase[0])
         return np.asarray(drawn * np.exp(1j * phase[0]))
     seeds = [options.seed + 1000 * level for level in range(slices)]
     if options.kind == "near":
