@@ -93,6 +93,7 @@ def run_lines(page: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureF
     }
     for old, new in smaller.items():
         tour = tour.replace(old, new)
+    tour = re.sub(r"\\\n *", "", tour)
     said = {}
     for line in tour.splitlines():
         words = shlex.split(line, comments=True)
@@ -130,6 +131,20 @@ def test_the_tour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest
     assert one.object.tobytes() == two.object.tobytes(), "any number of ranks, the same bits"
     assert nrmse(said, "two/result.h5") < 1e-5, "of which the alignment is the rounding"
     for name in ("scan.png", "one/result.h5", "two/result.h5", "truth.png", "one/object_phase.tiff"):
+        assert (tmp_path / name).stat().st_size
+
+
+@pytest.mark.docs
+def test_the_crystal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    """Line by line as its tutorial has it, in its own size."""
+    monkeypatch.chdir(tmp_path)
+    said = run_lines("docs/tutorials/crystal.md", monkeypatch, capfd)
+    found = Result.load(tmp_path / "crystal/result.h5")
+    assert found.parameters["aberrations"]["C10"] == pytest.approx(-14.5e-9, abs=0.5e-9)
+    agreement = next(out for line, out in said.items() if "compare" in line)
+    slices = re.search(r"^slices +NRMSE (.*)$", agreement, re.M)
+    assert slices and max(float(one) for one in slices[1].split(", ")) < 0.15
+    for name in ("crystal-calibration/calibration.png", "crystal/slices.png", "crystal/object_phase.tiff"):
         assert (tmp_path / name).stat().st_size
 
 
