@@ -29,7 +29,7 @@ from ptymesh.io.exchange.convert import FORMATS as RESULT_FORMATS
 from ptymesh.io.exchange.result_format import PARTS
 from ptymesh.io.formats.about import About
 from ptymesh.io.load import READERS
-from ptymesh.models import MODELS, OPTICS, DetectorPiece, Parametrisation, Piece, WaveOperator
+from ptymesh.models import MODELS, OPTICS, DetectorPiece, Parametrisation, Piece, ShiftOperator, WaveOperator
 from ptymesh.recipe.schema import Recipe
 from ptymesh.recipe.starts import PROBE_STARTS, ProbeStart
 
@@ -190,7 +190,7 @@ class Page:
 
     def operators(self, path: str) -> None:
         """A section for each operator that there is, with the unknowns that it declares."""
-        self.places |= dict.fromkeys((Piece, WaveOperator, DetectorPiece))
+        self.places |= dict.fromkeys((Piece, WaveOperator, ShiftOperator, DetectorPiece))
         self.parts.append(f"## {path}\n\n{OPERATORS}")
         for name, kind in OPTICS.items():
             self.parts.append(f"### {path}.{name}\n\n{summary(kind)}\n")

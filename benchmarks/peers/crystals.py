@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from record import about, write
 
 from ptymesh.geometry import electron_interaction, electron_wavelength_m
-from ptymesh.physics import probes
+from ptymesh.physics.beam import probes
 from ptymesh.physics.propagate import fft, frequencies, fresnel_kernel, ifft
 from ptymesh.simulate.crystal import STRUCTURES, Atoms, Crystal, arrange_atoms
 from ptymesh.simulate.multislice import BAND, project, transmit

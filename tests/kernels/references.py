@@ -20,7 +20,7 @@ from ptymesh.physics.detector.pieces import DetectorPiece
 from ptymesh.physics.fidelity import UNLIT
 from ptymesh.physics.kinds import SUMS
 from ptymesh.physics.model import Intermediates, Model, SliceStack
-from ptymesh.physics.operators import Place, Placed, Tables, Values, WaveOperator
+from ptymesh.physics.operators import Place, Placed, ShiftOperator, Tables, Values, WaveOperator
 from ptymesh.physics.rounding import narrowed, shifts_for
 from toy import geometry_for
 
@@ -94,8 +94,8 @@ class Case:
         return torch.randn(shape, generator=self.rng, dtype=torch.complex128).to(self.dtype).to(self.device)
 
     def many(self) -> Tensor:
-        """Waves (B, M, h, w)."""
-        return self.waves(self.views, len(self.probe), *self.window)
+        """Waves (B, M, h, w), as many as the model makes."""
+        return self.waves(self.views, len(self.probe) * self.model.fan_out, *self.window)
 
     def forwards(self, **changes: Tensor) -> list:
         """The reference's intermediates and the fused one's."""
@@ -428,6 +428,45 @@ PIECES: dict[str, Callable[[Case], Model]] = {
     "detector": lambda case: _as(case, MirroredDetector),
     "response": lambda case: replace(case.model, detector=(Placed(Smear(), (), {}),)),
     "fidelity": lambda case: replace(case.model, fidelity="quartic"),  # type: ignore[arg-type]
+}
+
+
+# --- pieces around which there are kernels ---
+
+
+class Copies(ShiftOperator):
+    """Three copies along a line of each view's own."""
+
+    name: ClassVar[str] = "copies"
+
+    @property
+    def fan_out(self) -> int:
+        return 3
+
+    def copies(self, values: Values, tables: Tables) -> tuple[Tensor, Tensor]:
+        places, factors = tables
+        return values["line"][:, None] * places[:, None], factors
+
+
+class Turn(ExitScreen):
+    """A phase screen behind the last slice that says what it does to products: nothing."""
+
+    keeps_products: ClassVar[bool] = True
+
+
+def _with_copies(case: Case, *others: WaveOperator) -> Model:
+    line = torch.randn(case.views, 2, generator=case.rng, dtype=torch.float64).to(case.real).to(case.device)
+    case.chunk = replace(case.chunk, values={"line": line})
+    tables = torch.tensor([-1.0, 0.2, 0.9]), torch.tensor([0.6, 0.5, 0.62449980])
+    copies = Placed(Copies(), tuple(t.to(case.real).to(case.device) for t in tables), {})
+    return replace(case.model, operators=(copies, *(_with_operator(case, one).operators[0] for one in others)))
+
+
+AROUND: dict[str, Callable[[Case], Model]] = {
+    "copies": _with_copies,
+    "copies before a turn": lambda case: _with_copies(case, Turn()),
+    "copies before a screen": lambda case: _with_copies(case, Screen()),
+    "turn": lambda case: _with_operator(case, Turn()),
 }
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 from importlib.util import find_spec
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
-from references import PIECES, Case, add_fidelity, compare_entries
+from references import AROUND, DTYPES, PIECES, Case, add_fidelity, compare_entries
 
-from ptymesh.kernels.capabilities import Request, capability_for
+from ptymesh.kernels.capabilities import AT_EXIT, AT_PROBE, Request, capability_for
 from ptymesh.kernels.cpu.backend import CpuBackend
 from ptymesh.kernels.fused import FusedBackend
 from ptymesh.physics.backend import Backend, Operation
@@ -45,6 +46,32 @@ def test_a_piece_that_no_kernel_knows_goes_to_the_reference(
     compare_entries(case)
 
 
+@pytest.mark.parametrize("piece", AROUND)
+@pytest.mark.parametrize("kind", KNOWN)
+def test_kernels_around_operators_give_what_the_reference_gives(kind: str, piece: str) -> None:
+    case = Case(window=(16, 20), **KNOWN[kind])
+    case.model = AROUND[piece](case)
+    compare_entries(case)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_kernels_around_operators_at_views_on_whole_pixels(dtype: torch.dtype) -> None:
+    case = Case(dtype, window=(16, 24))
+    case.model = AROUND["copies before a turn"](case)
+    case.chunk = replace(case.chunk, fractions=0 * case.chunk.fractions, integer_positions=True)
+    compare_entries(case)
+
+
+@pytest.mark.parametrize("name", ["forward", "detector", "adjoint", "systems", "illumination"])
+def test_copies_and_turns_are_left_to_no_reference(name: Operation) -> None:
+    case = Case(torch.complex64, window=(16, 24))
+    for piece in ("copies", "turn"):
+        case.model = AROUND[piece](case)
+        # the wave behind a turn goes to the detector as all waves do
+        assert case.fused.supports(case.model, case.chunk, name) or (piece, name) == ("turn", "detector")
+    assert case.fused.supports(case.model, case.chunk, "apply_at_detector")
+
+
 def test_pieces_change_what_entries_give() -> None:
     """Where they go to the reference as well, kernels would be wrong."""
     case = Case(window=(16, 20))
@@ -67,13 +94,16 @@ def parts(case: Case, model: Model) -> tuple[torch.Tensor, torch.Tensor]:
 def test_no_capability_names_such_a_piece(piece: str) -> None:
     backend = CpuBackend(torch.complex128)
     compares = {"at_detector", "apply_at_detector", "detector", "sweep", "steps", "recompute_waves"}
-    of_waves = {"at_detector", "apply_at_detector", "illuminate"}
+    #: Up to an operator and on from there; what an operator at the exit, of which nothing is known, does to products,
+    #: the reference alone finds out.
+    around = {"at_detector", "apply_at_detector", "illuminate", "forward", "adjoint", "illumination"}
+    before_exit = around | {"detector", "systems"}
     for kind in KNOWN.values():
         case = Case(window=(16, 20), **kind)
         model = PIECES[piece](case)
         kept = {one for one, _ in backend.table if backend.supports(model, case.chunk, one)}
         if piece.startswith("operator"):
-            assert kept <= of_waves
+            assert kept <= (before_exit if piece == "operator at the probe" else around)
         elif piece == "fidelity":
             assert not kept & compares
         else:
@@ -110,8 +140,9 @@ def test_every_kernel_of_the_table_is_chosen_by_some_request() -> None:
         for several, near, varied, whole, transform in (
             tuple(bool(number >> bit & 1) for bit in range(5)) for number in range(32)
         ):
-            for subpixel in ("fourier", "bilinear", "none"):
-                request = Request(several, near, subpixel, varied, whole, transform, False, False, "poisson", Model)
+            for subpixel, operators in product(("fourier", "bilinear", "none"), (frozenset(), AT_PROBE, AT_EXIT)):
+                views = subpixel, varied, whole, transform
+                request = Request(several, near, *views, operators, False, "poisson", Model)
                 chosen.add((operation, capability_for(operation, request, known)))
     assert set(table) <= chosen
 

@@ -27,7 +27,10 @@ SHARED, SHIFTED, VARIED = frozenset({"shared probe"}), frozenset({"shifted probe
 #: Windows whose Fourier transform the kernels know, and others.
 KNOWN, UNKNOWN = frozenset({"known transform"}), frozenset({"unknown transform"})
 FIDELITIES = frozenset(f"{name} fidelity" for name in ("amplitude", "poisson", "intensity"))
-OPERATORS = frozenset({"operators"})
+#: Operators at the probe, behind the last slice, and there such as do not keep products of waves.
+AT_PROBE, AT_EXIT = frozenset({"operators at the probe"}), frozenset({"operators at the exit"})
+CHANGING = frozenset({"operators that change products"})
+OPERATORS = AT_PROBE | AT_EXIT | CHANGING
 #: Operations that compare waves with counts: to the others every fidelity is the same.
 COMPARING: frozenset[Operation] = frozenset(
     {"at_detector", "apply_at_detector", "detector", "sweep", "steps", "recompute_waves"}
@@ -52,6 +55,11 @@ KNOWN_FAR_FIELD: Capability = (_ANY - NEAR - UNKNOWN | OPERATORS,)
 ALL_SLICES: Capability = (_ANY,)
 ONE_SLICE: Capability = (_ANY - SEVERAL,)
 ONE_FAR_SLICE: Capability = (_ANY - SEVERAL - NEAR - UNKNOWN,)
+#: Views of a single slice with operators; with those at the probe alone, to a far field; with those alone that keep
+#: products of waves behind the slice.
+WITH_OPERATORS: Capability = (ONE_SLICE[0] | OPERATORS,)
+FAR_WITH_OPERATORS: Capability = (ONE_FAR_SLICE[0] | AT_PROBE,)
+PRODUCTS_WITH_OPERATORS: Capability = (ONE_SLICE[0] | AT_PROBE | AT_EXIT,)
 #: Views of a single slice whose probes have no OPR modes.
 ONE_BEAM: Capability = (_ANY - SEVERAL - VARIED,)
 #: Views that the kernels take from the probe to the sums, one after the other: through several slices, to a near field,
@@ -84,7 +92,7 @@ class Request(NamedTuple):
         varied: True for probes with OPR modes.
         whole: True if all views lie on whole pixels.
         known: True if the kernels know the windows' Fourier transform.
-        operators: True if the model has operators with unknowns of their own.
+        operators: words for the model's operators.
         detector: True if the model has pieces between intensities and counts, which no kernel knows.
         fidelity: loss to which the step at the detector belongs.
         kind: class of the model.
@@ -96,7 +104,7 @@ class Request(NamedTuple):
     varied: bool
     whole: bool
     known: bool
-    operators: bool
+    operators: frozenset[str]
     detector: bool
     fidelity: str
     kind: type[Model]
@@ -113,7 +121,7 @@ class Request(NamedTuple):
         """
         several, near, pieces = model.slice_kernel is not None, model.kernel is not None, bool(model.detector)
         views = model.subpixel, varied, whole, known
-        return cls(several, near, *views, bool(model.operators), pieces, model.fidelity, type(model))
+        return cls(several, near, *views, words_for(model), pieces, model.fidelity, type(model))
 
     def words(self, operation: Operation) -> frozenset[str]:
         """Return the words for an operation."""
@@ -121,9 +129,17 @@ class Request(NamedTuple):
         words = (SEVERAL if self.several else ONE) | (NEAR if self.near else FAR) | probes
         words |= (KNOWN if self.known else UNKNOWN) | {f"{self.subpixel} positions"}
         words |= {f"{self.fidelity} fidelity"} if operation in COMPARING else frozenset()
-        words |= OPERATORS if self.operators else frozenset()
+        words |= self.operators
         words |= {"pieces of the detector"} if self.detector else frozenset()
         return words if self.kind is Model else words | {"a model of one's own"}
+
+
+def words_for(model: Model) -> frozenset[str]:
+    """Return the words for the operators of a model."""
+    words = frozenset[str]()
+    for one in (placed.operator for placed in model.operators):
+        words |= AT_PROBE if one.at == "probe" else AT_EXIT if one.keeps_products else AT_EXIT | CHANGING
+    return words
 
 
 def capability_for(operation: Operation, request: Request, known: Iterable[Capability]) -> Capability | None:

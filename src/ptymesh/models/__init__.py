@@ -15,7 +15,7 @@ from typing import Any
 from ptymesh.models.base import Parametrisation
 from ptymesh.options import Options
 from ptymesh.physics.detector.pieces import DetectorPiece
-from ptymesh.physics.operators import Piece, WaveOperator
+from ptymesh.physics.operators import Piece, ShiftOperator, WaveOperator
 from ptymesh.registry import Registry, subclass_of
 from ptymesh.unknowns import Unknown
 
@@ -26,6 +26,7 @@ __all__ = [
     "DetectorPiece",
     "Parametrisation",
     "Piece",
+    "ShiftOperator",
     "WaveOperator",
     "declared",
     "named",
@@ -92,7 +93,7 @@ def find_files() -> None:
         for kind in vars(import_module(f"{__name__}.{module.name}")).values():
             if subclass_of(Parametrisation)(kind) and kind is not Parametrisation:
                 MODELS.register(kind.name)(kind)
-            if subclass_of(Piece)(kind) and kind not in (Piece, WaveOperator, DetectorPiece):
+            if subclass_of(Piece)(kind) and kind not in (Piece, WaveOperator, ShiftOperator, DetectorPiece):
                 OPTICS.register(kind.name)(kind)
 
 

@@ -44,6 +44,7 @@ class Descan(WaveOperator):
 
     name: ClassVar[str] = "descan"
     at: ClassVar[Place] = "exit"
+    keeps_products: ClassVar[bool] = True
     unknowns: ClassVar[tuple[Unknown, ...]] = (
         Unknown("descan", ("N", "2"), "view", unit="px", common_to="probe", may_rest=True),
     )
@@ -123,5 +124,11 @@ def wandering(measurement: Measurement) -> float:
 
 def _ramps(shift: Tensor, tables: Tables) -> Tensor:
     """Return the phase factors (B, 1, h, w)."""
-    y, x = (shift[:, axis, None, None] * table for axis, table in enumerate(tables))
-    return torch.polar(torch.ones_like(y + x), y + x)[:, None]
+    rows, columns = (_phases(shift[:, axis, None, None] * table) for axis, table in enumerate(tables))
+    window = rows.shape[-2], columns.shape[-1]
+    return times(rows.expand(-1, *window), columns.expand(-1, *window))[:, None]
+
+
+def _phases(angles: Tensor) -> Tensor:
+    """Return exp(i angles)."""
+    return torch.polar(torch.ones_like(angles), angles)

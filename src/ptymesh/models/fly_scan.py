@@ -32,10 +32,8 @@ from ptymesh.errors import BadInput
 from ptymesh.geometry import Geometry
 from ptymesh.measurement import Measurement
 from ptymesh.physics import views
-from ptymesh.physics.elementwise import times
 from ptymesh.physics.model import inner
-from ptymesh.physics.operators import Place, Tables, Values, WaveOperator, sum_in_order
-from ptymesh.physics.propagate import fft, ifft
+from ptymesh.physics.operators import Place, ShiftOperator, Tables, Values
 from ptymesh.unknowns import Unknown
 
 #: Where the measured position lies on the path, as a share of it.
@@ -47,7 +45,7 @@ FEWEST_POINTS, MOST_POINTS = 2, 64
 POINTS_PER_FRINGE, BAND, LONGEST = 3, 0.99, 0.95
 
 
-class FlyScan(WaveOperator):
+class FlyScan(ShiftOperator):
     """Motion of the beam along a path (`fly_path`, px) during each exposure, longer by a factor `fly_length` for all.
 
     `fly_bend` (px) is by how much its points lie off the straight line. All stay as they start unless a stage has
@@ -205,30 +203,14 @@ class FlyScan(WaveOperator):
         weights = torch.tensor(self.weights or [1.0] * self.fan_out, dtype=torch.float64)
         return self._places(), (weights / weights.sum()).sqrt()
 
-    def forward(self, psi: Tensor, values: Values, tables: Tables) -> Tensor:
-        """Return sqrt(w_k) T_{d_jk} psi.
+    def copies(self, values: Values, tables: Tables) -> tuple[Tensor, Tensor]:
+        """Return d_jk, (B, K, 2), and sqrt(w_k), (K,).
 
         Args:
-            psi: (B, M, h, w) complex.
-            values: `fly_length` 0-d, `fly_path` (B, 2), `fly_bend` (B, K, 2).
-            tables: c_k and sqrt(w_k).
-
-        Returns:
-            (B, M K, h, w), the K waves of a mode beside each other.
-        """
-        ramps = _ramps(values, tables, psi)
-        return ifft(times(fft(psi)[:, :, None], ramps[:, None])).flatten(1, 2)
-
-    def adjoint(self, psi: Tensor, values: Values, tables: Tables) -> Tensor:
-        """Return sum_k sqrt(w_k) T_{-d_jk} psi_k.
-
-        Args:
-            psi: (B, M K, h, w) complex.
-            values: as for `forward`.
+            values: `fly_length` 0-d, `fly_path` (B, 2) px and `fly_bend` (B, K, 2) px.
             tables: c_k and sqrt(w_k).
         """
-        ramps = _ramps(values, tables, psi).conj()
-        return ifft(sum_in_order(times(fft(psi).unflatten(1, (-1, self.fan_out)), ramps[:, None]), 2))
+        return _offsets(values, tables, values["fly_length"]), tables[1]
 
     def slopes(self, psi: Tensor, values: Values, tables: Tables, back: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
         """Return slopes and norms by the length, (B,), by the paths, (B, 2), and by their bends, (B, K, 2).
@@ -269,14 +251,6 @@ class FlyScan(WaveOperator):
 def _offsets(values: Values, tables: Tables, length: Tensor | float) -> Tensor:
     """Return d_jk for a factor `length`, (B, K, 2)."""
     return length * (values["fly_path"][:, None] * tables[0][:, None] + values["fly_bend"])
-
-
-def _ramps(values: Values, tables: Tables, psi: Tensor) -> Tensor:
-    """Return sqrt(w_k) exp(-2 pi i k.d_jk), (B, K, h, w) complex."""
-    offsets = _offsets(values, tables, values["fly_length"])
-    factors = tables[1].repeat(len(offsets))
-    ramps = views.ramps(offsets.flatten(0, 1), (psi.shape[-2], psi.shape[-1]), factors)
-    return ramps.unflatten(0, (len(offsets), -1))
 
 
 def _file_paths(measurement: Measurement) -> np.ndarray:

@@ -27,14 +27,12 @@ from torch import Tensor
 from ptymesh.errors import BadInput
 from ptymesh.geometry import Geometry
 from ptymesh.physics import views
-from ptymesh.physics.elementwise import times
 from ptymesh.physics.model import inner
-from ptymesh.physics.operators import Place, Tables, Values, WaveOperator, sum_in_order
-from ptymesh.physics.propagate import fft, ifft
+from ptymesh.physics.operators import Place, ShiftOperator, Tables, Values
 from ptymesh.unknowns import Unknown
 
 
-class SourceSize(WaveOperator):
+class SourceSize(ShiftOperator):
     """Width of the source's image on the sample (`source_width`, px, a standard deviation): modes are sums of places.
 
     It stays as it starts, `start: {source_width: 0.5}`, unless a stage has `unknowns: {source_width: true}`.
@@ -81,29 +79,15 @@ class SourceSize(WaveOperator):
         places = math.sqrt(2) * torch.cartesian_prod(nodes, nodes)
         return places, (torch.cartesian_prod(weights, weights).prod(1) / math.pi).sqrt()
 
-    def forward(self, psi: Tensor, values: Values, tables: Tables) -> Tensor:
-        """Return sqrt(w_ab) T_{d_ab} psi.
+    def copies(self, values: Values, tables: Tables) -> tuple[Tensor, Tensor]:
+        """Return d_ab, (1, K^2, 2), and sqrt(w_ab), (K^2,).
 
         Args:
-            psi: (B, M, h, w) complex.
-            values: `source_width` 0-d, sigma in pixels.
-            tables: sqrt(2) (x_a, x_b) and sqrt(w_ab).
-
-        Returns:
-            (B, M K^2, h, w), the waves of a mode beside each other.
-        """
-        return ifft(times(fft(psi)[:, :, None], _ramps(values, tables, psi))).flatten(1, 2)
-
-    def adjoint(self, psi: Tensor, values: Values, tables: Tables) -> Tensor:
-        """Return sum_ab sqrt(w_ab) T_{-d_ab} psi_ab.
-
-        Args:
-            psi: (B, M K^2, h, w) complex.
             values: `source_width` 0-d, sigma in pixels.
             tables: sqrt(2) (x_a, x_b) and sqrt(w_ab).
         """
-        waves = times(fft(psi).unflatten(1, (-1, self.fan_out)), _ramps(values, tables, psi).conj())
-        return ifft(sum_in_order(waves, 2))
+        places, roots = tables
+        return (values["source_width"] * places)[None], roots
 
     def slopes(self, psi: Tensor, values: Values, tables: Tables, back: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
         """Return the slope and norm by the width, (B,) each: d/d d is -T' of a wave, d d_ab sqrt(2) (x_a, x_b).
@@ -118,9 +102,3 @@ class SourceSize(WaveOperator):
         places = tables[0].repeat(psi.shape[1], 1)[..., None, None]
         moved = -(places[:, 0] * views.derivative(waves, 0) + places[:, 1] * views.derivative(waves, 1))
         return {"source_width": (inner(moved, back), inner(moved, moved))}
-
-
-def _ramps(values: Values, tables: Tables, psi: Tensor) -> Tensor:
-    """Return sqrt(w_ab) exp(-2 pi i k.d_ab), (K^2, h, w) complex."""
-    places, roots = tables
-    return views.ramps(values["source_width"] * places, (psi.shape[-2], psi.shape[-1]), roots)

@@ -29,7 +29,9 @@ from ptymesh.errors import BadInput
 from ptymesh.geometry import Geometry
 from ptymesh.measurement import Measurement
 from ptymesh.options import Options
-from ptymesh.physics.propagate import try_transforms
+from ptymesh.physics.elementwise import times
+from ptymesh.physics.propagate import fft, ifft, try_transforms
+from ptymesh.physics.views import ramps
 from ptymesh.unknowns import Unknown
 
 Values = Mapping[str, Tensor]
@@ -180,6 +182,8 @@ class WaveOperator(Piece):
     at: ClassVar[Place] = "probe"
     #: True if waves behind it are no longer of one mode each, so that engines cannot keep them by mode.
     mixes_modes: ClassVar[bool] = False
+    #: True if G^H G = 1, so that kernels may take products with waves behind it where it begins.
+    keeps_products: ClassVar[bool] = False
 
     @property
     def fan_out(self) -> int:
@@ -220,6 +224,49 @@ class WaveOperator(Piece):
             array is complex: slope by its real part plus i times slope by its imaginary part.
         """
         raise NotImplementedError
+
+
+class ShiftOperator(WaveOperator):
+    """An operator that makes K copies of each wave, each at a place of its own: psi -> c_k T_{d_k} psi.
+
+    Kernels make the copies together with the shift of the probe to the view (kernels/cpu/operators.py).
+    """
+
+    def copies(self, values: Values, tables: Tables) -> tuple[Tensor, Tensor]:
+        """Return the places d_k of the copies, (1 or B, K, 2) in pixels y x, and their factors c_k, (K,).
+
+        Args:
+            values: theta, by name.
+            tables: from `tables`, in the model's precision.
+        """
+        raise NotImplementedError
+
+    def forward(self, psi: Tensor, values: Values, tables: Tables) -> Tensor:
+        """Return c_k T_{d_k} psi, (B, M K, h, w), the K copies of a mode beside each other.
+
+        Args:
+            psi: (B, M, h, w) complex.
+            values: theta, by name.
+            tables: from `tables`.
+        """
+        return ifft(times(fft(psi)[:, :, None], self._ramps(psi, values, tables))).flatten(1, 2)
+
+    def adjoint(self, psi: Tensor, values: Values, tables: Tables) -> Tensor:
+        """Return sum_k c_k T_{-d_k} psi_k.
+
+        Args:
+            psi: (B, M K, h, w) complex.
+            values: theta, by name.
+            tables: from `tables`.
+        """
+        waves = times(fft(psi).unflatten(1, (-1, self.fan_out)), self._ramps(psi, values, tables).conj())
+        return ifft(sum_in_order(waves, 2))
+
+    def _ramps(self, psi: Tensor, values: Values, tables: Tables) -> Tensor:
+        """Return c_k exp(-2 pi i k.d_k), (1 or B, 1, K, h, w) complex."""
+        places, factors = self.copies(values, tables)
+        window, many = (psi.shape[-2], psi.shape[-1]), factors.repeat(len(places))
+        return ramps(places.flatten(0, 1), window, many).unflatten(0, (len(places), 1, -1))
 
 
 def pieces_for_scan(pieces: Iterable[Piece], measurement: Measurement) -> tuple[tuple[Piece, ...], list[str]]:

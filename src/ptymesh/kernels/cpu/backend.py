@@ -16,11 +16,13 @@ from torch import Tensor
 from ptymesh.kernels.arrays import ExitInputs
 from ptymesh.kernels.capabilities import (
     CARRIED_ON,
+    FAR_WITH_OPERATORS,
     IN_ONE_GO,
     KNOWN_FAR_FIELD,
     ONE_BEAM,
     ONE_FAR_SLICE,
     ONE_SLICE,
+    PRODUCTS_WITH_OPERATORS,
     SHARED_PROBE,
     SHIFTED_BEAM,
     SHIFTED_IMAGES,
@@ -28,6 +30,7 @@ from ptymesh.kernels.capabilities import (
     SHIFTED_TO_FAR_FIELD,
     SLICES,
     WAVES,
+    WITH_OPERATORS,
     Request,
 )
 from ptymesh.kernels.cpu import products
@@ -51,6 +54,7 @@ from ptymesh.kernels.cpu.compiled import probes as compiled_probes
 from ptymesh.kernels.cpu.compiled import windows as compiled
 from ptymesh.kernels.cpu.inputs import CpuInputs
 from ptymesh.kernels.cpu.one_go import OneGo, SlicedIntermediates, amplitudes_of
+from ptymesh.kernels.cpu.operators import AroundOperators
 from ptymesh.kernels.cpu.ready import make_ready, share_threads
 from ptymesh.kernels.cpu.sums import record_largest
 from ptymesh.kernels.fused import Beams, FusedBackend, FusedIntermediates, corners, steps_of, window_of
@@ -87,22 +91,25 @@ class CpuBackend(CpuInputs, FusedBackend):
                 False,
             ),
         )
-        one_go = OneGo(self, self)
+        one_go, around = OneGo(self, self), AroundOperators(self, self)
         self.table = {
             ("forward", SLICES): one_go.forward,
             ("forward", ONE_SLICE): self.forward_slices,
+            ("forward", WITH_OPERATORS): around.forward,
             ("at_detector", WAVES): self.compare,
             ("apply_at_detector", KNOWN_FAR_FIELD): self.compare_far,
             ("detector", CARRIED_ON): one_go.detector,
             ("detector", ONE_FAR_SLICE): self.compare_exit_waves,
+            ("detector", FAR_WITH_OPERATORS): self.compare_exit_waves,
             ("adjoint", ONE_SLICE): self.adjoint_of_slices,
+            ("adjoint", WITH_OPERATORS): around.adjoint,
             ("sweep", IN_ONE_GO): one_go.sweep,
             ("sweep", SHARED_PROBE): self.sweep_strips,
             ("steps", IN_ONE_GO): one_go.sweep,
             ("steps", SHARED_PROBE): self.sweep_strips,
             ("recompute_waves", IN_ONE_GO): one_go.recompute_waves,
             ("illuminate", WAVES): self.illuminate_object,
-            ("illumination", ONE_SLICE + SLICES): one_go.illumination,
+            ("illumination", WITH_OPERATORS + SLICES): one_go.illumination,
             ("position_step", SHIFTED_TO_FAR_FIELD): one_go.position_step,
             ("position_step", SHIFTED_IMAGES): self.step_images,
             ("position_step", SHIFTED_BEAM): self.step_probe,
@@ -111,6 +118,7 @@ class CpuBackend(CpuInputs, FusedBackend):
             ("systems", SLICES): one_go.systems,
             ("systems", SHIFTED_PROBES): self.systems_of_shifted_probes,
             ("systems", ONE_SLICE): self.systems_of_windows,
+            ("systems", PRODUCTS_WITH_OPERATORS): around.systems,
             ("gap_products", SLICES): one_go.gap_products,
         }
 

@@ -1,0 +1,115 @@
+"""What pieces under `optics` cost: epochs with a piece against epochs without one, for each wave on the detector.
+
+    python benchmarks/pieces.py --out F
+    python benchmarks/pieces.py --views 300 --turns 3 --engines rpie --pieces descan,detector_blur
+
+One simulated scan in the far field, one mode, positions between pixels, and one thread. With each engine all models
+take turns, epoch by epoch: in each turn the plain one runs before and after each piece, so that a machine that others
+slow down slows both. Unknowns stay as they start, so that it is the waves that are measured.
+
+`cost` is the median over turns of the seconds with the piece, over those without it and the number of waves that it
+makes of one.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from record import about, write
+
+from ptymesh.engines import ENGINES
+from ptymesh.run.reconstruction import Reconstruction
+from ptymesh.simulate import simulate
+
+#: Pieces, by the names of the rows.
+PIECES: dict[str, dict[str, Any]] = {
+    "descan": {"descan": {"start": {"descan": 0.7}}},
+    "fly_scan 4": {"fly_scan": {"points": 4, "path": [6e-8, 4e-8]}},
+    "fly_scan 8": {"fly_scan": {"points": 8, "path": [6e-8, 4e-8]}},
+    "source_size": {"source_size": True},
+    "focal_spread": {"focal_spread": {"start": {"focal_spread": 1e-5}}},
+    "view_defocus": {"view_defocus": {"start": {"defocus": 1e-5}}},
+    "detector_blur": {"detector_blur": {"start": {"blur_width": 0.7}}},
+    "detector_transfer": {"detector_transfer": {"pixel_side": 1}},
+    "detector_efficiency": {"detector_efficiency": True},
+}
+TIMED = ("rpie", "lsqml", "adam")
+BATCH = 64
+
+
+def epochs(measurement: Any, engine: str, optics: dict[str, Any] | None, turns: int) -> tuple[Reconstruction, Iterator]:
+    """Return a reconstruction and its epochs."""
+    recon = Reconstruction(measurement, optics=optics, subpixel="fourier", device="cpu", seed=1)
+    return recon, iter(recon.run(ENGINES[engine](epochs=turns, batch=BATCH)))
+
+
+def measure(measurement: Any, engine: str, names: list[str], turns: int) -> list[dict[str, Any]]:
+    """Return one row for each piece."""
+    count = 1 + turns * (1 + len(names))
+    _, plain = epochs(measurement, engine, None, count)
+    runs = {name: epochs(measurement, engine, PIECES[name], turns + 1) for name in names}
+    next(plain)
+    for _, one in runs.values():
+        next(one)
+    costs: dict[str, list[float]] = {name: [] for name in names}
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    without = []
+    for _ in range(turns):
+        before = next(plain).seconds
+        for name, (recon, one) in runs.items():
+            taken, after = next(one).seconds, next(plain).seconds
+            without += [after]
+            seconds[name].append(taken)
+            costs[name].append(2 * taken / (before + after) / recon.problem.model.fan_out)
+            before = after
+    rows = []
+    for name, (recon, _) in runs.items():
+        row = {
+            "engine": engine,
+            "piece": name,
+            "waves": recon.problem.model.fan_out,
+            "cost": median(costs[name]),
+            "costs": costs[name],
+            "epoch_s": median(seconds[name]),
+            "plain_epoch_s": median(without),
+        }
+        print(f"{engine} {name}: {row['cost']:.2f} of the built-in path for each of {row['waves']} waves", flush=True)
+        rows.append(row)
+    return rows
+
+
+def main() -> None:
+    """Measure all pieces, and write what was found."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--views", type=int, default=2000, help="views of the scan")
+    parser.add_argument("--window", type=int, default=128, help="pixels of a window's side")
+    parser.add_argument("--turns", type=int, default=7, help="timed epochs of each piece, after one that is not")
+    parser.add_argument("--engines", default=",".join(TIMED), help="engines, with commas")
+    parser.add_argument("--pieces", default=",".join(PIECES), help="pieces, with commas")
+    parser.add_argument("--out", type=Path, help="file that the numbers are written to, as JSON")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    made = simulate(views=given.views, window=given.window, overlap=0.75, seed=1).measurement
+    efficiency = np.random.default_rng(1).uniform(0.8, 1.2, made.window)
+    measurement = replace(made, efficiency=efficiency / efficiency.mean())
+    found: dict[str, Any] = {
+        **about(threads=1),
+        "views": given.views,
+        "window": given.window,
+        "batch": BATCH,
+        "rows": [],
+    }
+    for engine in given.engines.split(","):
+        found["rows"] += measure(measurement, engine, given.pieces.split(","), given.turns)
+        write(given.out, found)
+
+
+if __name__ == "__main__":
+    main()

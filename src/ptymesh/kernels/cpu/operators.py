@@ -1,0 +1,245 @@
+"""Passes on a CPU through models with operators: by kernels up to an operator, by its own methods, and on by kernels.
+
+B, M, h, w   views of the chunk, modes, window pixels;  K  waves that operators make of a mode
+
+An operator that only shifts (`ShiftOperator`) takes no pass of its own: kernels shift its copies together with the
+probe, as if each were a view.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ptymesh.kernels.arrays import RealArray
+from ptymesh.kernels.capabilities import varies
+from ptymesh.kernels.cpu.arguments import array_of, arrays_of, threads_for, transform_for
+from ptymesh.kernels.cpu.compiled import probes as compiled_probes
+from ptymesh.kernels.cpu.inputs import CpuInputs
+from ptymesh.kernels.cpu.ready import share_threads
+from ptymesh.kernels.cpu.sums import record_largest
+from ptymesh.kernels.fused import Beams, FusedBackend, FusedIntermediates, window_of
+from ptymesh.physics.backend import Adjoints, Chunk
+from ptymesh.physics.kinds import PROBE_WEIGHT, SUMS
+from ptymesh.physics.model import Intermediates, Model
+from ptymesh.physics.operators import (
+    Placed,
+    ShiftOperator,
+    Values,
+    apply_operator_adjoints,
+    apply_operators,
+    views_for,
+)
+
+
+class OperatorIntermediates(FusedIntermediates):
+    """Intermediates of a single slice with operators before or behind it, computed when they are asked for."""
+
+    @property
+    def values(self) -> Values:
+        """Unknowns of the operators, by name."""
+        return self.chunk.values
+
+    @cached_property
+    def probes(self) -> Tensor:
+        """Shifted probes before the operators, (B, M, h, w)."""
+        return self.beams_of(self.probe)
+
+    @cached_property
+    def beams(self) -> Beams:
+        """Waves that enter the slice, behind the operators at the probe."""
+        if not has_probe_operators(self.model):
+            return super().beams
+        return Beams(self.behind_operators(self.probe), torch.ones_like(self.chunk.weights[:, 0]))
+
+    @cached_property
+    def exit(self) -> Tensor:
+        """Waves behind the last operator, (B, M K, h, w)."""
+        return apply_operators(self.model.operators, "exit", self.backend.exit_waves(self), self.values)
+
+    def beams_of(self, probe: Tensor, opr: Tensor | None = None) -> Tensor:
+        """Return the probes of the views before operators, (B, M, h, w).
+
+        Args:
+            probe: (M, h, w) complex.
+            opr: (K, h, w) complex, variable-probe modes; None for those of the intermediates.
+        """
+        plain = self.backend.beams(self.model, self.chunk, probe, self.opr if opr is None else opr)
+        return plain.waves * plain.amplitudes[:, None, None, None] if plain.shared else plain.waves
+
+    def behind_operators(self, probe: Tensor, opr: Tensor | None = None) -> Tensor:
+        """Return the probes of the views behind the operators at the probe, (B, M K, h, w).
+
+        Args:
+            probe: (M, h, w) complex.
+            opr: (K, h, w) complex, variable-probe modes; None for those of the intermediates.
+        """
+        copies = copies_of(self.model, self.chunk)
+        if copies is None or varies(self.chunk):
+            waves = self.beams_of(probe, opr)
+            return apply_operators(self.model.operators, "probe", waves, self.values).contiguous()
+        fractions, amplitudes = copies
+        waves = self.backend.ramped(self.backend.spectrum(self.chunk, probe), fractions, amplitudes, -1)
+        return by_mode(waves, len(self.chunk.views))
+
+
+class AroundOperators:
+    """Kernels for models of a single slice with operators.
+
+    Args:
+        backend: whose kernels they are.
+        inputs: the same backend, with what kernels are given.
+    """
+
+    def __init__(self, backend: FusedBackend, inputs: CpuInputs) -> None:
+        self.backend, self.inputs = backend, inputs
+
+    def forward(
+        self, model: Model, chunk: Chunk, obj: Tensor, probe: Tensor, opr: Tensor | None = None
+    ) -> Intermediates:
+        """Return intermediates in which nothing is computed before it is asked for.
+
+        Args:
+            model: the forward model.
+            chunk: the views.
+            obj: (1, H, W) complex.
+            probe: (M, h, w) complex.
+            opr: (K, h, w) complex, variable-probe modes.
+        """
+        share_threads()
+        return OperatorIntermediates(self.backend, model, chunk, obj.contiguous(), probe, opr)
+
+    def adjoint(self, model: Model, chunk: Chunk, intermediates: Intermediates, waves: Tensor, into: Adjoints) -> None:
+        """Add the adjoints of waves behind all operators, with their weights, to the sums of the batch.
+
+        Args:
+            model: the forward model.
+            chunk: the views.
+            intermediates: windows and waves of the views.
+            waves: (B, M K, h, w) complex.
+            into: the sums of the batch.
+        """
+        assert isinstance(intermediates, OperatorIntermediates)
+        waves = apply_operator_adjoints(model.operators, "exit", waves, chunk.values)
+        if not has_probe_operators(model):
+            self.backend.adjoint_of_slices(model, chunk, intermediates, waves, into)
+            return
+        waves = waves.contiguous()
+        if into.object is not None and into.object_weight is not None:
+            self.backend.to_object(model, chunk, intermediates, waves, into)
+        if into.probe is None:
+            return
+        if not into.shifted or len(into.opr) or not transform_for(window_of(waves), self.inputs.real).known:
+            window = intermediates.windows[:, 0]
+            illumination = window.real.square() + window.imag.square()
+            self.backend.gather(model, chunk, self._to_probes(model, intermediates, waves), illumination, into)
+            return
+        corners, amplitudes = array_of(chunk.anchors), np.ascontiguousarray(array_of(chunk.weights)[:, 0])
+        obj, fractions = array_of(intermediates.object), array_of(chunk.fractions)
+        self._add(waves[:, :0], obj, corners, amplitudes, fractions, into, weigh=True)
+        if (copies := copies_of(model, chunk)) is not None:
+            count = model.fan_out
+            waves, corners = by_copy(waves, count), corners.repeat(count, axis=0)
+            fractions, amplitudes = arrays_of(*copies)
+        else:
+            waves = self._to_probes(model, intermediates, waves)
+            obj, corners = np.ones(waves.shape[2:], obj.dtype), np.zeros_like(corners)
+        self._add(waves, obj, corners, amplitudes, fractions, into)
+
+    def _to_probes(self, model: Model, intermediates: FusedIntermediates, waves: Tensor) -> Tensor:
+        """Return waves taken back to the probes before the operators, (B, M, h, w)."""
+        before = self.backend.to_probes(intermediates, waves)
+        return apply_operator_adjoints(model.operators, "probe", before, intermediates.values).contiguous()
+
+    def _add(
+        self,
+        waves: Tensor,
+        obj: RealArray,
+        corners: RealArray,
+        amplitudes: RealArray,
+        fractions: RealArray,
+        into: Adjoints,
+        weigh: bool = False,
+    ) -> None:
+        """Add a conj(S O) waves, shifted back, to the sums of the probe; with `weigh` a^2 |S O|^2 to its weight."""
+        count, (h, w) = len(waves), waves.shape[2:]
+        sums, lights = self.inputs.bands_of(into)[:2]
+        lights = lights if weigh else np.zeros_like(lights)
+        reached, work = np.zeros((count, SUMS)), self.inputs.work(threads_for(count), (max(1, waves.shape[1]), h, w))
+        given = work, array_of(waves), obj, corners, amplitudes, fractions, self.inputs.transform(waves).tables
+        compiled_probes.to_spectrum(*given, into.shifts.numpy(), sums, lights, reached)
+        if not weigh:
+            reached[:, PROBE_WEIGHT] = 0
+        record_largest(into, reached)
+
+    def systems(
+        self, model: Model, chunk: Chunk, intermediates: Intermediates, d_object: Tensor, d_probe: Tensor, chi: Tensor
+    ) -> Tensor:
+        """Return ||P dO||^2, ||dP O||^2, <P dO, dP O>, <P dO, chi>, <dP O, chi> of each view, (B, 5) float64.
+
+        Operators behind the slice keep products, which are taken before them.
+
+        Args:
+            model: the forward model.
+            chunk: the views.
+            intermediates: windows and waves of the views.
+            d_object: (1, H, W) complex, direction of the object.
+            d_probe: (M, h, w) complex, direction of the probe.
+            chi: (B, m, h, w) complex, changes of the waves behind all operators; sums go over these m waves.
+        """
+        assert isinstance(intermediates, OperatorIntermediates)
+        waves = chi.shape[1]
+        chi = apply_operator_adjoints(model.operators, "exit", chi, chunk.values).contiguous()
+        change, _ = self.backend.cut_from(model, chunk, d_object.contiguous(), window_of(chi))
+        beams, none = intermediates.beams, d_probe[:0]
+        if has_probe_operators(model):
+            direction = Beams(
+                intermediates.behind_operators(d_probe, none)[:, :waves].contiguous(), torch.ones_like(beams.amplitudes)
+            )
+        else:
+            direction = self.backend.beams(model, chunk, d_probe[:waves])
+        return self.backend.step_systems(intermediates, change, beams.waves[:, :waves].contiguous(), direction, chi)
+
+
+def has_probe_operators(model: Model) -> bool:
+    """Return True if an operator stands between the probe and the object."""
+    return any(placed.operator.at == "probe" for placed in model.operators)
+
+
+def shift_operator_of(model: Model) -> Placed[ShiftOperator] | None:
+    """Return the operator at the probe if it is the only one there, and only shifts; else None."""
+    at_probe = [placed for placed in model.operators if placed.operator.at == "probe"]
+    if len(at_probe) != 1 or not isinstance(at_probe[0].operator, ShiftOperator):
+        return None
+    kind = type(at_probe[0].operator)
+    if (kind.forward, kind.adjoint) != (ShiftOperator.forward, ShiftOperator.adjoint):
+        return None
+    return at_probe[0]  # type: ignore[return-value]
+
+
+def copies_of(model: Model, chunk: Chunk) -> tuple[Tensor, Tensor] | None:
+    """Return the shifts (B K, 2) px and the amplitudes (B K,) of all copies of the views' probes.
+
+    None if the operators at the probe do more than shift.
+    """
+    placed = shift_operator_of(model)
+    if placed is None:
+        return None
+    views = views_for(placed.operator, "copies", chunk.values)
+    places, factors = placed.operator.copies(chunk.values, placed.tables, **views)
+    shifted = model.subpixel == "fourier" and not chunk.integer_positions
+    own = chunk.fractions[:, None] if shifted else torch.zeros_like(chunk.fractions)[:, None]
+    return (own + places).flatten(0, 1).contiguous(), (chunk.weights[:, :1] * factors).flatten().contiguous()
+
+
+def by_mode(waves: Tensor, views: int) -> Tensor:
+    """Return copies (B K, M, h, w) as waves (B, M K, h, w), those of a mode beside each other."""
+    return waves.unflatten(0, (views, -1)).transpose(1, 2).flatten(1, 2).contiguous()
+
+
+def by_copy(waves: Tensor, copies: int) -> Tensor:
+    """Return waves (B, M K, h, w) as copies (B K, M, h, w)."""
+    return waves.unflatten(1, (-1, copies)).transpose(1, 2).flatten(0, 1).contiguous()
