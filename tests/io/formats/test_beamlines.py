@@ -46,7 +46,7 @@ def hxn(path: Path, counts: np.ndarray, **changed: Any) -> Path:
 
 def test_amplitudes_of_hxn_become_counts(tmp_path: Path, counts: Any, load: Any, upright: Any) -> None:
     m = load(hxn(tmp_path / "scan.h5", counts))
-    np.testing.assert_allclose(upright(m), counts, rtol=1e-6)
+    np.testing.assert_array_equal(upright(m), counts)  # whole again, as what judges noise takes others for no counts
     assert m.geometry.wavelength_m == pytest.approx(1e-10) and m.geometry.distance_m == 2.05
     assert m.geometry.detector_pixel_m == pytest.approx((55e-6, 55e-6))
     np.testing.assert_allclose(metres(m), np.stack([Y, X], axis=1), atol=1e-12)
@@ -124,8 +124,8 @@ def test_parts_of_amplitudes_are_squared_in_other_processes_too(tmp_path: Path, 
     path = write(tmp_path / "a.h5", a=np.sqrt(counts.astype(np.float64)))
     source = pickle.loads(pickle.dumps(squared(Hdf5Source(path, "a"))))  # noqa: S301 (its own bytes)
     part = source.read(np.array([4, 1]), slice(2, 5), slice(3, 9))
-    np.testing.assert_allclose(part, counts[[4, 1], 2:5, 3:9])
-    assert source.dtype == np.float64 and source.shape == counts.shape
+    np.testing.assert_array_equal(part, counts[[4, 1], 2:5, 3:9])
+    assert source.dtype == part.dtype == np.float32 and source.shape == counts.shape
 
 
 def csaxs(path: Path, counts: np.ndarray, **changed: Any) -> Path:

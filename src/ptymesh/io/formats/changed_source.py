@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ptymesh.io.prepare.preprocess import square_amplitudes
 from ptymesh.io.source import SlabSource
 
 
@@ -41,18 +42,13 @@ class ChangedSource:
 
 
 def squared(amplitudes: SlabSource) -> ChangedSource:
-    """Return the intensities of amplitudes, in single precision where these are, else in double."""
-    dtype = np.dtype(np.float32 if amplitudes.dtype == np.float32 else np.float64)
-    return ChangedSource(amplitudes, _square, dtype)
+    """Return the intensities of amplitudes, float32, which are whole where those of counts were rounded."""
+    return ChangedSource(amplitudes, square_amplitudes, np.dtype(np.float32))
 
 
 def is_positive(weights: SlabSource) -> ChangedSource:
     """Return True where weights are above zero."""
     return ChangedSource(weights, _positive, np.dtype(bool))
-
-
-def _square(values: np.ndarray) -> np.ndarray:
-    return np.square(values, dtype=np.float32 if values.dtype == np.float32 else np.float64)
 
 
 def _positive(values: np.ndarray) -> np.ndarray:

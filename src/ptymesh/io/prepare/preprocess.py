@@ -121,7 +121,7 @@ class PreparedSource:
         if invalid is not None:
             missing = invalid if missing is None else missing | invalid
         if self.amplitudes:
-            values = squared(values)
+            values = square_amplitudes(values)
         if self.dark is not None:
             values = np.maximum(values.astype(np.float32) - self.dark, 0)
         if self.scale is not None:
@@ -152,7 +152,7 @@ class PreparedSource:
         return np.where(broken | negative, 0, values).astype(values.dtype), wrong
 
 
-def squared(amplitudes: np.ndarray) -> np.ndarray:
+def square_amplitudes(amplitudes: np.ndarray) -> np.ndarray:
     """Return the squares of amplitudes, float32, rounded to whole numbers if they differ by rounding errors alone."""
     values = np.square(amplitudes.astype(np.float64))
     nearest = np.rint(values)
