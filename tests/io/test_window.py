@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ptymesh.errors import BadInput
 from ptymesh.io.options import DataOptions
-from ptymesh.io.prepare.window import AxisCut, Window, axis, resampled_probe, window_of
+from ptymesh.io.prepare.window import AxisCut, Window, axis, resampled_probe, take_pixels, window_of
 
 
 def table(n: int, **changes: Any) -> list[list[int]]:
@@ -149,3 +149,14 @@ def test_binned_probe_near_field() -> None:
     """A flat wave keeps its power: b^2 pixels become one, b times the amplitude."""
     cut = window({"bin": 2}, False, True)
     np.testing.assert_allclose(resampled_probe(np.ones((1, 18, 20), complex), cut, far=False, centred=True), 2.0)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_pixels_by_blocks_are_pixels_by_index(seed: int) -> None:
+    """Exchanged halves, reversed and repeated pixels, and all of them in order."""
+    rng = np.random.default_rng(seed)
+    slab = rng.integers(0, 99, (3, 8, 9))
+    for rows in (np.arange(8), np.roll(np.arange(8), 4), np.arange(8)[::-1], rng.integers(0, 8, 11), np.arange(2, 6)):
+        for columns in (np.arange(9), np.roll(np.arange(9), 5), rng.integers(0, 9, 7)):
+            np.testing.assert_array_equal(take_pixels(slab, rows, columns), slab[:, rows][:, :, columns])
+    assert take_pixels(slab, np.arange(8), np.arange(9)) is slab

@@ -171,17 +171,24 @@ class StoredAxes:
                 row is a number, and has no axis in it.
         """
         views = np.asarray(views)
-        out = np.empty((len(views), rows.stop - rows.start, columns.stop - columns.start), dtype)
         left = [a for a in self.axes if a != "r"]
         places = [left.index(a) for a in ("c", "n", "y", "x") if a in left]
-        for line, start, stop, members in self._spans(views):
+        spans = [*self._spans(views)]
+        shape = (len(views), rows.stop - rows.start, columns.stop - columns.start)
+        out: np.ndarray | None = None
+        for line, start, stop, members in spans:
             span = slice(start, stop)
             where: dict[str, int | slice] = {"n": span, "r": line, "c": span, "y": rows, "x": columns}
             block = fetch(tuple(where[a] for a in self.axes), span).transpose(places)
             block = block if block.ndim == 3 else block[None]  # a single pattern, which has no axis of views
+            index = self._along(views[members]) - start
+            is_all = np.array_equal(index, np.arange(stop - start))  # each view once, in order
             with np.errstate(over="ignore"):  # long doubles may become infinite, which is refused later
-                out[members] = block[self._along(views[members]) - start]
-        return out
+                if len(spans) == 1 and is_all and np.array_equal(members, np.arange(len(views))):
+                    return np.ascontiguousarray(block, dtype)
+                out = np.empty(shape, dtype) if out is None else out
+                out[members] = block if is_all else block[index]
+        return np.empty(shape, dtype) if out is None else out
 
     def _along(self, views: np.ndarray) -> np.ndarray:
         return views % self.raster[1] if self.raster else views

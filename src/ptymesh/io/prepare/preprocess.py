@@ -98,9 +98,12 @@ class PreparedSource:
         views = np.asarray(views)
         rows, columns = self.window.y.span, self.window.x.span
         frame = max(1, (rows.stop - rows.start) * (columns.stop - columns.start)) * max(4, self.raw.dtype.itemsize)
+        step = max(1, SLAB_BYTES // frame)
+        if len(views) <= step:
+            return self._prepared(self.selected[views], rows, columns)
         out = np.empty((len(views), *self.window.shape), self.dtype)
-        for start in range(0, len(views), max(1, SLAB_BYTES // frame)):
-            part = slice(start, start + max(1, SLAB_BYTES // frame))
+        for start in range(0, len(views), step):
+            part = slice(start, start + step)
             out[part] = self._prepared(self.selected[views[part]], rows, columns)
         return out
 

@@ -7,6 +7,7 @@ m, b    window pixels along it, detector pixels summed into each
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +20,8 @@ from ptymesh.limits import check_room
 LEAST_SIDE = 4
 #: Most pixels on a side of a padded window; YAML reads 190:20:30 as 685230, a number to the base of 60.
 LARGEST_SIDE = 1 << 16
+#: Most runs of neighbouring pixels along an axis that are copied as blocks.
+MOST_RUNS = 4
 #: Bytes that a window takes for each of its detector pixels, in a pattern, masks, waves and sums, at least.
 PIXEL_BYTES = 50
 
@@ -146,12 +149,11 @@ class Window:
             slab: (..., H, W) as stored.
             spanned: whether the slab holds only the rows and columns of `span`.
         """
-        for k, one in ((-2, self.y), (-1, self.x)):
-            index = one.ordered.ravel()
-            start = one.span.start
-            index = np.where(index < 0, 0, index - start if spanned else index)
-            if not np.array_equal(index, np.arange(slab.shape[k])):
-                slab = slab.take(index, axis=k)
+        rows, columns = (
+            np.where(index < 0, 0, index - one.span.start if spanned else index)
+            for one, index in ((one, one.ordered.ravel()) for one in (self.y, self.x))
+        )
+        slab = take_pixels(slab, rows, columns)
         return np.ascontiguousarray(slab.swapaxes(-1, -2)) if self.transpose else slab
 
     def stored(self, y: int, x: int) -> list[tuple[int, int]]:
@@ -187,6 +189,29 @@ class Window:
         b = self.binning
         h, w = slab.shape[-2] // b, slab.shape[-1] // b
         return slab.reshape(*slab.shape[:-2], h, b, w, b)
+
+
+def take_pixels(slab: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    """Return slab[..., rows, :][..., columns]; the slab itself where these are all of it, in order.
+
+    An exchange of halves, which most patterns need, is one pass of four blocks in place of two passes by index.
+    """
+    (height, width), sides = slab.shape[-2:], [_runs(rows), _runs(columns)]
+    if np.array_equal(rows, np.arange(height)) and np.array_equal(columns, np.arange(width)):
+        return slab
+    if max(map(len, sides)) > MOST_RUNS:
+        return slab.take(rows, axis=-2).take(columns, axis=-1)
+    out = np.empty((*slab.shape[:-2], len(rows), len(columns)), slab.dtype)
+    for row, from_row in sides[0]:
+        for column, from_column in sides[1]:
+            out[..., row, column] = slab[..., from_row, from_column]
+    return out
+
+
+def _runs(index: np.ndarray) -> list[tuple[slice, slice]]:
+    """Return where runs of neighbours lie in an index, and which pixels they are."""
+    ends = [0, *(np.flatnonzero(np.diff(index) != 1) + 1), len(index)]
+    return [(slice(a, b), slice(index[a], index[a] + b - a)) for a, b in pairwise(ends)]
 
 
 def window_of(
