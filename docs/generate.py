@@ -30,6 +30,7 @@ from ptymesh.io.exchange.result_format import PARTS
 from ptymesh.io.formats.about import About
 from ptymesh.io.load import READERS
 from ptymesh.models import MODELS, OPTICS, DetectorPiece, Parametrisation, Piece, ShiftOperator, WaveOperator
+from ptymesh.options import Options
 from ptymesh.recipe.schema import Recipe
 from ptymesh.recipe.starts import PROBE_STARTS, ProbeStart
 
@@ -148,20 +149,20 @@ class Page:
 
     def engines(self) -> None:
         """A section for each engine, after one for what several have in common."""
-        shown = {Engine}
+        shown: set[type[Options]] = {Options, Engine}
         for name, engine in ENGINES.items():
             for base in reversed(engine.__mro__):
-                if issubclass(base, Engine) and base not in shown and base is not engine:
+                if issubclass(base, Options) and base not in shown and base is not engine:
                     if base.__annotations__ and base not in ENGINES.values():
                         names = [other for other, derived in ENGINES.items() if issubclass(derived, base)]
                         self.parts.append(f"### engines {', '.join(names)}\n\nIn common:\n")
-                        self.own(base, shown)
+                        self.own(base, engine)
                     shown.add(base)
             self.parts.append(f"### engine: {name}\n\n{summary(engine)}\n")
             parents = [other for other, base in ENGINES.items() if issubclass(engine, base) and base is not engine]
             if parents:
                 self.parts.append(f"The keys of {' and '.join(parents)}, and:\n")
-            self.own(engine, shown)
+            self.own(engine, engine)
             shown.add(engine)
 
     def parametrisations(self, path: str) -> None:
@@ -204,11 +205,13 @@ class Page:
             if rows:
                 self.parts.append("\n".join(["| unknown | axes | unit | starts at |", "|---|---|---|---|", *rows, ""]))
 
-    def own(self, engine: type[Engine], shown: set[type[Engine]]) -> None:
-        """Table of the keys that an engine declares itself."""
+    def own(self, engine: type[Options], heir: type[Engine]) -> None:
+        """Table of the keys that an engine, or what several have in common, declares itself; heir: one with them."""
         keys = [key for key in engine.model_fields if key in inspect.get_annotations(engine)]
+        if not issubclass(engine, Engine):
+            keys = [key for key in keys if key not in Engine.model_fields]
         if keys:
-            self.table(engine, STAGE, keys)
+            self.table(engine, STAGE, keys, heir)
         for key in keys:
             self.groups(engine.model_fields[key], STAGE + key)
 
@@ -234,12 +237,14 @@ class Page:
             for key in keys:
                 self.groups(model.model_fields[key], f"{path}.{key}")
 
-    def table(self, model: type[BaseModel], prefix: str, keys: list[str] | None = None) -> None:
-        """Rows of key, type, default and meaning."""
+    def table(
+        self, model: type[BaseModel], prefix: str, keys: list[str] | None = None, heir: type[BaseModel] | None = None
+    ) -> None:
+        """Rows of key, type, default and meaning, which the heir of a model may have from another parent."""
         rows = ["| key | type | default | meaning |", "|---|---|---|---|"]
         for key in model.model_fields if keys is None else keys:
             field = model.model_fields[key]
-            cells = (f"`{prefix}{key}`", type_of(field), default_of(field), meaning(model, key, self.used))
+            cells = (f"`{prefix}{key}`", type_of(field), default_of(field), meaning(heir or model, key, self.used))
             rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
         self.parts.append("\n".join(rows) + "\n")
 

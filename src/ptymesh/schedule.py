@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field, model_validator
-
-from ptymesh.options import Options
+from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
 #: Largest number of epochs or views that is accepted; larger ones are mistakes.
 MOST = 10**9
 Count = Annotated[int, Field(gt=0, le=MOST)]
 
 
-class Schedule(Options):
-    """Epochs of a stage, counted from 1, in which something is done: from `start` to `stop`, every `every`."""
+class Schedule(BaseModel):
+    """Epochs of a stage, counted from 1, in which something is done: from `start` to `stop`, every `every`.
+
+    A part of option groups, which are `Options` beside it.
+    """
 
     start: Count = 1
     stop: Count | None = None

@@ -6,13 +6,15 @@ import json
 import math
 from collections.abc import Iterator
 from copy import deepcopy
+from inspect import get_annotations
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from typer.testing import CliRunner
 
 from ptymesh.cli.main import app
+from ptymesh.engines import ENGINES, RPIE
 from ptymesh.errors import BadInput
 from ptymesh.recipe.foreign_settings import Conversion
 from ptymesh.recipe.from_ptychi import NOT_NEEDED, convert_ptychi
@@ -378,3 +380,27 @@ def test_the_command(tmp_path: Path) -> None:
     assert "# No counterpart: reconstructor_options.exclude_measured_pixels_below: 2.0 (data.mask)" in out.read_text()
     recipe = load_recipe(out)
     assert recipe.data.path == tmp_path / "scan_dp.hdf5" and recipe.probe.modes == 3
+
+
+def test_an_engine_joins_by_the_names_that_it_declares(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing but the engine's own declaration says which settings are its own."""
+
+    class Newcomer(RPIE):
+        name: ClassVar[str] = "newcomer"
+        peer_names: ClassVar[dict[str, tuple[str, ...]]] = {"ptychi": ("daring",)}
+
+    asked = of_engine("dm")
+    del asked["reconstructor_options"]["exit_wave_update_relaxation"]
+    asked["reconstructor_options"]["daring"] = 2.0
+    assert convert_ptychi(asked, "settings.json").recipe["stages"][0]["engine"] == "sgd"  # type: ignore[index]
+    monkeypatch.setitem(ENGINES._own, "newcomer", Newcomer)
+    made = convert_ptychi(asked, "settings.json")
+    assert made.recipe["stages"][0]["engine"] == "newcomer"  # type: ignore[index]
+    assert any("daring" in one for one in made.unmatched)
+
+
+@pytest.mark.parametrize("program", ["ptychi", "ptyrad"])
+def test_no_two_engines_claim_a_name_of_another_program(program: str) -> None:
+    own = [kind for kind in ENGINES.values() if "peer_names" in get_annotations(kind)]
+    claimed = [name for kind in own for name in kind.peer_names.get(program, ())]
+    assert claimed and len(set(claimed)) == len(claimed)

@@ -13,7 +13,7 @@ from ptymesh.auto.candidates import (
     StageOptions,
     run_on_all_ranks,
 )
-from ptymesh.auto.epoch_search import OPENING
+from ptymesh.auto.epoch_search import ADAM, OPENING
 from ptymesh.io import load_measurement
 from ptymesh.io.options import DataOptions
 from ptymesh.measurement import Measurement
@@ -104,7 +104,8 @@ class Search:
     def run_settled(self, runner: CandidateRunner, until: float = math.inf) -> Candidate:
         """Return where as many epochs lead of which all but the first ones are of Adam. Raises OverBudget."""
         begun = runner.run(runner.start(self.opening), BEGINNING, until)
-        return runner.run(begun.using({"engine": "adam", "batch": self.opening["batch"]}), OPENING - BEGINNING, until)
+        settled = begun.using({"engine": ADAM["engine"], "batch": self.opening["batch"]})
+        return runner.run(settled, OPENING - BEGINNING, until)
 
 
 def raise_if_some_are_missing(candidates: list[Candidate], asked: Sequence[object]) -> list[Candidate]:

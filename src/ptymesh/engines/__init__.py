@@ -1,5 +1,7 @@
 """Reconstruction algorithms, one per file; `ENGINES` holds them by their names in a recipe."""
 
+from collections.abc import Collection
+
 from ptymesh.engines.base import Engine
 from ptymesh.engines.bh import BH
 from ptymesh.engines.cg import CG
@@ -31,6 +33,18 @@ ENGINES: Registry[type[Engine]] = Registry(
 for _engine in _ALL:
     ENGINES.register(_engine.name)(_engine)
 
+
+def find_counterpart(program: str, names: Collection[str]) -> tuple[str, str] | None:
+    """Return the first engine that one of another program's names stands for, and this name; None if there is none.
+
+    Args:
+        program: as in `Engine.peer_names`.
+        names: options or algorithms, as the program calls them.
+    """
+    claims = ((engine, name) for engine, kind in ENGINES.items() for name in kind.peer_names.get(program, ()))
+    return next(((engine, name) for engine, name in claims if name in names), None)
+
+
 __all__ = [
     "AP",
     "BH",
@@ -57,4 +71,5 @@ __all__ = [
     "NAdam",
     "RAdam",
     "RMSprop",
+    "find_counterpart",
 ]

@@ -7,7 +7,7 @@ in `per_view`: tensors by name, which are kept between calls and in checkpoints.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -34,7 +34,7 @@ from ptymesh.engines.constraints.base import apply_constraint
 from ptymesh.engines.cost import EngineCost, StepNeeds
 from ptymesh.errors import BadInput
 from ptymesh.estimate import Estimate
-from ptymesh.models import MODELS, Parametrisation, named
+from ptymesh.models import MODELS, Parametrisation, declared, named
 from ptymesh.options import Options
 from ptymesh.physics.fidelity import Fidelity
 from ptymesh.problem import Batch, Problem
@@ -45,7 +45,7 @@ from ptymesh.unknowns import Unknown
 Order = Literal["random", "uniform", "compact"]
 
 
-class Positions(Schedule):
+class Positions(Schedule, Options):
     """Position refinement: gradient steps normalised by each view's own ||d psi/d p_a||^2.
 
     Attributes:
@@ -62,7 +62,7 @@ class Positions(Schedule):
     affine: bool = False
 
 
-class Variable(Schedule):
+class Variable(Schedule, Options):
     """Beams that differ from view to view: the view's intensity, or its shares of the OPR modes (Odstrcil 2016).
 
     Attributes:
@@ -134,6 +134,11 @@ class Engine(Options):
     moves_potential: ClassVar[bool] = False
     #: Its steps remember nothing of other views, so that views may come at any time (ptymesh.live).
     meets_new_views: ClassVar[bool] = False
+    #: False if each of its steps sees all views, so that a stage has neither batch nor order.
+    in_batches: ClassVar[bool] = True
+    #: By program (ptychi, ptyrad), the names that stand for this engine in its settings: an option that no other of its
+    #: algorithms has, or "" for the algorithm to take where the settings name one that ptymesh does not have.
+    peer_names: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     #: Work of its epochs; unless an engine says otherwise, that of rPIE.
     cost: ClassVar[EngineCost] = EngineCost(1.05, per_batch=0.85, per_object_pixel=0.0, per_epoch=0.7)
     #: What its steps send and keep; unless an engine says otherwise, as rPIE.
@@ -223,6 +228,14 @@ class Engine(Options):
                     f"lsqml or adam, which {self.name} is not: use one of these, or remove models.{name}."
                 )
 
+        there = {one.name for one in problem.model.unknowns}
+        for name in self.named_unknowns():
+            if name not in there:
+                raise BadInput(
+                    f"unknowns.{name} belongs to optics.{declared()[name].operator}, which the recipe does not have; "
+                    f"add optics: {{{declared()[name].operator}: true}}, or remove it."
+                )
+
     def _check_own_probes(self) -> None:
         """Check that this stage can be run where each scan has a probe of its own.
 
@@ -268,6 +281,10 @@ class Engine(Options):
         by_name: dict[str, Constraint | None] = {key: getattr(getattr(self, group), key) for group, key in KEYS}
         by_name |= self.constraints
         return [constraint for name in ordered(self.constraints) if (constraint := by_name.get(name))]
+
+    def named_unknowns(self) -> list[str]:
+        """Return the names of the operators' unknowns that the stage names, all of which a model must have."""
+        return []
 
     def moved_optics(self, optics: Sequence[Unknown]) -> frozenset[str]:
         """Return the names of those of the operators' unknowns that this stage moves, in whichever of its epochs."""

@@ -18,6 +18,7 @@ amplitude, H(d, d) has slope 1 - sqrt(y/I) and curvature sqrt(y) I^(-3/2) / 2.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import reduce
 from typing import ClassVar, Literal
@@ -55,6 +56,7 @@ class BH(Descent):
     """
 
     name: ClassVar[str] = "bh"
+    peer_names: ClassVar[Mapping[str, tuple[str, ...]]] = {"ptychi": ("rho",)}
     cost: ClassVar[EngineCost] = EngineCost(17.0, per_object_pixel=1.0, whole=True)
     step_needs: ClassVar[StepNeeds] = replace(
         Descent.step_needs, later_numbers=6, inner_products=0, inner_product_rounds=0

@@ -28,6 +28,7 @@ import torch
 from pydantic import Field, PositiveInt
 from torch import Tensor
 
+from ptymesh.engines.base import Engine
 from ptymesh.engines.cost import EngineCost, StepNeeds
 from ptymesh.engines.gradients.autodiff import Autodiff, Gradient
 from ptymesh.engines.gradients.sweep import Part, packed, unpacked
@@ -45,7 +46,7 @@ OBJECT = ("object", "amplitude")
 CURVED = 1e-8
 
 
-class LBFGS(Autodiff):
+class LBFGS(Autodiff, Engine):
     """Limited-memory BFGS with backtracking: of object, probe and the unknowns of the model's operators.
 
     Attributes:

@@ -19,7 +19,7 @@ The object moves by the trimmed mean of its steps over the batch, the probe by t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
 
@@ -28,17 +28,18 @@ from pydantic import Field
 from torch import Tensor
 
 from ptymesh.distributed.layouts.layout import BlockSparseField, product
-from ptymesh.engines.base import OnOff, Schedule
+from ptymesh.engines.base import Engine, OnOff, Schedule
 from ptymesh.engines.cost import EngineCost, StepNeeds
 from ptymesh.engines.sweeping import Sweeping
 from ptymesh.estimate import Estimate
+from ptymesh.options import Options
 from ptymesh.physics.elementwise import means
 from ptymesh.physics.rounding import total_of
 from ptymesh.problem import Batch, CachedChunk, Gradients, Problem
 from ptymesh.unknowns import DECLARED, Unknown
 
 
-class Momentum(Schedule):
+class Momentum(Schedule, Options):
     """Acceleration of object and probe by their updates of whole epochs, each while the Fourier error falls.
 
     Its own updates have to agree, too. In the paper (sec. 3.4) it is of the object in compact batches.
@@ -52,7 +53,7 @@ class Momentum(Schedule):
     memory: int = Field(2, ge=1, le=5)
 
 
-class LSQML(Sweeping):
+class LSQML(Sweeping, Engine):
     """Least-squares maximum likelihood: one step length per view and unknown, from a 2 x 2 system.
 
     With compact batches the object is applied once per epoch, and the probe's step divided by the number of batches.
@@ -69,6 +70,7 @@ class LSQML(Sweeping):
     """
 
     name: ClassVar[str] = "lsqml"
+    peer_names: ClassVar[Mapping[str, tuple[str, ...]]] = {"ptychi": ("noise_model",)}
     moves_potential: ClassVar[bool] = True
     remembers: ClassVar[tuple[Unknown, ...]] = (replace(DECLARED["object"], name="epoch_start"),)
     models_of: ClassVar[tuple[str, ...]] = ("probe", "positions")

@@ -6,6 +6,7 @@ gradients/elementwise.py.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
 import torch
@@ -13,6 +14,7 @@ from pydantic import Field
 
 from ptymesh.engines.gradients.elementwise import Elementwise, eager
 from ptymesh.engines.gradients.schedulers import Scheduler
+from ptymesh.options import Options
 from ptymesh.schedule import OnOff
 
 #: torch optimisers that are no engines, and why.
@@ -32,8 +34,8 @@ Betas = tuple[Beta, Beta]
 EPS = 1e-3
 
 
-class Moments(Elementwise):
-    """Optimisers that divide a mean of slopes by the root of a mean of their squares.
+class Moments(Options):
+    """Options of optimisers that divide a mean of slopes by the root of a mean of their squares.
 
     Means reach over the last 3 and 5 batches, not over torch's 10 and 1,000: the first slopes, of a probe that is far
     off, tell nothing about later ones. Steps are large at first and fall to nothing by the end of the stage, which so
@@ -49,17 +51,18 @@ class Moments(Elementwise):
     eps: Eps = EPS
 
 
-class Adam(Moments):
+class Adam(Moments, Elementwise):
     """Adaptive moments (Kingma & Ba, ICLR 2015)."""
 
     name: ClassVar[str] = "adam"
+    peer_names: ClassVar[Mapping[str, tuple[str, ...]]] = {"ptychi": ("",), "ptyrad": ("",)}
     torch_class = eager(torch.optim.Adam)
 
     weight_decay: NotNegative = 0.0
     amsgrad: bool = False
 
 
-class AdamW(Moments):
+class AdamW(Moments, Elementwise):
     """Adam with weight decay apart from the gradient (Loshchilov & Hutter, ICLR 2019)."""
 
     name: ClassVar[str] = "adamw"
@@ -69,7 +72,7 @@ class AdamW(Moments):
     amsgrad: bool = False
 
 
-class NAdam(Moments):
+class NAdam(Moments, Elementwise):
     """Adam with Nesterov's momentum (Dozat 2016)."""
 
     name: ClassVar[str] = "nadam"
@@ -80,7 +83,7 @@ class NAdam(Moments):
     decoupled_weight_decay: bool = False
 
 
-class RAdam(Moments):
+class RAdam(Moments, Elementwise):
     """Rectified Adam (Liu et al., ICLR 2020)."""
 
     name: ClassVar[str] = "radam"
@@ -90,7 +93,7 @@ class RAdam(Moments):
     decoupled_weight_decay: bool = False
 
 
-class Adamax(Moments):
+class Adamax(Moments, Elementwise):
     """Adam by the largest gradient (Kingma & Ba 2015, sec. 7.1)."""
 
     name: ClassVar[str] = "adamax"

@@ -18,12 +18,14 @@ whole steps together go L times too far, and four slices diverge.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar
 
 import torch
 from pydantic import Field, PositiveInt
 
+from ptymesh.engines.base import Engine
 from ptymesh.engines.cost import StepNeeds
 from ptymesh.engines.sweeping import Sweeping
 from ptymesh.estimate import Estimate
@@ -31,7 +33,7 @@ from ptymesh.problem import Batch, Problem
 from ptymesh.unknowns import DECLARED, Unknown
 
 
-class RPIE(Sweeping):
+class RPIE(Sweeping, Engine):
     """Regularised PIE (rPIE): blends each pixel's weight with the largest one by alpha (object) and beta (probe).
 
     Attributes:
@@ -42,6 +44,7 @@ class RPIE(Sweeping):
     """
 
     name: ClassVar[str] = "rpie"
+    peer_names: ClassVar[Mapping[str, tuple[str, ...]]] = {"ptychi": ("alpha",)}
     moves_own_probes: ClassVar[bool] = True
     moves_potential: ClassVar[bool] = True
     models_of: ClassVar[tuple[str, ...]] = ("probe", "positions")
@@ -65,7 +68,7 @@ class RPIE(Sweeping):
         problem.fields.add_weighted(estimate.object, s.object, s.object_weight, blend=self.alpha, times=gamma)
 
 
-class EPIE(Sweeping):
+class EPIE(Sweeping, Engine):
     """Extended PIE (ePIE): rPIE with alpha = beta = 1, the largest weight everywhere.
 
     Attributes:

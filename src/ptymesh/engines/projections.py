@@ -25,6 +25,7 @@ reflected waves. With a linear Pi_O it is 2 beta Pi_O Pi_A psi + (1 - 2 beta) Pi
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar, Literal
 
@@ -55,6 +56,7 @@ class Projections(Engine):
 
     remembers: ClassVar[tuple[Unknown, ...]] = WAVES
     step_needs: ClassVar[StepNeeds] = StepNeeds(sums=2, parts=2, waves_per_view=1)
+    in_batches: ClassVar[bool] = False
 
     batch: None = None
     order: Literal["random"] = "random"
@@ -162,6 +164,7 @@ class DM(Projections):
     """
 
     name: ClassVar[str] = "dm"
+    peer_names: ClassVar[Mapping[str, tuple[str, ...]]] = {"ptychi": ("exit_wave_update_relaxation",)}
     cost: ClassVar[EngineCost] = EngineCost(3.6)
 
     beta: float = Field(0.6, gt=0, le=1)
@@ -191,6 +194,7 @@ class RAAR(Projections):
     """
 
     name: ClassVar[str] = "raar"
+    peer_names: ClassVar[Mapping[str, tuple[str, ...]]] = {"ptychi": ("beta",)}
     cost: ClassVar[EngineCost] = EngineCost(4.1)
     step_needs: ClassVar[StepNeeds] = replace(Projections.step_needs, waves_per_view=2)
 

@@ -16,8 +16,6 @@ from typing import Annotated, Any, ClassVar
 import torch
 from pydantic import ConfigDict, Field, model_validator
 
-from ptymesh.engines.base import Engine
-from ptymesh.errors import BadInput
 from ptymesh.estimate import Estimate
 from ptymesh.models import OPTICS, DetectorPiece, declared, refuse_fixed
 from ptymesh.options import Options
@@ -26,7 +24,7 @@ from ptymesh.schedule import OnOff, Schedule
 from ptymesh.unknowns import Unknown
 
 
-class DetectorStep(Schedule):
+class DetectorStep(Schedule, Options):
     """An unknown of the detector: the epochs in which it moves, and how far.
 
     Attributes:
@@ -68,8 +66,8 @@ def _of_detector(name: str) -> bool:
     return kind is not None and issubclass(kind, DetectorPiece)
 
 
-class Sweeping(Engine):
-    """Steps of a revised wave.
+class Sweeping(Options):
+    """Steps of a revised wave: what engines that take them have beside what all engines have.
 
     Attributes:
         unknowns: unknowns of the detector's pieces that move after each batch.
@@ -80,20 +78,9 @@ class Sweeping(Engine):
 
     unknowns: DetectorUnknowns = DetectorUnknowns()
 
-    def check(self, problem: Problem) -> None:
-        """Check that the unknowns that move exist in a problem.
-
-        Raises:
-            BadInput: an unknown of a piece that is missing.
-        """
-        super().check(problem)
-        there = {one.name for one in problem.model.unknowns}
-        for name in self.unknowns.moving():
-            if name not in there:
-                raise BadInput(
-                    f"unknowns.{name} belongs to optics.{declared()[name].operator}, which the recipe does not have; "
-                    f"add optics: {{{declared()[name].operator}: true}}, or remove it."
-                )
+    def named_unknowns(self) -> list[str]:
+        """Return the names of the pieces' unknowns that the stage names."""
+        return [*self.unknowns.moving()]
 
     def moved_optics(self, optics: Sequence[Unknown]) -> frozenset[str]:
         """Return the names of those of the pieces' unknowns that this stage moves, in whichever of its epochs."""

@@ -17,10 +17,11 @@ from torch import Tensor
 
 from ptymesh.estimate import Estimate
 from ptymesh.geometry import Geometry
+from ptymesh.options import Options
 from ptymesh.schedule import Schedule
 
 
-class Parametrisation(Schedule):
+class Parametrisation(Schedule, Options):
     """One parametrisation, as it stands under `models` of a stage. A subclass in this package is registered by itself.
 
     The `description` of its fields is printed in docs/reference/recipe.md.

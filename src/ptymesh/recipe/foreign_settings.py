@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import yaml
 
+from ptymesh.engines import ENGINES, find_counterpart
 from ptymesh.errors import BadInput
 from ptymesh.sentences import quote
 
@@ -36,6 +37,28 @@ class Conversion:
         """Return the recipe as YAML, with the report as comments; `source`: name of the file of settings."""
         comments = [f"# Made of {self.program}'s {source} by ptymesh convert.", *(f"# {one}" for one in self.report())]
         return "\n".join([*comments, yaml.safe_dump(self.recipe, sort_keys=False, allow_unicode=True)])
+
+
+def optimiser_named(program: str, name: str, path: str, made: Conversion) -> str:
+    """Return the engine of an optimiser's name; the one that stands for all others where ptymesh has none of the name.
+
+    Args:
+        program: whose settings these are, as in `Engine.peer_names`.
+        name: of the optimiser; empty where the settings name none.
+        path: of the setting, for the report.
+        made: gets a line for a name that there is not.
+
+    Raises:
+        BadInput: there is none of the name, and no engine stands for others.
+    """
+    if name in ENGINES.names():
+        return name
+    taken = find_counterpart(program, {""})
+    if taken is None:
+        raise BadInput(f"{path} is {quote(name)}; no engine is called so, and none stands for others.")
+    if name:
+        made.unmatched.append(f"{path}: {name}; {taken[0]} is taken")
+    return taken[0]
 
 
 class Settings:

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import math
 
-from ptymesh.engines import ENGINES
+from ptymesh.engines import ENGINES, find_counterpart
+from ptymesh.engines.gradients.elementwise import Elementwise
 from ptymesh.errors import BadInput
-from ptymesh.recipe.foreign_settings import Conversion, Settings
+from ptymesh.recipe.foreign_settings import Conversion, Settings, optimiser_named
 from ptymesh.recipe.ptychi_constraints import convert_constraints, number_of, schedule_of, take_off
 from ptymesh.sentences import quote
 
-GROUPS = ("reconstructor_options", "object_options", "probe_options", "probe_position_options")
+RECONSTRUCTOR = "reconstructor_options"
+GROUPS = (RECONSTRUCTOR, "object_options", "probe_options", "probe_position_options")
 #: Settings that change nothing of what is computed, or that ptymesh does by itself.
 NOT_NEEDED = (
     "data_options.save_data_on_device",
@@ -55,8 +57,8 @@ WAVELENGTH_UNSET_M, PIXEL_UNSET_M = 1e-9, 1.0
 #: Electrons of 10 keV have 12 pm, and photons of such a wavelength would have 100 keV.
 LONGEST_ELECTRON_M = 1.25e-11
 EPOCHS, BATCH = 100, 100
-#: Rates of the optimisers' unknowns are the engine's own: these engines have them.
-ELEMENTWISE = ("adam", "adamw", "radam", "adamax", "adagrad", "adadelta", "rmsprop", "sgd")
+#: The options by which engines are told (`Engine.peer_names`): that of the three PIEs, and none of the optimisers.
+PIE, OPTIMISER = "alpha", ""
 
 
 def is_ptychi(values: dict[str, object]) -> bool:
@@ -76,14 +78,14 @@ def convert_ptychi(values: dict[str, object], file: str) -> Conversion:
     """
     settings = Settings(values, file)
     made = Conversion("Pty-Chi", {})
-    engine = _engine(settings, made)
+    engine, told_by = _engine(settings, made)
     groups = {
         "data": _data(settings, made, file),
         "object": _object(settings, made),
         "positions": _positions(settings),
         "optics": _optics(settings),
     }
-    stage = _stage(settings, made, engine)
+    stage = _stage(settings, made, engine, told_by)
     made.recipe = {key: value for key, value in groups.items() if value or key == "data"}
     made.recipe |= _numerics(settings, made)
     made.recipe["stages"] = [stage]
@@ -102,28 +104,18 @@ def convert_ptychi(values: dict[str, object], file: str) -> Conversion:
     return made
 
 
-def _engine(settings: Settings, made: Conversion) -> str:
-    """Return the engine whose options the settings have."""
-    own = {key for name in GROUPS for key in settings.keys(name)}
-    if "noise_model" in own:
-        return "lsqml"
-    if "exit_wave_update_relaxation" in own:
-        return "dm"
-    if "beta" in own:
-        return "raar"
-    if "rho" in own:
-        return "bh"
-    if "alpha" in own:
+def _engine(settings: Settings, made: Conversion) -> tuple[str, str]:
+    """Return the engine whose options the settings have, and the option that tells it from others."""
+    found = find_counterpart("ptychi", {key for name in GROUPS for key in settings.keys(name)})
+    if found is None:
+        name = settings.text("object_options.optimizer") or "sgd"
+        return optimiser_named("ptychi", name, "object_options.optimizer", made), OPTIMISER
+    if found[1] == PIE:
         made.remarks.append(
             "The settings do not say which of Pty-Chi's PIE, ePIE and rPIE they are for: rPIE is taken. For ePIE, "
             "write engine: epie, and alpha as gamma_object, beta as gamma_probe."
         )
-        return "rpie"
-    name = settings.text("object_options.optimizer") or "sgd"
-    if name not in ENGINES.names():
-        made.unmatched.append(f"object_options.optimizer: {name}; adam is taken")
-        return "adam"
-    return name
+    return found
 
 
 def _data(settings: Settings, made: Conversion, file: str) -> dict[str, object]:
@@ -204,7 +196,7 @@ def _numerics(settings: Settings, made: Conversion) -> dict[str, object]:
     return found
 
 
-def _stage(settings: Settings, made: Conversion, engine: str) -> dict[str, object]:
+def _stage(settings: Settings, made: Conversion, engine: str, told_by: str) -> dict[str, object]:
     """Return the one stage: the engine with its options, what it moves, and constraints."""
     stage: dict[str, object] = {
         "engine": engine,
@@ -212,65 +204,92 @@ def _stage(settings: Settings, made: Conversion, engine: str) -> dict[str, objec
     }
     batch = settings.count("reconstructor_options.batch_size", BATCH)
     order = settings.text("reconstructor_options.batching_mode") or "random"
-    if engine not in ("dm", "raar"):
+    if ENGINES[engine].in_batches:
         stage |= {"batch": batch, "order": order if order in ("random", "uniform", "compact") else "random"}
-    _engine_options(settings, made, engine, stage)
-    _moving(settings, made, engine, stage)
+    if add_options := OWN_OPTIONS.get(told_by):
+        add_options(settings, made, stage)
+    _moving(settings, made, stage, told_by)
     _position_steps(settings, made, stage)
     convert_constraints(settings, made, stage)
     return stage
 
 
-def _engine_options(settings: Settings, made: Conversion, engine: str, stage: dict[str, object]) -> None:
-    """Add what is an option of this engine alone."""
-    reconstructor = "reconstructor_options"
-    if engine == "rpie":
-        for ours, step, group in (("alpha", "gamma_object", "object"), ("beta", "gamma_probe", "probe")):
-            alpha = settings.number(f"{group}_options.alpha")
-            stage[ours] = min(1.0, max(0.1 if alpha is None else alpha, 1e-3))
-            length = settings.number(f"{group}_options.step_size")
-            stage[step] = min(2.0, length) if length else 1.0
-    elif engine == "lsqml":
-        slices = len(settings.items("object_options.slice_spacings_m")) + 1
-        single, several = (
-            settings.take(f"{reconstructor}.{kind}_solve_obj_prb_step_size_jointly", kind == "single_slice")
-            for kind in ("single_slice", "multislice")
-        )
-        stage["coupled"] = bool(single if slices == 1 else several)
-        first = settings.take(f"{reconstructor}.solve_step_sizes_only_using_first_probe_mode", True)
-        stage["step_modes"] = "first" if first else "all"
-        stage["delta"] = min(1.0, settings.number(f"{reconstructor}.preconditioning_damping_factor") or 0.1)
-        factors = [settings.number(f"{group}_options.optimal_step_size_scaler") or 0.9 for group in ("object", "probe")]
-        stage["step_factor"] = min(1.0, factors[0])
-        if factors[1] != factors[0]:
-            made.unmatched.append(f"probe_options.optimal_step_size_scaler: {factors[1]} (one step_factor here)")
-        if gain := settings.number(f"{reconstructor}.momentum_acceleration_gain"):
-            stage["momentum"] = {"gain": min(1.0, gain)}
-        noise = settings.text(f"{reconstructor}.noise_model")
-        if noise == "poisson":
-            stage["fidelity"] = "poisson"
-        elif noise != "gaussian":
-            made.unmatched.append(f"{reconstructor}.noise_model: {noise}; amplitudes are compared")
-    elif engine == "dm":
-        stage["beta"] = settings.number(f"{reconstructor}.exit_wave_update_relaxation") or 1.0
-    elif engine == "raar":
-        stage["beta"] = settings.number(f"{reconstructor}.beta") or 0.75
-    elif engine == "bh":
-        method = settings.text(f"{reconstructor}.method") or "GD"
-        stage["directions"] = "conjugate" if method == "CG" else "gradient"
-        stage["scale_probe"] = settings.number("probe_options.rho") or 1.0
-        stage["scale_positions"] = settings.number("probe_position_options.rho") or 0.1
-    else:
-        loss = settings.text(f"{reconstructor}.loss_function") or "mse_sqrt"
-        fidelity = {"mse_sqrt": "amplitude", "poisson": "poisson", "mse": "intensity"}.get(loss)
-        if fidelity is None:
-            made.unmatched.append(f"{reconstructor}.loss_function: {loss}; amplitudes are compared")
-        elif fidelity != "amplitude":
-            stage["fidelity"] = fidelity
+def _add_pie(settings: Settings, made: Conversion, stage: dict[str, object]) -> None:
+    """Add the options of the regularised steps."""
+    for ours, step, group in (("alpha", "gamma_object", "object"), ("beta", "gamma_probe", "probe")):
+        alpha = settings.number(f"{group}_options.alpha")
+        stage[ours] = min(1.0, max(0.1 if alpha is None else alpha, 1e-3))
+        length = settings.number(f"{group}_options.step_size")
+        stage[step] = min(2.0, length) if length else 1.0
 
 
-def _moving(settings: Settings, made: Conversion, engine: str, stage: dict[str, object]) -> None:
+def _add_least_squares(settings: Settings, made: Conversion, stage: dict[str, object]) -> None:
+    """Add the options of the least-squares steps: how they are coupled, their modes, momentum and noise."""
+    slices = len(settings.items("object_options.slice_spacings_m")) + 1
+    single, several = (
+        settings.take(f"{RECONSTRUCTOR}.{kind}_solve_obj_prb_step_size_jointly", kind == "single_slice")
+        for kind in ("single_slice", "multislice")
+    )
+    stage["coupled"] = bool(single if slices == 1 else several)
+    first = settings.take(f"{RECONSTRUCTOR}.solve_step_sizes_only_using_first_probe_mode", True)
+    stage["step_modes"] = "first" if first else "all"
+    stage["delta"] = min(1.0, settings.number(f"{RECONSTRUCTOR}.preconditioning_damping_factor") or 0.1)
+    factors = [settings.number(f"{group}_options.optimal_step_size_scaler") or 0.9 for group in ("object", "probe")]
+    stage["step_factor"] = min(1.0, factors[0])
+    if factors[1] != factors[0]:
+        made.unmatched.append(f"probe_options.optimal_step_size_scaler: {factors[1]} (one step_factor here)")
+    if gain := settings.number(f"{RECONSTRUCTOR}.momentum_acceleration_gain"):
+        stage["momentum"] = {"gain": min(1.0, gain)}
+    noise = settings.text(f"{RECONSTRUCTOR}.noise_model")
+    if noise == "poisson":
+        stage["fidelity"] = "poisson"
+    elif noise != "gaussian":
+        made.unmatched.append(f"{RECONSTRUCTOR}.noise_model: {noise}; amplitudes are compared")
+
+
+def _add_difference_map(settings: Settings, made: Conversion, stage: dict[str, object]) -> None:
+    """Add the relaxation of the difference map."""
+    stage["beta"] = settings.number(f"{RECONSTRUCTOR}.exit_wave_update_relaxation") or 1.0
+
+
+def _add_reflections(settings: Settings, made: Conversion, stage: dict[str, object]) -> None:
+    """Add the relaxation of the averaged reflections."""
+    stage["beta"] = settings.number(f"{RECONSTRUCTOR}.beta") or 0.75
+
+
+def _add_bilinear_hessian(settings: Settings, made: Conversion, stage: dict[str, object]) -> None:
+    """Add the directions, and the scales of probe and positions."""
+    method = settings.text(f"{RECONSTRUCTOR}.method") or "GD"
+    stage["directions"] = "conjugate" if method == "CG" else "gradient"
+    stage["scale_probe"] = settings.number("probe_options.rho") or 1.0
+    stage["scale_positions"] = settings.number("probe_position_options.rho") or 0.1
+
+
+def _add_loss(settings: Settings, made: Conversion, stage: dict[str, object]) -> None:
+    """Add the loss that an optimiser descends."""
+    loss = settings.text(f"{RECONSTRUCTOR}.loss_function") or "mse_sqrt"
+    fidelity = {"mse_sqrt": "amplitude", "poisson": "poisson", "mse": "intensity"}.get(loss)
+    if fidelity is None:
+        made.unmatched.append(f"{RECONSTRUCTOR}.loss_function: {loss}; amplitudes are compared")
+    elif fidelity != "amplitude":
+        stage["fidelity"] = fidelity
+
+
+#: Adds the options of one algorithm alone, by the option that tells it from others.
+OWN_OPTIONS = {
+    PIE: _add_pie,
+    "noise_model": _add_least_squares,
+    "exit_wave_update_relaxation": _add_difference_map,
+    "beta": _add_reflections,
+    "rho": _add_bilinear_hessian,
+    OPTIMISER: _add_loss,
+}
+
+
+def _moving(settings: Settings, made: Conversion, stage: dict[str, object], told_by: str) -> None:
     """Add what moves and when: object, probe, slice spacing."""
+    engine = str(stage["engine"])
+    has_rates = issubclass(ENGINES[engine], Elementwise)
     unknowns: dict[str, object] = {}
     for name in ("object", "probe"):
         group = f"{name}_options"
@@ -278,14 +297,14 @@ def _moving(settings: Settings, made: Conversion, engine: str, stage: dict[str, 
         when = schedule_of(settings.group(f"{group}.optimization_plan"), made, f"{group}.optimization_plan")
         settings.take(f"{group}.optimizer")
         step = settings.number(f"{group}.step_size")
-        if step is not None and engine in ELEMENTWISE:
+        if step is not None and has_rates:
             made.remarks.append(
                 f"The learning rate of the {name} is the engine's own (stages.0.lr); Pty-Chi's {step:g} goes with its "
                 "scaling."
             )
-        elif step not in (None, 1) and engine != "rpie":
+        elif step not in (None, 1) and told_by != PIE:
             made.unmatched.append(f"{group}.step_size: {step:g}")
-        if engine in ELEMENTWISE:
+        if has_rates:
             if not moves or when:
                 unknowns[name] = when if moves else False
         elif name == "probe":
@@ -302,7 +321,7 @@ def _moving(settings: Settings, made: Conversion, engine: str, stage: dict[str, 
         if params:
             made.unmatched.append(f"{group}.optimizer_params: {params}")
     spacing = "object_options.slice_spacing_options"
-    if settings.take(f"{spacing}.optimizable") is True and engine in ELEMENTWISE:
+    if settings.take(f"{spacing}.optimizable") is True and has_rates:
         plan = settings.group(f"{spacing}.optimization_plan")
         unknowns["slice_spacing"] = schedule_of(plan, made, f"{spacing}.optimization_plan") or True
     settings.take(spacing)

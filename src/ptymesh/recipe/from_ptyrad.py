@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import math
 
-from ptymesh.engines import ENGINES
 from ptymesh.errors import BadInput
 from ptymesh.geometry import electron_wavelength_m
-from ptymesh.recipe.foreign_settings import Conversion, Settings
+from ptymesh.recipe.foreign_settings import Conversion, Settings, optimiser_named
 
 ANGSTROM_M, MRAD = 1e-10, 1e-3
 GROUPINGS = {"random": "random", "compact": "compact", "sparse": "uniform", "fps": "uniform", "hilbert": "uniform"}
@@ -274,10 +273,8 @@ def _positions(settings: Settings, made: Conversion, file: str) -> dict[str, obj
 
 def _stage(settings: Settings, made: Conversion, slices: int) -> dict[str, object]:
     """Return the one stage: the optimiser, what it moves, its loss and its constraints."""
-    name = settings.text("model_params.optimizer_params.name").lower() or "adam"
-    if name not in ENGINES.names():
-        made.unmatched.append(f"model_params.optimizer_params.name: {name}; adam is taken")
-        name = "adam"
+    name = settings.text("model_params.optimizer_params.name").lower()
+    name = optimiser_named("ptyrad", name, "model_params.optimizer_params.name", made)
     size = settings.count("recon_params.BATCH_SIZE.size", BATCH)
     batch = size * settings.count("recon_params.BATCH_SIZE.grad_accumulation", 1)
     order = settings.text("recon_params.GROUP_MODE") or "random"

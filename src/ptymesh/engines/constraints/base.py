@@ -20,13 +20,14 @@ from torch import Tensor
 
 from ptymesh.engines.waves import EngineMemory
 from ptymesh.estimate import Estimate
+from ptymesh.options import Options
 from ptymesh.physics.potential import transmission
 from ptymesh.problem import Problem
 from ptymesh.registry import Registry, subclass_of
 from ptymesh.schedule import MOST, Schedule
 
 
-class Constraint(Schedule):
+class Constraint(Schedule, Options):
     """A change of probe and object after the epochs of its schedule; its options are fields.
 
     Those of ptymesh are keys of `probe`, `object` and `constraints` of a stage; one of another package, which offers it

@@ -21,18 +21,20 @@ import torch
 from pydantic import Field, PrivateAttr, field_serializer, field_validator, model_validator
 from torch import Tensor
 
-from ptymesh.engines.base import Engine, Schedule
 from ptymesh.engines.gradients import losses, regularisers
 from ptymesh.engines.gradients.losses import LOSSES, Loss, PixelLoss
 from ptymesh.engines.gradients.regularisers import REGULARISERS, Density
 from ptymesh.engines.gradients.sweep import Part, Sweep, above_zero, averages, covered, real
 from ptymesh.estimate import Estimate
+from ptymesh.options import Options
 from ptymesh.physics import potential
 from ptymesh.physics.elementwise import phase as phase_of
+from ptymesh.physics.fidelity import Fidelity
 from ptymesh.problem import Batch, Problem
+from ptymesh.schedule import Schedule
 
 
-class Regulariser(Schedule):
+class Regulariser(Schedule, Options):
     """A regulariser of the object, with its weight against the loss.
 
     Attributes:
@@ -73,10 +75,11 @@ class Gradient:
     parts: dict[str, Part]
 
 
-class Autodiff(Engine):
-    """Common part of the gradient engines.
+class Autodiff(Options):
+    """A loss that is descended, with its options: the gradient engines are engines that have one.
 
     Attributes:
+        fidelity: of the engine's stage, which a loss may be added to or not.
         loss: `fidelity`, `nrmse` of powers, or a user's own, by name or as a function.
         power: p of `nrmse`.
         averaged: weight of the misfit of the pattern averaged over the batch (a second sweep).
@@ -87,6 +90,7 @@ class Autodiff(Engine):
     moves_optics: ClassVar[bool] = True
     moves_potential: ClassVar[bool] = True
 
+    fidelity: Fidelity = "amplitude"
     loss: str | PixelLoss = "fidelity"
     power: float | None = Field(None, gt=0, le=1)
     averaged: float = Field(0.0, ge=0)

@@ -26,7 +26,7 @@ from pydantic import ConfigDict, Field, PrivateAttr, ValidationError, model_vali
 from torch import Tensor
 
 from ptymesh.distributed.devices import sent
-from ptymesh.engines.base import OnOff, Options, Schedule
+from ptymesh.engines.base import Engine, OnOff, Options, Schedule
 from ptymesh.engines.cost import EngineCost, StepNeeds
 from ptymesh.engines.gradients.autodiff import Autodiff
 from ptymesh.engines.gradients.schedulers import Pace, Scheduler
@@ -38,7 +38,7 @@ from ptymesh.problem import Batch, Problem
 from ptymesh.unknowns import Unknown
 
 
-class UnknownSchedule(Schedule):
+class UnknownSchedule(Schedule, Options):
     """One unknown: its own learning rate, and the epochs in which it moves.
 
     Attributes:
@@ -100,7 +100,7 @@ def _has_fused(kind: type[torch.optim.Optimizer]) -> bool:
     return "fused" in signature(kind).parameters
 
 
-class Elementwise(Autodiff):
+class Elementwise(Autodiff, Engine):
     """An elementwise torch optimiser: learning rate, what moves, and how the learning rate changes by epoch.
 
     Attributes:
@@ -170,19 +170,16 @@ class Elementwise(Autodiff):
         for name in ("slice_spacing", "tilt"):
             if getattr(self.unknowns, name) and problem.model.slice_kernel is None:
                 raise BadInput(f"unknowns.{name} has no meaning for a single slice; remove it from the stage.")
-        there = {unknown.name for unknown in problem.model.unknowns}
         if not self.unknowns.moving().keys() - problem.model.replaced:
             (first, *_) = (p.operator for p in problem.model.operators if p.operator.replaces)
             raise BadInput(
                 f"Nothing would move: optics.{first.name} takes the part of {', '.join(self.unknowns.moving())}; add "
                 f"unknowns: {{{first.unknowns[0].name}: true}} to the stage."
             )
-        for name in self.unknowns.moving():
-            if name not in Unknowns.model_fields and name not in there:
-                raise BadInput(
-                    f"unknowns.{name} belongs to optics.{declared()[name].operator}, which the recipe does not have; "
-                    f"add optics: {{{declared()[name].operator}: true}}, or remove it."
-                )
+
+    def named_unknowns(self) -> list[str]:
+        """Return the names of the unknowns of operators that the stage names."""
+        return [name for name in self.unknowns.moving() if name not in Unknowns.model_fields]
 
     def moved_optics(self, optics: Sequence[Unknown]) -> frozenset[str]:
         """Return the names of those of the operators' unknowns that this stage moves, in whichever of its epochs."""
