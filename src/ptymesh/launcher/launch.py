@@ -195,10 +195,13 @@ def _cpus() -> list[int]:
 class _Inherit(LogsSpecs):
     """Log settings with which ranks inherit our streams; `child.prepare_process` redirects those of all but rank 0."""
 
-    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+    def redirect_nothing(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         """Return destinations that redirect no stream."""
         nowhere = dict.fromkeys(envs, "")
         return LogsDest(stdouts=nowhere, stderrs=nowhere, error_files=nowhere)
+
+    #: What torch calls it.
+    reify = redirect_nothing
 
     @property
     def root_log_dir(self) -> str:

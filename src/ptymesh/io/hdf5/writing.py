@@ -73,8 +73,11 @@ class _Lenient:
         self.attempt(act)
         return found
 
-    def tell(self) -> int:
+    def position_in_file(self) -> int:
         return 0 if self.error is not None else self._raw.tell()
+
+    #: What h5py calls it.
+    tell = position_in_file
 
     def truncate(self, size: int | None = None) -> int:
         self.attempt(lambda: self._raw.truncate(size))
