@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import yaml
@@ -24,7 +23,7 @@ from ptymesh.io.prepare.near_field import DETECTOR_LIES, SCAN_LIES, NearFieldSig
 from ptymesh.io.prepare.preprocess import PreparedSource
 from ptymesh.io.samples import located
 from ptymesh.measurement import Measurement, PatternSource, centres_of_mass
-from ptymesh.recipe.schema import AUTO, Recipe, apply_overrides, raw_recipe
+from ptymesh.recipe.schema import AUTO, RawGroup, Recipe, apply_overrides, raw_recipe
 
 #: Largest number of views that are looked at.
 LOOKED_AT = 400
@@ -42,7 +41,7 @@ OF_FAR_FIELDS = {"centre", "dc"}
 Reasons = dict[str, list[str]]
 
 
-def described(path: Path, overrides: Sequence[str] = (), out: Path | None = None) -> tuple[dict[str, Any], Reasons]:
+def described(path: Path, overrides: Sequence[str] = (), out: Path | None = None) -> tuple[RawGroup, Reasons]:
     """Return a recipe for a data set, as plain dicts with stages to be found, and why it is as it is.
 
     Args:
@@ -53,7 +52,7 @@ def described(path: Path, overrides: Sequence[str] = (), out: Path | None = None
     Raises:
         BadInput: the file does not say something that must be known; the message names the key.
     """
-    raw: dict[str, Any] = {"data": {"path": str(path)}, "stages": AUTO}
+    raw: RawGroup = {"data": {"path": str(path)}, "stages": AUTO}
     raw["output"] = {"dir": str(named_after(path) if out is None else out)}
     raw = apply_overrides(raw, overrides)
     if not isinstance(raw.get("data"), dict) or not isinstance(raw.get("output"), dict):
@@ -86,7 +85,7 @@ def described_recipe(path: Path, overrides: Sequence[str] = (), out: Path | None
     return recipe if out is None else recipe.with_output(out), reasons
 
 
-def complete_recipe(raw: dict[str, Any]) -> Reasons:
+def complete_recipe(raw: RawGroup) -> Reasons:
     """Add to a recipe's plain dicts what the data show and the recipe does not say, and return why, by key."""
     reasons: Reasons = {}
     given = DataOptions.parse(raw["data"], "data")
@@ -100,7 +99,7 @@ def complete_recipe(raw: dict[str, Any]) -> Reasons:
     return reasons
 
 
-def _electron_pixel(raw: dict[str, Any], reasons: Reasons) -> None:
+def _electron_pixel(raw: RawGroup, reasons: Reasons) -> None:
     """Set the object pixel of electron patterns from the bright disc if the half angle of the beam's cone is known."""
     data, start = raw["data"], (raw.get("probe") or {}).get("start")
     angle = start.get("semiangle_rad") if isinstance(start, dict) and start.get("kind") == "electron" else None
@@ -123,7 +122,7 @@ def _electron_pixel(raw: dict[str, Any], reasons: Reasons) -> None:
     reasons["data.object_pixel_m"] = [f"The bright disc, {angle:g} rad in radius, has {radius:.3g} pixels."]
 
 
-def _set_from_patterns(raw: dict[str, Any], reasons: Reasons) -> None:
+def _set_from_patterns(raw: RawGroup, reasons: Reasons) -> None:
     """Set keys of `data` and the orientation from what some of the views look like."""
     data, positions = raw["data"], raw.get("positions") or {}
     where = PositionOptions.parse(positions, "positions")
@@ -149,7 +148,7 @@ def _set_from_patterns(raw: dict[str, Any], reasons: Reasons) -> None:
         _orient(raw, reasons)
 
 
-def _near_field(raw: dict[str, Any], scan: Measurement, reasons: Reasons) -> NearFieldSigns | None:
+def _near_field(raw: RawGroup, scan: Measurement, reasons: Reasons) -> NearFieldSigns | None:
     """Return the signs of a near field in a scan that is read for a far field; None if there are none.
 
     If the signs are certain and views are too far apart for a far field, the near field is set in the recipe.
@@ -174,7 +173,7 @@ def _near_field(raw: dict[str, Any], scan: Measurement, reasons: Reasons) -> Nea
     return signs
 
 
-def _turn_scan(raw: dict[str, Any], signs: NearFieldSigns, reasons: Reasons) -> None:
+def _turn_scan(raw: RawGroup, signs: NearFieldSigns, reasons: Reasons) -> None:
     """Set the orientation that moving images ask for, unless the recipe says one."""
     data, positions = raw["data"], raw.get("positions") or {}
     if SCAN_LIES & positions.keys() or DETECTOR_LIES & data.keys():
@@ -186,7 +185,7 @@ def _turn_scan(raw: dict[str, Any], signs: NearFieldSigns, reasons: Reasons) -> 
             reasons[f"positions.{key}"] = ["So images move as the sample does."]
 
 
-def _orient(raw: dict[str, Any], reasons: Reasons) -> None:
+def _orient(raw: RawGroup, reasons: Reasons) -> None:
     """Set the orientation that the patterns' centres of mass ask for, unless the recipe says one."""
     data, positions = raw["data"], raw.get("positions") or {}
     if SCAN_LIES & positions.keys() or DETECTOR_LIES & data.keys():

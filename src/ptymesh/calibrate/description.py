@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass
 from math import sqrt
-from typing import Any
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from ptymesh.io.prepare.checks import refuse_featureless, without_marks
 from ptymesh.io.samples import located
 from ptymesh.io.scan import Optics
 from ptymesh.measurement import Measurement
+from ptymesh.recipe.schema import RawGroup
 
 #: Object pixel (m) with which positions are read before it is known; any number would do.
 PROVISIONAL_M = 1e-10
@@ -43,7 +43,7 @@ class Description:
         reasons: sentences by key of the recipe.
     """
 
-    recipe: dict[str, Any]
+    recipe: RawGroup
     scan: Measurement
     wavelength_m: float
     energy_eV: float | None
@@ -55,7 +55,7 @@ class Description:
     reasons: Reasons
 
 
-def describe(recipe: dict[str, Any]) -> Description:
+def describe(recipe: RawGroup) -> Description:
     """Return what a recipe and its file say.
 
     Args:
@@ -102,7 +102,7 @@ def describe(recipe: dict[str, Any]) -> Description:
     )
 
 
-def _beam(optics: Optics, data: dict[str, Any], reasons: Reasons) -> tuple[float, float | None]:
+def _beam(optics: Optics, data: RawGroup, reasons: Reasons) -> tuple[float, float | None]:
     """Return the wavelength and the energy, and set `data.radiation` where nothing says it."""
     if optics.radiation == "photon":
         raise BadInput(f"{data['path']} is a scan with X-rays, and calibrate is for electrons; see `ptymesh inspect`.")
@@ -122,7 +122,7 @@ def _beam(optics: Optics, data: dict[str, Any], reasons: Reasons) -> tuple[float
     return geometry.wavelength_m, geometry.energy_eV
 
 
-def _where(positions: dict[str, Any], is_raster: bool) -> PositionOptions:
+def _where(positions: RawGroup, is_raster: bool) -> PositionOptions:
     """Return where views lie. Raises BadInput where nothing says the step."""
     where = PositionOptions.parse(positions, "positions")
     if is_raster and (where.raster is None or (where.raster.step_m is None and where.raster.step_px is None)):
@@ -133,7 +133,7 @@ def _where(positions: dict[str, Any], is_raster: bool) -> PositionOptions:
     return where
 
 
-def _semiangle(raw: dict[str, Any]) -> float | None:
+def _semiangle(raw: RawGroup) -> float | None:
     """Return the semi-angle that a recipe says, or None."""
     start = (raw.get("probe") or {}).get("start")
     said = start.get("semiangle_rad") if isinstance(start, dict) else None

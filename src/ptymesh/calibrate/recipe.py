@@ -5,14 +5,13 @@ from __future__ import annotations
 import copy
 from math import degrees
 from pathlib import Path
-from typing import Any
 
 from ptymesh.auto.data import Reasons
 from ptymesh.auto.recipe_text import recipe_text
 from ptymesh.calibrate.calibration import Calibration
 from ptymesh.io.options import DataOptions
 from ptymesh.io.prepare.preprocess import PreparedSource
-from ptymesh.recipe.schema import Recipe
+from ptymesh.recipe.schema import RawGroup, Recipe
 
 
 def recipe_of(found: Calibration, folder: Path) -> tuple[Recipe, Reasons]:
@@ -37,8 +36,8 @@ def recipe_of(found: Calibration, folder: Path) -> tuple[Recipe, Reasons]:
         reasons["data.transpose"] = [f"By {'parallax' if found.parallax.is_sure else 'the centres of mass'}, as below."]
     positions["rotation_deg"] = round(lens.rotation_deg, 2)
     reasons["positions.rotation_deg"] = [why, twin_sentence(found)]
-    start: dict[str, Any] = {"kind": "electron", "semiangle_rad": float(f"{found.semiangle_rad:.5g}")}
-    aberrations: dict[str, Any] = {}
+    start: RawGroup = {"kind": "electron", "semiangle_rad": float(f"{found.semiangle_rad:.5g}")}
+    aberrations: RawGroup = {}
     if found.parallax.is_sure:
         size, angle = lens.astigmatism
         aberrations["C10"] = float(f"{lens.c10_m:.4g}")
@@ -63,7 +62,7 @@ def calibrated_text(found: Calibration, folder: Path) -> str:
     return recipe_text(*recipe_of(found, folder))
 
 
-def _set_pixel(found: Calibration, data: dict[str, Any], reasons: Reasons) -> None:
+def _set_pixel(found: Calibration, data: RawGroup, reasons: Reasons) -> None:
     """Set the object pixel where the semi-angle was told."""
     known, disc = found.description, found.disc
     edge = f"The disc has a radius of {disc.radius:.2f} +- {disc.error:.2f} pixels"
@@ -81,7 +80,7 @@ def _set_pixel(found: Calibration, data: dict[str, Any], reasons: Reasons) -> No
     reasons["data.object_pixel_m"] = [said]
 
 
-def _set_centre(found: Calibration, data: dict[str, Any], reasons: Reasons) -> None:
+def _set_centre(found: Calibration, data: RawGroup, reasons: Reasons) -> None:
     """Set the pixel of the direct beam if it is another one than the file's."""
     source, disc = found.description.scan.patterns, found.disc
     options = DataOptions.parse(data, "data")

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -97,7 +98,8 @@ def initial_estimate(
     anchors = torch.floor(positions + 0.5).to(torch.int64)
     zero = (float(origin[0]), float(origin[1]))
     part = Rect(0, 0, *sides) if place is None else place(sides, zero, anchors.cpu().numpy())
-    first_object, potential = _object_or_potential(object, earlier, scan_px, origin, part, sides, geometry.shape, dtype)
+    frame_of_object = _ObjectFrame(scan_px, origin, geometry.shape, sides)
+    first_object, potential = _object_or_potential(object, earlier, frame_of_object, part, dtype)
     made = Estimate(
         object=first_object.to(device),
         probe=first,
@@ -190,16 +192,31 @@ def frame(scan_px: np.ndarray, window: tuple[int, int], margin: int) -> tuple[np
 # --- object ---------------------------------------------------------------------------------------------------------
 
 
+class _ObjectFrame(NamedTuple):
+    """The frame in which the whole object lies.
+
+    Attributes:
+        scan_px: (N, 2) positions in the scan's own coordinates.
+        origin: (2,) object pixel at their zero.
+        window: (h, w).
+        sides: of the whole object.
+    """
+
+    scan_px: np.ndarray
+    origin: np.ndarray
+    window: tuple[int, int]
+    sides: tuple[int, int]
+
+
 def _initial_object(
     options: ObjectOptions,
     earlier: _EarlierResult | None,
-    scan_px: np.ndarray,
-    origin: np.ndarray,
+    frame: _ObjectFrame,
     part: Rect,
-    window: tuple[int, int],
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """Return this rank's part of the object, (L, h, w) complex."""
+    """Return a part of the object, (L, h, w) complex."""
+    scan_px, origin, window, _ = frame
     if options.initial == "ones":
         return torch.ones((options.slices, *part.shape), dtype=dtype)
     moved = origin - np.array(part.corner)
@@ -216,11 +233,8 @@ def _initial_object(
 def _object_or_potential(
     options: ObjectOptions,
     earlier: _EarlierResult | None,
-    scan_px: np.ndarray,
-    origin: np.ndarray,
+    frame: _ObjectFrame,
     part: Rect,
-    sides: tuple[int, int],
-    window: tuple[int, int],
     dtype: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return this rank's part of the object, (L, h, w) complex, and of its potential, where it is to be one.
@@ -228,25 +242,22 @@ def _object_or_potential(
     Args:
         options: the recipe's `object`.
         earlier: the result from which it starts, or None.
-        scan_px: (N, 2) positions in the scan's own coordinates.
-        origin: (2,) object pixel at their zero.
+        frame: where the whole object lies.
         part: what this rank holds.
-        sides: of the whole object.
-        window: (h, w).
         dtype: complex.
     """
     if options.kind == "transmission":
-        return _initial_object(options, earlier, scan_px, origin, part, window, dtype), None
+        return _initial_object(options, earlier, frame, part, dtype), None
     if options.initial == "ones":
         potential = torch.zeros((options.slices, *part.shape), dtype=dtype.to_real())
     elif earlier is not None and earlier.result.potential is not None:
         values = _potential_with_slices(earlier.result.potential, options.slices, earlier.path)
-        corner = origin - np.array(part.corner) - earlier.offset
+        corner = frame.origin - np.array(part.corner) - earlier.offset
         onto = resample_images(values.astype(np.complex128), earlier.ratio, corner, part.shape, 0.0)
         potential = torch.from_numpy(np.ascontiguousarray(onto.real)).to(dtype.to_real())
     else:  # unwrapping looks at all pixels, whichever of them this rank holds
-        whole = Rect(0, 0, *sides)
-        found = _initial_object(options, earlier, scan_px, origin, whole, window, torch.complex128).numpy()
+        whole = Rect(0, 0, *frame.sides)
+        found = _initial_object(options, earlier, frame, whole, torch.complex128).numpy()
         unwrapped = torch.from_numpy(_unwrapped(found))
         potential = unwrapped[(slice(None), *part.inside((0, 0)))].to(dtype.to_real()).contiguous()
     return transmission(potential, options.absorption), potential

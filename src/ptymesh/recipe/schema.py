@@ -50,9 +50,12 @@ from ptymesh.recipe.yaml_text import DEEPEST, parsed, text_of
 from ptymesh.sentences import quote, shown_key, unknown_word
 from ptymesh.types import Precision
 
+#: A recipe, or a group of it, before it is checked: keys and values as YAML has them.
+RawGroup = dict[str, Any]
+
 #: Stages of a recipe that names none: rPIE is fast at first, large steps of Adam pass by poor minima, and shorter and
 #: shorter ones then end in the middle of the region that those have covered (docs/reference/engines.md, "The default").
-DEFAULT_STAGES: list[dict[str, Any]] = [
+DEFAULT_STAGES: list[RawGroup] = [
     {"engine": "rpie", "epochs": 5, "batch": 32},
     {"engine": "adam", "epochs": 20, "batch": 32},
 ]
@@ -262,7 +265,7 @@ class Recipe(FrozenOptions):
         """Return YAML that reproduces the run: every key, defaults too, so that later defaults do not change it."""
         return yaml.dump(self.as_values(), Dumper=DUMPER, sort_keys=False, allow_unicode=True)
 
-    def as_values(self) -> dict[str, Any]:
+    def as_values(self) -> RawGroup:
         """Return every key with its value, defaults too, as plain numbers, text, lists and dicts."""
         groups = self.model_dump(mode="json", exclude={"stages"})
         stages = [{"engine": stage.name, **stage.model_dump(mode="json")} for stage in self.stages]
@@ -303,7 +306,7 @@ def raw_recipe(path: Path, overrides: Sequence[str] = ()) -> dict[str, object]:
     return apply_overrides(raw, overrides)
 
 
-def apply_overrides(raw: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+def apply_overrides(raw: RawGroup, overrides: Sequence[str]) -> dict[str, Any]:
     """Return a recipe's plain dicts with `key.path=VALUE` settings; their paths are relative to the working folder."""
     for override in overrides:
         _override(raw, override)
@@ -353,7 +356,7 @@ def _mapping(text: str, what: str, model: type[BaseModel] = Recipe) -> dict[str,
     return raw
 
 
-def anchor(raw: dict[str, Any], folder: Path) -> None:
+def anchor(raw: RawGroup, folder: Path) -> None:
     """Make relative paths of a recipe's plain dicts absolute, from `folder`, in place."""
     for key in _PATHS:
         *groups, name = key.split(".")
@@ -402,7 +405,7 @@ def _override(raw: dict[str, object], override: str) -> None:
     put(raw, key.strip(), parsed(text, f"The value of --set {quote(override)}"), "--set")
 
 
-def put(raw: dict[str, Any], key: str, value: Any, said: str) -> None:
+def put(raw: RawGroup, key: str, value: Any, said: str) -> None:
     """Set `a.b.0.c` in a recipe's plain dicts and lists; groups on the way are made, a list may grow by one.
 
     Args:

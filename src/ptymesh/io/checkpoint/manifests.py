@@ -16,6 +16,9 @@ from ptymesh.errors import BadInput, PtymeshError
 from ptymesh.files import to_disk, writing
 from ptymesh.io.hdf5 import digests
 
+#: Keys and values of a manifest, as JSON has them.
+Manifest = dict[str, Any]
+
 MANIFEST = "manifest.json"
 FORMAT, VERSION = "ptymesh-checkpoint", 3
 #: Largest size of a manifest that is read.
@@ -59,7 +62,7 @@ def current(directory: Path) -> int | None:
     return numbers[0] if numbers else None
 
 
-def write(directory: Path, number: int, content: dict[str, Any]) -> None:
+def write(directory: Path, number: int, content: Manifest) -> None:
     """Write a generation's manifest, and then the folder's, which makes that generation the current one.
 
     Args:
@@ -100,7 +103,7 @@ def read_meta(directory: Path) -> dict[str, Any]:
     raise _none_sound(directory, notes)
 
 
-def choose(directory: Path, world: World) -> tuple[dict[str, Any], str]:
+def choose(directory: Path, world: World) -> tuple[Manifest, str]:
     """Return the manifest of the newest sound generation, and a sentence about damaged ones that came before it.
 
     Collective: every rank checks its share of the files, and all return the same.
@@ -173,7 +176,7 @@ def _candidates(directory: Path) -> tuple[list[int], list[str]]:
     return [named, *(n for n in others if n != named)], []
 
 
-def _manifest(directory: Path, number: int) -> dict[str, Any]:
+def _manifest(directory: Path, number: int) -> Manifest:
     """Return a generation's manifest if it and its files' sizes are right; else raise BadInput."""
     path = directory / folder(number) / MANIFEST
     if not path.is_file():
@@ -211,11 +214,11 @@ def _check_digest(path: Path, digest: str) -> None:
         raise BadInput(f"The checkpoint's {path} is damaged: it does not hold what was written; {COPY}.")
 
 
-def _head(number: int) -> dict[str, Any]:
+def _head(number: int) -> Manifest:
     return {"format": FORMAT, "version": VERSION, "generation": number}
 
 
-def _write(path: Path, manifest: dict[str, Any]) -> None:
+def _write(path: Path, manifest: Manifest) -> None:
     """Write a manifest with its digest, and flush it to the disk."""
     signed = {**manifest, digests.NAME: digests.of_json(manifest)}
     with path.open("w", encoding="utf-8") as file:
@@ -224,7 +227,7 @@ def _write(path: Path, manifest: dict[str, Any]) -> None:
         os.fsync(file.fileno())
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> Manifest:
     """Return a manifest whose digest is right; raise Unreadable if it is of another version, BadInput if damaged."""
     try:
         size = path.stat().st_size
@@ -241,7 +244,7 @@ def _read(path: Path) -> dict[str, Any]:
     return dict(manifest)
 
 
-def _check_kind(path: Path, manifest: dict[str, Any]) -> None:
+def _check_kind(path: Path, manifest: Manifest) -> None:
     if manifest.get("format") != FORMAT:
         raise Unreadable(f"{path} is not the manifest of a ptymesh checkpoint; give the folder of an earlier run.")
     version = manifest.get("version")
