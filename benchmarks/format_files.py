@@ -153,7 +153,8 @@ def nion(folder: Path, scan: Scan) -> Made:
     return folder / "scan.ndata", in_its_own_file(folder, scan), {}
 
 
-def _hdf5(path: Path, values: dict[str, Any], units: dict[str, str] | None = None) -> Path:
+def write_hdf5(path: Path, values: dict[str, Any], units: dict[str, str] | None = None) -> Path:
+    """Write datasets and the units of some; return the path."""
     with h5py.File(path, "w") as file:
         for name, value in values.items():
             file[name] = value
@@ -163,7 +164,7 @@ def _hdf5(path: Path, values: dict[str, Any], units: dict[str, str] | None = Non
 
 
 def hyperspy(folder: Path, scan: Scan) -> Made:
-    path = _hdf5(folder / "scan.hspy", {"Experiments/scan/data": scan.raster})
+    path = write_hdf5(folder / "scan.hspy", {"Experiments/scan/data": scan.raster})
     with h5py.File(path, "r+") as file:
         for k in range(4):
             about = {"scale": scan.step_m * 1e9, "units": "nm"} if k < 2 else {"scale": 1.0, "units": ""}
@@ -173,12 +174,12 @@ def hyperspy(folder: Path, scan: Scan) -> Made:
 
 def abtem(folder: Path, scan: Scan) -> Made:
     names = {"array": scan.raster, "sampling": [scan.step_m * 1e10] * 2 + [1.0, 1.0], "offset": np.zeros(4)}
-    path = _hdf5(folder / "scan.hdf5", names | {"units": np.array([b"A", b"A", b"mrad", b"mrad"])})
+    path = write_hdf5(folder / "scan.hdf5", names | {"units": np.array([b"A", b"A", b"mrad", b"mrad"])})
     return path, in_its_own_file(folder, scan), {}
 
 
 def py4dstem(folder: Path, scan: Scan) -> Made:
-    path = _hdf5(folder / "cube.h5", {"root/datacube/data": scan.raster})
+    path = write_hdf5(folder / "cube.h5", {"root/datacube/data": scan.raster})
     with h5py.File(path, "r+") as file:
         file.attrs.update(emd_group_type="file", version_major=1, version_minor=0)
         file["root"].attrs["emd_group_type"] = "root"
@@ -191,7 +192,7 @@ def py4dstem(folder: Path, scan: Scan) -> Made:
 
 def nexus(folder: Path, scan: Scan) -> Made:
     values = {"entry/data/data": scan.counts, "entry/data/y": scan.places[:, 0], "entry/data/x": scan.places[:, 1]}
-    path = _hdf5(folder / "scan.nxs", values, {"entry/data/y": "m", "entry/data/x": "m"})
+    path = write_hdf5(folder / "scan.nxs", values, {"entry/data/y": "m", "entry/data/x": "m"})
     with h5py.File(path, "r+") as file:
         file["entry"].attrs["NX_class"], file["entry/data"].attrs["NX_class"] = "NXentry", "NXdata"
     return path, scan.beam(folder), {}
@@ -216,27 +217,27 @@ def ptypy(folder: Path, scan: Scan) -> Made:
     names = {"meta/energy": scan.energy_eV / 1e3, "meta/distance": 1.0, "meta/psize": 1e-4}
     chunk = {"data": scan.counts, "positions": scan.places, "weights": np.empty(0)}
     chunk["indices"] = np.arange(len(scan.counts))
-    path = _hdf5(folder / "scan.ptyd", names | {f"chunks/0/{name}": value for name, value in chunk.items()})
+    path = write_hdf5(folder / "scan.ptyd", names | {f"chunks/0/{name}": value for name, value in chunk.items()})
     return path, scan.beam(folder), {}
 
 
 def fold_slice(folder: Path, scan: Scan) -> Made:
-    path = _hdf5(folder / "data_roi0_dp.hdf5", {"dp": scan.counts.transpose(0, 2, 1)})
+    path = write_hdf5(folder / "data_roi0_dp.hdf5", {"dp": scan.counts.transpose(0, 2, 1)})
     places = {"ppY": -scan.places[:, 0], "ppX": -scan.places[:, 1]}
-    _hdf5(folder / "data_roi0_para.hdf5", places)
+    write_hdf5(folder / "data_roi0_para.hdf5", places)
     return path, scan.beam(folder), {}
 
 
 def ptylab(folder: Path, scan: Scan) -> Made:
     names = {"ptychogram": scan.counts, "encoder": scan.places, "wavelength": 1e-10, "zo": 1.0, "dxd": 1e-4}
-    return _hdf5(folder / "ptylab.hdf5", names), scan.beam(folder), {}
+    return write_hdf5(folder / "ptylab.hdf5", names), scan.beam(folder), {}
 
 
 def csaxs(folder: Path, scan: Scan) -> Made:
     numbers = {"monochromator/energy": 6.2, "monochromator/distance": -7200.0}
     numbers |= {"eiger_4/x_pixel_size": 75.0, "eiger_4/y_pixel_size": 75.0}
     names = {f"entry/instrument/{name}": value for name, value in numbers.items()}
-    return _hdf5(folder / "csaxs.h5", {"entry/data/data": scan.counts} | names), in_its_own_file(folder, scan), {}
+    return write_hdf5(folder / "csaxs.h5", {"entry/data/data": scan.counts} | names), in_its_own_file(folder, scan), {}
 
 
 def empad(folder: Path, scan: Scan) -> Made:
@@ -245,6 +246,8 @@ def empad(folder: Path, scan: Scan) -> Made:
     rows[:, inset : inset + scan.counts.shape[1], inset : inset + scan.counts.shape[2]] = scan.counts
     path = folder / f"scan_x{COLUMNS}_y{ROWS}.raw"
     path.write_bytes(rows.tobytes())
+    if not inset:
+        return path, in_its_own_file(folder, scan), {}
     # the object pixel is that of the whole pattern, of which the crop leaves the middle
     pixel = scan.object_pixel_m * scan.counts.shape[1] / 128
     said = in_its_own_file(folder, scan) | {"object_pixel_m": pixel, "crop": list(scan.counts.shape[1:])}

@@ -3,8 +3,8 @@
     python benchmarks/formats.py [readers sparse files rates] [--out formats.json] [--scratch DIR] [--samples DIR]
 
 readers  One scan in each format that is made here: what `ptymesh inspect` says, and whether 20 epochs of rPIE end at
-         the same bits as from `.npy` (not EMPAD's, whose patterns are larger than the probe). Then files that
-         instruments and other programs wrote (--samples).
+         the same bits as from `.npy`. Patterns are of 128 x 128, as EMPAD's are. Then files that instruments and
+         other programs wrote (--samples).
 sparse   20 GB with holes in five formats on two ranks (tests/io/formats/test_large_files.py, which asserts both): the
          test's own words.
 files    127 x 127 views of 256 x 256 uint8 as one raw file, and as 16,129 MATLAB files of version 7.3: seconds until
@@ -30,7 +30,9 @@ import h5py
 import hdf5plugin
 import numpy as np
 import record
+from format_beamlines import BEAMLINES
 from format_files import MAKERS, ROWS, Scan, matlab_header
+from format_microscopes import MICROSCOPES
 
 import ptymesh as pm
 from ptymesh.io import load_measurement
@@ -40,11 +42,13 @@ from ptymesh.simulate import checked, simulate
 HERE = Path(__file__).parent
 PARTS = ("readers", "sparse", "files", "rates")
 BUDGET = "500MB"
+#: Functions that write the scan in one format each, by name.
+FORMATS = MAKERS | MICROSCOPES | BEAMLINES
 
 
 def small_scan() -> Scan:
     """Return a scan of X-rays on a raster, whose counts fit into a byte."""
-    made = simulate(checked(kind="xray", views=ROWS * ROWS, window=64, scan="raster", seed=3, photons_per_view=1.5e4))
+    made = simulate(checked(kind="xray", views=ROWS * ROWS, window=128, scan="raster", seed=3, photons_per_view=1.5e4))
     scan = made.measurement
     pixel = scan.geometry.object_pixel_m
     counts = np.fft.fftshift(scan.patterns.read(np.arange(scan.views)), axes=(1, 2))
@@ -74,7 +78,7 @@ def inspected(path: Path, data: dict[str, Any]) -> str:
 def readers(scratch: Path, samples: Path | None) -> dict[str, Any]:
     """Return what is said of each format's file, and whether it is reconstructed."""
     scan, rows, bits = small_scan(), {}, {}
-    for name, make in MAKERS.items():
+    for name, make in FORMATS.items():
         folder = scratch / name
         folder.mkdir()
         path, data, positions = make(folder, scan)

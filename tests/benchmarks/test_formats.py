@@ -21,11 +21,11 @@ def formats(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def test_one_scan_in_all_formats(formats: ModuleType, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     rows = formats.ROWS
-    counts = rng.poisson(9, (rows * rows, 16, 16)).astype(np.uint8)
+    counts = rng.poisson(9, (rows * rows, 64, 64)).astype(np.uint8)
     places = np.stack(np.divmod(np.arange(rows * rows), rows), axis=1) * 5e-8 + rng.normal(0, 1e-9, (rows * rows, 2))
-    probe = rng.normal(size=(1, 16, 16)) + 1j * rng.normal(size=(1, 16, 16))
+    probe = rng.normal(size=(1, 64, 64)) + 1j * rng.normal(size=(1, 64, 64))
     scan = formats.Scan(counts, places, 8e3, 1e-8, 5e-8, probe)
-    for name, make in formats.MAKERS.items():
+    for name, make in formats.FORMATS.items():
         folder = tmp_path / name
         folder.mkdir()
         m = formats.load(*make(folder, scan))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -331,6 +332,8 @@ def _scalar(get: _OtherFiles, name: str | None, quantity: Quantity, replaced: ob
 
 
 def _in_own_unit(get: _OtherFiles, name: str, value: float, quantity: Quantity, remedy: str) -> float:
+    if not math.isfinite(value) or value <= 0:
+        raise BadInput(f"{name} is {value:g}, and must be above zero: set {remedy} instead.")
     unit = get.unit(name)
     if unit is not None:
         return value * factor(unit, quantity, name, remedy)
