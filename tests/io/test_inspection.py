@@ -146,6 +146,13 @@ def ramp(counts: np.ndarray) -> np.ndarray:
     return np.rint(counts * np.linspace(1.3, 0.7, len(counts))[:, None, None])
 
 
+def half_a_frame_late(counts: np.ndarray) -> np.ndarray:
+    """Return patterns of which each ends with the first half of the next one's rows."""
+    upright = np.fft.fftshift(counts, axes=(1, 2))
+    stream = np.roll(upright.reshape(-1), upright[0].size // 2)
+    return np.fft.ifftshift(stream.reshape(counts.shape), axes=(1, 2))
+
+
 @pytest.mark.parametrize(
     ("change", "word"),
     [
@@ -169,6 +176,7 @@ def ramp(counts: np.ndarray) -> np.ndarray:
         (edited(lambda c: c // (1 + 4 * (np.arange(144) == 9))[:, None, None]), "less than 30 %"),
         (edited(ramp), "drift by -60%"),
         (edited(lambda c: np.fft.fftshift(c, axes=(1, 2))), "set data.dc"),
+        (edited(half_a_frame_late), r"beam is double, at the upper and at the lower border: .*data\.raw\.offset"),
         (edited(lambda c: np.roll(c, 8, axis=1)), r"\+\d+, [+-]\d+ pixels \(y, x\) off the centre"),
         (edited(lambda c: c + 3000), "bright up to the detector's border"),
         (lambda m: replace(m, probe=np.ones((1, WINDOW, WINDOW), complex)), "undersampled"),

@@ -97,6 +97,19 @@ def test_a_length_of_zero_is_no_length(tmp_path: Path, value: float) -> None:
             DataOptions.parse({"path": tmp_path / "a.h5", key: value}, "data")
 
 
+@pytest.mark.parametrize("value", [0.0, -1.0, np.nan])
+@pytest.mark.parametrize("key", ["energy_eV", "distance_m", "detector_pixel_m"])
+def test_a_number_of_zero_in_a_file_is_refused(
+    tmp_path: Path, frames: Any, places: Any, key: str, value: float
+) -> None:
+    """No default takes its place: the dataset and the key that says it instead are named."""
+    path = file_of(tmp_path / "a.h5", frames, places, number=(value, "eV" if key == "energy_eV" else "m"))
+    others = {"energy_eV": 8.8e3, "radiation": "photon", "distance_m": 1.92, "detector_pixel_m": 75e-6}
+    del others[key]
+    with pytest.raises(BadInput, match=rf"/number is .*must be above zero: set data\.{key} instead"):
+        load(path, {key: "/number"}, **others)
+
+
 def test_everything_follows_the_views_that_are_left(tmp_path: Path, frames: Any, places: Any) -> None:
     """Positions and intensities of full length stay with their patterns."""
     light = np.random.default_rng(8).uniform(0.5, 2, N)
@@ -118,13 +131,15 @@ def test_binned_pixels_do_not_wrap(tmp_path: Path, places: Any, dtype: type) -> 
     assert found == frames.astype(np.float64).sum()
 
 
-def test_the_beam_is_found_in_spite_of_a_hot_pixel(tmp_path: Path, places: Any) -> None:
+@pytest.mark.parametrize("known", [True, False])
+def test_the_beam_is_found_in_spite_of_a_hot_pixel(tmp_path: Path, places: Any, known: bool) -> None:
     y, x = np.mgrid[:64, :64]
     spot = 400 * np.exp(-((y - 20.0) ** 2 + (x - 45.0) ** 2) / 18)
     frames = np.random.default_rng(1).poisson(spot, (N, 64, 64)).astype(np.uint32)
     frames[:, 1, 62] = 10**6
     path = file_of(tmp_path / "a.h5", frames, places)
-    m = load(path, object_pixel_m=1e-8, centre="find", crop=32, bad_pixels=[[1, 62]])
+    bad: dict[str, Any] = {"bad_pixels": [[1, 62]]} if known else {}
+    m = load(path, object_pixel_m=1e-8, centre="find", crop=32, **bad)
     mean = np.fft.fftshift(np.asarray(m.patterns.read(np.arange(N)), float).mean(axis=0))
     rows, columns = np.indices(mean.shape)
     middle = [(mean * index).sum() / mean.sum() for index in (rows, columns)]

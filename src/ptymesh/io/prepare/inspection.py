@@ -313,6 +313,11 @@ def _about_beam(s: InspectionReport, views: np.ndarray) -> Iterator[str]:
         mean = np.nan_to_num(s.mean_pattern)
         if _rms_width(np.fft.fftshift(mean)) < 0.7 * _rms_width(mean):
             yield "The light lies in the corners of the patterns, not around the zero frequency: set data.dc."
+        elif _rms_width(np.fft.fftshift(mean, axes=0)) < 0.7 * _rms_width(mean):
+            yield (
+                "The beam is double, at the upper and at the lower border: frames are read half a frame too early or "
+                "too late; check what stands before the first one (data.raw.offset)."
+            )
         elif max(abs(s.beam_offset_px[0]) / h, abs(s.beam_offset_px[1]) / w) > 1 / 16:
             yield (
                 f"The mean pattern lies {s.beam_offset_px[0]:+d}, {s.beam_offset_px[1]:+d} pixels (y, x) off the "
