@@ -21,6 +21,7 @@ from ptymesh.io.prepare.checks import (
     scan_fault,
 )
 from ptymesh.io.prepare.findings import apply_findings, stored_regions, stored_views
+from ptymesh.io.prepare.noise_gain import UNUSUAL, noise_gain
 from ptymesh.io.prepare.preprocess import centroid
 from ptymesh.io.prepare.survey import (
     ScanStatistics,
@@ -51,6 +52,7 @@ class InspectionReport:
         overlap: 1 - step / diameter. views_per_point: how many views light a point of the scanned area.
         counts_per_view, counts_per_pixel: means. counts_per_m2: of a view over the area for each view
             (survey.ScanStatistics), as papers give dose and fluence; e_per_A2: the same for electrons.
+        noise_gain: counts of each quantum, as the noise tells them; None where it does not.
         peak_counts: largest count. zeros, missing: shares of good pixel values.
         masked: pixels that the mask excludes. hot, dead, stuck: unmasked pixels that look wrong.
         beam_offset_px: (y, x) of the mean pattern's centroid from the middle of the window (far field).
@@ -92,6 +94,7 @@ class InspectionReport:
     peak_counts: float
     values_at_peak: int
     whole_counts: bool
+    noise_gain: float | None
     zeros: float
     missing: float
     masked: int
@@ -138,7 +141,7 @@ def summarise(measurement: Measurement) -> InspectionReport:
         _geometry(measurement)
         | _sampling(measurement, scan, diameter, origin)
         | _counts(measurement, found, scan, diameter)
-        | {"masked": masked}
+        | {"masked": masked, "noise_gain": noise_gain(measurement, diameter)}
     )
     pixels: dict[str, Any] = {kind: tuple((int(y), int(x)) for y, x in where) for kind, where in odd.items()}
     summary = InspectionReport(
@@ -299,6 +302,11 @@ def _about_detector(s: InspectionReport) -> Iterator[str]:
         yield (
             f"Patterns hold {s.counts_per_view:.3g} in fractional units on average: if these are not counts, set "
             f"data.gain."
+        )
+    if s.noise_gain is not None and not 1 / UNUSUAL < s.noise_gain < UNUSUAL:
+        yield (
+            f"The noise of the patterns is that of {s.noise_gain:.3g} counts for each {s.radiation or 'quantum'}: set "
+            f"data.gain={s.noise_gain:.3g}, unless most of it comes from the readout."
         )
     if s.counts_per_view < 100:
         yield f"There are only {s.counts_per_view:.3g} counts per view: expect a noisy reconstruction."
