@@ -33,6 +33,8 @@ def test_data_are_told_from_text(scan: Path, tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text("data: {path: scan.cxi}\n" + "# größer\n" * 1000, encoding="utf-8")
     assert is_data(scan) and is_data(Path("sample:siemens-star"))
     assert not is_data(tmp_path / "recipe.yaml") and not is_data(tmp_path / "nothing") and not is_data(tmp_path)
+    (tmp_path / "scan.xml").write_text("\ufeff<root><raw_file filename='größer.raw'/></root>", encoding="utf-8")
+    assert is_data(tmp_path / "scan.xml"), "EMPAD's description"
     assert is_data(tmp_path / "gone.cxi") and not is_data(tmp_path / "gone.yaml"), "by its ending"
 
 

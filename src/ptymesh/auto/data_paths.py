@@ -13,9 +13,9 @@ HEAD = 4096
 
 
 def is_data(path: Path) -> bool:
-    """Return True if a path that may name a recipe is data: a sample's name, a file that is no text, a zarr store.
+    """Return True if a path that may name a recipe is data: a sample's name, a zarr store, a file that is no text.
 
-    If nothing is there, the ending decides.
+    XML is data as well, as a camera's description. If nothing is there, the ending decides.
     """
     if str(path).startswith(PREFIX):
         return True
@@ -34,7 +34,7 @@ def is_data(path: Path) -> bool:
         head.decode("utf-8")
     except UnicodeDecodeError as error:
         return error.end < len(head) or b"\0" in head
-    return b"\0" in head
+    return b"\0" in head or head.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"<")
 
 
 def named_after(path: Path) -> Path:
