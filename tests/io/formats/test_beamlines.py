@@ -148,3 +148,36 @@ def test_csaxs_with_positions_in_text(tmp_path: Path, counts: Any, load: Any, up
     assert m.geometry.distance_m == pytest.approx(7.2) and m.geometry.wavelength_m == pytest.approx(2e-10, rel=1e-3)
     assert m.geometry.detector_pixel_m == pytest.approx((75e-6, 75e-6))
     assert any("scan_00123.dat:Target_y" in note for note in m.notes)
+
+
+def test_lynx_with_positions_of_orchestra(tmp_path: Path, counts: Any, load: Any, upright: Any) -> None:
+    """Numbers of the beam are attributes of the patterns; stages run against the probe."""
+    path = write(tmp_path / "scan.h5", entry__data__eiger_4=counts)
+    with pytest.raises(BadInput):
+        load(path)
+    with h5py.File(path, "r+") as file:
+        said = {"Photon_energy_kev": 8.8, "Detector_distance_m": 1.92, "Pixel_size": 75e-6}
+        file["entry/data/eiger_4"].attrs.update(said)
+    head = "Scan 123, Orchestra\nDataPoint TotalPoints Target_x Average_x_st_fzp Target_y Average_y_st_fzp\n"
+    rows = [f"{k} 6 0 {-x * 1e6:.6f} 0 {-y * 1e6:.6f}\n" for k, (y, x) in enumerate(zip(Y, X, strict=True))]
+    (tmp_path / "scan.dat").write_text(head + "".join(rows))
+    places = {"unit": "um", "flip_y": True, "flip_x": True}
+    m = load(path, places, keys={"positions": "scan.dat:Average_y_st_fzp,Average_x_st_fzp"})
+    np.testing.assert_array_equal(upright(m), counts)
+    np.testing.assert_allclose(metres(m), np.stack([Y, X], axis=1), atol=1e-11)
+    assert m.geometry.energy_eV == pytest.approx(8800) and m.geometry.distance_m == pytest.approx(1.92)
+    assert any("APS LYNX" in note for note in m.notes)
+
+
+def test_polar_with_a_link_to_the_detectors_file(tmp_path: Path, counts: Any, load: Any, upright: Any) -> None:
+    places = {f"entry__instrument__NDAttributes__{axis}pos": v * 1e6 for axis, v in (("Y", Y), ("X", X))}
+    write(tmp_path / "eiger.h5", entry__data__data=counts)
+    master = write(tmp_path / "master.hdf", **places)
+    with h5py.File(master, "r+") as file:
+        file["entry/externals/eiger"] = h5py.ExternalLink("eiger.h5", "/entry/data/data")
+    alone = write(tmp_path / "alone.h5", entry__data__data=counts, **places)
+    for path in (master, alone):
+        m = load(path, **ENERGY)
+        np.testing.assert_array_equal(upright(m), counts)
+        np.testing.assert_allclose(metres(m), np.stack([Y, X], axis=1), atol=1e-12)
+        assert any("APS Polar" in note for note in m.notes)

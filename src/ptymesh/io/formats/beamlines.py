@@ -19,7 +19,7 @@ from ptymesh.errors import BadInput
 from ptymesh.io.formats.about import About
 from ptymesh.io.formats.changed_source import squared
 from ptymesh.io.formats.contents import is_hdf5_with
-from ptymesh.io.hdf5.reading import Hdf5File, item_of, open_hdf5, read_dataset
+from ptymesh.io.hdf5.reading import Hdf5File, attribute, item_of, open_hdf5, read_dataset
 from ptymesh.io.options import DataOptions, Unit
 from ptymesh.io.prepare.positions import METRES
 from ptymesh.io.quantities import (
@@ -71,8 +71,8 @@ class FileLayout:
         patterns: dataset of the patterns (N, y, x).
         y, x: the positions' coordinates; None where they lie in a file of their own.
         unit: of the positions, where their datasets say none.
-        numbers: of beam and detector: (dataset, size of its unit in eV or metres where it says none; None: it is asked
-            about where it could be another one; below zero: values may have the other sign).
+        numbers: of beam and detector: (dataset, or DATASET@ATTRIBUTE, size of its unit in eV or metres where it says
+            none; None: it is asked about where it could be another one; below zero: values may have the other sign).
         intensity: dataset of the incident intensity (N,); empty: none.
         amplitudes: whether the patterns are square roots of counts.
         note: what is said of each such scan.
@@ -103,6 +103,11 @@ _CSAXS: dict[str, tuple[str, float | None]] = {
     "energy_eV": ("/entry/instrument/monochromator/energy", 1e3),
     "distance_m": ("/entry/instrument/monochromator/distance", -1e-3),
     "detector_pixel_m": ("/entry/instrument/eiger_4/y_pixel_size", 1e-6),
+}
+_LYNX: dict[str, tuple[str, float | None]] = {
+    "energy_eV": ("/entry/data/eiger_4@Photon_energy_kev", 1e3),
+    "distance_m": ("/entry/data/eiger_4@Detector_distance_m", 1.0),
+    "detector_pixel_m": ("/entry/data/eiger_4@Pixel_size", 1.0),
 }
 _PSEUDO = "/entry/measurement/pseudo"
 #: In the order in which a file is compared with them.
@@ -139,6 +144,27 @@ LAYOUTS = (
         "Target_x'}, with positions.unit um.",
     ),
     FileLayout(
+        name="APS LYNX (`eiger_4`)",
+        patterns="/entry/data/eiger_4",
+        y=None,
+        x=None,
+        unit="um",
+        numbers=_LYNX,
+        note="Positions lie in a file of their own: name it in data.keys, such as {positions: 'scan_00123.dat:"
+        "Average_y_st_fzp,Average_x_st_fzp'}, with positions.unit um; both run against the probe (positions.flip_y, "
+        "positions.flip_x).",
+    ),
+    *(
+        FileLayout(
+            name=f"APS Polar (`{patterns.rpartition('entry/')[2]}`)",
+            patterns=patterns,
+            y=Column("/entry/instrument/NDAttributes/Ypos"),
+            x=Column("/entry/instrument/NDAttributes/Xpos"),
+            unit="um",
+        )
+        for patterns in ("/entry/externals/eiger", "/entry/data/data")
+    ),
+    FileLayout(
         name="PtyLab",
         patterns="/ptychogram",
         y=Column("/encoder", 0),
@@ -166,13 +192,13 @@ LAYOUTS = (
         for patterns in ("/entry/measurement/eiger1m/frames", "/entry/measurement/Eiger/data")
     ),
 )
-NAME = "a beamline's HDF5 (HXN, cSAXS, PtyLab, XPP, NanoMAX)"
+NAME = "a beamline's HDF5 (HXN, cSAXS, LYNX, Polar, PtyLab, XPP, NanoMAX)"
 ABOUT = About(
     instrument=", ".join(layout.name for layout in LAYOUTS),
     reads="HDF5 with the names of that beamline or program; amplitudes are squared",
     takes="positions in the beamline's unit; wavelength, distance, pixel and intensity where there are any",
-    asks="of XPP, NanoMAX and HXN's counts: energy, distance, pixel; of cSAXS: positions (`data.keys.positions`); "
-    "a zero frequency at the corner (`data.dc`)",
+    asks="of XPP, NanoMAX, Polar and HXN's counts: energy, distance, pixel; of cSAXS and LYNX: positions "
+    "(`data.keys.positions`); a zero frequency at the corner (`data.dc`)",
     library="h5py (BSD)",
 )
 
@@ -232,7 +258,7 @@ def _layout(file: Hdf5File) -> FileLayout | None:
         if (
             isinstance(patterns, h5py.Dataset)
             and patterns.ndim == 3
-            and all(holds_numbers(file, name) for name in _told_by(layout))
+            and all(_has_number(file, name) for name in _told_by(layout))
         ):
             return layout
     return None
@@ -242,6 +268,19 @@ def _told_by(layout: FileLayout) -> list[str]:
     """Return the datasets besides the patterns by which a layout is known: its positions, or its numbers."""
     places = [column.dataset for column in (layout.y, layout.x) if column is not None]
     return places or [name for name, _ in layout.numbers.values()]
+
+
+def _has_number(file: Hdf5File, name: str) -> bool:
+    """Return True for a dataset of numbers, and for DATASET@ATTRIBUTE that is one."""
+    return len(_attribute(file, name)) > 0 if "@" in name else holds_numbers(file, name)
+
+
+def _attribute(file: Hdf5File, name: str) -> np.ndarray:
+    """Return the numbers of DATASET@ATTRIBUTE; none where there are none."""
+    dataset, _, key = name.partition("@")
+    item = item_of(file, dataset)
+    values = np.asarray(() if item is None else attribute(item, key)).reshape(-1)
+    return values if values.dtype.kind in "iuf" else values[:0]
 
 
 def _column(file: Hdf5File, column: Column, count: int) -> np.ndarray:
@@ -291,14 +330,15 @@ def _number(
         data: of the recipe.
         option: the key of `data` that says it instead.
     """
-    if getattr(data, option) is not None or not holds_numbers(file, dataset):
+    if getattr(data, option) is not None or not _has_number(file, dataset):
         return None
-    values = read_dataset(file, dataset, 1000, "iuf").reshape(-1)
+    is_attribute = "@" in dataset
+    values = _attribute(file, dataset) if is_attribute else read_dataset(file, dataset, 1000, "iuf").reshape(-1)
     if size is not None and size < 0:
         values, size = np.abs(values), -size
     if not len(values) or not np.isfinite(values[0]) or values[0] <= 0:
         return None
-    unit, what = unit_of(file, dataset), f"{dataset} in {file.filename}"
+    unit, what = None if is_attribute else unit_of(file, dataset), f"{dataset} in {file.filename}"
     if unit is None and size is None:
         ask_for_unit(float(values[0]), quantity, what, f"data.{option}")
     known = (1.0 if size is None else size) if unit is None else factor(unit, quantity, what, f"data.{option}")
