@@ -15,6 +15,7 @@ from ptymesh.errors import BadInput
 from ptymesh.geometry import electron_interaction, electron_wavelength_m, far_field
 from ptymesh.physics.model import Model, SliceStack
 from ptymesh.physics.propagate import fft, fresnel_kernel
+from ptymesh.run.simulate_file import truth_result
 from ptymesh.simulate import checked, patterns, simulate, truth
 from ptymesh.simulate.crystal import Atoms, Crystal, arrange_atoms
 from ptymesh.simulate.multislice import Specimen, project, transmit
@@ -273,6 +274,13 @@ def test_the_number_of_views_at_a_time_changes_no_bit(monkeypatch):
 )
 def test_every_option_changes_the_patterns(change):
     assert not np.array_equal(intensities()[1], intensities(**change)[1])
+
+
+def test_the_truth_has_phases_without_wraps():
+    made = truth(checked(**SMALL, crystal={**THIN, "structure": "gold", "thickness_m": 8e-9}))
+    assert made.potential is not None and made.potential.max() > math.pi
+    np.testing.assert_array_equal(truth_result(made).phase, made.potential)
+    np.testing.assert_allclose(np.exp(1j * made.potential), made.object)
 
 
 def test_dose_is_electrons_on_an_area():

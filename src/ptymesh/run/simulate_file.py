@@ -76,6 +76,7 @@ def truth_result(made: Truth) -> Result:
         nominal_px=made.nominal,
         background=made.background if made.options.background_counts else None,
         unknowns=made.unknowns,
+        potential=made.potential,
     )
 
 

@@ -56,6 +56,7 @@ class Truth:
         background: (h, w) float64 counts, laid out as the patterns.
         slice_spacing_m: distance between neighbouring slices; 0 for one slice.
         unknowns: true values of the operators' unknowns, by name, float64 or complex128.
+        potential: (L, H, W) float64, of a crystal the phase of the object without wraps, in rad.
     """
 
     options: Simulation
@@ -69,6 +70,7 @@ class Truth:
     background: np.ndarray
     slice_spacing_m: float
     unknowns: dict[str, np.ndarray] = field(default_factory=dict)
+    potential: np.ndarray | None = None
 
     @property
     def dtype(self) -> np.dtype:
@@ -263,10 +265,12 @@ def _crystal_truth(
     """
     made, crystal = _specimen(options, geometry, sides), options.crystal
     assert crystal is not None
+    phases = made.slab_phases()
     return Truth(
         options=options,
         geometry=geometry,
-        object=np.exp(1j * made.slab_phases()),
+        object=np.exp(1j * phases),
+        potential=phases,
         probe=(made.slab_probe()[None] * math.sqrt(incident_power(options))).numpy(),
         positions=nominal + error,
         nominal=nominal,
