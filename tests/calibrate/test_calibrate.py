@@ -118,6 +118,23 @@ def test_sign_of_c10_and_of_the_phase_choose_the_twin(found: Calibration) -> Non
     assert choose_twin(lens, noise, "unknown", "bright") == (lens, "")
 
 
+def test_stages_refine_what_was_measured(found: Calibration) -> None:
+    """The lens where parallax is sure, else the rotation alone; stages of one's own stay."""
+    (stage,) = recipe_of(found, Path("out"))[0].stages
+    assert (stage.name, stage.epochs) == ("adam", 25) and list(stage.models) == ["scan_geometry", "aberrations"]
+    unsure = replace(found, parallax=replace(found.parallax, lead=0.0))
+    assert not unsure.parallax.is_sure
+    stages = recipe_of(unsure, Path("out"))[0].stages
+    assert [(one.name, list(one.models)) for one in stages] == [
+        ("rpie", ["scan_geometry"]),
+        ("adam", ["scan_geometry"]),
+    ]
+    raw = {**found.description.recipe, "stages": [{"engine": "lsqml", "epochs": 3, "batch": 20}]}
+    own = replace(found, description=replace(found.description, recipe=raw))
+    (stage,) = recipe_of(own, Path("out"))[0].stages
+    assert stage.name == "lsqml" and not stage.models
+
+
 def test_twin_of_the_twin() -> None:
     lens = Lens(True, -120.0, 1e-7, (1e-9, -2e-9))
     assert lens.twin == Lens(True, 60.0, -1e-7, (-1e-9, 2e-9)) and lens.twin.twin == lens

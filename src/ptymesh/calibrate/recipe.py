@@ -11,7 +11,7 @@ from ptymesh.auto.recipe_text import recipe_text
 from ptymesh.calibrate.calibration import Calibration
 from ptymesh.io.options import DataOptions
 from ptymesh.io.prepare.preprocess import PreparedSource
-from ptymesh.recipe.schema import RawGroup, Recipe
+from ptymesh.recipe.schema import DEFAULT_STAGES, RawGroup, Recipe
 
 
 def recipe_of(found: Calibration, folder: Path) -> tuple[Recipe, Reasons]:
@@ -48,8 +48,33 @@ def recipe_of(found: Calibration, folder: Path) -> tuple[Recipe, Reasons]:
     reasons["probe.start"] = [lens_sentence(found)]
     said = "was told" if known.semiangle_rad is not None else "follows from the disc and the file's pixel size"
     reasons["probe.start.semiangle_rad"] = [f"It {said}."]
+    if not raw.get("stages"):
+        raw["stages"], reasons["stages"] = refining_stages(found), [refinement_sentence(found)]
     raw["output"] = {**(raw.get("output") or {}), "dir": str(folder)}
     return Recipe.parse(raw), reasons
+
+
+def refining_stages(found: Calibration) -> list[dict[str, Any]]:
+    """Return stages that refine what was measured: the rotation, and the lens where parallax is sure.
+
+    All epochs of the default are Adam's then: an object that rPIE makes with a wrong defocus holds it fast.
+
+    Args:
+        found: the calibration.
+    """
+    rotation: dict[str, Any] = {"scan_geometry": {"terms": ["rotation"]}}
+    first, *others = copy.deepcopy(DEFAULT_STAGES)
+    if not found.parallax.is_sure:
+        return [{**one, "models": rotation} for one in (first, *others)]
+    epochs = first["epochs"] + sum(one["epochs"] for one in others)
+    lens = {"aberrations": {"terms": ["C10", "C12"], "residue": True}}
+    return [{**others[-1], "epochs": epochs, "models": {**rotation, **lens}}]
+
+
+def refinement_sentence(found: Calibration) -> str:
+    """Return what the stages refine of the calibration."""
+    known = "rotation, defocus and astigmatism are" if found.parallax.is_sure else "the rotation is"
+    return f"What was measured has errors: {known} refined."
 
 
 def calibrated_text(found: Calibration, folder: Path) -> str:
