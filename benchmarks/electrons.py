@@ -43,7 +43,7 @@ from ptymesh.compare import compare_results
 from ptymesh.measurement import ArraySource, Measurement
 from ptymesh.models import OPTICS, named
 from ptymesh.models.aberrations import Aberrations
-from ptymesh.physics import probes
+from ptymesh.physics.beam import probes
 from ptymesh.physics.model import Model, SliceStack
 from ptymesh.physics.operators import Views, ViewValues
 from ptymesh.recipe.python_arguments import stages_of
