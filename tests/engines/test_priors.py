@@ -8,6 +8,7 @@ import torch
 
 from ptymesh.engines import RPIE, Constraint
 from ptymesh.engines.constraints import CONSTRAINTS, ordered
+from ptymesh.engines.constraints.gauges.centring import offset_to_middle
 from ptymesh.engines.constraints.grid_artefacts import GridArtefacts
 from ptymesh.engines.constraints.kr_filter import KrFilter
 from ptymesh.errors import BadInput
@@ -23,6 +24,11 @@ def applied(toy: Toy, epoch: int = 1, **given: object) -> torch.Tensor:
     """The toy's true object, which is changed in place, after constraints."""
     RPIE(constraints=given).apply_constraints(toy.problem(), toy.truth, epoch)
     return toy.truth.object
+
+
+def alone(toy: Toy, **given: object) -> None:
+    """Change the toy's true probe by constraints, with its modes as they are."""
+    RPIE(probe={"orthogonalise": False}, constraints=given).apply_constraints(toy.problem(), toy.truth, 1)
 
 
 def thick(slices: int = 6) -> Toy:
@@ -213,6 +219,37 @@ def test_shrink_wrap_and_ellipse_zero_the_probe_outside() -> None:
     assert rows > 1.7 * columns
 
 
+def test_modes_get_the_middle_of_the_first() -> None:
+    toy = make(modes=3, window=(32, 32))
+    probe = toy.truth.probe
+    r = torch.arange(32, dtype=torch.float64) - 16
+    spot = torch.exp(-(r[:, None] ** 2 + r**2) / 18)
+    for mode, (factor, y, x) in zip(probe, ((spot, 1, 0), (0.1 * r * spot, -3, 2), (0.2j * spot, 5, 5)), strict=True):
+        mode.copy_(torch.roll(factor, (y, x), (0, 1)))
+    before = probe.clone()
+    middle = offset_to_middle(before[:1])
+    assert (offset_to_middle(before[1:2]) - middle).abs().max() > 1
+    alone(toy, mode_centring=True)
+    for mode in probe:
+        assert torch.allclose(offset_to_middle(mode[None]), middle, atol=1e-3)
+    assert torch.equal(probe[0], before[0])
+    assert torch.allclose(probe.abs().square().sum((-2, -1)), before.abs().square().sum((-2, -1)))
+
+
+def test_the_first_mode_gets_its_share() -> None:
+    toy = make(modes=3)
+    probe = toy.truth.probe
+    before, powers = probe.clone(), probe.abs().square().sum((-2, -1))
+    kept = float(powers[0] / powers.sum())
+    alone(toy, primary_mode={"share": 0.9 * kept})
+    assert torch.allclose(probe, before), "it has more"
+    share = (1 + kept) / 2
+    alone(toy, primary_mode={"share": share})
+    after = probe.abs().square().sum((-2, -1))
+    assert float(after[0] / after.sum()) == pytest.approx(share) and float(after.sum()) == pytest.approx(powers.sum())
+    assert float(after[2] / after[1]) == pytest.approx(float(powers[2] / powers[1]))
+
+
 # --- schedules, order, refusals ---
 
 
@@ -290,6 +327,8 @@ OBJECT = {
     "depth_recentring": True,
     "shrink_wrap": True,
     "ellipse_support": {"strength": 0.5},
+    "mode_centring": True,
+    "primary_mode": {"share": 0.95},
 }
 
 
@@ -297,13 +336,17 @@ def constrained(world, name: str, layout: str) -> tuple[np.ndarray, np.ndarray]:
     """What one rank ends with after the constraint of this name alone, from an object with its specimen off centre."""
     from toy import share
 
-    toy = make(views=41, slices=4, uneven=True, dtype=torch.complex64)
+    toy = make(views=41, slices=4, modes=_modes(name), uneven=True, dtype=torch.complex64)
     toy.truth.object[0] = 1
     toy.truth.object[1] = 1
     problem = toy.problem(world, layout)
     e = share(toy.truth, problem)
     RPIE(constraints={name: OBJECT[name]}).apply_constraints(problem, e, 1)
     return problem.layout.gather_whole(e.object, e).numpy(), e.probe.numpy()
+
+
+def _modes(name: str) -> int:
+    return 2 if name in ("mode_centring", "primary_mode") else 1
 
 
 def all_constrained(world, layout: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:  # type: ignore[no-untyped-def]
@@ -319,9 +362,10 @@ def test_same_bits_on_any_ranks_in_both_layouts(ranks, size: int, layout: str) -
     from ptymesh.distributed.world import Solo
 
     one, many = all_constrained(Solo(), "replicated"), ranks(size, all_constrained, layout)
-    toy = make(views=41, slices=4, uneven=True, dtype=torch.complex64)
+    toys = {n: make(views=41, slices=4, modes=n, uneven=True, dtype=torch.complex64) for n in (1, 2)}
     for name, (obj, probe) in one.items():
         for other in many:
             assert np.array_equal(other[name][0], obj) and np.array_equal(other[name][1], probe), name
+        toy = toys[_modes(name)]
         changed = not np.array_equal(obj[2:], toy.truth.object[2:]) or not np.array_equal(probe, toy.truth.probe)
         assert changed, f"{name} does nothing"

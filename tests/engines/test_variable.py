@@ -20,9 +20,9 @@ from ptymesh.simulate import simulate
 from toy import Toy, make, relative
 
 
-def charted(views: int) -> Toy:
+def charted(views: int, photons: float = 1e6) -> Toy:
     """The simulated test chart, well overlapped."""
-    made = simulate(kind="xray", views=views, window=48, seed=2, photons_per_view=1e6, overlap=0.8)
+    made = simulate(kind="xray", views=views, window=48, seed=2, photons_per_view=photons, overlap=0.8)
     return Toy(
         made.measurement,
         Model.for_geometry(made.measurement.geometry, dtype=torch.complex128),
@@ -30,9 +30,9 @@ def charted(views: int) -> Toy:
     )
 
 
-def drifting(views: int = 120) -> Toy:
+def drifting(views: int = 120, photons: float = 1e6) -> Toy:
     """A scan whose probe changes shape steadily from the first view to the last."""
-    toy = charted(views)
+    toy = charted(views, photons)
     truth = toy.truth
     time = torch.linspace(-1, 1, views, dtype=torch.float64)
     opr = extra_modes(truth.probe[0], 3, [1 / 3] * 3, 0)[1:]
@@ -84,6 +84,35 @@ def test_opr_follows_a_drifting_probe(engine: type[Engine]) -> None:
     errors = [error_of(toy, e) for e in (without, with_)]
     assert excess[1] < excess[0] / 5
     assert errors[1] < errors[0] / 2
+
+
+def roughness(e: Estimate) -> float:
+    """Part of the shares' power that is no parabola in time."""
+    time = torch.linspace(-1, 1, len(e.weights), dtype=torch.float64)
+    curves = torch.stack((torch.ones_like(time), time, time**2), dim=1)
+    left = e.weights[:, 1:] - curves @ torch.linalg.lstsq(curves, e.weights[:, 1:]).solution
+    return float(left.square().sum() / e.weights[:, 1:].square().sum())
+
+
+def test_smooth_shares_are_nearer_to_those_of_a_beam_that_drifts() -> None:
+    toy = drifting(views=60, photons=300)
+    rough, smooth = (
+        run(toy, RPIE(epochs=10, batch=12, probe={"opr": {"start": 3, "smooth_views": views}}), 2) for views in (0, 4)
+    )
+    assert roughness(smooth) < 0.2 * roughness(rough)
+
+
+def test_smoothing_in_time_takes_known_views_of_the_same_scan() -> None:
+    shares = torch.tensor([[1.0], [1.0], [9.0], [1.0], [1.0]], dtype=torch.float64)
+    known = torch.tensor([1.0, 1.0, 0.0, 1.0, 1.0], dtype=torch.float64)
+    assert torch.allclose(variable.smoothed_in_time(shares, known, 1.0), torch.ones_like(shares))
+    impulse = torch.zeros(41, 1, dtype=torch.float64)
+    impulse[20] = 1
+    found = variable.smoothed_in_time(impulse, torch.ones(41, dtype=torch.float64), 3.0)[:, 0]
+    place = torch.arange(41) - 20
+    assert float(found.sum()) == pytest.approx(1, abs=1e-3)
+    assert float((found * place**2).sum()) ** 0.5 == pytest.approx(3.0, rel=0.01)
+    assert torch.equal(variable.smoothed_in_time(impulse, torch.zeros(41, dtype=torch.float64), 3.0), impulse)
 
 
 def test_intensities_are_found() -> None:

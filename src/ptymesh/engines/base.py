@@ -72,6 +72,17 @@ class Variable(Schedule, Options):
     gain: float = Field(0.5, gt=0, le=1)
 
 
+class VariableModes(Variable):
+    """OPR modes, and each view's shares of them.
+
+    Attributes:
+        smooth_views: standard deviation of the Gaussian, in views of the order in which they were taken, by which the
+            shares are smoothed after each epoch, each scan by itself; 0 leaves every view its own.
+    """
+
+    smooth_views: float = Field(0.0, ge=0, le=1000)
+
+
 class ProbeConstraints(Options):
     """Probe: frozen for the first `frozen` epochs; variable intensity and OPR modes; gauges, supports, modes.
 
@@ -80,7 +91,7 @@ class ProbeConstraints(Options):
 
     frozen: int = Field(0, ge=0, le=MOST)
     intensity: Annotated[Variable | None, OnOff] = None
-    opr: Annotated[Variable | None, OnOff] = Variable()
+    opr: Annotated[VariableModes | None, OnOff] = VariableModes()
     power: Annotated[Power | None, OnOff] = None
     centre: Annotated[Centre | None, OnOff] = None
     orthogonalise: Annotated[Orthogonalise | None, OnOff] = Orthogonalise()

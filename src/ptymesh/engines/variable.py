@@ -7,11 +7,15 @@ P_j0 = w_j0 P_0 + sum_k w_jk V_k      probe of view j;  V_k (K, h, w), weights w
 Each view's weights take normalised gradient steps of their own; the modes V_k are updated like the probe, from sums
 over the batch. The mean step of the intensities in a batch is left out: the probe takes it in the same batch, and
 taken twice it oscillates. Between epochs the constant part of the w_jk goes into P_0, the V_k are made orthogonal,
-strongest first, with the norm of P_0, and the mean of the w_j0 becomes 1.
+strongest first, with the norm of P_0, and the mean of the w_j0 becomes 1. A beam that changes slowly has shares that
+are smooth in time: if asked, each w_jk becomes the mean of its neighbours' in time, weighted by a Gaussian.
 """
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,6 +28,8 @@ from ptymesh.problem import Batch, Problem
 
 #: Weight of all views, whatever their shares, in the norm of the modes' update: keeps unused modes at rest.
 FLOOR = 1e-4
+#: Standard deviations to which a Gaussian reaches.
+REACH = 4.0
 
 
 def due(given: ProbeConstraints, estimate: Estimate, epoch: int) -> bool:
@@ -69,9 +75,27 @@ def _mean_intensity_step(given: ProbeConstraints, problem: Problem, batch: Batch
     return means(rows)[0].to(problem.real)
 
 
-def after_epoch(problem: Problem, estimate: Estimate) -> None:
-    """Merge the weights of all ranks, and apply the gauges as rank 0 computes them. Collective."""
+def after_epoch(
+    problem: Problem, estimate: Estimate, given: ProbeConstraints | None = None, views: np.ndarray | None = None
+) -> None:
+    """Merge the weights of all ranks, smooth shares, and apply the gauges as rank 0 computes them. Collective.
+
+    Args:
+        problem: the problem that is solved.
+        estimate: the unknowns, changed in place.
+        given: constraints of the probe; None smooths nothing.
+        views: global indices of the views that are reconstructed from; None for all. Others follow their neighbours.
+    """
     weights = problem.layout.merge(estimate.weights)
+    if given is not None and given.opr is not None and given.opr.smooth_views and len(estimate.opr):
+        known = torch.zeros(len(weights), dtype=weights.dtype, device=weights.device)
+        known[torch.as_tensor(np.arange(len(weights)) if views is None else views, device=known.device)] = 1
+        scans = (
+            torch.zeros(1, dtype=torch.int64) if problem.scan_index is None else torch.from_numpy(problem.scan_index)
+        )
+        for scan in scans.unique():
+            mine = slice(None) if problem.scan_index is None else (scans == scan).to(weights.device)
+            weights[mine, 1:] = smoothed_in_time(weights[mine, 1:], known[mine], given.opr.smooth_views)
     mean = (total_of(weights[:, 0]) / len(weights)).to(weights.dtype)
     weights[:, 0] /= mean
     estimate.probe *= mean
@@ -87,6 +111,24 @@ def after_epoch(problem: Problem, estimate: Estimate) -> None:
     estimate.weights.copy_(merged)
     estimate.opr.copy_(modes)
     estimate.probe.copy_(probe)
+
+
+def smoothed_in_time(shares: Tensor, known: Tensor, sigma: float) -> Tensor:
+    """Return the means of shares over neighbours in time, weighted by a Gaussian; as they are where none is known.
+
+    Args:
+        shares: (N, K) real, in the order in which the views were taken.
+        known: (N,) 1 for views whose shares count, 0 for others.
+        sigma: standard deviation of the Gaussian, in views.
+    """
+    total, weight = torch.zeros_like(shares), torch.zeros_like(known)
+    count = len(shares)
+    for step in range(-min(count - 1, math.ceil(REACH * sigma)), min(count - 1, math.ceil(REACH * sigma)) + 1):
+        factor = math.exp(-0.5 * (step / sigma) ** 2)
+        here, there = slice(max(0, -step), count - max(0, step)), slice(max(0, step), count - max(0, -step))
+        total[here] += factor * known[there, None] * shares[there]
+        weight[here] += factor * known[there]
+    return torch.where(weight[:, None] > 0, total / weight[:, None].clamp(min=torch.finfo(weight.dtype).tiny), shares)
 
 
 def orthogonal(shares: Tensor, modes: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:

@@ -295,7 +295,7 @@ class Loop:
         if engine.positions and engine.positions.active(epoch):
             positions.after_epoch(engine, problem, state.estimate, state.start)
         if variable.due(engine.probe, state.estimate, epoch):
-            variable.after_epoch(problem, state.estimate)
+            variable.after_epoch(problem, state.estimate, engine.probe, self.training)
         engine.apply_constraints(problem, state.estimate, epoch)
         parametrised.after_epoch(engine, problem, state.estimate, parametrised.due(engine, epoch))
         self._epoch_end = sample_unknowns(problem, state.estimate)

@@ -49,7 +49,7 @@ def centre(estimate: Estimate, *, whole: bool = False) -> Tensor:
     Returns:
         d (2,) in pixels, y x, of the first probe.
     """
-    moves = torch.stack([_to_middle(probe) for probe in estimate.probes])
+    moves = torch.stack([offset_to_middle(probe) for probe in estimate.probes])
     if whole:
         moves = moves.round()
     by_view = moves[0] if estimate.probe_count == 1 else moves[estimate.scan_index]
@@ -69,7 +69,7 @@ def centre(estimate: Estimate, *, whole: bool = False) -> Tensor:
     return moves[0]
 
 
-def _to_middle(probe: Tensor) -> Tensor:
+def offset_to_middle(probe: Tensor) -> Tensor:
     """Return d (2,) float64, by which the centre of mass of a probe (M, h, w) is away from the middle of its window."""
     intensity = (probe.abs() ** 2).sum(0).to(torch.float64)
     total = total_of(intensity)
