@@ -16,8 +16,9 @@ from ptymesh.errors import BadInput
 from ptymesh.geometry import Geometry, far_field
 from ptymesh.io.load import load_measurement
 from ptymesh.io.options import DataOptions
+from ptymesh.measurement import Measurement
 from ptymesh.models.tilted_surface import TiltedSurface
-from ptymesh.physics.detector.surface import seen_pixels
+from ptymesh.physics.detector.surface import greatest_bend, seen_pixels
 from ptymesh.physics.operators import Placed
 from ptymesh.run.simulate_file import write
 from ptymesh.simulate import Simulated, checked, simulate
@@ -94,6 +95,11 @@ def leaning_scan(angle: float, **options: Any) -> Simulated:
     )
 
 
+def plain(scan: Measurement) -> Measurement:
+    """The same patterns, of which it is not known that they are of a surface."""
+    return replace(scan, geometry=replace(scan.geometry, surface_deg=(0.0, 0.0)))
+
+
 @pytest.mark.parametrize("engine", ["adam", pytest.param("rpie", marks=pytest.mark.long)])
 def test_the_angle_is_found(engine: str) -> None:
     """From a degree off, to 0.1; with the piece, a quarter is left of what is without."""
@@ -106,7 +112,8 @@ def test_the_angle_is_found(engine: str) -> None:
         ("wrong", {"tilted_surface": {"start": {"surface_angle": 59.0}}}, base),
         ("refined", {"tilted_surface": {"start": {"surface_angle": 59.0}}}, base | {"surface_angle": True}),
     ):
-        recon = pm.Reconstruction(made.measurement, optics=optics)
+        scan = made.measurement if optics else plain(made.measurement)
+        recon = pm.Reconstruction(scan, optics=optics)
         ends[name] = [report.residual for report in recon.run(kind(epochs=30, batch=20, unknowns=unknowns))][-1]
     assert float(recon.state.estimate.others["surface_angle"]) == pytest.approx(60, abs=0.1)
     assert ends["refined"] < ends["wrong"] < ends["without"] and ends["refined"] < 0.25 * ends["without"]
@@ -135,6 +142,18 @@ def test_angles_that_there_are_not(tmp_path: Path, angle: list[Any]) -> None:
     write(checked(views=20, window=32), tmp_path / "scan.cxi")
     with pytest.raises(BadInput, match="surface"):
         load_measurement(DataOptions.parse({"path": tmp_path / "scan.cxi", "surface_deg": angle}, "data"))
+
+
+def test_bent_patterns_need_the_piece() -> None:
+    """At 60 degrees and 15 degrees of diffraction they are refused without it, at a thirtieth of these they are not."""
+    scan = leaning_scan(60.0).measurement
+    with pytest.raises(BadInput, match=r"surface_deg is \[0, 60\], .* up to \d+(\.\d+)? pixels .*tilted_surface: true"):
+        pm.Reconstruction(scan)
+    pm.Reconstruction(scan, optics={"tilted_surface": True})
+    assert scan.geometry.distance_m is not None
+    far = replace(scan.geometry, distance_m=30 * scan.geometry.distance_m)
+    assert greatest_bend(far) < 1 < greatest_bend(scan.geometry)
+    pm.Reconstruction(replace(scan, geometry=far))
 
 
 def test_what_it_needs_is_asked_for() -> None:

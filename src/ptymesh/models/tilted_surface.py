@@ -14,6 +14,7 @@ flat detector that reaches to large angles in transmission.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import ClassVar, NamedTuple
 
@@ -26,12 +27,14 @@ from ptymesh.errors import BadInput
 from ptymesh.geometry import Geometry
 from ptymesh.measurement import Measurement
 from ptymesh.physics.detector.pieces import DetectorPiece
-from ptymesh.physics.detector.surface import Grid, seen_areas, seen_places
+from ptymesh.physics.detector.surface import Grid, greatest_bend, seen_areas, seen_places
 from ptymesh.physics.operators import Piece, Tables, Values
 from ptymesh.unknowns import Unknown
 
 #: Step of the central difference by which R follows the angle, in degrees.
 STEP_DEG = 1e-4
+#: Pixels by which a pattern of a surface may be bent where nothing unbends it.
+MOST_BENT_PX = 1.0
 
 
 class TiltedSurface(DetectorPiece):
@@ -119,6 +122,27 @@ class TiltedSurface(DetectorPiece):
     def reach_px(self, values: Values) -> float:
         """Return the width of the four points from which a pixel takes light."""
         return 1.0
+
+
+def refuse_bent_patterns(geometry: Geometry, pieces: Iterable[Piece]) -> None:
+    """Refuse patterns of a surface that a plain transform does not explain, where no piece of the model does.
+
+    Args:
+        geometry: of the scan.
+        pieces: of the model.
+
+    Raises:
+        BadInput: patterns are bent by more than a pixel, and the piece is not among these.
+    """
+    if any(one.name == TiltedSurface.name for one in pieces):
+        return
+    bent = greatest_bend(geometry)
+    if bent > MOST_BENT_PX:
+        y, x = geometry.surface_deg
+        raise BadInput(
+            f"data.surface_deg is [{y:g}, {x:g}], at which pixels see frequencies up to {bent:.3g} pixels from where a "
+            "plain transform has them; add optics: {tilted_surface: true}, or crop the patterns."
+        )
 
 
 class Rows(NamedTuple):

@@ -42,6 +42,7 @@ from ptymesh.io.checkpoint.store import Checkpoint
 from ptymesh.io.prepare.findings import apply_findings
 from ptymesh.io.results import CHANGE, ObjectTiles, Result
 from ptymesh.measurement import NO_CHECKS, Measurement
+from ptymesh.models.tilted_surface import refuse_bent_patterns
 from ptymesh.paths import usable
 from ptymesh.physics.model import Model, SliceStack, Subpixel
 from ptymesh.physics.operators import pieces_for_scan
@@ -197,6 +198,7 @@ class Reconstruction(Displayed):
                 "The distances of the scans differ, which is a piece of the model; add optics: {view_distance: true}, "
                 "or reconstruct each by itself."
             )
+        refuse_bent_patterns(scan.geometry, operators)
         operators, chosen = self._everywhere(lambda: pieces_for_scan(operators, self.scan))
         #: Pieces of the model by name, with the options that they take from the scan.
         self.optics = {one.name: one for one in operators}

@@ -72,6 +72,19 @@ def seen_areas(grid: Grid, angle_deg: float) -> np.ndarray:
     return np.broadcast_to(scale * cosine / R**3, (h, w))
 
 
+def greatest_bend(geometry: Geometry) -> float:
+    """Return the largest distance, in pixels, of a used pixel's place from where a plain transform takes it to be.
+
+    0 for a geometry of which no surface is known.
+    """
+    if not any(geometry.surface_deg) or geometry.distance_m is None or geometry.detector_pixel_m is None:
+        return 0.0
+    grid = Grid.of_geometry(geometry)
+    plain = [np.arange(n) - n // 2 for n in geometry.shape]
+    apart = seen_places(grid, geometry.surface_deg[grid.axis]) - np.stack(np.meshgrid(*plain, indexing="ij"))
+    return float(np.linalg.norm(apart, axis=0)[np.fft.fftshift(seen_pixels(geometry))].max())
+
+
 def seen_pixels(geometry: Geometry) -> np.ndarray:
     """Return True for pixels that see frequencies of the transform, (h, w), the zero frequency at the corner.
 
