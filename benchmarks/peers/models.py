@@ -7,8 +7,9 @@ simulated scan, and the models are evaluated where a reconstruction would begin:
 probe. ptymesh computes in double precision, CDTools in single.
 
 Rows are CDTools' options: dm_rank (`mode_mixing`), saturation (`detector_saturation` with `everywhere`), qe_mask
-(`detector_efficiency`), phase_only (`parametrisation: phase`). Numbers are ||ours - theirs|| / ||theirs||, of the
-intensities (largest of all views) and of the gradients of sum (sqrt I - sqrt y)^2 by object, probe and mixtures.
+(`detector_efficiency`), phase_only (`parametrisation: phase`); and Bragg2DPtycho (`surface_propagation`). Numbers are
+||ours - theirs|| / ||theirs||, of the intensities (largest of all views) and of the gradients of
+sum (sqrt I - sqrt y)^2 by object, probe and mixtures.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ class Case:
         saturated: True for counts and intensities that end at a level.
         uneven: True for pixels of uneven efficiency.
         phase_only: True for an object of phases.
+        leaning: True for a surface that leans, and a stage that moves across the beam.
     """
 
     name: str
@@ -55,6 +57,7 @@ class Case:
     saturated: bool = False
     uneven: bool = False
     phase_only: bool = False
+    leaning: bool = False
 
 
 CASES = (
@@ -64,15 +67,23 @@ CASES = (
     Case("qe_mask", uneven=True),
     Case("phase_only", phase_only=True),
     Case("dm_rank, saturation, qe_mask", mixing=True, saturated=True, uneven=True),
+    Case("Bragg2D", leaning=True),
 )
+#: A surface at 40 degrees at 13.5 nm, whose stage moves across the beam.
+LEANING = {"energy_eV": 92, "pixel_m": 3e-7, "detector_pixel_m": 1e-5, "surface_deg": (0.0, 40.0)}
+BRAGG = {"surface_propagation": True}
 
 
 def arrays_of(case: Case) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Return what both programs are given, and what ptymesh computes of it."""
     rng = np.random.default_rng(1)
-    made = simulate(views=VIEWS, window=WINDOW, modes=MODES, photons_per_view=1e5, probe_guess="true", seed=2)
+    lengths: dict[str, Any] = LEANING if case.leaning else {}
+    made = simulate(
+        views=VIEWS, window=WINDOW, modes=MODES, photons_per_view=1e5, probe_guess="true", seed=2, **lengths
+    )
     # fractions of whole sixteenths below a half, which single precision holds, and all programs round alike
     positions = np.floor(made.measurement.positions) + rng.integers(0, 8, (VIEWS, 2)) / 16
+    positions += 1 / 32 if case.leaning else 0  # which comes to CDTools in metres, never quite a whole pixel
     counts = made.measurement.patterns.read(np.arange(VIEWS)).astype(np.float32)
     level = float(np.quantile(counts, 0.98)) if case.saturated else 0.0
     efficiency = rng.uniform(0.5, 1.5, (WINDOW, WINDOW)) if case.uneven else np.ones((WINDOW, WINDOW))
@@ -85,6 +96,7 @@ def arrays_of(case: Case) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]
         checks=pm.measurement.NO_CHECKS,
     )
     optics: dict[str, Any] = {"mode_mixing": {"rank": RANK}} if case.mixing else {}
+    optics |= BRAGG if case.leaning else {}
     optics |= {"detector_efficiency": True} if case.uneven else {}
     optics |= {"detector_saturation": {"level": level, "everywhere": True}} if level else {}
     recon = pm.Reconstruction(scan, optics=optics, precision="double", probe={"modes": MODES}, device="cpu", seed=1)
@@ -104,6 +116,7 @@ def arrays_of(case: Case) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]
     problem.begin_epoch(e)
     (chunk,) = problem.loader.chunks(e, np.arange(VIEWS), waves="used")
     I = intensities(problem.model, chunk, e.object, e.probe, background=e.background)
+    geometry = made.measurement.geometry
     engine = Adam(parametrisation="phase" if case.phase_only else "complex")
     found = engine.gradient(problem, e, Batch(np.arange(VIEWS)), wanted)
     total = float(chunk.data.y.sum())
@@ -119,6 +132,11 @@ def arrays_of(case: Case) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]
         "level": np.array(level),
         "mixing": e.others["mixing"].numpy() if case.mixing else np.zeros(0),
         "phase_only": np.array(case.phase_only),
+        "mask": np.asarray(scan.mask),
+        "wavelength": np.array(geometry.wavelength_m),
+        "pixel_m": np.array(geometry.object_pixel_m),
+        "sine": np.array(-np.sin(np.radians(geometry.surface_deg[1]))),
+        "along_beam": e.others["along_beam"].numpy() if case.leaning else np.zeros(0),
     }
     complexes = {n: s if case.phase_only and n == "object" else s[..., 0] + 1j * s[..., 1] for n, s in slopes.items()}
     return given, {"intensities": I.numpy(), **complexes}
@@ -130,7 +148,8 @@ def differences(case: Case, python: Path) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         written, read = Path(folder, "in.npz"), Path(folder, "out.npz")
         np.savez(written, **given)
-        subprocess.run([python, HERE / "cdtools_models_run.py", written, read], check=True, capture_output=True)
+        script = "cdtools_bragg_run.py" if case.leaning else "cdtools_models_run.py"
+        subprocess.run([python, HERE / script, written, read], check=True, capture_output=True)
         theirs = dict(np.load(read, allow_pickle=False))
     found = {name: norm(ours[name].reshape(theirs[name].shape), theirs[name]) for name in ours if name != "intensities"}
     pairs = zip(ours["intensities"], theirs["intensities"], strict=True)

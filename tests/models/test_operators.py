@@ -34,6 +34,10 @@ OPTIONS: dict[str, dict[str, Any]] = {"fly_scan": {"path": [1e-7, 5e-8], "points
 TOYS: dict[str, dict[str, Any]] = {"view_distance": {"propagation": "angular_spectrum"}}
 
 
+#: Angles of the surface in the toys of those that are for one.
+SURFACES = {"surface_propagation": (0.0, 40.0)}
+
+
 def randn(*shape: int, seed: int, dtype: torch.dtype = torch.complex128) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
@@ -46,6 +50,8 @@ def noise(shape: tuple[int, ...], one: Unknown, seed: int) -> torch.Tensor:
 def case(name: str, seed: int = 0, **options: Any) -> tuple[Toy, dict[str, torch.Tensor]]:
     """A toy whose model has the operator, and values of its unknowns that are not where they start."""
     toy = make(modes=2, **TOYS.get(name, {}), **options)
+    leaning = replace(toy.measurement.geometry, surface_deg=SURFACES.get(name, (0.0, 0.0)))
+    toy.measurement = replace(toy.measurement, geometry=leaning)
     operator = OPTICS[name](**OPTIONS.get(name, {}))
     placed = Placed.of(operator, toy.measurement.geometry, torch.complex128, "cpu")
     toy.model = replace(toy.model, operators=(placed,))

@@ -28,6 +28,7 @@ ERRORS = {
     "view_distance": {"further_distance": 3e-4},
     "descan": {"descan": 0.8},
     "tilted_surface": {"surface_angle": 2.0},
+    "surface_propagation": {"along_beam": 3e-5},
     "focal_spread": {"focal_spread": 5e-9},
     "source_size": {"source_width": 0.3},
 }
@@ -38,6 +39,7 @@ SCANS: dict[str, Any] = {
     "mode_mixing": {"modes": 2},
     "view_distance": {"kind": "near"},
     "tilted_surface": {"energy_eV": 92, "pixel_m": 25e-9, "detector_pixel_m": 1e-4, "surface_deg": (0, 40)},
+    "surface_propagation": {"energy_eV": 92, "pixel_m": 2e-7, "detector_pixel_m": 1e-5, "surface_deg": (0, 40)},
     "focal_spread": {"kind": "electron", "slices": 1, "pixel_m": 1.5e-11},
 }
 
