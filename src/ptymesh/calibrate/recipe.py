@@ -54,7 +54,7 @@ def recipe_of(found: Calibration, folder: Path) -> tuple[Recipe, Reasons]:
     return Recipe.parse(raw), reasons
 
 
-def refining_stages(found: Calibration) -> list[dict[str, Any]]:
+def refining_stages(found: Calibration) -> list[RawGroup]:
     """Return stages that refine what was measured: the rotation, and the lens where parallax is sure.
 
     All epochs of the default are Adam's then: an object that rPIE makes with a wrong defocus holds it fast.
@@ -62,7 +62,7 @@ def refining_stages(found: Calibration) -> list[dict[str, Any]]:
     Args:
         found: the calibration.
     """
-    rotation: dict[str, Any] = {"scan_geometry": {"terms": ["rotation"]}}
+    rotation: RawGroup = {"scan_geometry": {"terms": ["rotation"]}}
     first, *others = copy.deepcopy(DEFAULT_STAGES)
     if not found.parallax.is_sure:
         return [{**one, "models": rotation} for one in (first, *others)]

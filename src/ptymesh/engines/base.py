@@ -45,21 +45,67 @@ from ptymesh.unknowns import Unknown
 Order = Literal["random", "uniform", "compact"]
 
 
+#: Freedoms of an affine map of all positions, beside their common move.
+AffineTerm = Literal["scale", "rotation", "aspect", "shear"]
+AFFINE_TERMS: tuple[AffineTerm, ...] = ("scale", "rotation", "aspect", "shear")
+
+
 class Positions(Schedule, Options):
-    """Position refinement: gradient steps normalised by each view's own ||d psi/d p_a||^2.
+    """Position refinement: gradient steps normalised by each view's own ||d psi/d p_a||^2, or by another method.
 
     Attributes:
+        method: steps along the gradient in each batch; or between epochs, by cross-correlation of the object under a
+            view with what the view makes of it, or by random trials around each position, of which the best stays.
         gain: factor of the step. `auto` starts at 1, doubles while the moves of successive epochs agree, up to 16, and
             halves when they turn; neighbours share an object that moves with them, which makes single steps too short.
-        limit_px: largest move of a position per epoch and axis.
+            Trials have no use for it.
+        limit_px: largest move of a position per epoch and axis; trials have a radius of their own.
+        momentum: share of the last epoch's moves that is added to those of this one.
+        clip_mad: largest distance of a displacement from the affine part of all, in standard deviations by MAD.
         drift: True to keep the mean displacement from nominal at zero.
-        affine: True to keep only the affine part of the displacements (scale, shear, rotation).
+        affine: True to keep only the affine part of the displacements (scale, rotation, aspect, shear), or the names of
+            those that are kept.
+        trials: trials of each view in an epoch, 4 unless said otherwise; of `annealing` alone.
+        radius_px: half side of the square of trials at first, 2 unless said otherwise; it shrinks to 0 over the epochs
+            in which positions move; of `annealing` alone.
     """
 
+    method: Literal["gradient", "correlation", "annealing"] = "gradient"
     gain: Annotated[float, Field(gt=0)] | Literal["auto"] = "auto"
     limit_px: float = Field(0.5, gt=0, le=1)
+    momentum: float = Field(0.0, ge=0, lt=1)
+    clip_mad: float | None = Field(None, ge=1)
     drift: bool = True
-    affine: bool = False
+    affine: bool | Annotated[list[AffineTerm], Field(min_length=1)] = False
+    trials: int | None = Field(None, ge=1, le=64)
+    radius_px: float | None = Field(None, gt=0, le=8)
+
+    @model_validator(mode="after")
+    def _refuse_what_has_no_effect(self) -> Positions:
+        annealing = self.method == "annealing"
+        for name in ("trials", "radius_px"):
+            if getattr(self, name) is not None and not annealing:
+                raise ValueError(f"{name} is for method: annealing, not for {self.method}; remove it")
+        if annealing and self.momentum:
+            raise ValueError("momentum would carry positions beyond the best of their trials; remove it, or annealing")
+        if isinstance(self.affine, list) and len(set(self.affine)) < len(self.affine):
+            raise ValueError(f"affine names one twice: {', '.join(self.affine)}; name each once")
+        return self
+
+    @property
+    def affine_terms(self) -> Sequence[AffineTerm]:
+        """Names of the affine freedoms that are kept."""
+        return self.affine if isinstance(self.affine, list) else AFFINE_TERMS
+
+    @property
+    def trial_count(self) -> int:
+        """Trials of each view in an epoch."""
+        return 4 if self.trials is None else self.trials
+
+    @property
+    def first_radius_px(self) -> float:
+        """Half side of the square of trials in the first epoch."""
+        return 2.0 if self.radius_px is None else self.radius_px
 
 
 class Variable(Schedule, Options):

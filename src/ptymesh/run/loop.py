@@ -225,7 +225,9 @@ class Loop:
         vary = variable.due(engine.probe, state.estimate, epoch)
         frozen = problem.model.replaced | ({"probe", "opr"} if epoch <= engine.probe.frozen else set())
         models, gains = parametrised.due(engine, epoch), engine.due_detector(epoch)
-        moving = state.estimate.moving = refine is not None or any(model.of == "positions" for model in models)
+        stepping = refine is not None and refine.method == "gradient"
+        moving = stepping or any(model.of == "positions" for model in models)
+        state.estimate.moving = moving or refine is not None
         drawn = batches.deal_batches(self._curve(), engine.batch, self.seed, state.done_epochs, engine.order)
         views = sum(len(batch) for batch in drawn[: state.batch])
         heartbeat, stops = problem.world.heartbeat, Later(problem.device)
@@ -242,7 +244,7 @@ class Loop:
             self._add_traffic(before)
             potential.after_batch(engine, problem, state.estimate, one)
             parametrised.after_batch(engine, problem, state.estimate, one, models, probe, state.start)
-            if refine:
+            if stepping:
                 positions.after_batch(engine, one, state.estimate, state.start)
             if vary:
                 variable.after_batch(engine.probe, problem, one, state.estimate)
@@ -293,6 +295,8 @@ class Loop:
         engine.after_epoch(problem, state.estimate)
         potential.after_epoch(engine, state.estimate)
         if engine.positions and engine.positions.active(epoch):
+            draw = self.seed, state.done_epochs, epoch
+            positions.search(engine, problem, state.estimate, self.training, state.start, draw)
             positions.after_epoch(engine, problem, state.estimate, state.start)
         if variable.due(engine.probe, state.estimate, epoch):
             variable.after_epoch(problem, state.estimate, engine.probe, self.training)

@@ -144,6 +144,11 @@ class Elementwise(Autodiff, Engine):
             raise ValueError(
                 f"unknowns.amplitude has no meaning with parametrisation {self.parametrisation}; remove it"
             )
+        if unknowns.positions and self.positions and self.positions.method != "gradient":
+            raise ValueError(
+                f"unknowns.positions follows the gradient, and positions.method is {self.positions.method}; remove one "
+                "of the two"
+            )
         if unknowns.positions and (not self.positions or self.positions.gain == "auto"):
             raise ValueError(
                 "unknowns.positions needs positions: {gain: 1}, whose limits and drift removal it uses, and whose gain "

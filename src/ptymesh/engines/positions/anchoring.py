@@ -1,7 +1,7 @@
-"""Positions: refinement within an epoch, and changes of anchors and ownership between epochs.
+"""Changes of anchors and of ownership between epochs, which follow the merged positions.
 
-N, B     all views, views of a batch
-p_j      = n_j + f_j, anchor and fraction; p0_j nominal
+N        all views
+p_j      = n_j + f_j, anchor and fraction
 
 Discrete choices follow the merged positions, which are the same on every rank.
 """
@@ -16,76 +16,10 @@ from torch import Tensor
 from ptymesh.engines import waves
 from ptymesh.engines.base import Engine
 from ptymesh.estimate import BLOCK, REACH, Estimate
-from ptymesh.physics.elementwise import means
-from ptymesh.physics.rounding import total_of
-from ptymesh.problem import Batch, Problem
+from ptymesh.problem import Problem
 
 #: |f_j| beyond which a view gets a new anchor.
 HYSTERESIS = 1.0
-
-
-#: `auto` gain: factors if moves of successive epochs agree or turn, least cosine of agreement, and bounds of the gain.
-FASTER, SLOWER, AGREE, LOWEST, HIGHEST = 2.0, 0.5, 0.3, 0.25, 16.0
-
-
-def after_batch(engine: Engine, batch: Batch, estimate: Estimate, start: Tensor) -> None:
-    """Move the positions of this rank's views in the batch by gain x step, within limit_px of the epoch's start.
-
-    Args:
-        engine: of the stage; its options and memory.
-        batch: the views, with their steps.
-        estimate: the unknowns, changed in place.
-        start: (N, 2) positions at the epoch's start, in pixels.
-    """
-    options = engine.positions
-    assert options is not None
-    gain = engine.state.get("position_gain", 1.0) if options.gain == "auto" else options.gain
-    for views, steps in batch.view_updates.positions:
-        moved = estimate.positions[views] + gain * steps
-        low, high = start[views] - options.limit_px, start[views] + options.limit_px
-        estimate.positions[views] = torch.minimum(torch.maximum(moved, low), high)
-
-
-def after_epoch(engine: Engine, problem: Problem, estimate: Estimate, start: Tensor) -> None:
-    """Merge the positions of all ranks; then apply affine model, drift and gain, over all views. Collective.
-
-    Args:
-        engine: of the stage; its options and memory.
-        problem: the problem that is solved.
-        estimate: the unknowns, changed in place.
-        start: (N, 2) positions at the epoch's start, in pixels.
-    """
-    options = engine.positions
-    assert options is not None
-    estimate.positions.copy_(problem.layout.merge(estimate.positions))
-    displacement = estimate.positions - estimate.nominal
-    if options.affine:
-        displacement = affine_part(estimate.nominal, displacement)
-    if options.drift:
-        displacement = displacement - means(displacement)
-    estimate.positions.copy_(estimate.nominal + displacement)
-    if options.gain == "auto":
-        _adapt(engine, estimate.positions - start)
-
-
-def _adapt(engine: Engine, move: Tensor) -> None:
-    """Set the gain for the next epoch, from the angle between this epoch's moves (N, 2) and the last one's."""
-    gain = engine.state.get("position_gain", torch.ones((), dtype=torch.float64, device=move.device))
-    last = engine.state.get("position_move")
-    if last is not None:
-        norms = (total_of(move * move) * total_of(last * last)).sqrt()
-        cosine = total_of(move * last) / norms.clamp(min=torch.finfo(move.dtype).tiny)
-        factor = torch.where(cosine > AGREE, FASTER, torch.where(cosine < 0, SLOWER, 1.0))
-        gain = (gain * factor).clamp(LOWEST, HIGHEST)
-    engine.state["position_gain"], engine.state["position_move"] = gain, move
-
-
-def affine_part(nominal: Tensor, displacement: Tensor) -> Tensor:
-    """Fit displacements (N, 2) by an affine function of nominal positions (N, 2), in the least-squares sense."""
-    centred = nominal - means(nominal)
-    design = torch.cat((centred / centred.abs().max().clamp(min=1.0), torch.ones_like(centred[:, :1])), dim=1)
-    solution = torch.linalg.lstsq(design.cpu(), displacement.cpu(), driver="gelsd").solution
-    return (design[:, :, None] * solution.to(design.device)).sum(1)
 
 
 def reanchor(

@@ -1,0 +1,7 @@
+"""Positions: steps in a batch and between epochs, trials, what all views share, and changes of anchors."""
+
+from ptymesh.engines.positions.anchoring import reanchor, redistribute
+from ptymesh.engines.positions.moving import affine_part, after_batch, after_epoch
+from ptymesh.engines.positions.search import search
+
+__all__ = ["affine_part", "after_batch", "after_epoch", "reanchor", "redistribute", "search"]
