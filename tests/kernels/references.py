@@ -379,6 +379,16 @@ class Smear(DetectorPiece):
         return 0.8 * x + 0.2 * x.roll(-1, -1)
 
 
+class Full(Smear):
+    """The same of a detector that counts no further than to 2."""
+
+    name: ClassVar[str] = "full"
+
+    @property
+    def saturation(self) -> fidelity.Saturation:
+        return fidelity.Saturation(2.0)
+
+
 class MirroredPositions(Model):
     """Windows that are cut from the object, and mirrored."""
 
@@ -418,6 +428,12 @@ def _as(case: Case, kind: type[Model]) -> Model:
     return kind(**vars(case.model))
 
 
+def _saturated(case: Case) -> Model:
+    model = replace(case.model, detector=(Placed(Full(), (), {}),))
+    case.chunk = replace(case.chunk, saturation=model.saturation)
+    return model
+
+
 #: Models with a piece that no kernel knows, by where it acts.
 PIECES: dict[str, Callable[[Case], Model]] = {
     "operator at the probe": lambda case: _with_operator(case, Screen()),
@@ -427,6 +443,7 @@ PIECES: dict[str, Callable[[Case], Model]] = {
     "probe": lambda case: _as(case, MirroredProbes),
     "detector": lambda case: _as(case, MirroredDetector),
     "response": lambda case: replace(case.model, detector=(Placed(Smear(), (), {}),)),
+    "saturation": _saturated,
     "fidelity": lambda case: replace(case.model, fidelity="quartic"),  # type: ignore[arg-type]
 }
 
@@ -466,6 +483,8 @@ AROUND: dict[str, Callable[[Case], Model]] = {
     "copies": _with_copies,
     "copies before a turn": lambda case: _with_copies(case, Turn()),
     "copies before a screen": lambda case: _with_copies(case, Screen()),
+    "pieces of the detector": lambda case: replace(case.model, detector=(Placed(Smear(), (), {}),)),
+    "copies and pieces": lambda case: replace(_with_copies(case), detector=(Placed(Smear(), (), {}),)),
     "turn": lambda case: _with_operator(case, Turn()),
 }
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from references import AROUND, DTYPES, PIECES, Case, add_fidelity, compare_entries
+from references import AROUND, DEEP, DTYPES, PIECES, Case, add_fidelity, compare_entries
 
 from ptymesh.kernels.capabilities import AT_EXIT, AT_PROBE, Request, capability_for
+from ptymesh.kernels.capabilities import PIECES as WITH_PIECES
 from ptymesh.kernels.cpu.backend import CpuBackend
 from ptymesh.kernels.fused import FusedBackend
 from ptymesh.physics.backend import Backend, Operation
@@ -62,6 +63,16 @@ def test_kernels_around_operators_at_views_on_whole_pixels(dtype: torch.dtype) -
     compare_entries(case)
 
 
+@pytest.mark.parametrize("window", DEEP)
+@pytest.mark.parametrize("kind", ["amplitude", "poisson", "intensity"])
+@pytest.mark.parametrize("counts", [torch.uint16, torch.float32])
+def test_kernels_around_pieces_of_the_detector(window: tuple[int, int], kind: str, counts: torch.dtype) -> None:
+    case = Case(window=window, fidelity=kind, counts=counts, background=0.5)
+    case.model = AROUND["pieces of the detector"](case)
+    assert case.fused.supports(case.model, case.chunk, "detector")
+    compare_entries(case)
+
+
 @pytest.mark.parametrize("name", ["forward", "detector", "adjoint", "systems", "illumination"])
 def test_copies_and_turns_are_left_to_no_reference(name: Operation) -> None:
     case = Case(torch.complex64, window=(16, 24))
@@ -106,6 +117,10 @@ def test_no_capability_names_such_a_piece(piece: str) -> None:
             assert kept <= (before_exit if piece == "operator at the probe" else around)
         elif piece == "fidelity":
             assert not kept & compares
+        elif piece == "response":
+            assert kept & compares <= {"apply_at_detector", "detector"}
+        elif piece == "saturation":
+            assert not kept & compares
         else:
             assert not kept
 
@@ -140,10 +155,11 @@ def test_every_kernel_of_the_table_is_chosen_by_some_request() -> None:
         for several, near, varied, whole, transform in (
             tuple(bool(number >> bit & 1) for bit in range(5)) for number in range(32)
         ):
-            for subpixel, operators in product(("fourier", "bilinear", "none"), (frozenset(), AT_PROBE, AT_EXIT)):
+            for subpixel, operators in product(("fourier", "bilinear", "none"), (frozenset[str](), AT_PROBE, AT_EXIT)):
                 views = subpixel, varied, whole, transform
-                request = Request(several, near, *views, operators, False, "poisson", Model)
-                chosen.add((operation, capability_for(operation, request, known)))
+                for pieces in (frozenset[str](), WITH_PIECES):
+                    request = Request(several, near, *views, operators, pieces, "poisson", Model)
+                    chosen.add((operation, capability_for(operation, request, known)))
     assert set(table) <= chosen
 
 

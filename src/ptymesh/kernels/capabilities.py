@@ -31,6 +31,8 @@ FIDELITIES = frozenset(f"{name} fidelity" for name in ("amplitude", "poisson", "
 AT_PROBE, AT_EXIT = frozenset({"operators at the probe"}), frozenset({"operators at the exit"})
 CHANGING = frozenset({"operators that change products"})
 OPERATORS = AT_PROBE | AT_EXIT | CHANGING
+#: Pieces between intensities and counts, and such as say from which counts on a detector counts no further.
+PIECES, SATURATED = frozenset({"pieces of the detector"}), frozenset({"saturated pixels"})
 #: Operations that compare waves with counts: to the others every fidelity is the same.
 COMPARING: frozenset[Operation] = frozenset(
     {"at_detector", "apply_at_detector", "detector", "sweep", "steps", "recompute_waves"}
@@ -55,10 +57,13 @@ KNOWN_FAR_FIELD: Capability = (_ANY - NEAR - UNKNOWN | OPERATORS,)
 ALL_SLICES: Capability = (_ANY,)
 ONE_SLICE: Capability = (_ANY - SEVERAL,)
 ONE_FAR_SLICE: Capability = (_ANY - SEVERAL - NEAR - UNKNOWN,)
+#: The same with pieces of the detector; and views of a single slice with or without operators at the probe.
+PIECES_IN_FAR_FIELD: Capability = (KNOWN_FAR_FIELD[0] | PIECES,)
 #: Views of a single slice with operators; with those at the probe alone, to a far field; with those alone that keep
 #: products of waves behind the slice.
 WITH_OPERATORS: Capability = (ONE_SLICE[0] | OPERATORS,)
 FAR_WITH_OPERATORS: Capability = (ONE_FAR_SLICE[0] | AT_PROBE,)
+FAR_WITH_PIECES: Capability = (ONE_FAR_SLICE[0] | AT_PROBE | PIECES,)
 PRODUCTS_WITH_OPERATORS: Capability = (ONE_SLICE[0] | AT_PROBE | AT_EXIT,)
 #: Views of a single slice whose probes have no OPR modes.
 ONE_BEAM: Capability = (_ANY - SEVERAL - VARIED,)
@@ -93,7 +98,7 @@ class Request(NamedTuple):
         whole: True if all views lie on whole pixels.
         known: True if the kernels know the windows' Fourier transform.
         operators: words for the model's operators.
-        detector: True if the model has pieces between intensities and counts, which no kernel knows.
+        detector: words for the pieces between intensities and counts.
         fidelity: loss to which the step at the detector belongs.
         kind: class of the model.
     """
@@ -105,7 +110,7 @@ class Request(NamedTuple):
     whole: bool
     known: bool
     operators: frozenset[str]
-    detector: bool
+    detector: frozenset[str]
     fidelity: str
     kind: type[Model]
 
@@ -119,9 +124,9 @@ class Request(NamedTuple):
             whole: True if all views lie on whole pixels.
             known: True if the kernels know the windows' Fourier transform.
         """
-        several, near, pieces = model.slice_kernel is not None, model.kernel is not None, bool(model.detector)
-        views = model.subpixel, varied, whole, known
-        return cls(several, near, *views, words_for(model), pieces, model.fidelity, type(model))
+        several, near, views = model.slice_kernel is not None, model.kernel is not None, (varied, whole, known)
+        pieces = (PIECES if model.detector else frozenset()) | (SATURATED if model.saturation else frozenset())
+        return cls(several, near, model.subpixel, *views, words_for(model), pieces, model.fidelity, type(model))
 
     def words(self, operation: Operation) -> frozenset[str]:
         """Return the words for an operation."""
@@ -130,7 +135,7 @@ class Request(NamedTuple):
         words |= (KNOWN if self.known else UNKNOWN) | {f"{self.subpixel} positions"}
         words |= {f"{self.fidelity} fidelity"} if operation in COMPARING else frozenset()
         words |= self.operators
-        words |= {"pieces of the detector"} if self.detector else frozenset()
+        words |= self.detector if operation in COMPARING else frozenset()
         return words if self.kind is Model else words | {"a model of one's own"}
 
 

@@ -25,9 +25,9 @@ from torch import Tensor
 from ptymesh.errors import BadInput
 from ptymesh.geometry import Geometry
 from ptymesh.measurement import Measurement, centres_of_mass, evenly_spread
-from ptymesh.physics.elementwise import times
 from ptymesh.physics.model import inner
 from ptymesh.physics.operators import Place, Tables, Values, WaveOperator
+from ptymesh.physics.separable import turned
 from ptymesh.unknowns import Unknown
 
 #: Views whose patterns are looked at, at most.
@@ -43,6 +43,7 @@ class Descan(WaveOperator):
     """
 
     name: ClassVar[str] = "descan"
+    is_fast: ClassVar[bool] = True
     at: ClassVar[Place] = "exit"
     keeps_products: ClassVar[bool] = True
     unknowns: ClassVar[tuple[Unknown, ...]] = (
@@ -82,7 +83,7 @@ class Descan(WaveOperator):
             values: `descan` (B, 2), px.
             tables: from `tables`.
         """
-        return times(psi, _ramps(values["descan"], tables))
+        return turned(psi, *_phases(values["descan"], tables))
 
     def adjoint(self, psi: Tensor, values: Values, tables: Tables) -> Tensor:
         """Return psi without the phase ramp of each view.
@@ -92,7 +93,7 @@ class Descan(WaveOperator):
             values: `descan` (B, 2), px.
             tables: from `tables`.
         """
-        return times(psi, _ramps(-values["descan"], tables))
+        return turned(psi, *_phases(-values["descan"], tables))
 
     def slopes(self, psi: Tensor, values: Values, tables: Tables, back: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
         """Return the slope and the norm by the shifts along y and x, (B, 2) each.
@@ -122,13 +123,7 @@ def wandering(measurement: Measurement) -> float:
     return float(fitted[0, 1] - fitted[1, 0]) / 2
 
 
-def _ramps(shift: Tensor, tables: Tables) -> Tensor:
-    """Return the phase factors (B, 1, h, w)."""
-    rows, columns = (_phases(shift[:, axis, None, None] * table) for axis, table in enumerate(tables))
-    window = rows.shape[-2], columns.shape[-1]
-    return times(rows.expand(-1, *window), columns.expand(-1, *window))[:, None]
-
-
-def _phases(angles: Tensor) -> Tensor:
-    """Return exp(i angles)."""
-    return torch.polar(torch.ones_like(angles), angles)
+def _phases(shift: Tensor, tables: Tables) -> tuple[Tensor, Tensor]:
+    """Return the phase factors of rows (B, h) and of columns (B, w)."""
+    y, x = (shift[:, axis, None] * table.flatten() for axis, table in enumerate(tables))
+    return torch.polar(torch.ones_like(y), y), torch.polar(torch.ones_like(x), x)

@@ -26,6 +26,7 @@ class DetectorEfficiency(DetectorPiece):
     """Share of the light that each pixel counts (`efficiency`), from `data.efficiency`; no engine moves it."""
 
     name: ClassVar[str] = "detector_efficiency"
+    is_fast: ClassVar[bool] = True
     unknowns: ClassVar[tuple[Unknown, ...]] = (
         Unknown("efficiency", ("h", "w"), start=1.0, least=0.0, largest=1e6, may_rest=True, is_fixed=True),
     )

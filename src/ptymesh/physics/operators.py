@@ -82,6 +82,8 @@ class Piece(Options):
     unknowns: ClassVar[tuple[Unknown, ...]] = ()
     #: Unknowns that keep their start if this operator is in the model, as its own unknowns replace them.
     replaces: ClassVar[frozenset[str]] = frozenset()
+    #: True if its methods take few passes over the waves, or kernels compute them: a log says what others cost.
+    is_fast: ClassVar[bool] = False
     #: False if it makes no sense where each scan has a probe of its own.
     for_own_probes: ClassVar[bool] = True
 
@@ -232,6 +234,8 @@ class ShiftOperator(WaveOperator):
     Kernels make the copies together with the shift of the probe to the view (kernels/cpu/operators.py).
     """
 
+    is_fast: ClassVar[bool] = True
+
     def copies(self, values: Values, tables: Tables) -> tuple[Tensor, Tensor]:
         """Return the places d_k of the copies, (1 or B, K, 2) in pixels y x, and their factors c_k, (K,).
 
@@ -335,7 +339,7 @@ def sum_in_order(waves: Tensor, axis: int) -> Tensor:
 
 
 @cache
-def _takes_views(kind: type[Piece], method: str) -> bool:
+def takes_views(kind: type[Piece], method: str) -> bool:
     """Return True if a method of these operators has an argument `views`."""
     return "views" in signature(getattr(kind, method)).parameters
 
@@ -351,7 +355,7 @@ def views_for(operator: Piece, method: str, values: Values) -> dict[str, Views]:
     Raises:
         BadInput: the values do not say to which views they belong.
     """
-    if not _takes_views(type(operator), method):
+    if not takes_views(type(operator), method):
         return {}
     if not isinstance(values, ViewValues):
         raise BadInput(f"optics.{operator.name} depends on the views; give its values as ViewValues, with their views.")

@@ -41,6 +41,7 @@ from ptymesh.io.checkpoint import identity
 from ptymesh.io.checkpoint.store import Checkpoint
 from ptymesh.io.prepare.findings import apply_findings
 from ptymesh.io.results import CHANGE, ObjectTiles, Result
+from ptymesh.kernels.piece_costs import costs_of_pieces
 from ptymesh.measurement import NO_CHECKS, Measurement
 from ptymesh.models.tilted_surface import refuse_bent_patterns
 from ptymesh.paths import usable
@@ -247,7 +248,7 @@ class Reconstruction(Displayed):
         #: True if neighbouring views are of neighbouring places, in the order of one scan.
         related = self._related = "rpi" not in (optics or {}) and scan.scan_index is None
         checking = saved is None and scan.checks != NO_CHECKS
-        #: Sentences on what checks of the data have led to, and on what pieces of the model have taken from the scan.
+        #: Sentences on what checks of the data have led to, and on what pieces of the model take from it and cost.
         self.findings: list[str] = chosen
         #: The scan before these checks.
         self.unchecked = scan
@@ -267,6 +268,7 @@ class Reconstruction(Displayed):
                 return
             source, gathered = watched(scan) if checking else (scan, None)
             self.problem = read(source, owners)
+            self.findings += costs_of_pieces(self.problem.backend, model, scan.window)
             means = mean_patterns(self.problem)
             if gathered is not None:
                 found = check_after_reading(scan, gathered, means[0], self.world, related=related)

@@ -17,11 +17,13 @@ from ptymesh.kernels.arrays import ExitInputs
 from ptymesh.kernels.capabilities import (
     CARRIED_ON,
     FAR_WITH_OPERATORS,
+    FAR_WITH_PIECES,
     IN_ONE_GO,
     KNOWN_FAR_FIELD,
     ONE_BEAM,
     ONE_FAR_SLICE,
     ONE_SLICE,
+    PIECES_IN_FAR_FIELD,
     PRODUCTS_WITH_OPERATORS,
     SHARED_PROBE,
     SHIFTED_BEAM,
@@ -52,9 +54,10 @@ from ptymesh.kernels.cpu.compiled import moves as compiled_moves
 from ptymesh.kernels.cpu.compiled import object as compiled_object
 from ptymesh.kernels.cpu.compiled import probes as compiled_probes
 from ptymesh.kernels.cpu.compiled import windows as compiled
-from ptymesh.kernels.cpu.inputs import CpuInputs
+from ptymesh.kernels.cpu.inputs import CpuInputs, kernel_arrays_of, waves_alone
 from ptymesh.kernels.cpu.one_go import OneGo, SlicedIntermediates, amplitudes_of
 from ptymesh.kernels.cpu.operators import AroundOperators
+from ptymesh.kernels.cpu.pieces import AroundPieces
 from ptymesh.kernels.cpu.ready import make_ready, share_threads
 from ptymesh.kernels.cpu.sums import record_largest
 from ptymesh.kernels.fused import Beams, FusedBackend, FusedIntermediates, corners, steps_of, window_of
@@ -91,16 +94,18 @@ class CpuBackend(CpuInputs, FusedBackend):
                 False,
             ),
         )
-        one_go, around = OneGo(self, self), AroundOperators(self, self)
+        one_go, around, pieces = OneGo(self, self), AroundOperators(self, self), AroundPieces(self)
         self.table = {
             ("forward", SLICES): one_go.forward,
             ("forward", ONE_SLICE): self.forward_slices,
             ("forward", WITH_OPERATORS): around.forward,
             ("at_detector", WAVES): self.compare,
             ("apply_at_detector", KNOWN_FAR_FIELD): self.compare_far,
+            ("apply_at_detector", PIECES_IN_FAR_FIELD): pieces.compare_far,
             ("detector", CARRIED_ON): one_go.detector,
             ("detector", ONE_FAR_SLICE): self.compare_exit_waves,
             ("detector", FAR_WITH_OPERATORS): self.compare_exit_waves,
+            ("detector", FAR_WITH_PIECES): pieces.compare_exit_waves,
             ("adjoint", ONE_SLICE): self.adjoint_of_slices,
             ("adjoint", WITH_OPERATORS): around.adjoint,
             ("sweep", IN_ONE_GO): one_go.sweep,
@@ -141,7 +146,7 @@ class CpuBackend(CpuInputs, FusedBackend):
 
     def exit_waves(self, intermediates: FusedIntermediates) -> Tensor:
         """Return a_j beams_jm S_j O, (B, M, h, w)."""
-        obj, corner, beams, amplitudes = _kernel_arrays(intermediates)
+        obj, corner, beams, amplitudes = kernel_arrays_of(intermediates)
         out = torch.empty((len(corner), *beams.shape[1:]), dtype=intermediates.beams.waves.dtype)
         compiled.exit_waves(obj, corner, beams, amplitudes, out.numpy())
         return out
@@ -196,7 +201,7 @@ class CpuBackend(CpuInputs, FusedBackend):
             (B, 6) float64, see `Backend.at_detector`.
         """
         assert detected.is_contiguous(), "waves on the detector come from a transform"
-        given = _waves_alone(chunk, detected)
+        given = waves_alone(chunk, detected)
         far = untransformed(window_of(detected), self.real)
         return self._detector(model, chunk, given, task, far, background_sums, detected)[1]
 
@@ -216,7 +221,7 @@ class CpuBackend(CpuInputs, FusedBackend):
         Returns:
             Waves (B, M, h, w), undefined for "evaluate"; and the columns of `at_detector`, (B, 6) float64.
         """
-        return self._detector(model, chunk, _waves_alone(chunk, waves), task, self.transform(waves), background_sums)
+        return self._detector(model, chunk, waves_alone(chunk, waves), task, self.transform(waves), background_sums)
 
     def compare_exit_waves(
         self,
@@ -240,7 +245,7 @@ class CpuBackend(CpuInputs, FusedBackend):
         """
         assert isinstance(intermediates, FusedIntermediates)
         far = self.transform(intermediates.beams.waves)
-        return self._detector(model, chunk, (_kernel_arrays(intermediates), True), task, far, background_sums)
+        return self._detector(model, chunk, (kernel_arrays_of(intermediates), True), task, far, background_sums)
 
     def sweep_strips(
         self,
@@ -367,7 +372,7 @@ class CpuBackend(CpuInputs, FusedBackend):
         """
         bilinear = model.subpixel == "bilinear"
         corner, t = arrays_of(*corners(chunk)) if bilinear else (array_of(chunk.anchors), None)
-        _, _, beams, amplitudes = _kernel_arrays(intermediates)
+        _, _, beams, amplitudes = kernel_arrays_of(intermediates)
         count, reached, window = len(corner), np.zeros((len(corner), SUMS)), window_of(waves)
         windows = self.workspace("windows", count, window, self.dtype)
         light = self.workspace("light", min(count, len(beams)), window, self.real)
@@ -399,7 +404,7 @@ class CpuBackend(CpuInputs, FusedBackend):
             into: the sums of the batch.
         """
         assert into.probe is not None
-        obj, corner, beams, _ = _kernel_arrays(intermediates)
+        obj, corner, beams, _ = kernel_arrays_of(intermediates)
         arrays = (array_of(waves), obj, corner, array_of(amplitudes), beams, into.shifts.numpy())
         reached = np.zeros((bands_of_rows(), SUMS))
         compiled.to_probe(*arrays, *arrays_of(into.probe, into.probe_weight), *self.no_windows, reached)
@@ -409,7 +414,7 @@ class CpuBackend(CpuInputs, FusedBackend):
         """Return conj(S_j O) waves_jm, (B, M, h, w)."""
         out = torch.empty_like(waves)
         ones = np.ones(len(waves), numpy_dtype(self.real))
-        compiled.to_probes(array_of(waves), *_kernel_arrays(intermediates)[:2], ones, bands_of_rows(), array_of(out))
+        compiled.to_probes(array_of(waves), *kernel_arrays_of(intermediates)[:2], ones, bands_of_rows(), array_of(out))
         return out
 
     def to_spectrum(
@@ -441,7 +446,7 @@ class CpuBackend(CpuInputs, FusedBackend):
             illumination = window.real.square() + window.imag.square()
             self.gather(model, chunk, self.to_probes(intermediates, chi), illumination, into)
             return
-        obj, corner, _, _ = _kernel_arrays(intermediates)
+        obj, corner, _, _ = kernel_arrays_of(intermediates)
         work, reached = self.work(threads_for(len(chi)), chi.shape[1:]), np.zeros((len(chi), SUMS))
         given = (array_of(chi), obj, corner, *arrays_of(amplitudes, chunk.fractions))
         into_bands = (into.shifts.numpy(), *self.bands_of(into)[:2], reached)
@@ -477,7 +482,7 @@ class CpuBackend(CpuInputs, FusedBackend):
         assert isinstance(intermediates, FusedIntermediates)
         found = torch.empty((len(chi), 5), dtype=torch.float64)
         work = self.workspace("images", threads_for(len(chi)), (compiled_moves.image_work_size(*window),), self.real)
-        given = (array_of(chi), *_kernel_arrays(intermediates), self.transform(chi).tables)
+        given = (array_of(chi), *kernel_arrays_of(intermediates), self.transform(chi).tables)
         compiled_moves.moves_of_images(work, *given, found.numpy())
         return steps_of(found[:, 0:4:2], found[:, 1:4:2], found[:, 4], chi)
 
@@ -491,7 +496,7 @@ class CpuBackend(CpuInputs, FusedBackend):
             by_x: (B, M, h, w) complex, derivative of the beams along x.
         """
         found = torch.empty((len(chi), 3), dtype=torch.float64)
-        arrays = (array_of(chi), *_kernel_arrays(intermediates), *arrays_of(by_y, by_x))
+        arrays = (array_of(chi), *kernel_arrays_of(intermediates), *arrays_of(by_y, by_x))
         compiled.along_positions(*arrays, self.constants, found.numpy())
         return found
 
@@ -514,7 +519,7 @@ class CpuBackend(CpuInputs, FusedBackend):
         far = self.transform(chi)
         modes, threads = chi.shape[1], threads_for(len(chi))
         spectrum = self.spectrum(chunk, d_probe if modes == len(d_probe) else d_probe[:modes])
-        obj, corner, _, amplitudes = _kernel_arrays(intermediates)
+        obj, corner, _, amplitudes = kernel_arrays_of(intermediates)
         beams, d_beams = intermediates.beams.waves[:, :modes], chi.new_empty((threads, *chi.shape[1:]))
         arrays = (array_of(chi), obj, array_of(d_object[0]), corner, array_of(beams), amplitudes, array_of(spectrum))
         shift, out = (array_of(chunk.fractions), amplitudes_of(chunk)), torch.empty((len(chi), 5), dtype=torch.float64)
@@ -535,7 +540,7 @@ class CpuBackend(CpuInputs, FusedBackend):
             chi: (B, M, h, w) complex, changes of the exit waves.
         """
         out = torch.empty((len(chi), 5), dtype=torch.float64)
-        obj, corner, _, amplitudes = _kernel_arrays(intermediates)
+        obj, corner, _, amplitudes = kernel_arrays_of(intermediates)
         arrays = (array_of(chi), obj, array_of(change), corner, array_of(beams), amplitudes)
         compiled.step_systems(*arrays, *arrays_of(d_beams.waves, d_beams.amplitudes), self.constants, out.numpy())
         return out
@@ -548,18 +553,3 @@ def _ramped(spectrum: Tensor, fractions: Tensor, amplitudes: Tensor, axis: int) 
     if axis >= 0:
         ramps = times(ramps, derivatives(window, ramps.dtype, ramps.device)[axis])
     return ifft(times(ramps[:, None], spectrum))
-
-
-def _kernel_arrays(intermediates: FusedIntermediates) -> ExitInputs:
-    """Return object, corners, beams and their amplitudes, for all kernels of a chunk."""
-    if intermediates.kernel_arrays is None:
-        obj, corner, beams = intermediates.object, intermediates.corners, intermediates.beams
-        arrays = array_of(obj), array_of(corner), array_of(beams.waves), array_of(beams.amplitudes)
-        intermediates.kernel_arrays = arrays
-    return intermediates.kernel_arrays
-
-
-def _waves_alone(chunk: Chunk, waves: Tensor) -> tuple[ExitInputs, bool]:
-    """Return waves in the place of what exit waves are made of, and False: they are not; nothing else is read."""
-    nothing, amplitudes = waves.new_empty((1, 1)), waves.new_empty(len(waves), dtype=waves.real.dtype)
-    return (array_of(nothing), array_of(chunk.anchors), array_of(waves), array_of(amplitudes)), False

@@ -38,6 +38,7 @@ from ptymesh.kernels.cpu.compiled import moves as compiled_moves
 from ptymesh.kernels.cpu.compiled import object as compiled_object
 from ptymesh.kernels.cpu.compiled import probes as compiled_probes
 from ptymesh.kernels.cpu.compiled import shared as compiled_shared
+from ptymesh.kernels.cpu.compiled import signals as compiled_signals
 from ptymesh.kernels.cpu.compiled import slices as compiled_slices
 from ptymesh.kernels.cpu.compiled import windows as compiled
 
@@ -52,6 +53,7 @@ COLLECT_AT = 200_000
 KERNEL_MODULES = (
     compiled_detector,
     compiled_probes,
+    compiled_signals,
     compiled_slices,
     compiled_gaps,
     compiled_blocks,

@@ -9,14 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ptymesh.kernels.arrays import DetectorInputs, DetectorOptions, RealArray, SumArrays
+from ptymesh.kernels.arrays import DetectorInputs, DetectorOptions, ExitInputs, RealArray, SumArrays
 from ptymesh.kernels.cpu.arguments import Transform, array_of, numpy_dtype, transform_for
 from ptymesh.kernels.cpu.compiled import column_panels
 from ptymesh.kernels.cpu.compiled import detector as compiled_detector
 from ptymesh.kernels.cpu.compiled.comparison import KINDS
+from ptymesh.kernels.cpu.compiled.comparison import NATIVE as NATIVE_DTYPES
 from ptymesh.kernels.cpu.kept import Planes
 from ptymesh.kernels.cpu.sums import CpuSums
-from ptymesh.kernels.fused import window_of
+from ptymesh.kernels.fused import FusedIntermediates, window_of
 from ptymesh.physics.backend import Chunk, Task
 from ptymesh.physics.model import Model
 
@@ -26,7 +27,7 @@ TASKS = {
     "loss_gradient": compiled_detector.LOSS_GRADIENT,
 }
 #: Dtypes of patterns that the kernel reads without conversion, by their number there.
-NATIVE = [getattr(torch, name) for name in compiled_detector.NATIVE]
+NATIVE = [getattr(torch, name) for name in NATIVE_DTYPES]
 
 
 class CpuInputs(CpuSums):
@@ -86,3 +87,18 @@ class CpuInputs(CpuSums):
         """
         modes, h, w = wave
         return self.workspace("work", bands, (column_panels.work_size(modes, h, w, slices),), self.real)
+
+
+def kernel_arrays_of(intermediates: FusedIntermediates) -> ExitInputs:
+    """Return object, corners, beams and their amplitudes, for all kernels of a chunk."""
+    if intermediates.kernel_arrays is None:
+        obj, corner, beams = intermediates.object, intermediates.corners, intermediates.beams
+        arrays = array_of(obj), array_of(corner), array_of(beams.waves), array_of(beams.amplitudes)
+        intermediates.kernel_arrays = arrays
+    return intermediates.kernel_arrays
+
+
+def waves_alone(chunk: Chunk, waves: Tensor) -> tuple[ExitInputs, bool]:
+    """Return waves in the place of what exit waves are made of, and False: they are not; nothing else is read."""
+    nothing, amplitudes = waves.new_empty((1, 1)), waves.new_empty(len(waves), dtype=waves.real.dtype)
+    return (array_of(nothing), array_of(chunk.anchors), array_of(waves), array_of(amplitudes)), False

@@ -1,4 +1,5 @@
-"""Products of complex numbers on a CPU, with the bits of physics/elementwise.py, several times faster."""
+"""Products of complex numbers on a CPU, with the bits of physics/elementwise.py, several times faster; and those and
+convolutions with separable factors (physics/separable.py)."""
 
 from __future__ import annotations
 
@@ -10,18 +11,22 @@ import torch
 from torch import Tensor
 
 from ptymesh.kernels.arrays import ComplexArray, IntArray
-from ptymesh.kernels.cpu.arguments import numpy_dtype
+from ptymesh.kernels.cpu.arguments import array_of, arrays_of, numpy_dtype, threads_for
+from ptymesh.kernels.cpu.compiled import signals as compiled_signals
 from ptymesh.kernels.cpu.compiled import windows as compiled
+from ptymesh.kernels.cpu.compiled.column_panels import WIDTH
 from ptymesh.kernels.cpu.ready import share_threads
-from ptymesh.physics import elementwise
+from ptymesh.physics import elementwise, separable
 
 #: Smallest number of products for which this is faster than torch.
 FEW = 1 << 12
 
 
 def offer(dtype: torch.dtype) -> None:
-    """Compute products of this dtype here from now on."""
+    """Compute products of this dtype, and convolutions of its real one, here from now on."""
     elementwise.PRODUCTS[dtype] = product
+    separable.TURNS[dtype] = turned
+    separable.CONVOLUTIONS[dtype.to_real()] = convolved
 
 
 def product(a: Tensor, b: Tensor) -> Tensor | None:
@@ -37,6 +42,34 @@ def product(a: Tensor, b: Tensor) -> Tensor | None:
     share_threads()
     out = torch.empty((*stack, *window), dtype=a.dtype)
     compiled.products(*_planes(a, stack), *_planes(b, stack), out.view(-1, math.prod(window)).numpy())
+    return out
+
+
+def turned(waves: Tensor, rows: Tensor, columns: Tensor) -> Tensor | None:
+    """Return waves (B, M, h, w) times factors of rows (B, h) and columns (B, w); None if torch is to compute them."""
+    if waves.requires_grad or rows.requires_grad or columns.requires_grad or waves.is_conj():
+        return None
+    if rows.dtype != waves.dtype or columns.dtype != waves.dtype or not waves.numel():
+        return None
+    share_threads()
+    modes, h, w = waves.shape[1:]
+    out = torch.empty(waves.shape, dtype=waves.dtype)
+    one = numpy_dtype(waves.dtype.to_real()).type(1)
+    planes = array_of(waves).reshape(-1, h * w)
+    compiled.turned(planes, modes, *arrays_of(rows, columns), one, out.numpy().reshape(-1, h * w))
+    return out
+
+
+def convolved(S: Tensor, down: Tensor, across: Tensor) -> Tensor | None:
+    """Return windows (..., h, w) convolved with symmetric kernels (n,); None if torch is to compute them."""
+    if S.requires_grad or down.requires_grad or across.requires_grad or not S.numel() or min(S.shape[-2:]) < WIDTH:
+        return None
+    share_threads()
+    h, w = S.shape[-2:]
+    out, many = torch.empty(S.shape, dtype=S.dtype), S.numel() // (h * w)
+    work = np.empty((threads_for(many), w + 2 * len(across)), numpy_dtype(S.dtype))
+    given = array_of(S).reshape(many, h * w), (h, w), *arrays_of(down.to(S.dtype), across.to(S.dtype))
+    compiled_signals.convolved(work, *given, out.numpy().reshape(many, h * w))
     return out
 
 

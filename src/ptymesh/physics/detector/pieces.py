@@ -31,7 +31,7 @@ from torch import Tensor
 from ptymesh.physics import fidelity
 from ptymesh.physics.elementwise import over_window
 from ptymesh.physics.fidelity import BRIGHTEST_RATIO, DARK, NEWTON_STEPS, Data, Fidelity, Saturation
-from ptymesh.physics.operators import Piece, Placed, Tables, Values, views_for
+from ptymesh.physics.operators import Piece, Placed, Tables, Values, takes_views, views_for
 
 
 class DetectorPiece(Piece):
@@ -128,10 +128,7 @@ class Response:
         """
         signal = self.signal(S)
         if kind == "amplitude":
-            ratio = fidelity.revision(kind, signal, data)
-            whole = self.adjoint(torch.ones_like(S))
-            # light that no pixel counts says nothing, and stays
-            return torch.where(whole > DARK, self.adjoint(ratio) / whole.clamp(min=DARK), whole.new_ones(()))
+            return 1 + self.shared_change(fidelity.revision(kind, signal, data) - 1)
         data = data.illuminated(signal)
         I = data.intensity(signal)
         if kind == "poisson":
@@ -145,6 +142,17 @@ class Response:
         second = _of_view(torch.where(data.good, 8 * change**2 + 4 * difference * bend, 0.0))
         alpha = torch.where(second > 0, first / second.clamp(min=DARK), first.new_zeros(()))
         return 1 - alpha * eta
+
+    def shared_change(self, change: Tensor) -> Tensor:
+        """Return R^T change / R^T 1 (B, h, w): changes of a factor at the counts, shared among the light of each.
+
+        Args:
+            change: (B, h, w) real.
+        """
+        alike = not any(_differs_by_view(placed.operator) for placed in self.pieces)
+        whole = self.adjoint(torch.ones_like(change[:1] if alike else change))
+        # light that no pixel counts says nothing, and stays
+        return torch.where(whole > DARK, self.adjoint(change) / whole.clamp(min=DARK), whole.new_zeros(()))
 
     def _poisson_step(self, S: Tensor, I: Tensor, eta: Tensor, data: Data) -> Tensor:
         """Return the alpha (B, 1, 1) of the least loss of R[S (1 - alpha eta)^2] + b, by Newton's method."""
@@ -187,6 +195,11 @@ def step_weight(kind: Fidelity, signal: Tensor, data: Data) -> Tensor:
     I = data.intensity(signal).clamp(min=DARK)
     weights = torch.ones_like(I) if kind == "intensity" else (0.25 if kind == "amplitude" else 0.5) / I
     return torch.where(good, weights, weights.new_zeros(()))
+
+
+def _differs_by_view(piece: DetectorPiece) -> bool:
+    """Return True if what a piece does may differ from view to view."""
+    return takes_views(type(piece), "adjoint") or any(one.scope == "view" for one in piece.unknowns)
 
 
 def _of_view(terms: Tensor) -> Tensor:

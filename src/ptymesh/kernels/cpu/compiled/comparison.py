@@ -12,14 +12,64 @@ from __future__ import annotations
 
 import numpy as np
 
-from ptymesh.kernels.arrays import RealArray
+from ptymesh.kernels.arrays import CountArray, IntArray, RealArray
 from ptymesh.kernels.cpu.compiled.column_panels import ZERO, U
 from ptymesh.kernels.cpu.compiled.jit import inlined
+from ptymesh.kernels.cpu.compiled.vectors import LANES, broadcast, load, load_as, store, total, where_at_least
 
 #: Pixels that are summed in the precision of the waves before they join a sum in double precision.
 PART = U(1024)
+#: Patterns of these dtypes are read as they are, others as floats. One function reads them all: `detector` is large,
+#: and to compile it for each dtype would take a minute.
+NATIVE = ("uint8", "uint16", "uint32", "float32", "float64")
 #: Fidelities as numbers.
 KINDS = {"amplitude": 0, "poisson": 1, "intensity": 2}
+
+
+@inlined
+def _data(planes: CountArray, j: int, h: int, w: int, good: RealArray, constants: RealArray, out: RealArray) -> float:
+    """Write plane j of (n, h, w), panel after panel, as real numbers, -1 where there are no data; return their sum."""
+    zero, one, none = broadcast(constants[0]), broadcast(constants[1]), broadcast(-constants[1])
+    sums = zero
+    for start in range(ZERO, w, LANES):
+        for r in range(h):
+            i, o = w * (h * j + r) + start, h * start + r * LANES
+            if start + LANES <= w:
+                store(out, o, load_as(planes, i, out))
+            else:
+                for c in range(w - start):
+                    out[o + c] = planes[j, r, start + c]
+            y = where_at_least(load(good, o), one, load(out, o), none)
+            store(out, o, where_at_least(y, zero, y, none))  # NaN is no datum either
+            sums = sums + where_at_least(y, zero, y, zero)
+    return total(sums)
+
+
+@inlined
+def counts_in_panels(
+    counts: IntArray, j: int, code: int, h: int, w: int, good: RealArray, constants: RealArray, out: RealArray
+) -> float:
+    """Write pattern j, panel after panel, as real numbers, -1 where there are no data; return the sum of its data.
+
+    Args:
+        counts: (n, h, w times the bytes of one) uint8.
+        j: which pattern.
+        code: dtype of the counts, its place in NATIVE.
+        h: rows of a window.
+        w: columns of a window.
+        good: (h w',) real, 1 where pixels are used, panel after panel.
+        constants: (10,) real, see the module.
+        out: (h w',) real, written.
+    """
+    if code == 0:
+        return _data(counts, j, h, w, good, constants, out)
+    if code == 1:
+        return _data(counts.view(np.uint16), j, h, w, good, constants, out)
+    if code == 2:
+        return _data(counts.view(np.uint32), j, h, w, good, constants, out)
+    if code == 3:
+        return _data(counts.view(np.float32), j, h, w, good, constants, out)
+    return _data(counts.view(np.float64), j, h, w, good, constants, out)
 
 
 @inlined

@@ -16,7 +16,6 @@ from numba import prange
 from ptymesh.kernels.arrays import (
     BackgroundArrays,
     ComplexArray,
-    CountArray,
     DetectorInputs,
     DetectorOptions,
     ExitInputs,
@@ -43,7 +42,7 @@ from ptymesh.kernels.cpu.compiled.column_panels import (
     rows_of,
     transform,
 )
-from ptymesh.kernels.cpu.compiled.comparison import compare, newton_step
+from ptymesh.kernels.cpu.compiled.comparison import compare, counts_in_panels, newton_step
 from ptymesh.kernels.cpu.compiled.jit import inlined, parallel
 from ptymesh.kernels.cpu.compiled.moves import add_products, power_behind
 from ptymesh.kernels.cpu.compiled.probes import halves
@@ -62,53 +61,12 @@ from ptymesh.kernels.cpu.compiled.vectors import (
     LANES,
     broadcast,
     load,
-    load_as,
     store,
-    total,
-    where_at_least,
 )
 from ptymesh.physics.kinds import OPR, OPR_WEIGHT, PROBE, PROBE_WEIGHT
 
-#: Patterns of these dtypes are read as they are, others as floats. One function reads them all: `detector` is large,
-#: and to compile it for each dtype would take a minute.
-NATIVE = ("uint8", "uint16", "uint32", "float32", "float64")
 #: What `detector` does with the waves.
 EVALUATE, EXIT_WAVE_UPDATE, LOSS_GRADIENT = 0, 1, 2
-
-
-@inlined
-def _data(planes: CountArray, j: int, h: int, w: int, good: RealArray, constants: RealArray, out: RealArray) -> float:
-    """Write plane j of (n, h, w), panel after panel, as real numbers, -1 where there are no data; return their sum."""
-    zero, one, none = broadcast(constants[0]), broadcast(constants[1]), broadcast(-constants[1])
-    sums = zero
-    for start in range(ZERO, w, LANES):
-        for r in range(h):
-            i, o = w * (h * j + r) + start, h * start + r * LANES
-            if start + LANES <= w:
-                store(out, o, load_as(planes, i, out))
-            else:
-                for c in range(w - start):
-                    out[o + c] = planes[j, r, start + c]
-            y = where_at_least(load(good, o), one, load(out, o), none)
-            store(out, o, where_at_least(y, zero, y, none))  # NaN is no datum either
-            sums = sums + where_at_least(y, zero, y, zero)
-    return total(sums)
-
-
-@inlined
-def _counts(
-    counts: IntArray, j: int, code: int, h: int, w: int, good: RealArray, constants: RealArray, out: RealArray
-) -> float:
-    """Write pattern j (n, h, w times the bytes of one), panel after panel; return the sum of its data."""
-    if code == 0:
-        return _data(counts, j, h, w, good, constants, out)
-    if code == 1:
-        return _data(counts.view(np.uint16), j, h, w, good, constants, out)
-    if code == 2:
-        return _data(counts.view(np.uint32), j, h, w, good, constants, out)
-    if code == 3:
-        return _data(counts.view(np.float32), j, h, w, good, constants, out)
-    return _data(counts.view(np.float64), j, h, w, good, constants, out)
 
 
 @inlined
@@ -209,7 +167,7 @@ def _compare(
     newton = task == 1 and kind != 0
     for t in range(6):
         terms[j, t] = 0.0
-    total_counts = _counts(counts, U(places[j]), code, h, w, good, constants, y)
+    total_counts = counts_in_panels(counts, U(places[j]), code, h, w, good, constants, y)
     least = constants[7] * total_counts
     for start in range(ZERO, w, LANES):
         at = h * start

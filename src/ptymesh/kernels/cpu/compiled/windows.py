@@ -525,10 +525,41 @@ def products(
         _product(a[of_a[p]], s, b[of_b[p]], t, out[p])
 
 
+@plainly_inlined
+def _turned(a: ComplexArray, rows: ComplexArray, columns: ComplexArray, t: float, out: ComplexArray) -> None:
+    """Write one plane of `turned`."""
+    w = len(columns)
+    for r in range(len(rows)):
+        p, q, own, o = rows[r].real, rows[r].imag, a[r * w : r * w + w], out[r * w : r * w + w]
+        for c in range(w):
+            u = p * columns[c].real - q * columns[c].imag
+            v = t * (p * columns[c].imag + q * columns[c].real)
+            x, y = own[c].real, own[c].imag
+            o[c] = complex(x * u - y * v, x * v + y * u)
+
+
+@plainly_parallel
+def turned(a: ComplexArray, each: int, rows: ComplexArray, columns: ComplexArray, t: float, out: ComplexArray) -> None:
+    """Write out_p = a_p rows_j columns_j, j = p // each.
+
+    Args:
+        a: (p, h w) complex planes.
+        each: number of planes of a view.
+        rows: (B, h) complex, factors of the views' rows.
+        columns: (B, w) complex, factors of the views' columns.
+        t: -1 to conjugate the factors, otherwise 1.
+        out: (p, h w) complex, written.
+    """
+    for p in prange(len(out)):
+        j = np.int64(p) // each
+        _turned(a[p], rows[j], columns[j], t, out[p])
+
+
 #: Types of arguments, kernel by kernel: c complex, r real, z complex128, d float64, u uint8, i int64, b bool; behind
 #: those of arrays, their dimensions.
 SIGNATURES = {
     products: "c2 i1 r c2 i1 r c2",
+    turned: "c2 i c2 c2 r c2",
     exit_waves: "c2 i2 c4 r1 c4",
     interpolated: "c2 i2 r2 r1 c3",
     to_windows: "c4 c4 r1 c3 r3 d2",

@@ -1,0 +1,54 @@
+"""Products and convolutions of windows with factors of rows and of columns, whose bits depend on the values alone.
+
+B, h, w   views of a chunk, window pixels
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ptymesh.physics.elementwise import times
+
+#: Faster functions for the same on a CPU, by dtype (kernels/cpu/products.py); None where not applicable.
+TURNS: dict[torch.dtype, Callable[[Tensor, Tensor, Tensor], Tensor | None]] = {}
+CONVOLUTIONS: dict[torch.dtype, Callable[[Tensor, Tensor, Tensor], Tensor | None]] = {}
+
+
+def turned(waves: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """Return waves times a factor of each row and one of each column.
+
+    Args:
+        waves: (B, M, h, w) complex.
+        rows: (B, h) complex.
+        columns: (B, w) complex.
+    """
+    turn = TURNS.get(waves.dtype) if waves.device.type == "cpu" else None
+    found = turn(waves, rows, columns) if turn else None
+    if found is not None:
+        return found
+    window = waves.shape[-2:]
+    factors = times(rows[:, :, None].expand(-1, *window), columns[:, None].expand(-1, *window))
+    return times(factors[:, None], waves)
+
+
+def convolved(S: Tensor, down: Tensor, across: Tensor) -> Tensor:
+    """Return windows convolved with a symmetric kernel along y and with one along x, around their edges.
+
+    Args:
+        S: (..., h, w) real.
+        down: (n,) real, kernel along y from its middle on, n <= h.
+        across: (n,) real, kernel along x from its middle on, n <= w.
+    """
+    convolve = CONVOLUTIONS.get(S.dtype) if S.device.type == "cpu" else None
+    found = convolve(S, down, across) if convolve else None
+    if found is not None:
+        return found
+    for taps, axis in ((down, -2), (across, -1)):
+        total = taps[0] * S
+        for k in range(1, len(taps)):
+            total = total + taps[k] * (S.roll(k, axis) + S.roll(-k, axis))
+        S = total
+    return S
