@@ -152,7 +152,7 @@ class Response:
         alike = not any(_differs_by_view(placed.operator) for placed in self.pieces)
         whole = self.adjoint(torch.ones_like(change[:1] if alike else change))
         # light that no pixel counts says nothing, and stays
-        return torch.where(whole > DARK, self.adjoint(change) / whole.clamp(min=DARK), whole.new_zeros(()))
+        return self.adjoint(change) * torch.where(whole > DARK, 1 / whole.clamp(min=DARK), whole.new_zeros(()))
 
     def _poisson_step(self, S: Tensor, I: Tensor, eta: Tensor, data: Data) -> Tensor:
         """Return the alpha (B, 1, 1) of the least loss of R[S (1 - alpha eta)^2] + b, by Newton's method."""

@@ -17,7 +17,11 @@ from ptymesh.kernels.arrays import ComplexArray, DetectorInputs, DetectorOptions
 from ptymesh.kernels.cpu.compiled.column_panels import ONE, PAIR, TWO, ZERO, U, rows_back, rows_in, rows_of, transform
 from ptymesh.kernels.cpu.compiled.comparison import compare, counts_in_panels
 from ptymesh.kernels.cpu.compiled.jit import inlined, parallel
-from ptymesh.kernels.cpu.compiled.vectors import LANES, broadcast, load, store
+from ptymesh.kernels.cpu.compiled.vectors import LANES, Vector, broadcast, load, store
+
+FourVectors = tuple[Vector, Vector, Vector, Vector]
+#: Columns that are convolved together.
+FOUR = U(4) * LANES
 
 # --- to the detector ---
 
@@ -210,28 +214,73 @@ def compare_signals(
 
 
 @inlined
+def _add_neighbours(x: RealArray, i: int, k: int, t: Vector, found: Vector) -> Vector:
+    """Return a sum of eight pixels with t times those at i and at k."""
+    return found + t * (load(x, i) + load(x, k))
+
+
+@inlined
+def _add_four(x: RealArray, i: int, k: int, t: Vector, found: FourVectors) -> FourVectors:
+    """Return sums of four times eight pixels, each as `_add_neighbours`."""
+    return (
+        _add_neighbours(x, i, k, t, found[0]),
+        _add_neighbours(x, i + LANES, k + LANES, t, found[1]),
+        _add_neighbours(x, i + TWO * LANES, k + TWO * LANES, t, found[2]),
+        _add_neighbours(x, i + U(3) * LANES, k + U(3) * LANES, t, found[3]),
+    )
+
+
+@inlined
+def _scaled_four(x: RealArray, i: int, t: Vector) -> FourVectors:
+    """Return t times four times eight pixels from i on."""
+    return t * load(x, i), t * load(x, i + LANES), t * load(x, i + TWO * LANES), t * load(x, i + U(3) * LANES)
+
+
+@inlined
+def _store_four(out: RealArray, i: int, found: FourVectors) -> None:
+    """Write four times eight pixels from i on."""
+    store(out, i, found[0])
+    store(out, i + LANES, found[1])
+    store(out, i + TWO * LANES, found[2])
+    store(out, i + U(3) * LANES, found[3])
+
+
+@inlined
 def _convolved(
     x: RealArray, h: int, w: int, down: RealArray, across: RealArray, line: RealArray, out: RealArray
 ) -> None:
-    """Write a window convolved with a symmetric kernel, around its edges; `line` has w + 2 reach numbers."""
-    deep, reach = U(len(down)), U(len(across)) - ONE
+    """Write a window convolved with a symmetric kernel, around its edges; `line` has w + 2 reach numbers.
+
+    Sums over neighbours stay in registers, of 32 columns at a time as long as there are so many: each pixel's terms
+    come in the same order.
+    """
+    deep, reach, wide = U(len(down)), U(len(across)) - ONE, w // FOUR * FOUR
     for r in range(h):
-        for c in range(ZERO, w, LANES):
+        for c in range(ZERO, wide, FOUR):
+            many = _scaled_four(x, w * r + c, broadcast(down[0]))
+            for k in range(ONE, deep):
+                above, below = (r - k if r >= k else r + h - k), (r + k if r + k < h else r + k - h)
+                many = _add_four(x, w * above + c, w * below + c, broadcast(down[k]), many)
+            _store_four(line, reach + c, many)
+        for c in range(wide, w, LANES):
             at = min(c, w - LANES)  # the last eight, though some of them have been written
             found = broadcast(down[0]) * load(x, w * r + at)
             for k in range(ONE, deep):
                 above, below = (r - k if r >= k else r + h - k), (r + k if r + k < h else r + k - h)
-                pair = load(x, w * above + at) + load(x, w * below + at)
-                found = found + broadcast(down[k]) * pair
+                found = _add_neighbours(x, w * above + at, w * below + at, broadcast(down[k]), found)
             store(line, reach + at, found)
         for c in range(reach):
             line[c], line[reach + w + c] = line[w + c], line[reach + c]
-        for c in range(ZERO, w, LANES):
+        for c in range(ZERO, wide, FOUR):
+            many = _scaled_four(line, reach + c, broadcast(across[0]))
+            for k in range(ONE, reach + ONE):
+                many = _add_four(line, reach + c - k, reach + c + k, broadcast(across[k]), many)
+            _store_four(out, w * r + c, many)
+        for c in range(wide, w, LANES):
             at = min(c, w - LANES)
             found = broadcast(across[0]) * load(line, reach + at)
             for k in range(ONE, reach + ONE):
-                pair = load(line, reach + at - k) + load(line, reach + at + k)
-                found = found + broadcast(across[k]) * pair
+                found = _add_neighbours(line, reach + at - k, reach + at + k, broadcast(across[k]), found)
             store(out, w * r + at, found)
 
 
