@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pytest
+from torch import Tensor
 from typer.testing import CliRunner
 
 import ptymesh as pm
@@ -20,6 +21,7 @@ from ptymesh.io.formats.cxi import write_measurement
 from ptymesh.io.load import READERS, cxi
 from ptymesh.io.results import Result
 from ptymesh.measurement import Measurement
+from ptymesh.physics.fidelity.amplitude import Amplitude
 from ptymesh.problem import Problem
 from ptymesh.recipe.initial import initial_estimate
 from ptymesh.recipe.schema import Recipe
@@ -70,6 +72,18 @@ class Flat(ProbeStart):
         return np.full((self.side, self.side), self.value if self.value else np.nan)
 
 
+class Half(Amplitude):
+    """Half of the amplitude's loss: steps of the same waves."""
+
+    name: ClassVar[str] = "half"
+
+    def loss(self, I: Tensor, y: Tensor) -> Tensor:
+        return super().loss(I, y) / 2
+
+    def slope(self, I: Tensor, y: Tensor) -> Tensor:
+        return super().slope(I, y) / 2
+
+
 def views(result: Result, folder: Path) -> None:
     """A writer."""
     (folder / "views.txt").write_text(str(len(result.positions_px)))
@@ -85,6 +99,7 @@ POINTS = [
     ("upside_down", "theirs:upside_down", "ptymesh.readers"),
     ("flat", "theirs:Flat", "ptymesh.probe_starts"),
     ("views", "theirs:views", "ptymesh.writers"),
+    ("half", "theirs:Half", "ptymesh.fidelities"),
 ]
 
 
@@ -92,7 +107,7 @@ POINTS = [
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A package that offers one of each, and some that do not work."""
     package = ModuleType("theirs")
-    for thing in (Mine, Quieter, theirs, Flat, views):
+    for thing in (Mine, Quieter, theirs, Flat, views, Half):
         setattr(package, thing.__name__, thing)
     package.upside_down = upside_down  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "theirs", package)
@@ -119,6 +134,19 @@ def test_what_is_no_engine_is_refused() -> None:
     with pytest.raises(BadInput, match="did you mean mine"):
         Recipe.parse({"data": {"path": "scan.cxi"}, "stages": [{"engine": "minee"}]})
     assert ENGINES.find("none") is None
+
+
+@pytest.mark.usefixtures("installed")
+def test_an_installed_fidelity_is_a_word_of_a_stage() -> None:
+    losses = []
+    for fidelity in ("half", "amplitude"):
+        toy, state = make(modes=2), RunState(make(modes=2).start())
+        losses.append(
+            [report.loss for report in Loop(toy.problem(), state, [RPIE(epochs=2, fidelity=fidelity)]).epochs()]
+        )
+    assert losses[0] == pytest.approx([loss / 2 for loss in losses[1]], rel=1e-9)
+    with pytest.raises(BadInput, match="'halff' is not a fidelity; did you mean half"):
+        RPIE(fidelity="halff")
 
 
 @pytest.mark.usefixtures("installed")

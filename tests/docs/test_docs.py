@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import yaml
 
 from ptymesh.cli import main as module
@@ -208,6 +209,31 @@ def test_the_constraint_of_the_guide(scan: Path) -> None:
     list(recon.run(pm.RPIE(epochs=2, constraints={"pure_phase": {"start": 2}})))
     assert abs(abs(recon.object) - 1).max() < 1e-6
     del names["CONSTRAINTS"]._own["pure_phase"]
+
+
+@pytest.mark.parametrize("engine", ["rpie", "lsqml", "adam", "cg"])
+def test_the_fidelity_of_the_guide(engine: str, scan: Path) -> None:
+    import ptymesh as pm
+    from ptymesh.engines import ENGINES
+    from ptymesh.physics.fidelity import FIDELITIES
+
+    names: dict[str, Any] = {"__name__": "guide"}
+    try:
+        exec(compile(guide("Readout"), "CONTRIBUTING.md", "exec", dont_inherit=True), names)
+        I, y = (torch.rand(2, 1, 50, dtype=torch.float64, generator=torch.Generator().manual_seed(3)) * 20 + 1).split(1)
+        kind, step = names["Readout"](), 1e-5
+        assert torch.allclose(
+            kind.slope(I, y), (kind.loss(I + step, y) - kind.loss(I - step, y)) / (2 * step), atol=1e-8
+        )
+        assert torch.allclose(
+            kind.curvature(I, y), (kind.slope(I + step, y) - kind.slope(I - step, y)) / (2 * step), atol=1e-8
+        )
+        recon = Reconstruction(pm.load(scan), device="cpu")
+        options = {} if engine == "cg" else {"batch": 10}
+        reports = list(recon.run(ENGINES[engine](epochs=6, fidelity="readout", **options)))
+        assert reports[-1].loss < 0.5 * reports[0].loss
+    finally:
+        FIDELITIES._own.pop("readout", None)
 
 
 def test_the_operator_of_the_guide(scan: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,7 +101,7 @@ def test_bilinear_derivatives() -> None:
 
 
 @pytest.mark.parametrize("kind", ["amplitude", "poisson", "intensity"])
-def test_curvature_is_the_derivative_of_slope(kind: fidelity.Fidelity) -> None:
+def test_curvature_is_the_derivative_of_slope(kind: str) -> None:
     rng = torch.Generator().manual_seed(0)
     S, y = (1 + 5 * torch.rand(3, 6, 7, generator=rng, dtype=torch.float64) for _ in range(2))
     good = torch.ones(3, 6, 7, dtype=torch.bool)

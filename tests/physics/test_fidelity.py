@@ -1,10 +1,11 @@
-"""Steps of the three fidelities: what each must do to the intensities."""
+"""Fidelities: their derivatives, and what their steps must do to the intensities."""
 
 import pytest
 import torch
 
 from ptymesh.physics import fidelity
-from ptymesh.physics.fidelity import Data
+from ptymesh.physics.fidelity import FIDELITIES, Data, Fidelity, fidelity_of
+from ptymesh.physics.fidelity.amplitude import Amplitude
 
 H, W = 8, 9
 
@@ -35,7 +36,7 @@ def test_amplitude_step_with_background_leaves_room_for_it() -> None:
 
 @pytest.mark.parametrize("kind", ["amplitude", "poisson", "intensity"])
 @pytest.mark.parametrize("background", [None, 2.0])
-def test_step_lowers_the_loss_of_every_view(kind: fidelity.Fidelity, background: float | None) -> None:
+def test_step_lowers_the_loss_of_every_view(kind: str, background: float | None) -> None:
     S, data = sample(background=background)
     before = fidelity.value(kind, S, data)
     after = fidelity.value(kind, S * fidelity.revision(kind, S, data) ** 2, data)
@@ -62,7 +63,7 @@ def test_one_dim_pixel_does_not_decide_a_view() -> None:
 
 
 @pytest.mark.parametrize("kind", ["amplitude", "poisson", "intensity"])
-def test_masked_pixels_ask_for_nothing(kind: fidelity.Fidelity) -> None:
+def test_masked_pixels_ask_for_nothing(kind: str) -> None:
     S, data = sample()
     assert (fidelity.revision(kind, S, data)[:, 2, 3] == 1).all()
     assert (fidelity.slope(kind, S, data)[:, 2, 3] == 0).all()
@@ -81,7 +82,7 @@ def test_a_count_below_zero_is_no_data_in_that_view_alone() -> None:
 
 @pytest.mark.parametrize("kind", ["amplitude", "poisson", "intensity"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_dark_model_under_counts_stays_finite(kind: fidelity.Fidelity, dtype: torch.dtype) -> None:
+def test_dark_model_under_counts_stays_finite(kind: str, dtype: torch.dtype) -> None:
     _, data = sample(dtype)
     S = torch.zeros(3, H, W, dtype=dtype)
     for values in (
@@ -105,7 +106,7 @@ def test_residual_terms() -> None:
 
 @pytest.mark.parametrize("kind", ["amplitude", "poisson", "intensity"])
 @pytest.mark.parametrize("background", [None, 2.0])
-def test_pixels_without_light_say_nothing(kind: fidelity.Fidelity, background: float | None) -> None:
+def test_pixels_without_light_say_nothing(kind: str, background: float | None) -> None:
     S, data = sample(background=background)
     data.y[0, 0, :2] = 100
     least = fidelity.UNLIT * data.y.mean((-1, -2))
@@ -119,3 +120,52 @@ def test_a_view_without_counts_is_darkened_by_a_step() -> None:
     S, data = sample()
     data.y[0] = 0
     assert (fidelity.revision("amplitude", S, data)[0][data.good[0]] == 0).all()
+
+
+@pytest.mark.parametrize("kind", FIDELITIES)
+def test_derivatives_are_those_of_the_loss(kind: str) -> None:
+    one, (S, data) = fidelity_of(kind), sample()
+    I, step = S + 1, 1e-5
+    slopes = (one.loss(I + step, data.y) - one.loss(I - step, data.y)) / (2 * step)
+    assert torch.allclose(one.slope(I, data.y), slopes, atol=1e-8, rtol=1e-6)
+    bends = (one.slope(I + step, data.y) - one.slope(I - step, data.y)) / (2 * step)
+    assert torch.allclose(one.curvature(I, data.y), bends, atol=1e-8, rtol=1e-6)
+    assert torch.allclose(one.norm(I), one.curvature(I, I), rtol=1e-12)
+    assert (one.norm(I) > 0).all()
+
+
+class Blurred:
+    """Every pixel shares its light with the next."""
+
+    def signal(self, S: torch.Tensor) -> torch.Tensor:
+        return self.apply(S)
+
+    def apply(self, S: torch.Tensor) -> torch.Tensor:
+        return 0.7 * S + 0.3 * S.roll(1, -1)
+
+    def adjoint(self, x: torch.Tensor) -> torch.Tensor:
+        return 0.7 * x + 0.3 * x.roll(-1, -1)
+
+
+@pytest.mark.parametrize("kind", FIDELITIES)
+@pytest.mark.parametrize("background", [None, 2.0])
+def test_the_step_that_a_fidelity_has_without_one_of_its_own(kind: str, background: float | None) -> None:
+    one, (S, data) = fidelity_of(kind), sample(background=background)
+    data = data.illuminated(S)
+    alone = Fidelity.revision(one, S, data)
+    assert (fidelity.value(kind, S * alone**2, data) < fidelity.value(kind, S, data)).all()
+    through = Fidelity.revision_through(one, Blurred(), S, data)
+    before, after = (fidelity.value(kind, Blurred().signal(s), data) for s in (S, S * through**2))
+    assert (after < before).all()
+
+
+def test_that_step_is_the_modulus_projection_for_amplitudes() -> None:
+    S, data = sample()
+    data = data.illuminated(S)
+    lit = data.good
+    assert torch.allclose(Fidelity.revision(Amplitude(), S, data)[lit], Amplitude().revision(S, data)[lit], rtol=1e-9)
+
+
+def test_a_fidelity_that_there_is_not_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="'poison' is not a fidelity; did you mean poisson"):
+        fidelity_of("poison")

@@ -36,7 +36,7 @@ from ptymesh.errors import BadInput
 from ptymesh.estimate import Estimate
 from ptymesh.models import MODELS, Parametrisation, declared, named
 from ptymesh.options import Options
-from ptymesh.physics.fidelity import Fidelity
+from ptymesh.physics.fidelity import FIDELITIES
 from ptymesh.problem import Batch, Problem
 from ptymesh.schedule import MOST, Count, OnOff, Schedule
 from ptymesh.unknowns import Unknown
@@ -163,7 +163,7 @@ class Engine(Options):
         batch: views per update over all ranks; None for all.
         order: how batches are made up: spread over the scan with members that change (random) or stay (uniform), or
             clusters of neighbours (compact).
-        fidelity: loss between intensities and counts.
+        fidelity: name of the loss between intensities and counts.
         coarsen: factor by which pixels are larger, using the inner part of the detector.
         positions: refinement of positions.
         probe: constraints and gauges of the probe.
@@ -204,7 +204,7 @@ class Engine(Options):
     epochs: Count = 50
     batch: Count | None = 64
     order: Order = "random"
-    fidelity: Fidelity = "amplitude"
+    fidelity: str = "amplitude"
     coarsen: Literal[1, 2, 4] = 1
     positions: Annotated[Positions | None, OnOff] = None
     probe: ProbeConstraints = ProbeConstraints()
@@ -214,6 +214,12 @@ class Engine(Options):
 
     _state: dict[str, Tensor] = PrivateAttr(default_factory=dict)
     _per_view: dict[str, Tensor] = PrivateAttr(default_factory=dict)
+
+    @field_validator("fidelity")
+    @classmethod
+    def _known_fidelity(cls, name: str) -> str:
+        FIDELITIES[name]
+        return name
 
     @field_validator("models", mode="before")
     @classmethod

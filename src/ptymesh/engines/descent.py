@@ -98,6 +98,7 @@ class Descent(Engine):
             batch: the views.
         """
         kind, model = problem.model.fidelity, problem.model
+        least = fidelity.fidelity_of(kind).least_slope
         accumulator = problem.accumulator(estimate, batch)
         terms = problem.fields.reduction(3)
         for chunk in problem.loader.chunks(estimate, batch.views):
@@ -106,8 +107,8 @@ class Descent(Engine):
             S = power(detected)
             problem.evaluator.record_signal(chunk, S)
             slope = fidelity.slope(kind, S, chunk.data)
-            if kind == "poisson":  # dim pixels must not decide the direction; the length follows from the true loss
-                slope = slope.clamp(min=1 - fidelity.BRIGHTEST_RATIO)
+            if least is not None:  # dim pixels must not decide the direction; the length follows from the true loss
+                slope = slope.clamp(min=least)
             accumulator.add(chunk, intermediates, model.detect_adjoint(detected * -slope[:, None], chunk.fractions))
             bend = 4 * fidelity.curvature(kind, S, chunk.data) * S**2 * slope**2
             curves = (2 * S * slope**2, 2 * S * slope**3, bend)

@@ -240,8 +240,12 @@ class Backend(BlockOperations):
         S, response = power(detected), model.response(chunk.values)
         signal = S if response is None else response.signal(S)
         if task == "exit_wave_update":
-            revise = fidelity.revision if response is None else response.revision
-            detected *= (revise(model.fidelity, S, chunk.data) - 1)[:, None]
+            kind, data = model.fidelity, chunk.data
+            if response is None:
+                factor = fidelity.revision(kind, S, data)
+            else:
+                factor = fidelity.revision_through(kind, response, S, data)
+            detected *= (factor - 1)[:, None]
         elif task == "loss_gradient":
             if background_sums is not None:
                 background_sums.add(signal, chunk.data)

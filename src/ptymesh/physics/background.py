@@ -11,8 +11,8 @@ view's mean count, less b. So slope and darkness have bounds that are known befo
             <= 1 + n / FAINT           poisson
     darkness <= DARK^(-1/2)
 
-For the intensity fidelity, slopes are cut off at 2^BEYOND times the brightest pixel. Terms are rounded to steps for
-these bounds (rounding.py), in two parts in either precision.
+For other fidelities, slopes are cut off at 2^BEYOND times those that are expected (Fidelity.largest_slope). Terms are
+rounded to steps for these bounds (rounding.py), in two parts in either precision.
 """
 
 from __future__ import annotations
@@ -25,14 +25,12 @@ from torch import Tensor
 
 from ptymesh.physics import fidelity
 from ptymesh.physics.elementwise import over_window
-from ptymesh.physics.fidelity import DARK, Data, Fidelity
+from ptymesh.physics.fidelity import DARK, Data
 from ptymesh.physics.rounding import rounded, shifts_for
 
 #: Least intensity, as a share of the view's mean count, from which the background's terms are computed; and least
 #: signal beside a background, as a share of that.
 FAINT, FAINTEST = 1e-3, 1e-6
-#: Powers of two by which a model may be brighter than the brightest count.
-BEYOND = 30
 #: Number of quantities (slope and darkness), and of parts of each sum.
 QUANTITIES, PARTS = 2, 2
 
@@ -49,14 +47,14 @@ class BackgroundSums:
         kept: buffers that a backend holds until `finish`.
     """
 
-    kind: Fidelity
+    kind: str
     sums: Tensor
     shifts: Tensor
     limits: Tensor
     kept: tuple[Any, ...] = field(default_factory=tuple)
 
     @classmethod
-    def zeros(cls, background: Tensor, kind: Fidelity, brightest: float, views: int) -> BackgroundSums:
+    def zeros(cls, background: Tensor, kind: str, brightest: float, views: int) -> BackgroundSums:
         """Return empty sums for a batch.
 
         Args:
@@ -66,8 +64,8 @@ class BackgroundSums:
             views: number of views in the batch, over all ranks.
         """
         spread = background.numel() / FAINT
-        slope = {"amplitude": 1 + spread**0.5, "poisson": 1 + spread, "intensity": 2.0 ** (1 + BEYOND) * brightest}
-        bounds = torch.tensor([slope[kind], DARK**-0.5], dtype=torch.float64)
+        slope = fidelity.fidelity_of(kind).largest_slope(spread, brightest)
+        bounds = torch.tensor([slope, DARK**-0.5], dtype=torch.float64)
         sums = background.new_zeros((PARTS * QUANTITIES, *background.shape), dtype=torch.float64)
         return cls(kind, sums, *shifts_for(bounds, views))
 

@@ -32,7 +32,7 @@ from ptymesh.geometry import Geometry
 from ptymesh.physics import views
 from ptymesh.physics.detector.pieces import DetectorPiece, Response
 from ptymesh.physics.elementwise import over_few, over_window, overlap, times
-from ptymesh.physics.fidelity import Fidelity, Saturation
+from ptymesh.physics.fidelity import Saturation
 from ptymesh.physics.operators import (
     NOTHING,
     Piece,
@@ -106,7 +106,7 @@ class Model:
 
     Attributes:
         subpixel: how fractions of positions act.
-        fidelity: loss to which the step of `exit_wave_update` belongs.
+        fidelity: name of the loss to which the step of `exit_wave_update` belongs.
         kernel: near-field transfer function (h, w) from sample to detector; None in the far field.
         slice_kernel: transfer function (h, w) between slices; None for a single slice.
         slice_rate: (h, w), phase of that function per metre.
@@ -118,7 +118,7 @@ class Model:
     """
 
     subpixel: Subpixel = "fourier"
-    fidelity: Fidelity = "amplitude"
+    fidelity: str = "amplitude"
     kernel: Tensor | None = None
     slice_kernel: Tensor | None = None
     slice_rate: Tensor | None = None
@@ -134,7 +134,7 @@ class Model:
         geometry: Geometry,
         *,
         subpixel: Subpixel = "fourier",
-        fidelity: Fidelity = "amplitude",
+        fidelity: str = "amplitude",
         slices: SliceStack = SliceStack(),
         optics: Sequence[Piece] = (),
         dtype: torch.dtype = torch.complex64,

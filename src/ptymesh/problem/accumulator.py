@@ -21,7 +21,7 @@ from ptymesh.estimate import Estimate
 from ptymesh.physics.backend import Adjoints, Chunk, Task
 from ptymesh.physics.background import BackgroundSums
 from ptymesh.physics.blocks import FieldView
-from ptymesh.physics.fidelity import Fidelity
+from ptymesh.physics.fidelity import fidelity_of
 from ptymesh.physics.model import Intermediates, Model
 from ptymesh.physics.rounding import narrowed, shifts_for, wide
 from ptymesh.problem.batch import Batch, Gradients
@@ -402,7 +402,7 @@ def _unless(beyond: Tensor, values: Tensor) -> Tensor:
 
 def reset_sums(
     brightest: tuple[float, float],
-    fidelity: Fidelity,
+    fidelity: str,
     task: Task | None,
     headroom_bits: int,
     terms: int,
@@ -435,7 +435,7 @@ def reset_sums(
     return steps
 
 
-def expected_magnitudes(probe: Tensor, brightest: tuple[float, float], fidelity: Fidelity, task: Task | None) -> Tensor:
+def expected_magnitudes(probe: Tensor, brightest: tuple[float, float], fidelity: str, task: Task | None) -> Tensor:
     """Return the expected magnitude of the terms of each kind of sum, (6,) float64; it does not depend on threads.
 
     Exit waves have norms of about A, the root of the largest sum of a view's counts, and the object is about A / |P|.
@@ -452,6 +452,6 @@ def expected_magnitudes(probe: Tensor, brightest: tuple[float, float], fidelity:
     squares = torch.view_as_real(probe.detach().resolve_conj()).to(torch.float64).square()
     # Row by row: torch splits one large sum between threads, and its last bit would depend on their number.
     light, obj = 2 * len(probe) * squares.amax(), wave / squares.flatten(2).sum(2).sum(1).sum().sqrt()
-    slope = 2 * pixel if task == "loss_gradient" and fidelity == "intensity" else 1.0
+    slope = fidelity_of(fidelity).typical_slope(pixel) if task == "loss_gradient" else 1.0
     each = (slope * obj * light, light, slope * obj * wave, obj * obj)
     return torch.stack((*each, *each[2:]))

@@ -21,7 +21,6 @@ from ptymesh.estimate import Estimate
 from ptymesh.physics import fidelity
 from ptymesh.physics.backend import COUNTS, LOSS, MISFIT, ROOTS, SQUARES, Chunk, fidelity_columns
 from ptymesh.physics.background import BackgroundSums
-from ptymesh.physics.detector.pieces import step_weight
 from ptymesh.physics.halves import Halves
 from ptymesh.physics.kinds import SUMS
 from ptymesh.physics.model import Intermediates, power
@@ -157,7 +156,7 @@ class Evaluator:
         if response is None:
             return {}
         signal = response.signal(S)
-        slope, weight = fidelity.slope(model.fidelity, signal, data), step_weight(model.fidelity, signal, data)
+        slope, weight = fidelity.slope(model.fidelity, signal, data), fidelity.norm(model.fidelity, signal, data) / 2
         return {name: torch.stack(pair, dim=1) for name, pair in response.slopes(S, slope, weight).items()}
 
     def at_once(self, name: str, work: Callable[..., Tensor], *few: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ from ptymesh.estimate import Estimate
 from ptymesh.options import Options
 from ptymesh.physics import potential
 from ptymesh.physics.elementwise import phase as phase_of
-from ptymesh.physics.fidelity import Fidelity
+from ptymesh.physics.fidelity import fidelity_of
 from ptymesh.problem import Batch, Problem
 from ptymesh.schedule import Schedule
 
@@ -90,7 +90,7 @@ class Autodiff(Options):
     moves_optics: ClassVar[bool] = True
     moves_potential: ClassVar[bool] = True
 
-    fidelity: Fidelity = "amplitude"
+    fidelity: str = "amplitude"
     loss: str | PixelLoss = "fidelity"
     power: float | None = Field(None, gt=0, le=1)
     averaged: float = Field(0.0, ge=0)
@@ -116,7 +116,8 @@ class Autodiff(Options):
     def _losses_fit(self) -> Autodiff:
         if self.power is not None and self.loss != "nrmse":
             raise ValueError(f"power ({self.power:g}) belongs to loss nrmse; remove it")
-        if self.averaged and (self.loss == "nrmse" or (self.loss == "fidelity" and self.fidelity == "intensity")):
+        squares = self.loss == "fidelity" and fidelity_of(self.fidelity).in_squares
+        if self.averaged and (self.loss == "nrmse" or squares):
             kind = self.fidelity if self.loss == "fidelity" else self.loss
             raise ValueError(f"averaged cannot be added to {kind}, which is not divided by the counts; remove it")
         return self

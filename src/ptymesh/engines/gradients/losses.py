@@ -4,7 +4,7 @@ S, I, y    coherent signal, modelled intensity S + b, counts; (B, h, w), sums ov
 D          divisor of the sum of derivatives, so that one learning rate means the same on every data set
 c          typical second derivative of the summed loss along |Psi|, over 2
 
-    amplitude, poisson    L = sum loss / sum y                  D = sum y                  c = 1, 2
+    amplitude, poisson    L = sum loss / sum y                  D = sum y                  c = 1, 2 (`bend`)
     intensity             L = sum (I - y)^2 / sum y^2           D = sum y^2                c = 4 sum y^2 / sum y
     nrmse                 L = sqrt(Q / n) / mean y^p            D = 2 sqrt(Q n) mean y^p   c = 4 p^2 sum y^2p / sum y
                           Q = sum (I^p - y^p)^2
@@ -31,7 +31,7 @@ from torch import Tensor
 
 from ptymesh.physics import fidelity
 from ptymesh.physics.elementwise import over_window, raised
-from ptymesh.physics.fidelity import DARK, Data, Fidelity
+from ptymesh.physics.fidelity import DARK, Data, fidelity_of
 from ptymesh.registry import Registry
 
 PixelLoss = Callable[[Tensor, Tensor], Tensor]
@@ -77,11 +77,11 @@ class Loss(Protocol):
 
 
 class OfFidelity:
-    """Loss that is one of the three fidelities."""
+    """Loss that is a fidelity."""
 
     terms = 3
 
-    def __init__(self, kind: Fidelity) -> None:
+    def __init__(self, kind: str) -> None:
         self.kind = kind
 
     def slope(self, S: Tensor, data: Data) -> Tensor:
@@ -96,11 +96,10 @@ class OfFidelity:
     def summary(self, sums: Tensor) -> LossSummary:
         """Return L, D, c of the module's table."""
         loss, counts, squares = _above_zero(sums)
-        if self.kind == "intensity":
+        kind = fidelity_of(self.kind)
+        if kind.in_squares:
             return LossSummary(loss / squares, squares, 4 * squares / counts, counts)
-        return LossSummary(
-            loss / counts, counts, torch.full_like(counts, 2.0 if self.kind == "poisson" else 1.0), counts
-        )
+        return LossSummary(loss / counts, counts, torch.full_like(counts, kind.bend), counts)
 
     def summed_up(self, sums: Tensor) -> Tensor:
         """Return `summary` as a tensor (4,)."""

@@ -22,9 +22,9 @@ from ptymesh.distributed.devices import sent
 from ptymesh.distributed.exact import Reduction
 from ptymesh.engines.gradients.losses import Loss, LossSummary, OfFidelity
 from ptymesh.estimate import Estimate
+from ptymesh.physics import fidelity
 from ptymesh.physics.backend import Task
 from ptymesh.physics.background import darkness, raised_signals
-from ptymesh.physics.detector.pieces import step_weight
 from ptymesh.physics.elementwise import means
 from ptymesh.physics.fidelity import DARK, Data
 from ptymesh.physics.model import Intermediates, power
@@ -159,7 +159,7 @@ class Sweep:
         found: dict[str, tuple[Tensor, Tensor]] = {}
         if response is not None:
             if self._at_detector:
-                found = response.slopes(S, slope, step_weight("amplitude", signal, chunk.data))
+                found = response.slopes(S, slope, fidelity.norm("amplitude", signal, chunk.data) / 2)
             slope = response.adjoint(slope)
         detected *= -slope[:, None]
         return problem.model.detect_adjoint(detected, chunk.fractions), found

@@ -17,6 +17,7 @@ from ptymesh.kernels.cpu.compiled import column_panels
 from ptymesh.kernels.cpu.compiled import signals as compiled_signals
 from ptymesh.kernels.cpu.inputs import CpuInputs, kernel_arrays_of, waves_alone
 from ptymesh.kernels.fused import FusedIntermediates, window_of
+from ptymesh.physics import fidelity
 from ptymesh.physics.backend import Chunk, Task
 from ptymesh.physics.background import BackgroundSums
 from ptymesh.physics.model import Intermediates, Model
@@ -103,7 +104,7 @@ class AroundPieces:
         if task == "evaluate":
             return S.new_empty(0), found
         if searches:
-            factors = response.revision(model.fidelity, S, chunk.data) - 1
+            factors = fidelity.revision_through(model.fidelity, response, S, chunk.data) - 1
         elif task == "exit_wave_update":
             factors = response.shared_change(changes)
         else:

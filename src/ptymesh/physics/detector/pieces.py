@@ -4,7 +4,7 @@ B, h, w    views of a chunk, window pixels
 S          sum_m |Psi_m|^2, signal that reaches the detector (B, h, w)
 R(theta)   the pieces in their order, linear in S;  theta  their unknowns
 I, y       R S + b, modelled intensity with background b; counts
-L          loss of the counts (fidelity.py), a function of I
+L          loss of the counts (physics/fidelity), a function of I
 
 A piece defines R, its adjoint, and how R S follows theta, view by view and without ranks. dL/dS is R^T dL/dI, which is
 all that engines of gradients need. Engines that revise waves take Psi' = f Psi with a factor that goes through R:
@@ -14,7 +14,7 @@ all that engines of gradients need. Engines that revise waves take Psi' = f Psi 
     intensity   f = 1 - alpha R^T 2 (I - y), alpha the Newton step of L along it
 
 The first never raises the loss, as -sum sqrt(y R S) is convex in the shares that each pixel has from others (the
-majorisation of expectation maximisation); without pieces all three are those of fidelity.py. Unknowns move along
+majorisation of expectation maximisation); without pieces all three are those without R. Unknowns move along
 
     slope = -1/2 sum dL/dI dI/dtheta,   norm = 1/2 sum d^2L/dI^2 (at y = I) (dI/dtheta)^2
 
@@ -28,9 +28,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ptymesh.physics import fidelity
 from ptymesh.physics.elementwise import over_window
-from ptymesh.physics.fidelity import BRIGHTEST_RATIO, DARK, NEWTON_STEPS, Data, Fidelity, Saturation
+from ptymesh.physics.fidelity import DARK, Saturation
 from ptymesh.physics.operators import Piece, Placed, Tables, Values, takes_views, views_for
 
 
@@ -118,31 +117,6 @@ class Response:
             S = one.apply(S)
         return found
 
-    def revision(self, kind: Fidelity, S: Tensor, data: Data) -> Tensor:
-        """Return the real factor (B, h, w) of the revised wave Psi' = factor . Psi after one step of this fidelity.
-
-        Args:
-            kind: the fidelity.
-            S: (B, h, w) real, signal before the pieces.
-            data: counts and background.
-        """
-        signal = self.signal(S)
-        if kind == "amplitude":
-            return 1 + self.shared_change(fidelity.revision(kind, signal, data) - 1)
-        data = data.illuminated(signal)
-        I = data.intensity(signal)
-        if kind == "poisson":
-            ratio = (data.y / I.clamp(min=DARK)).clamp(max=BRIGHTEST_RATIO)
-            eta = self.adjoint(torch.where(data.good, 1 - ratio, 0.0))
-            return 1 - self._poisson_step(S, I, eta, data) * eta
-        difference = torch.where(data.good, I - data.y, 0.0)
-        eta = self.adjoint(2 * difference)
-        change, bend = self.apply(S * eta), self.apply(S * eta**2)
-        first = _of_view(2 * S * eta**2)
-        second = _of_view(torch.where(data.good, 8 * change**2 + 4 * difference * bend, 0.0))
-        alpha = torch.where(second > 0, first / second.clamp(min=DARK), first.new_zeros(()))
-        return 1 - alpha * eta
-
     def shared_change(self, change: Tensor) -> Tensor:
         """Return R^T change / R^T 1 (B, h, w): changes of a factor at the counts, shared among the light of each.
 
@@ -153,19 +127,6 @@ class Response:
         whole = self.adjoint(torch.ones_like(change[:1] if alike else change))
         # light that no pixel counts says nothing, and stays
         return self.adjoint(change) * torch.where(whole > DARK, 1 / whole.clamp(min=DARK), whole.new_zeros(()))
-
-    def _poisson_step(self, S: Tensor, I: Tensor, eta: Tensor, data: Data) -> Tensor:
-        """Return the alpha (B, 1, 1) of the least loss of R[S (1 - alpha eta)^2] + b, by Newton's method."""
-        change, bend = self.apply(S * eta), self.apply(S * eta**2)
-        alpha = torch.full((len(S), 1, 1), 0.5, dtype=S.dtype, device=S.device)
-        for _ in range(NEWTON_STEPS):
-            moved = (I - 2 * alpha * change + alpha**2 * bend).clamp(min=DARK)
-            dI, d2I = 2 * (alpha * bend - change), 2 * bend
-            misfit = 1 - data.y / moved
-            first = _of_view(torch.where(data.good, misfit * dI, 0.0))
-            second = _of_view(torch.where(data.good, data.y * (dI / moved) ** 2 + misfit * d2I, 0.0))
-            alpha = (alpha - first / second.clamp(min=DARK)).clamp(0, 1)
-        return alpha
 
     def slopes(self, S: Tensor, slope: Tensor, weight: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
         """Return -1/2 sum slope dI/dtheta and sum weight (dI/dtheta)^2 of each view, (B, ...) float64, by unknown.
@@ -183,25 +144,6 @@ class Response:
         return found
 
 
-def step_weight(kind: Fidelity, signal: Tensor, data: Data) -> Tensor:
-    """Return half of d^2L/dI^2 where counts are as modelled, (B, h, w): 1 / 4I, 1 / 2I or 1; 0 without data.
-
-    Args:
-        kind: the fidelity.
-        signal: (B, h, w) real, behind the pieces.
-        data: counts and background.
-    """
-    good = data.illuminated(signal).good
-    I = data.intensity(signal).clamp(min=DARK)
-    weights = torch.ones_like(I) if kind == "intensity" else (0.25 if kind == "amplitude" else 0.5) / I
-    return torch.where(good, weights, weights.new_zeros(()))
-
-
 def _differs_by_view(piece: DetectorPiece) -> bool:
     """Return True if what a piece does may differ from view to view."""
     return takes_views(type(piece), "adjoint") or any(one.scope == "view" for one in piece.unknowns)
-
-
-def _of_view(terms: Tensor) -> Tensor:
-    """Return the sum over each window, (B, 1, 1) in the terms' precision."""
-    return over_window(terms).to(terms.dtype)[:, None, None]
