@@ -27,6 +27,7 @@ SHARED, SHIFTED, VARIED = frozenset({"shared probe"}), frozenset({"shifted probe
 #: Windows whose Fourier transform the kernels know, and others.
 KNOWN, UNKNOWN = frozenset({"known transform"}), frozenset({"unknown transform"})
 FIDELITIES = frozenset(f"{name} fidelity" for name in ("amplitude", "poisson", "intensity"))
+NONE = frozenset[str]()
 #: Operators at the probe, behind the last slice, and there such as do not keep products of waves.
 AT_PROBE, AT_EXIT = frozenset({"operators at the probe"}), frozenset({"operators at the exit"})
 CHANGING = frozenset({"operators that change products"})
@@ -125,8 +126,10 @@ class Request(NamedTuple):
             known: True if the kernels know the windows' Fourier transform.
         """
         several, near, views = model.slice_kernel is not None, model.kernel is not None, (varied, whole, known)
-        pieces = (PIECES if model.detector else frozenset()) | (SATURATED if model.saturation else frozenset())
-        return cls(several, near, model.subpixel, *views, words_for(model), pieces, model.fidelity, type(model))
+        # asked several times for each chunk, mostly of a model without either
+        operators = words_for(model) if model.operators else NONE
+        pieces = NONE if not model.detector else PIECES | SATURATED if model.saturation else PIECES
+        return cls(several, near, model.subpixel, *views, operators, pieces, model.fidelity, type(model))
 
     def words(self, operation: Operation) -> frozenset[str]:
         """Return the words for an operation."""
