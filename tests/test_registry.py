@@ -1,6 +1,7 @@
 """What other packages offer: engines, models, constraints, functions and readers, by entry points."""
 
 import sys
+from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -19,7 +20,10 @@ from ptymesh.errors import BadInput
 from ptymesh.estimate import Estimate
 from ptymesh.io.formats.cxi import write_measurement
 from ptymesh.io.load import READERS, cxi
+from ptymesh.io.options import DataOptions
 from ptymesh.io.results import Result
+from ptymesh.io.scan import RawScan
+from ptymesh.io.source import SlabSource
 from ptymesh.measurement import Measurement
 from ptymesh.physics.fidelity.amplitude import Amplitude
 from ptymesh.problem import Problem
@@ -31,6 +35,39 @@ from ptymesh.run.loop import Loop
 from ptymesh.run.state import RunState
 from ptymesh.simulate import simulate
 from toy import make
+
+
+def first_frame(path: Path, data: DataOptions) -> RawScan:
+    """The scan beside a note, or in a folder that has one, without all but its first five views."""
+    whole = cxi.read(path / "scan.cxi" if path.is_dir() else path, data)
+    assert whole.positions is not None
+    return replace(whole, positions=whole.positions[:5], patterns=Few(whole.patterns, 5))
+
+
+@dataclass
+class Few:
+    """The first views of patterns."""
+
+    whole: SlabSource
+    views: int
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return (self.views, *self.whole.shape[1:])
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.whole.dtype
+
+    def read(self, views: np.ndarray, rows: slice, columns: slice) -> np.ndarray:
+        return self.whole.read(views, rows, columns)
+
+
+frames = SimpleNamespace(
+    NAME="CXI beside a note",
+    recognises=lambda path, data: ((path if path.is_dir() else path.parent) / "note.txt").exists(),
+    read=first_frame,
+)
 
 
 class Mine(RPIE):
@@ -97,6 +134,7 @@ POINTS = [
     ("quieter", "theirs:Quieter", "ptymesh.constraints"),
     ("theirs", "theirs:theirs", "ptymesh.regularisers"),
     ("upside_down", "theirs:upside_down", "ptymesh.readers"),
+    ("frames", "theirs:frames", "ptymesh.first_readers"),
     ("flat", "theirs:Flat", "ptymesh.probe_starts"),
     ("views", "theirs:views", "ptymesh.writers"),
     ("half", "theirs:Half", "ptymesh.fidelities"),
@@ -110,6 +148,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     for thing in (Mine, Quieter, theirs, Flat, views, Half):
         setattr(package, thing.__name__, thing)
     package.upside_down = upside_down  # type: ignore[attr-defined]
+    package.frames = frames  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "theirs", package)
     points = EntryPoints(EntryPoint(*point) for point in POINTS)
     monkeypatch.setattr(registry, "entry_points", lambda **wanted: points.select(**wanted))
@@ -172,6 +211,18 @@ def test_an_installed_reader_reads(tmp_path: Path) -> None:
     (tmp_path / "scan.cxi").rename(tmp_path / "scan.ixc")
     assert READERS.names() == [*READERS, "upside_down"]
     assert pm.load(tmp_path / "scan.ixc").views == 9
+
+
+@pytest.mark.usefixtures("installed")
+def test_an_installed_reader_may_be_asked_first_and_of_folders(tmp_path: Path) -> None:
+    write_measurement(simulate(views=9, window=32).measurement, tmp_path / "scan.cxi")
+    assert pm.load(tmp_path / "scan.cxi").views == 9
+    with pytest.raises(BadInput, match=r"is a folder; data\.path must name a file"):
+        pm.load(tmp_path)
+    (tmp_path / "note.txt").write_text("ours")
+    assert pm.load(tmp_path / "scan.cxi").views == 5
+    scan = pm.load(tmp_path)
+    assert scan.views == 5 and len(scan.patterns.read(np.arange(5))) == 5
 
 
 @pytest.mark.usefixtures("installed")

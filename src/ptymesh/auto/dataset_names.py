@@ -7,7 +7,7 @@ from pathlib import Path
 import h5py
 
 from ptymesh.io.hdf5.reading import is_hdf5, open_hdf5
-from ptymesh.io.load import READERS
+from ptymesh.io.load import all_readers
 from ptymesh.io.options import DataOptions
 from ptymesh.io.staging import is_npz, npz_members, unpacked
 
@@ -25,7 +25,7 @@ def guessed_keys(path: Path) -> tuple[dict[str, object], str] | None:
     if not path.is_file() or not path.stat().st_size:
         return None
     file = unpacked(path)
-    if any(READERS[name].recognises(file, options) for name in READERS.names()):
+    if any(reader.recognises(file, options) for reader in all_readers()):
         return None
     shapes = _shapes(file)
     stacks = {name: shape for name, shape in shapes.items() if len(shape) in (3, 4) and min(shape[-2:]) >= SMALLEST}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Protocol
 
@@ -75,6 +77,10 @@ def _is_reader(thing: object) -> bool:
 READERS: Registry[Reader] = Registry(
     "reader", "ptymesh.readers", _is_reader, "give it NAME, recognises(path, data) and read(path, data)"
 )
+#: Readers of installed packages that are asked before these, and of folders, too.
+FIRST_READERS: Registry[Reader] = Registry(
+    "reader", "ptymesh.first_readers", _is_reader, "give it NAME, recognises(path, data) and read(path, data)"
+)
 _OWN: tuple[tuple[str, Reader], ...] = (
     ("cxi", cxi),
     ("tike", tike),
@@ -104,6 +110,17 @@ _OWN: tuple[tuple[str, Reader], ...] = (
 for _name, _reader in _OWN:
     READERS.register(_name)(_reader)
 IN_KEYS = "in data.keys, such as {patterns: NAME, positions: NAME}"
+
+
+def all_readers() -> Iterator[Reader]:
+    """Yield all readers in the order in which they are asked; those of packages are imported when it is their turn.
+
+    Raises:
+        BadInput: that of a package cannot be used.
+    """
+    for registry in (FIRST_READERS, READERS):
+        for name in registry.names():
+            yield registry[name]
 
 
 def load_measurement(data: DataOptions, positions: PositionOptions | None = None) -> Measurement:
@@ -142,7 +159,7 @@ def _open_file(data: DataOptions, last: Reader | None = None) -> tuple[RawScan, 
         data: of the recipe, whose `path` is the file.
         last: reader of the file before it, which is asked first.
     """
-    _check_file(data.path)
+    _check_file(data)
     path = data.path if data.path.is_dir() else unpacked(data.path)
     if data.keys is not None and data.keys.patterns is not None:
         return key_map.read(path, data.keys, data), None
@@ -157,7 +174,7 @@ def _open_file(data: DataOptions, last: Reader | None = None) -> tuple[RawScan, 
 
 def _reader_of(path: Path, data: DataOptions, last: Reader | None) -> Reader:
     """Return the reader that knows a file's format; the last one is asked first. Raises BadInput for none."""
-    for reader in (*([] if last is None else [last]), *(READERS[name] for name in READERS.names())):
+    for reader in chain([] if last is None else [last], all_readers()):
         if reader.recognises(path, data):
             if data.frames is not None and data.frames.axes and not getattr(reader, "ASKS_AXES", False):
                 raise BadInput(
@@ -168,11 +185,12 @@ def _reader_of(path: Path, data: DataOptions, last: Reader | None) -> Reader:
     raise BadInput(_unknown(path, data.path))
 
 
-def _check_file(path: Path) -> None:
-    """Raise BadInput if there is no regular file that can be read, nor a folder that is a zarr store."""
+def _check_file(data: DataOptions) -> None:
+    """Raise BadInput if there is no regular file that can be read, nor a folder that a reader knows."""
+    path = data.path
     if not path.exists():
         raise BadInput(f"There is no file {path}; check its path (data.path in a recipe).")
-    if path.is_dir() and is_zarr_folder(path):
+    if path.is_dir() and (is_zarr_folder(path) or _is_known_folder(path, data)):
         return
     if not path.is_file():
         raise BadInput(f"{path} is {'a folder' if path.is_dir() else 'not a file'}; data.path must name a file.")
@@ -182,6 +200,11 @@ def _check_file(path: Path) -> None:
         path.open("rb").close()
     except OSError as error:
         raise BadInput(f"{path} cannot be opened ({error.strerror}); check its permissions.") from error
+
+
+def _is_known_folder(path: Path, data: DataOptions) -> bool:
+    """Return True if a package's reader that is asked first knows a folder."""
+    return any(FIRST_READERS[name].recognises(path, data) for name in FIRST_READERS.names())
 
 
 def _unknown(path: Path, shown: Path) -> str:
