@@ -11,7 +11,7 @@ Far-field patterns have DC at the corner (index 0, 0), near-field images are as 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, cast
 
 import numpy as np
 
@@ -65,7 +65,77 @@ class ArraySource:
 
     def read(self, views: np.ndarray) -> np.ndarray:
         """Return the patterns (n, h, w) of the views with these indices (n,)."""
-        return self.patterns[views]
+        return np.ascontiguousarray(self.patterns[views])
+
+
+class Sliceable(Protocol):
+    """An array that is read when it is sliced, such as those of h5py, zarr and dask."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Lengths of its axes."""
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Type of its numbers."""
+
+    def __getitem__(self, index: slice) -> object:
+        """Return consecutive patterns, which `numpy.asarray` makes an array."""
+
+
+class SlicedSource:
+    """Patterns of arrays that are read when they are sliced, one array after the other.
+
+    Args:
+        arrays: (N_i, h, w) each, all of the same window and dtype.
+
+    Raises:
+        BadInput: one has no patterns of real numbers, or others than the first.
+    """
+
+    def __init__(self, *arrays: Sliceable) -> None:
+        self._arrays = arrays
+        for number, array in enumerate(arrays):
+            try:
+                shape, dtype = tuple(array.shape), np.dtype(array.dtype)
+            except TypeError as error:
+                raise BadInput(
+                    f"The patterns are of type {type(array).__name__} with a dtype that numpy does not know "
+                    f"({array.dtype}); give an array of numpy's."
+                ) from error
+            if len(shape) != 3 or dtype.kind not in "buif":
+                raise BadInput(f"Array {number} of the patterns is {dtype} {shape}; give real numbers, (N, h, w).")
+            if (shape[1:], dtype) != (tuple(arrays[0].shape[1:]), np.dtype(arrays[0].dtype)):
+                raise BadInput(
+                    f"Array {number} of the patterns is {dtype} {shape}, and the first one is "
+                    f"{arrays[0].dtype} {tuple(arrays[0].shape)}; give arrays of one window and dtype."
+                )
+        self._starts = np.cumsum([0, *(array.shape[0] for array in arrays)])
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Number of views and window, (N, h, w)."""
+        _, h, w = self._arrays[0].shape
+        return int(self._starts[-1]), h, w
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Dtype of the arrays."""
+        return np.dtype(self._arrays[0].dtype)
+
+    def read(self, views: np.ndarray) -> np.ndarray:
+        """Return the patterns (n, h, w) of the views with these indices (n,); neighbours are read by one slice."""
+        views = np.asarray(views)
+        out = np.empty((len(views), *self.shape[1:]), self.dtype)
+        order = np.argsort(views, kind="stable")
+        part = np.searchsorted(self._starts, views[order], side="right") - 1
+        apart = (np.diff(views[order]) > 1) | (np.diff(part) > 0)
+        for members in np.split(np.arange(len(order)), np.flatnonzero(apart) + 1) if len(order) else ():
+            array, start = self._arrays[part[members[0]]], int(self._starts[part[members[0]]])
+            local = views[order[members]] - start
+            block = np.asarray(array[slice(int(local[0]), int(local[-1]) + 1)])
+            out[order[members]] = block[local - local[0]]
+        return out
 
 
 @dataclass(frozen=True)
@@ -91,7 +161,7 @@ class Measurement(Displayed):
     """Scan that is ready to be reconstructed.
 
     Attributes:
-        patterns: source of (N, h, w) counts.
+        patterns: source of (N, h, w) counts; or an array of them, in memory or one that is read when it is sliced.
         positions: (N, 2) float64, y x, nominal positions in object pixels, arbitrary origin.
         geometry: of this window.
         mask: (h, w) bool, True where the detector is good.
@@ -182,13 +252,19 @@ class Measurement(Displayed):
             )
 
     def _arrays(self) -> None:
-        """Convert lists to arrays, and an array of patterns to a source. Raises BadInput for other types."""
+        """Convert lists to arrays, and an array of patterns, in memory or elsewhere, to a source.
+
+        Raises:
+            BadInput: something is of another type.
+        """
         if isinstance(self.patterns, np.ndarray):
             if self.patterns.ndim != 3 or self.patterns.dtype.kind not in "buif":
                 raise BadInput(
                     f"The patterns are {self.patterns.dtype} {self.patterns.shape}; give real numbers, (N, h, w)."
                 )
             object.__setattr__(self, "patterns", ArraySource(self.patterns))
+        elif all(hasattr(self.patterns, name) for name in ("shape", "dtype", "__getitem__")):
+            object.__setattr__(self, "patterns", SlicedSource(cast("Sliceable", self.patterns)))
         if not hasattr(self.patterns, "read") or not hasattr(self.patterns, "shape"):
             raise BadInput(f"The patterns are of type {type(self.patterns).__name__}; give an array (N, h, w).")
         if not isinstance(self.geometry, Geometry):
