@@ -195,6 +195,11 @@ def take_pixels(slab: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.n
     """Return slab[..., rows, :][..., columns]; the slab itself where these are all of it, in order.
 
     An exchange of halves, which most patterns need, is one pass of four blocks in place of two passes by index.
+
+    Args:
+        slab: (..., H, W) pixels.
+        rows: (h,) int64, indices of rows.
+        columns: (w,) int64, indices of columns.
     """
     (height, width), sides = slab.shape[-2:], [_runs(rows), _runs(columns)]
     if np.array_equal(rows, np.arange(height)) and np.array_equal(columns, np.arange(width)):
