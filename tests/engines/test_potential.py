@@ -31,13 +31,15 @@ from toy import Toy, make, smooth
 ABSORPTION = 0.1
 
 
-def toy_of(slices: int = 1, turns: float = 6.0, absorption: float = 0.0, **options: Any) -> tuple[Toy, torch.Tensor]:
-    """A scan of a smooth potential between 0 and `turns` rad in all, and that potential."""
+def toy_of(
+    slices: int = 1, turns: float = 6.0, absorption: float = 0.0, vacuum: float = 0.0, **options: Any
+) -> tuple[Toy, torch.Tensor]:
+    """A scan of a smooth potential between 0 and `turns` rad in all, 0 below a share of this range, and it."""
     toy = make(slices=slices, views=60, window=(32, 32), **options)
     shape, e = tuple(toy.truth.object.shape), toy.truth
     values = torch.as_tensor(smooth(shape, 5.0, np.random.default_rng(8)))
     low, high = values.amin((1, 2), keepdim=True), values.amax((1, 2), keepdim=True)
-    potential = (turns / slices) * (values - low) / (high - low)
+    potential = (turns / slices) * ((values - low) / (high - low) - vacuum).clamp(min=0)
     e.object = transmission(potential, absorption)
     y, x = np.mgrid[:32, :32] - 16.0
     probe = np.exp(-(y**2 + x**2) / 72) * np.exp(0.04j * (y**2 + x**2))
@@ -110,6 +112,38 @@ def test_slopes_by_the_potential_are_finite_differences(slices: int, absorption:
     direction += slope * (direction.norm() / slope.norm())
     wanted = (loss(step) - loss(-step)) / (2 * step)
     assert float((slope * direction).sum()) == pytest.approx(wanted, rel=1e-5)
+
+
+@pytest.mark.parametrize("slices", [1, 3])
+def test_the_slope_by_the_absorption_is_a_finite_difference(slices: int) -> None:
+    toy, truth = toy_of(slices, absorption=ABSORPTION)
+    problem, start = toy.problem(), begun(toy, 0.04)
+    assert start.potential is not None
+    start.potential.copy_(0.9 * truth)
+    start.object.copy_(transmission(start.potential, 0.04))
+    problem.begin_epoch(start)
+    batch, engine = Batch(np.arange(20)), Adam()
+
+    def loss(absorption: float) -> float:
+        moved = transmission(0.9 * truth, absorption)
+        return float(engine.gradient(problem, replace(start, object=moved), batch, {"probe"}).value)
+
+    part = engine.gradient(problem, start, batch, {"absorption"}).parts["absorption"]
+    wanted = (loss(0.04 + 1e-5) - loss(0.04 - 1e-5)) / 2e-5
+    assert float(part.slope) == pytest.approx(wanted, rel=1e-5)
+    assert wanted < 0 < float(part.scale), "towards the truth"
+
+
+def test_an_absorption_that_nobody_knows_is_found() -> None:
+    """Where a part of the sample is vacuum, which tells how much light there was."""
+    toy, _ = toy_of(absorption=ABSORPTION, turns=6.0, vacuum=0.5)
+    options: dict[str, Any] = {"epochs": 40, "batch": 6, "probe": {"frozen": 1000}}
+    found, residual = run(toy, Adam(**options, unknowns={"absorption": True}), 0.0)
+    _, without = run(toy, Adam(**options), 0.0)
+    assert found.absorption == pytest.approx(ABSORPTION, rel=0.1)
+    assert residual < 0.02 * without
+    assert found.potential is not None
+    torch.testing.assert_close(found.object, transmission(found.potential, found.absorption))
 
 
 def test_along_is_the_adjoint_of_the_change() -> None:
@@ -201,6 +235,7 @@ def outcome(world: World, layout: str, engine: str, how: dict[str, Any]) -> dict
         "probe": estimate.probe.numpy(),
         "result": result.potential,
         "residual": np.array(recon.problem.residual(estimate)),
+        "absorption": np.array(estimate.absorption),
     }
 
 
@@ -230,6 +265,7 @@ CONSTRAINED: dict[str, Any] = {
         ("lsqml", {"order": "compact"}),
         ("rpie", {"coarsen": 2}),
         ("adam", {}),
+        ("adam", {"unknowns": {"absorption": True}}),
         ("rpie", CONSTRAINED),
     ],
 )
@@ -241,7 +277,10 @@ def test_ranks_and_layouts_end_with_the_same_bits(ranks: Any, engine: str, stage
             same_bits(one, other)
 
 
-@pytest.mark.parametrize(("engine", "stage"), [("rpie", {}), ("adam", {}), ("adam", {"coarsen": 2})])
+@pytest.mark.parametrize(
+    ("engine", "stage"),
+    [("rpie", {}), ("adam", {}), ("adam", {"coarsen": 2}), ("adam", {"unknowns": {"absorption": True}})],
+)
 def test_a_run_that_was_stopped_goes_on_with_the_same_bits(
     ranks: Any, tmp_path: Path, engine: str, stage: dict[str, Any]
 ) -> None:
@@ -342,3 +381,10 @@ def test_stages_of_a_potential_are_found_or_default() -> None:
     values: dict[str, Any] = {"data": {"path": "scan.h5"}, "object": {"kind": "potential"}}
     assert len(Recipe.parse({**values, "stages": "default"}).stages) == 2
     assert Recipe.parse({**values, "stages": "auto"}).auto is not None
+
+
+def test_an_absorption_of_a_transmission_is_refused() -> None:
+    recon = pm.Reconstruction(simulated(), device="cpu")
+    with pytest.raises(BadInput, match=r"unknowns\.absorption is of an object that is a potential") as refused:
+        list(recon.run(Adam(epochs=1, unknowns={"absorption": True})))
+    assert "\n" not in str(refused.value)

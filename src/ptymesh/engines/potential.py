@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from ptymesh.engines.base import Engine
 from ptymesh.engines.gradients.autodiff import Autodiff
+from ptymesh.engines.gradients.elementwise import Elementwise
 from ptymesh.errors import BadInput
 from ptymesh.estimate import Estimate
 from ptymesh.physics.potential import followed, transmission
@@ -23,12 +24,17 @@ def check(engine: Engine, problem: Problem, estimate: Estimate) -> None:
     Args:
         engine: of the stage.
         problem: the problem that is solved.
-        estimate: the unknowns; nothing is checked where its object is no potential.
+        estimate: the unknowns.
 
     Raises:
-        BadInput: the engine, one of its options or of its constraints is for transmissions alone.
+        BadInput: the engine, one of its options or of its constraints is for transmissions alone, or the absorption
+            of an object moves that has none.
     """
     if estimate.potential is None:
+        if isinstance(engine, Elementwise) and engine.unknowns.absorption:
+            raise BadInput(
+                "unknowns.absorption is of an object that is a potential; add object: {kind: potential}, or remove it."
+            )
         return
     remedy = "or use object: {kind: transmission}"
     if not engine.moves_potential:

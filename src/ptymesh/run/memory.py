@@ -89,7 +89,7 @@ class Snapshot:
 
     def __init__(self, engine: Engine, problem: Problem, estimate: Estimate) -> None:
         self.engine, self.problem, self.estimate = engine, problem, estimate
-        self.slices = estimate.slice_spacing_m, estimate.tilt_rad
+        self.slices, self.absorption = (estimate.slice_spacing_m, estimate.tilt_rad), estimate.absorption
         self.tensors = {name: _copy_to_host(estimate[name]) for name in estimate}
         self.memories = [{name: _copy_to_host(tensor) for name, tensor in m.items()} for m in self._memories()]
         self.view_metrics = _copy_to_host(problem.evaluator.view_metrics.values)
@@ -102,6 +102,7 @@ class Snapshot:
         for name, tensor in self.tensors.items():
             self.estimate[name].copy_(tensor)
         self.estimate.slice_spacing_m, self.estimate.tilt_rad = self.slices
+        self.estimate.absorption = self.absorption
         for memory, kept in zip(self._memories(), self.memories, strict=True):
             devices = {name: tensor.device for name, tensor in memory.items()}
             memory.clear()

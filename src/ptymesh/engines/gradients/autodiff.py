@@ -33,6 +33,9 @@ from ptymesh.physics.fidelity import fidelity_of
 from ptymesh.problem import Batch, Problem
 from ptymesh.schedule import Schedule
 
+#: Absorption of a common size, in which optimisers step; and the largest, as of an object's option.
+ABSORPTION_UNIT, LARGEST_ABSORPTION = 0.1, 10.0
+
 
 class Regulariser(Schedule, Options):
     """A regulariser of the object, with its weight against the loss.
@@ -144,7 +147,7 @@ class Autodiff(Options):
             estimate: the unknowns.
             batch: the views.
             wanted: names of the unknowns: object, amplitude, probe, opr, background, positions, weights, slice_spacing,
-                tilt, and those of the model's operators.
+                tilt, absorption of a potential, and those of the model's operators.
             note: True to record the loss for the running loss of the epoch.
         """
         loss = self._loss(problem)
@@ -154,7 +157,7 @@ class Autodiff(Options):
         sweep.run(note)
         sums, summary, parts = sweep.total()
         value = summary.value
-        if wanted & {"object", "amplitude"}:
+        if wanted & {"object", "amplitude", "absorption"}:
             slope = torch.zeros_like(estimate.object)
             problem.fields.add(slope, sums.object * (-2 / summary.divisor))
             active = [(r.density, r.weight) for r in self.regularisers if r.active(batch.epoch)]
@@ -164,9 +167,30 @@ class Autodiff(Options):
             scale = summary.divisor / (2 * summary.curvature * above_zero(sums.object_weight.max().max()))
             if estimate.potential is not None:
                 scale = scale / potential.curvature(estimate.absorption)
+            if "absorption" in wanted:
+                parts["absorption"] = self._of_absorption(problem, estimate, slope, scale)
             slopes = self._chain(estimate, slope)
             parts |= {name: Part(slope, scale) for name, slope in slopes.items() if name in wanted}
         return Gradient(value, parts)
+
+    def _of_absorption(self, problem: Problem, estimate: Estimate, slope: Tensor, scale: Tensor) -> Part:
+        """Return dL/da = -sum V Re(conj(O) g), g the slope by O, over all pixels. Collective.
+
+        Args:
+            problem: the problem that is solved.
+            estimate: its object is a potential.
+            slope: g, (L, H, W) complex, of this rank's part.
+            scale: 0-d, of the slope by V.
+        """
+        assert estimate.potential is not None, "checked"
+        owned, obj = problem.layout.owned(estimate), estimate.object
+        along = -estimate.potential * (obj.real * slope.real + obj.imag * slope.imag)
+        size = (estimate.potential * obj.abs()).square()
+        terms = [torch.where(owned, term, 0.0) for term in (along, size)]
+        total, norm = problem.layout.totals(estimate, *terms)
+        # as if all light were where it is brightest: the step is no longer than Gauss and Newton's; V = 0 has none
+        flat = scale * potential.curvature(estimate.absorption)
+        return Part(total, torch.where(norm > 0, flat / above_zero(norm), 0.0), ABSORPTION_UNIT)
 
     def _penalty(
         self, problem: Problem, estimate: Estimate, terms: list[tuple[Density, float]]
@@ -209,6 +233,8 @@ class Autodiff(Options):
                 found[name] = estimate.object.abs() - 1
             elif name in ("positions", "slice_spacing", "tilt"):
                 found[name] = torch.zeros_like(part.slope)  # how far they move
+            elif name == "absorption":
+                found[name] = torch.full_like(part.slope, estimate.absorption) / part.unit
             else:
                 found[name] = real(estimate[name]) / part.unit
         return found
@@ -224,8 +250,12 @@ class Autodiff(Options):
         """
         obj = estimate.object
         if estimate.potential is not None:
+            if "absorption" in leaves:
+                wanted = float(leaves["absorption"] * parts["absorption"].unit)
+                estimate.absorption = min(max(wanted, 0.0), LARGEST_ABSORPTION)
             if "object" in leaves:
                 estimate.potential.copy_(leaves["object"])
+            if leaves.keys() & {"object", "absorption"}:
                 obj.copy_(potential.transmission(estimate.potential, estimate.absorption))
         elif leaves.keys() & {"object", "amplitude"}:
             if self.parametrisation == "complex":

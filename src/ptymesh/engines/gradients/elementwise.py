@@ -66,6 +66,7 @@ class Unknowns(Options):
     background: Annotated[UnknownSchedule | None, OnOff] = None
     slice_spacing: Annotated[UnknownSchedule | None, OnOff] = None
     tilt: Annotated[UnknownSchedule | None, OnOff] = None
+    absorption: Annotated[UnknownSchedule | None, OnOff] = None
 
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, Annotated[UnknownSchedule | None, OnOff]]
