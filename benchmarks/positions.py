@@ -1,0 +1,138 @@
+"""Positions that are wrong on purpose, refined: how near they come to those of the same scan with its own positions.
+
+    python benchmarks/positions.py siemens-star-small.npz.bz2 [--cases star near] [--epochs 60 40] --out F
+
+Positions of the star, and of a simulated near field, are shaken by 3 object pixels (rms of both axes together) and
+stretched by 1 % about their middle, and reconstructed by the same stages as the scan with its own positions, which is
+also run with another seed. Distances between refined positions are rms lengths after the mean move is removed, which
+nothing determines. Held-out residuals are of a tenth of the views, each judged by the half of its pixels to which its
+own position was not fitted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from record import about, write
+
+import ptymesh as pm
+from ptymesh.compare import moves_apart
+from ptymesh.measurement import Measurement
+from ptymesh.recipe.python_arguments import stages_of
+from ptymesh.simulate import simulate
+
+SHAKEN_PX, STRETCH = 3.0, 0.01
+HOLD_OUT = 0.1
+#: What is asked for: pixels, or a multiple of the distance of two seeds; relative excess of the held-out residual.
+ALLOWED_PX, ALLOWED_SEEDS, ALLOWED_HELD_OUT = 0.1, 1.5, 0.03
+
+
+def stages(epochs: tuple[int, int]) -> list[dict[str, Any]]:
+    """Return the stages: the geometry of the scan and single positions together, then positions with momentum."""
+    found, finished = epochs
+    geometry = {"scan_geometry": {"start": 3, "terms": ["scale", "rotation"]}}
+    return [
+        {
+            "engine": "rpie",
+            "epochs": found,
+            "batch": 32,
+            "models": geometry,
+            "positions": {"start": 3, "limit_px": 1.0, "momentum": 0.5},
+        },
+        {"engine": "lsqml", "epochs": finished, "batch": 64, "positions": {"momentum": 0.5}},
+    ]
+
+
+def shaken(scan: Measurement, seed: int = 0) -> Measurement:
+    """Return the scan with positions that are shaken and stretched."""
+    rng = np.random.default_rng(seed)
+    middle = scan.positions.mean(axis=0)
+    noise = rng.normal(0, SHAKEN_PX / np.sqrt(2), scan.positions.shape)
+    return moved(scan, middle + (1 + STRETCH) * (scan.positions - middle) + noise, "shaken")
+
+
+def moved(scan: Measurement, positions: np.ndarray, name: str) -> Measurement:
+    """Return the scan with other positions, under a name of its own."""
+    return replace(scan, positions=positions, name=name, fingerprint=name)
+
+
+@dataclass(frozen=True)
+class Refined:
+    """What comes of a scan.
+
+    Attributes:
+        positions: (N, 2) refined, pixels.
+        views: of which patterns were used; the others' positions follow the geometry alone.
+        residual: of the last epoch.
+        held_out: residual of the held-out views then.
+    """
+
+    positions: np.ndarray
+    views: np.ndarray
+    residual: float
+    held_out: float
+
+
+def refine(scan: Measurement, epochs: tuple[int, int], seed: int) -> Refined:
+    """Reconstruct a scan with refined positions."""
+    recon = pm.Reconstruction(scan, seed=seed)
+    recon.stages.extend(stages_of(stages(epochs)))
+    loop = recon.loop(hold_out=HOLD_OUT)
+    *_, last = loop.epochs()
+    assert last.held_out is not None
+    return Refined(recon.result().positions_px, loop.training, last.residual, last.held_out)
+
+
+def apart(a: np.ndarray, b: np.ndarray, views: np.ndarray) -> float:
+    """Return the rms distance of positions (N, 2) of these views, in pixels, without the mean move."""
+    difference = (a - b)[views]
+    return float(np.sqrt(((difference - difference.mean(axis=0)) ** 2).sum(axis=1).mean()))
+
+
+def compared(scan: Measurement, wrong: Measurement, epochs: tuple[int, int]) -> dict[str, Any]:
+    """Return how near the wrong positions come to the refined ones of the scan, and whether that is enough."""
+    own, other, found = refine(scan, epochs, 0), refine(scan, epochs, 1), refine(wrong, epochs, 0)
+    seeds = apart(own.positions, other.positions, np.intersect1d(own.views, other.views))
+    left = apart(own.positions, found.positions, own.views)
+    excess = found.held_out / own.held_out - 1
+    return {
+        "wrong_px": apart(own.positions, wrong.positions, own.views),
+        "left_px": left,
+        "seeds_px": seeds,
+        "residual": found.residual,
+        "residual_of_own_positions": own.residual,
+        "held_out": found.held_out,
+        "held_out_of_own_positions": own.held_out,
+        "held_out_excess": excess,
+        "positions_reached": left <= max(ALLOWED_PX, ALLOWED_SEEDS * seeds),
+        "held_out_reached": excess <= ALLOWED_HELD_OUT,
+        "named": moves_apart(wrong.positions[found.views], found.positions[found.views]).sentence(),
+    }
+
+
+def main() -> None:
+    """Run the cases that are asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("star", type=Path)
+    parser.add_argument("--cases", nargs="+", default=["star", "near"], choices=["star", "near"])
+    parser.add_argument("--epochs", nargs=2, type=int, default=[60, 40], help="of both stages")
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    epochs = (arguments.epochs[0], arguments.epochs[1])
+    star = pm.load(arguments.star)
+    found: dict[str, Any] = {}
+    for case in arguments.cases:
+        near = case == "near"
+        scan = simulate(kind="near", views=100, window=64, photons_per_view=1e6, seed=4).measurement if near else star
+        found[case] = compared(scan, shaken(scan), epochs)
+        print(case, json.dumps(found[case], indent=1), flush=True)
+    write(arguments.out, {**about(), "epochs": epochs, "hold_out": HOLD_OUT, "cases": found})
+
+
+if __name__ == "__main__":
+    main()
