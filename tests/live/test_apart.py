@@ -12,7 +12,7 @@ import pytest
 
 import ptymesh as pm
 from ptymesh.errors import BadInput, PtymeshError
-from ptymesh.live import LiveOptions, Spool, open_positions, open_source, reconstruct_live
+from ptymesh.live import ApartStream, LiveOptions, Spool, open_positions, open_source, reconstruct_live
 from ptymesh.live.dectris import DectrisSource, Encoder, Unpacker
 from ptymesh.live.frames import Frames
 from ptymesh.live.receiving import Receiver
@@ -122,10 +122,11 @@ def test_a_detector_and_positions_in_a_file(scan: Path, tmp_path: Path) -> None:
     (tmp_path / "live.yaml").write_text(RECIPE)
     outcome, measured = reconstruct_live(
         load_recipe(tmp_path / "live.yaml"),
-        open_source(address.replace("tcp", "dectris"), positions=None),
+        ApartStream(
+            open_source(address.replace("tcp", "dectris"), positions=None), open_positions(where, "/positions")
+        ),
         tmp_path / "out",
         LiveOptions(uses=1, timeout_s=60),
-        positions=open_positions(where, "/positions"),
     )
     thread.join(20)
     assert not thread.is_alive()
@@ -306,8 +307,7 @@ def test_a_detector_that_is_silent(tmp_path: Path) -> None:
     with pytest.raises(PtymeshError, match="has not answered"):
         reconstruct_live(
             load_recipe(tmp_path / "live.yaml"),
-            open_source("dectris://127.0.0.1:1", positions=None),
+            ApartStream(open_source("dectris://127.0.0.1:1", positions=None), open_positions(tmp_path / "yx.txt", "")),
             tmp_path,
             LiveOptions(timeout_s=0.2),
-            positions=open_positions(tmp_path / "yx.txt", ""),
         )

@@ -7,23 +7,28 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
+import psutil
 import pytest
 import torch
 
 import ptymesh as pm
 from ptymesh.compare import compare_results
+from ptymesh.distributed.world import World
 from ptymesh.errors import BadInput, Interrupted, PtymeshError
 from ptymesh.io.results import Result
-from ptymesh.live import LiveOptions, Spool, open_source, reconstruct_live
+from ptymesh.live import LiveOptions, Spool, SpooledStream, open_source, reconstruct_live
+from ptymesh.live.choice import LARGEST, SEGMENT, choose_views
 from ptymesh.live.frames import Frames
 from ptymesh.live.object_parts import join_part, paste
 from ptymesh.live.serving import serve_scan
-from ptymesh.live.session import LARGEST, SEGMENT, choose_views
 from ptymesh.live.spool import StreamDescription
+from ptymesh.live.state import read_log
 from ptymesh.recipe.schema import Recipe, load_recipe
 from ptymesh.run.simulate_file import write
 from ptymesh.simulate import checked
@@ -216,20 +221,99 @@ def test_killed_and_started_again(scan: Path, recipe: Recipe, tmp_path: Path) ->
     assert outcome.views == VIEWS
 
 
-def test_stopped_it_keeps_its_frames(scan: Path, recipe: Recipe, tmp_path: Path) -> None:
-    asked: list[bool] = []
+@pytest.mark.long
+def test_a_rank_that_dies_is_started_again(scan: Path, recipe: Recipe, tmp_path: Path) -> None:
+    """Ranks go on from the spool and the object; the source knows nothing of it."""
+    served: list[str] = []
+    server = threading.Thread(target=serve_scan, args=(pm.load(scan), "tcp://127.0.0.1:*", 30.0, served), daemon=True)
+    server.start()
+    while not served:
+        time.sleep(0.01)
+    out = tmp_path / "out"
+    command = [sys.executable, "-P", "-m", "ptymesh", "live", str(scan.with_name("live.yaml")), "--from", served[0]]
+    command += ["--out", str(out), "--timeout", "60", "--ranks", "2", "--max-restarts", "1"]
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    while len(read_log(out / "live.jsonl")) < 2:
+        assert running.poll() is None
+        time.sleep(0.05)
+    victim = next(one for one in psutil.Process(running.pid).children() if one.environ().get("RANK") == "1")
+    victim.kill()
+    said, _ = running.communicate(timeout=200)
+    assert running.returncode == 0, said
+    assert "starting the ranks again" in said and f"{VIEWS} frames" in said
+    whole, spool = Prepared(scan, 1), Spool(out / "spool")
+    assert np.array_equal(np.fromfile(spool.folder / "frames.raw", whole.frames.dtype), whole.frames.ravel())
+    rows = read_log(out / "live.jsonl")
+    assert [row["segment"] for row in rows] == list(range(1, len(rows) + 1))
+    assert sum(row["new"] for row in rows) == VIEWS and rows[-1]["least_uses"] >= 3
+    assert Result.load(out / "result.h5").attrs["ranks"] == 2
 
-    def stop() -> bool:
-        asked.append(True)
-        return len(asked) > 3
 
+def stop_after(folder: Path, segments: int) -> Callable[[], bool]:
+    """Return a function that asks a live run to stop once it has done so many segments."""
+    return lambda: len(read_log(folder / "live.jsonl")) >= segments
+
+
+def test_stopped_it_goes_on_from_its_object(scan: Path, recipe: Recipe, tmp_path: Path) -> None:
+    whole, part = tmp_path / "whole", tmp_path / "part"
     with pytest.raises(Interrupted, match="goes on with them"):
-        reconstruct_live(recipe, Prepared(scan, 40, ends=False), tmp_path, LiveOptions(), stop=stop)
-    assert Result.load(tmp_path / "live.h5").object.ndim == 3
-    kept = Spool(tmp_path / "spool").count
-    source = Prepared(scan, 40)
-    outcome, _ = reconstruct_live(recipe, source, tmp_path, LiveOptions(uses=1))
-    assert outcome.views == VIEWS and kept > 0
+        reconstruct_live(recipe, Prepared(scan, 40, ends=False), part, LiveOptions(), stop=stop_after(part, 2))
+    rows = read_log(part / "live.jsonl")
+    assert Result.load(part / "live.h5").attrs["segments"] == len(rows) == 2
+    with (part / "live.jsonl").open("a") as log:  # segments whose object a killed process has not written
+        log.write(json.dumps(rows[-1] | {"frames": VIEWS}) + "\n" + '{"frames": 1')
+    outcome, _ = reconstruct_live(recipe, Prepared(scan, 40), part, LiveOptions())
+    assert outcome.views == VIEWS and outcome.uses.min() == outcome.uses.max() == 3
+    found = read_log(part / "live.jsonl")
+    assert found[:2] == rows and [row["segment"] for row in found] == list(range(1, len(found) + 1))
+    # a run that is not stopped, with the same frames for each segment, has the same bits
+    replayed = SpooledStream(part)
+    options = LiveOptions(admissions=replayed.admissions(3))
+    reconstruct_live(recipe, replayed, whole, options)
+    assert [row["frames"] for row in read_log(whole / "live.jsonl")] == [row["frames"] for row in found]
+    for name in ("object", "probe"):
+        assert np.array_equal(
+            getattr(Result.load(whole / "live.h5"), name), getattr(Result.load(part / "live.h5"), name)
+        )
+
+
+def replay(world: World, path: Path, folder: Path, out: Path) -> tuple[np.ndarray, np.ndarray, int, int]:
+    """Return object, probe, updates and this rank's traffic of a live run that is replayed on these ranks."""
+    stream = SpooledStream(folder)
+    first = world.rank == 0
+    options = LiveOptions(2, admissions=stream.admissions(2)) if first else LiveOptions(2)
+    before = world.collectives
+    outcome, _ = reconstruct_live(load_recipe(path), stream if first else None, out, options, world=world)
+    world.barrier()
+    found = Result.load(out / "live.h5")
+    return found.object, found.probe, int(outcome.uses.sum()), world.collectives - before
+
+
+def test_the_same_bits_on_any_ranks(
+    ranks: Callable[..., list[Any]], scan: Path, recipe: Recipe, tmp_path: Path
+) -> None:
+    """Ranks that share a stream follow the same admissions to the same bits."""
+    planned = LiveOptions(2, admissions=((40, False), (90, False), (100, False)))
+    reconstruct_live(recipe, Prepared(scan, 200), tmp_path / "first", planned)
+    first = Result.load(tmp_path / "first" / "live.h5")
+    log = [(row["frames"], row["views"]) for row in read_log(tmp_path / "first" / "live.jsonl")]
+    assert [frames for frames, _ in log[:4]] == [40, 90, 100, VIEWS]
+    for size in (2, 3):
+        out = tmp_path / str(size)
+        found = ranks(size, replay, scan.with_name("live.yaml"), tmp_path / "first", out)
+        for obj, probe, uses, collectives in found:
+            assert np.array_equal(obj, first.object) and np.array_equal(probe, first.probe)
+            assert uses == 2 * VIEWS and collectives > 0
+        assert [(row["frames"], row["views"]) for row in read_log(out / "live.jsonl")] == log
+
+
+def test_replays_of_other_runs(scan: Path, recipe: Recipe, tmp_path: Path) -> None:
+    reconstruct_live(recipe, Prepared(scan, 200), tmp_path / "made", LiveOptions(uses=1))
+    stream = SpooledStream(tmp_path / "made")
+    with pytest.raises(BadInput, match="--uses 1"):
+        stream.admissions(3)
+    with pytest.raises(BadInput, match="had 200 frames, and its spool holds 160"):
+        reconstruct_live(recipe, stream, tmp_path / "out", LiveOptions(uses=1, admissions=((200, True),)))
 
 
 # --- the choice of views ---

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from ptymesh.cli.launching import Settings, Strict, folder
+from ptymesh.cli.launching import LaunchOptions, Settings, Strict, folder
 
 if TYPE_CHECKING:
-    from ptymesh.live import LiveOutcome
-    from ptymesh.measurement import Measurement
+    from ptymesh.live import ApartStream, FrameSource, LiveOptions, LiveOutcome
     from ptymesh.recipe.schema import Recipe
 
 #: Name of the data set that is made of the frames once all are there.
@@ -25,7 +26,9 @@ def command(
     source: Annotated[
         str,
         typer.Option(
-            "--from", metavar="SOURCE", help="tcp://HOST:PORT, dectris://HOST:PORT, or an HDF5 file that grows."
+            "--from",
+            metavar="SOURCE",
+            help="tcp://HOST:PORT, dectris://HOST:PORT, an HDF5 file that grows, or a live run's folder.",
         ),
     ],
     out: Annotated[Path, typer.Option(metavar="DIR", parser=folder, help="Output folder.")],
@@ -44,44 +47,144 @@ def command(
     timeout: Annotated[
         float | None, typer.Option(metavar="S", help="Seconds that the source may be silent. [default: any]")
     ] = None,
+    ranks: Annotated[
+        int | None, typer.Option("--ranks", "-n", metavar="N", help="Processes to start on this machine.")
+    ] = None,
+    max_restarts: Annotated[
+        int, typer.Option(metavar="K", help="Start ranks that failed again, up to K times, from live.h5 and the spool.")
+    ] = 0,
     polish: Annotated[bool, typer.Option(help="Run the recipe's stages from there once all frames have come.")] = True,
     strict: Strict = False,
 ) -> None:
     """Reconstruct while frames arrive; every frame is kept, and the recipe's stages follow once all have come.
 
-    Stopped or killed, the same command goes on with the frames that DIR/spool holds.
+    Stopped or killed, the same command goes on with the frames that DIR/spool holds, from the object in DIR/live.h5.
     """
-    from ptymesh.cli.running import check_folder, owned, refuse_to_overwrite
+    from ptymesh.cli.running import check_folder, refuse_to_overwrite
     from ptymesh.distributed.rank_info import world
     from ptymesh.errors import BadInput
-    from ptymesh.live import LiveOptions, open_positions, open_source, reconstruct_live
-    from ptymesh.run_folder.signals import StopSignal
+    from ptymesh.live import LiveOptions
 
     if uses < 1:
         raise BadInput(f"--uses is {uses}; give 1 or more.")
     if timeout is not None and not timeout > 0:
         raise BadInput(f"--timeout is {timeout:g}; give a number of seconds above 0.")
-    if world().size > 1:
-        raise BadInput(
-            f"`ptymesh live` is one process, and here are {world().size} ranks; start it without a launcher."
-        )
+    if Path(source).is_dir() and Path(source).resolve() == out.resolve():
+        raise BadInput(f"--from and --out are both {out}; replay a run into another folder.")
     loaded = _loaded(recipe, set_ or [], out)
-    check_folder(out)
-    if not (out / "spool").is_dir():
-        refuse_to_overwrite(out, force=False)
-    with owned(out), StopSignal() as stop:
+    if world().size == 1:
+        check_folder(out)
+        if not (out / "spool").is_dir():
+            refuse_to_overwrite(out, force=False)
+        how = LaunchOptions(ranks=ranks, device="cpu", max_restarts=max_restarts)
+        how.check()
+        if ranks is not None and ranks > 1:
+            arguments = ["live", str(recipe), "--from", source, "--out", str(out), "--uses", str(uses)]
+            arguments += ["--patterns", patterns, "--positions", positions]
+            arguments += [part for setting in set_ or () for part in ("--set", setting)]
+            arguments += [] if positions_from is None else ["--positions-from", str(positions_from)]
+            arguments += [] if timeout is None else ["--timeout", str(timeout)]
+            arguments += [*([] if polish else ["--no-polish"]), *(["--strict"] if strict else [])]
+            _start_ranks(arguments, how, out)
+            return
+    elif ranks is not None and ranks != world().size:
+        raise BadInput(f"--ranks is {ranks} inside a world of {world().size} ranks; leave --ranks out.")
+    where = StreamPlace(source, patterns, positions, positions_from)
+    _reconstruct(loaded, where, out, LiveOptions(uses, timeout), polish)
+    if polish:
+        _polish(loaded, out, strict)
+
+
+class StreamPlace(NamedTuple):
+    """Place where frames and positions come from, as on the command line.
+
+    Attributes:
+        source: address or path.
+        patterns: dataset of the patterns, of a file.
+        positions: dataset of the positions, of a file.
+        positions_from: file of positions that come apart.
+    """
+
+    source: str
+    patterns: str
+    positions: str
+    positions_from: Path | None
+
+
+def _start_ranks(arguments: list[str], how: LaunchOptions, out: Path) -> None:
+    """Run the command on several ranks of this machine; raise typer.Exit with their status where it is not 0.
+
+    Args:
+        arguments: of each rank.
+        how: their number, and how often they are started again.
+        out: output folder.
+    """
+    from ptymesh.launcher.launch import launch
+    from ptymesh.run_folder.lock import TOKEN, hold_folder
+
+    assert how.ranks is not None
+    with hold_folder(out) as lease:
+        status = launch(
+            arguments,
+            how.ranks,
+            log_dir=out / "ranks",
+            max_restarts=how.max_restarts,
+            environment={**how.environment, TOKEN: lease.token},
+        )
+    if status:
+        raise typer.Exit(status)
+
+
+def _reconstruct(loaded: Recipe, where: StreamPlace, out: Path, options: LiveOptions, polish: bool) -> None:
+    """Reconstruct on the ranks that this process belongs to until all frames have been used.
+
+    Args:
+        loaded: recipe.
+        where: frames and positions come from.
+        out: output folder.
+        options: of the live part.
+        polish: True to write the frames as a data set for the run that follows.
+    """
+    from ptymesh.distributed.joining import join
+    from ptymesh.io.formats.cxi import write_measurement
+    from ptymesh.live import SpooledStream, reconstruct_live
+    from ptymesh.run.session import take_output_folder
+    from ptymesh.run_folder.signals import StopSignal
+
+    with ExitStack() as held, StopSignal() as stop, join("cpu") as ranks:
+        take_output_folder(ranks, out, held)
+        stream, failure = None, None
+        try:
+            stream = _open_stream(where) if ranks.rank == 0 else None
+            if isinstance(stream, SpooledStream):
+                options = replace(options, admissions=stream.admissions(options.uses))
+        except Exception as error:
+            failure = error
+        ranks.raise_if_any_failed(failure, "opening the source")
         outcome, scan = reconstruct_live(
             loaded,
-            open_source(source, patterns, positions if positions_from is None else None),
+            stream,
             out,
-            LiveOptions(uses, timeout),
-            positions=None if positions_from is None else open_positions(positions_from, positions),
+            options,
+            world=ranks,
             stop=lambda: stop.requested,
             say=typer.echo,
         )
-        typer.echo(_describe_outcome(outcome, out))
-        if polish:
-            _polish(loaded, scan, out, strict)
+        if ranks.rank == 0:
+            typer.echo(_describe_outcome(outcome, out))
+            with ranks.heartbeat.doing("save"):
+                if polish:
+                    write_measurement(scan, out / SCAN, compression=None)
+
+
+def _open_stream(where: StreamPlace) -> FrameSource | ApartStream:
+    """Return the source that the options name."""
+    from ptymesh.live import ApartStream, open_positions, open_source
+
+    if where.positions_from is None:
+        return open_source(where.source, where.patterns, where.positions)
+    frames = open_source(where.source, where.patterns, None)
+    return ApartStream(frames, open_positions(where.positions_from, where.positions))
 
 
 def _loaded(recipe: Path, settings: list[str], out: Path) -> Recipe:
@@ -103,22 +206,18 @@ def _describe_outcome(outcome: LiveOutcome, out: Path) -> str:
     )
 
 
-def _polish(recipe: Recipe, scan: Measurement, out: Path, strict: bool) -> None:
-    """Write the frames as a data set, and run the recipe's stages on it from the live object and probe.
+def _polish(recipe: Recipe, out: Path, strict: bool) -> None:
+    """Run the recipe's stages on the frames, which are a data set now, from the live object and probe.
 
     Args:
         recipe: of the live part.
-        scan: all frames, prepared as the recipe says.
         out: output folder.
         strict: True to end with status 4 where the result is not good.
     """
-    from ptymesh.cli.launching import LaunchOptions
     from ptymesh.cli.running import StageFinder, execute
-    from ptymesh.io.formats.cxi import write_measurement
     from ptymesh.io.options import DataOptions, PositionOptions
     from ptymesh.recipe.starts import ResultStart
 
-    write_measurement(scan, out / SCAN, compression=None)
     live = str((out / "live.h5").absolute())
     # what the recipe does to data and positions has been done to the frames that were written
     polishing = recipe.model_copy(

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from ptymesh.live.frames import FrameSource
+from ptymesh.live.frames import ApartStream, FrameSource
 from ptymesh.live.outcome import LiveOptions, LiveOutcome
 from ptymesh.live.positions import open_positions
 from ptymesh.live.session import reconstruct_live
-from ptymesh.live.sources import open_source
+from ptymesh.live.sources import SpooledStream, open_source
 from ptymesh.live.spool import Spool
 
-__all__ = ["FrameSource", "LiveOptions", "LiveOutcome", "Spool", "open_positions", "open_source", "reconstruct_live"]
+__all__ = [
+    "ApartStream",
+    "FrameSource",
+    "LiveOptions",
+    "LiveOutcome",
+    "Spool",
+    "SpooledStream",
+    "open_positions",
+    "open_source",
+    "reconstruct_live",
+]

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from ptymesh.errors import BadInput
+from ptymesh.live.positions import PositionSource
 from ptymesh.live.spool import StreamDescription
 
 
@@ -45,6 +46,18 @@ class FrameSource(Protocol):
 
     def close(self) -> None:
         """Let go of the source."""
+
+
+class ApartStream(NamedTuple):
+    """Stream whose positions come apart from its frames.
+
+    Attributes:
+        frames: source of the frames.
+        positions: source of the positions.
+    """
+
+    frames: FrameSource
+    positions: PositionSource
 
 
 def zmq_module() -> Any:

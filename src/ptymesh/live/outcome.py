@@ -17,10 +17,12 @@ class LiveOptions:
     Attributes:
         uses: least number of updates that see each view.
         timeout_s: seconds without an answer of the source after which the command ends; None: it waits.
+        admissions: of a run that is replayed, for each segment the number of frames, and True if none followed.
     """
 
     uses: int = 3
     timeout_s: float | None = None
+    admissions: tuple[tuple[int, bool], ...] = ()
 
 
 @dataclass

@@ -7,6 +7,9 @@ A segment is an epoch over a part of the views that are there: those that no upd
 those that fewest updates have seen. Object and probe go from one segment to the next; the object grows with the scan.
 How many views a segment has does not depend on the rate of the frames, so that a slow machine uses each frame less
 often, and loses none. Once the stream has ended, segments go on until each view was used `uses` times.
+
+On several ranks the first one receives the frames and writes them to the spool, which all read; each updates by its
+share of every batch.
 """
 
 from __future__ import annotations
@@ -14,27 +17,33 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import torch
 
+from ptymesh.distributed.agreement import refuse_differences
+from ptymesh.distributed.devices import one_thread
 from ptymesh.distributed.joining import join
 from ptymesh.distributed.layouts.layout import Replicated
+from ptymesh.distributed.world import World
 from ptymesh.engines import ENGINES
-from ptymesh.errors import BadInput, Interrupted, PtymeshError
+from ptymesh.errors import BadInput, Interrupted
+from ptymesh.files import replacing
 from ptymesh.geometry import Geometry
 from ptymesh.io.options import ViewRange
 from ptymesh.io.prepare.preprocess import measurement_of
 from ptymesh.io.results import Result
 from ptymesh.kernels import kernel_backend
-from ptymesh.live.frames import FrameSource
+from ptymesh.live.admissions import Admissions
+from ptymesh.live.choice import choose_views
+from ptymesh.live.frames import ApartStream, FrameSource
 from ptymesh.live.object_parts import join_part, paste
 from ptymesh.live.outcome import LiveOptions, LiveOutcome
-from ptymesh.live.positions import PositionSource
-from ptymesh.live.receiving import SILENT_S, Receiver
+from ptymesh.live.receiving import Receiver
 from ptymesh.live.spool import Spool
+from ptymesh.live.state import LOG, PICTURE, restore_state
 from ptymesh.measurement import NO_CHECKS, Measurement
 from ptymesh.physics.model import Model, SliceStack
 from ptymesh.problem import Problem
@@ -47,37 +56,12 @@ from ptymesh.run.reconstruction import MARGIN_PX
 from ptymesh.run.state import RunState
 from ptymesh.types import complex_dtype
 
-#: Views of a segment; of these, at most so many that are new, as long as all are used as often as is asked.
-SEGMENT = 512
-#: Views of a segment where so many new ones wait that old ones have to.
-LARGEST = 2048
-#: Views with which the first segment begins.
-FIRST = 32
-#: Seconds between two looks at the spool, and between two pictures, at least.
-POLL_S, SNAPSHOT_S = 0.02, 1.0
+#: Seconds between two pictures, at least.
+SNAPSHOT_S = 1.0
 #: Seconds between two lines on how far the reconstruction is.
 SAY_S = 5.0
 #: Share of the time that writing pictures may take, at most.
 SNAPSHOT_SHARE = 0.05
-
-
-@dataclass
-class LiveState:
-    """Object, probe and counts that go from one segment to the next.
-
-    Attributes:
-        object: (L, H, W) complex, as far as the scan has reached; None before the first segment.
-        probe: (M, h, w) complex.
-        zero: (2,) object pixel at which the scan's own coordinates have their zero.
-        uses: (N,) int64, updates that have seen each view.
-        segments: number of segments done.
-    """
-
-    object: torch.Tensor | None = None
-    probe: torch.Tensor | None = None
-    zero: np.ndarray = field(default_factory=lambda: np.zeros(2, np.int64))
-    uses: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
-    segments: int = 0
 
 
 class _Part:
@@ -99,27 +83,27 @@ class _Part:
 
 def reconstruct_live(
     recipe: Recipe,
-    source: FrameSource,
+    source: FrameSource | ApartStream | None,
     folder: Path,
     options: LiveOptions,
     *,
-    positions: PositionSource | None = None,
+    world: World | None = None,
     stop: Callable[[], bool] = lambda: False,
     say: Callable[[str], None] = lambda line: None,
 ) -> tuple[LiveOutcome, Measurement]:
-    """Reconstruct while frames arrive, and leave object and probe in FOLDER/live.h5.
+    """Reconstruct while frames arrive, and leave object and probe in FOLDER/live.h5. Collective.
 
     FOLDER/spool holds the frames, FOLDER/live.jsonl a line for each segment. A folder that holds frames of the same
-    stream already is gone on with.
+    stream already is gone on with, from the object that was written last.
 
     Args:
         recipe: `data` has what the stream does not say; its first stage's engine makes the updates.
-        source: of the frames.
-        folder: of the run.
+        source: of the frames, and of positions that come apart; None on all ranks but the first.
+        folder: of the run, which all ranks see.
         options: how often views are used, and how long the source may be silent.
-        positions: source of the positions, where they come apart from the frames.
-        stop: asked after each segment whether to end early.
-        say: told what happens, in lines.
+        world: the ranks; None: those that this process was started with.
+        stop: asked before each segment whether to end early.
+        say: told on the first rank what happens, in lines.
 
     Returns:
         The outcome, and the scan with all its views.
@@ -130,12 +114,16 @@ def reconstruct_live(
         PtymeshError: the source does not answer.
     """
     _check(recipe)
-    kernel_backend(
-        join("cpu").device, complex_dtype(recipe.precision)
-    )  # read before the first frame has to wait for it
-    with Receiver(source, folder / "spool", positions) as receiver:
-        session = _Session(recipe, receiver, folder, options, stop, say)
-        session.wait_for_frames()
+    world = join("cpu") if world is None else world
+    kernel_backend(world.device, complex_dtype(recipe.precision))  # read before the first frame has to wait for it
+    with ExitStack() as receiving:
+        receiver = None
+        if world.rank == 0:
+            assert source is not None
+            frames, positions = source if isinstance(source, ApartStream) else (source, None)
+            receiver = receiving.enter_context(Receiver(frames, folder / "spool", positions))
+        admissions = Admissions(world, receiver, options, stop, say)
+        session = _Session(recipe, world, admissions, folder)
         outcome = session.follow()
         return outcome, session.measured(outcome.views)
 
@@ -163,121 +151,103 @@ def _check(recipe: Recipe) -> None:
 
 
 class _Session:
-    """A live reconstruction under way.
+    """A live reconstruction under way, on one of its ranks.
 
     Args:
         recipe: `data` has what the stream does not say; its first stage's engine makes the updates.
-        receiver: fills the spool.
+        world: the ranks.
+        admissions: say which frames each segment may use.
         folder: of the run.
-        options: how often views are used, and how long the source may be silent.
-        stop: asked after each segment whether to end early.
-        say: told what happens, in lines.
     """
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        receiver: Receiver,
-        folder: Path,
-        options: LiveOptions,
-        stop: Callable[[], bool],
-        say: Callable[[str], None],
-    ) -> None:
-        self.recipe, self.receiver, self.folder = recipe, receiver, folder
+    def __init__(self, recipe: Recipe, world: World, admissions: Admissions, folder: Path) -> None:
+        self.recipe, self.admissions, self.folder = recipe, admissions, folder
         self.engine = recipe.stages[0].model_copy(update={"epochs": 1})
-        self.world, self.dtype = join("cpu"), complex_dtype(recipe.precision)
-        self.options, self.stop, self.say = options, stop, say
-        self.state = LiveState()
+        self.world, self.dtype = world, complex_dtype(recipe.precision)
+        self.options, self.say, self.receiver = admissions.options, admissions.say, admissions.receiver
+        self.state, self._rows = restore_state(folder, recipe.to_yaml(), recipe.seed)
+        refuse_differences(
+            world,
+            {"segments done": str(self.state.segments), "uses": str(self.options.uses), "recipe": recipe.to_yaml()},
+            "start all ranks with the same command, in a folder that all of them see",
+        )
         #: Seconds from arrival to the end of the first segment, of the new views of each segment.
-        self.latencies: list[np.ndarray] = []
-        self._silence_said = False
+        self.latencies: list[np.ndarray] = [np.empty(0)]
         #: Time (time.monotonic) of the first frames, of the next picture and of the next line.
         self._began, self._next_picture, self._next_line = 0.0, 0.0, 0.0
         self._made_model: Model | None = None
+        self._opened: Spool | None = None
 
     @property
     def spool(self) -> Spool:
-        """The spool, which is there once `wait_for_frames` has returned."""
-        assert self.receiver.spool is not None
-        return self.receiver.spool
-
-    def wait_for_frames(self) -> None:
-        """Wait until the spool holds enough frames to begin with."""
-        while True:
-            ended = self.receiver.ended  # before the count: no frame follows
-            count = 0 if self.receiver.spool is None else self.receiver.spool.count
-            if count >= FIRST or (ended and count):
-                self._began = time.monotonic()
-                self._next_line = self._began + SAY_S
-                return
-            if ended:
-                raise BadInput("The stream has ended without a single frame; check the detector.")
-            if self.stop():
-                raise Interrupted(f"Stopped with {count} frames; the same command goes on with them.")
-            self._wait(count)
-
-    def _wait(self, count: int) -> None:
-        """Wait a moment for frames, and say once if the source does not answer; count: frames so far."""
-        self.receiver.check()
-        silent = self.receiver.silent_s
-        if silent > SILENT_S and not self._silence_said:
-            waiting = f", and {late} wait for their positions" if (late := self.receiver.waiting) else ""
-            self.say(
-                f"The source has not answered for {SILENT_S:g} s, and is asked again and again; {count} frames so far"
-                f"{waiting}."
-            )
-        self._silence_said = silent > SILENT_S
-        timeout = self.options.timeout_s
-        if timeout is not None and silent > timeout:
-            raise PtymeshError(
-                f"The source has not answered for {silent:.0f} s (--timeout); start it, and this command again: "
-                f"the {count} frames that have arrived are kept."
-            )
-        time.sleep(POLL_S)
+        """The spool, which is there once a segment may begin."""
+        if self._opened is None:
+            kept = None if self.receiver is None else self.receiver.spool
+            self._opened = kept or Spool(self.folder / "spool")
+        return self._opened
 
     def follow(self) -> LiveOutcome:
-        """Run segments until the stream has ended and every view was used often enough."""
-        state, updates, seen = self.state, 0, 0.0
+        """Run segments until the stream has ended and every view was used often enough. Collective."""
+        state, updates, seen, waiting = self.state, 0, 0.0, False
         uses_at_end: np.ndarray | None = None
-        with (self.folder / "live.jsonl").open("a") as log:
-            while True:
-                self.receiver.check()
-                ended = self.receiver.ended  # before the count: no frame follows
-                count = self.spool.count
-                state.uses = np.concatenate((state.uses, np.zeros(count - len(state.uses), np.int64)))
-                if ended and uses_at_end is None:
-                    uses_at_end = state.uses.copy()
-                    self._next_picture = 0.0  # people wait for what the last frames show
-                views = choose_views(state.uses, self.options.uses, self.recipe.seed, state.segments)
-                if len(views):
-                    row = self._segment(views)
-                    if row["new"]:
-                        seen = time.monotonic()
-                    updates += len(views)
-                    log.write(json.dumps(row | {"ended": ended}) + "\n")
-                    log.flush()
-                    self._show(row)
-                elif ended:
+        while True:
+            there = self.admissions.next(state.segments, waiting)
+            if there.stop:
+                self._save()
+                raise Interrupted(
+                    f"Stopped with {there.frames} frames; the same command goes on with them, and live.h5 is the "
+                    f"picture so far, if there was one."
+                )
+            if waiting := not there.ready:
+                continue
+            if not self._began:
+                self._began = time.monotonic()
+                self._next_line = self._began + SAY_S
+                self._keep_log()
+            state.admit(max(there.frames, len(state.uses)))
+            if there.ended and uses_at_end is None:
+                uses_at_end = state.uses.copy()
+                self._next_picture = 0.0  # people wait for what the last frames show
+            views = choose_views(state.uses, self.options.uses, self.recipe.seed, state.segments)
+            if waiting := not len(views):
+                if there.ended:
                     break
-                else:
-                    self._wait(count)
-                if self.stop():
-                    self._save()
-                    raise Interrupted(
-                        f"Stopped with {count} frames; the same command goes on with them, and live.h5 is the picture "
-                        f"so far."
-                    )
-        done, last = time.monotonic(), self.receiver.arrivals[-1][1]
-        self._save()
+                continue
+            row = self._segment(views)
+            seen = time.monotonic() if row["new"] else seen
+            updates += len(views)
+            if self.world.rank == 0:
+                with (self.folder / LOG).open("a") as log:
+                    log.write(json.dumps(row | {"ended": there.ended}) + "\n")
+                self._show(row)
         assert uses_at_end is not None
-        if missing := self.spool.missing():
+        return self._finish(uses_at_end, updates, seen)
+
+    def _keep_log(self) -> None:
+        """Leave those lines of the log that the object comes from, which segments that were not kept follow anew."""
+        if self.world.rank == 0:
+            with replacing(self.folder / LOG) as path:
+                path.write_text("".join(json.dumps(row) + "\n" for row in self._rows))
+
+    def _finish(self, uses_at_end: np.ndarray, updates: int, seen: float) -> LiveOutcome:
+        """Write what there is in the end, and return the outcome.
+
+        Args:
+            uses_at_end: (N,) int64, uses of each view when the last frame had come.
+            updates: number of views that updates have seen.
+            seen: time (time.monotonic) of the last first use.
+        """
+        done = time.monotonic()
+        last = done if self.receiver is None else self.receiver.arrivals[-1][1]
+        self._save()
+        if self.receiver is not None and (missing := self.spool.missing()):
             self.say(
                 f"{missing} frames before the last one have not come here, by the detector's count; see whether "
                 "another program takes from the same stream, or a receiver was killed."
             )
         outcome = LiveOutcome(
-            len(state.uses),
-            state.uses,
+            len(self.state.uses),
+            self.state.uses,
             uses_at_end,
             np.concatenate(self.latencies),
             done - self._began,
@@ -285,7 +255,8 @@ class _Session:
             max(0.0, seen - last),
             updates / max(done - self._began, 1e-9),
         )
-        (self.folder / "live.json").write_text(json.dumps(outcome.summary(), indent=1) + "\n")
+        if self.world.rank == 0:
+            (self.folder / "live.json").write_text(json.dumps(outcome.summary(), indent=1) + "\n")
         return outcome
 
     def _show(self, row: dict[str, object]) -> None:
@@ -340,17 +311,19 @@ class _Session:
         )
         problem = Problem(self._model(whole.geometry), part, Replicated(self.world, part.positions), self.dtype)
         first = state.object is None or state.probe is None
-        estimate = initial_estimate(
-            part,
-            mean_pattern(problem) if first else np.ones(part.window),
-            object=recipe.object if first else recipe.object.model_copy(update={"initial": "ones"}),
-            probe=recipe.probe if first else recipe.probe.model_copy(update={"start": DataStart(kind="data")}),
-            precision=recipe.precision,
-            device=self.world.device,
-            margin_px=MARGIN_PX,
-            seed=recipe.seed,
-            optics=tuple(recipe.optics.values()),
-        )
+        mean = mean_pattern(problem) if first else np.ones(part.window)
+        with one_thread():  # large sums and decompositions depend on the number of threads
+            estimate = initial_estimate(
+                part,
+                mean,
+                object=recipe.object if first else recipe.object.model_copy(update={"initial": "ones"}),
+                probe=recipe.probe if first else recipe.probe.model_copy(update={"start": DataStart(kind="data")}),
+                precision=recipe.precision,
+                device=self.world.device,
+                margin_px=MARGIN_PX,
+                seed=recipe.seed,
+                optics=tuple(recipe.optics.values()),
+            )
         zero = np.round(np.array(estimate.origin)).astype(np.int64)
         if state.object is not None and state.probe is not None:
             paste(state.object, estimate.object, zero - state.zero)
@@ -360,8 +333,9 @@ class _Session:
         state.object, state.zero = join_part(state.object, state.zero, estimate.object, zero)
         state.probe = estimate.probe.clone()
         new = views[state.uses[views] == 0]
-        waited = time.monotonic() - self.receiver.arrival_times(new)
-        self.latencies.append(waited[np.isfinite(waited)])
+        if self.receiver is not None:
+            waited = time.monotonic() - self.receiver.arrival_times(new)
+            self.latencies.append(waited[np.isfinite(waited)])
         state.uses[views] += 1
         state.segments += 1
         late = self.latencies[-1]
@@ -370,6 +344,7 @@ class _Session:
             "frames": len(state.uses),
             "views": len(views),
             "new": len(new),
+            "wanted": self.options.uses,
             "unseen": int((state.uses == 0).sum()),
             "least_uses": int(state.uses.min()),
             "mean_uses": round(float(state.uses.mean()), 4),
@@ -379,9 +354,9 @@ class _Session:
         }
 
     def _save(self) -> None:
-        """Write the object and the probe as they are to live.h5."""
+        """Write the object and the probe as they are to live.h5, on the first rank."""
         state = self.state
-        if state.object is None or state.probe is None:
+        if self.world.rank or state.object is None or state.probe is None:
             return
         scan = self.measured(len(state.uses))
         pixel = scan.geometry.object_pixel_m
@@ -391,6 +366,8 @@ class _Session:
             "frames": len(state.uses),
             "seconds": time.monotonic() - self._began,
             "propagation": scan.geometry.propagation,
+            "zero_y": int(state.zero[0]),
+            "zero_x": int(state.zero[1]),
         }
         Result(
             object=state.object.cpu().numpy(),
@@ -401,7 +378,10 @@ class _Session:
             slice_spacing_m=self.recipe.object.slice_spacing_m or 0.0,
             recipe=self.recipe.to_yaml(),
             attrs=attrs,
-        ).save(self.folder / "live.h5")
+        ).save(self.folder / PICTURE)
+        self.world.tell_checkpoint(
+            f"{self.folder / PICTURE} holds {state.segments} segments; the same command goes on."
+        )
 
     def _progress(self, row: dict[str, object]) -> str:
         """Return a line on how far the reconstruction is; row: as in live.jsonl."""
@@ -409,23 +389,3 @@ class _Session:
         late = f"  frames are used {np.median(recent):.2f} s after they arrive" if len(recent) else ""
         unseen = f", {row['unseen']} of them not used yet" if row["unseen"] else ""
         return f"{row['frames']} frames{unseen}  residual {row['residual']:.4f}{late}"
-
-
-def choose_views(uses: np.ndarray, wanted: int, seed: int, segment: int) -> np.ndarray:
-    """Return the views of the next segment: new ones, then those that fewest updates have seen.
-
-    Args:
-        uses: (N,) int64, updates that have seen each view.
-        wanted: number of updates that are to see each view.
-        seed: of the random choice among equals.
-        segment: number of the segment.
-
-    Returns:
-        (n,) int64, ascending; none where all views have been used often enough.
-    """
-    new = np.flatnonzero(uses == 0)
-    if len(new) >= SEGMENT:
-        return new[:LARGEST]
-    old = np.flatnonzero((uses > 0) & (uses < wanted))
-    order = np.lexsort((np.random.default_rng([seed, segment, 1]).random(len(old)), uses[old]))
-    return np.sort(np.concatenate((new, old[order[: SEGMENT - len(new)]])))

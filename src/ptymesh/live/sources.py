@@ -29,7 +29,8 @@ from ptymesh.errors import BadInput
 from ptymesh.live.dectris import DectrisSource
 from ptymesh.live.frames import Frames, FrameSource, zmq_module
 from ptymesh.live.positions import open_hdf5
-from ptymesh.live.spool import POSITION_BYTES, StreamDescription
+from ptymesh.live.spool import POSITION_BYTES, Spool, StreamDescription
+from ptymesh.live.state import LOG, read_log
 
 #: Seconds that an answer may take before the request is sent again.
 ANSWER_S = 1.0
@@ -41,7 +42,8 @@ def open_source(address: str, patterns: str = "/patterns", positions: str | None
     """Return the source at an address.
 
     Args:
-        address: tcp://HOST:PORT, ipc://PATH, dectris://HOST:PORT, or the path of an HDF5 file that grows.
+        address: tcp://HOST:PORT, ipc://PATH, dectris://HOST:PORT, the path of an HDF5 file that grows, or the folder of
+            an earlier live run.
         patterns: dataset of the patterns (N, H, W), of a file.
         positions: dataset of the positions (N, 2), y x in metres, of a file; None: they come from elsewhere.
 
@@ -58,6 +60,8 @@ def open_source(address: str, patterns: str = "/patterns", positions: str | None
         raise BadInput(
             f"--from is {address}; give tcp://HOST:PORT, ipc://PATH, dectris://HOST:PORT, or the path of an HDF5 file."
         )
+    if Path(address).is_dir():
+        return SpooledStream(Path(address))
     return GrowingFile(Path(address), patterns, positions)
 
 
@@ -188,3 +192,44 @@ class GrowingFile:
 
     def close(self) -> None:
         """Do nothing: the file is opened for each question."""
+
+
+class SpooledStream:
+    """Frames that an earlier live run has kept.
+
+    Args:
+        folder: of that run.
+
+    Raises:
+        BadInput: it holds no frames.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._spool = folder, Spool(folder / "spool")
+
+    def describe(self) -> StreamDescription | None:
+        """Return what the spool says of its frames."""
+        return self._spool.description
+
+    def take(self, first: int) -> Frames | None:
+        """Return frames from number `first` on."""
+        last = min(first + MOST, self._spool.count)
+        positions = self._spool.positions(last)[first:]
+        return Frames(self._spool.frames(first, last), positions, first == last)
+
+    def admissions(self, uses: int) -> tuple[tuple[int, bool], ...]:
+        """Return for each segment of the earlier run the number of frames, and True if none followed.
+
+        Args:
+            uses: least number of updates that are to see each view, which the earlier run must have had, too.
+
+        Raises:
+            BadInput: it had another one.
+        """
+        rows = read_log(self._folder / LOG)
+        for wanted in {row.get("wanted", uses) for row in rows} - {uses}:
+            raise BadInput(f"{self._folder} was made with --uses {wanted}; give the same to replay it.")
+        return tuple((int(row["frames"]), bool(row["ended"])) for row in rows)
+
+    def close(self) -> None:
+        """Do nothing: files are opened for each question."""

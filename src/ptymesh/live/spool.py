@@ -255,6 +255,12 @@ class Spool:
         """Return the positions (count, 2) float64 of the first frames, y x in metres."""
         return np.fromfile(self._positions, "<f8", 2 * count).reshape(-1, 2)
 
+    def frames(self, first: int, last: int) -> np.ndarray:
+        """Return the frames (last - first, H, W) from number `first` on, before `last`."""
+        said, pixels = self.description, self.description.shape[0] * self.description.shape[1]
+        offset, count = first * said.frame_bytes, max(0, last - first) * pixels
+        return np.fromfile(self._frames, np.dtype(said.dtype), count, offset=offset).reshape(-1, *said.shape)
+
     def scan(self, count: int) -> RawScan:
         """Return the first frames as a scan that readers would have found in a file.
 

@@ -120,7 +120,7 @@ def run_recipe(
         with world.heartbeat.doing("read"):
             facts = recipe_facts(recipe, other_data=other_data, time_s=None if stages is None else stages.time_s)
             refuse_differences(world, facts, REMEDY)
-        checks = _take_output_folder(world, recipe.output.dir, own if held is None else held)
+        checks = take_output_folder(world, recipe.output.dir, own if held is None else held)
         watching = [*checks, *callbacks] if world.rank == 0 else []
         stop.control = Control(recipe.output.dir) if world.rank == 0 else None
         if stages is not None and recipe.auto is not None:
@@ -132,8 +132,14 @@ def run_recipe(
         return _run(recipe, world, resume, other_data, watching, stop)
 
 
-def _take_output_folder(world: World, folder: Path, held: ExitStack) -> list[Callback]:
-    """Take the folder on rank 0, and return what checks that it stays this run's; or no rank goes on."""
+def take_output_folder(world: World, folder: Path, held: ExitStack) -> list[Callback]:
+    """Take the folder on rank 0, and return what checks that it stays this run's; or no rank goes on. Collective.
+
+    Args:
+        world: the ranks.
+        folder: of the run.
+        held: gives the folder back when it is closed.
+    """
     failure: Exception | None = None
     checks: list[Callback] = []
     try:

@@ -1,0 +1,125 @@
+"""Admission of frames to the reconstruction: the first rank says which are there, and all ranks follow.
+
+Which frames were there for each segment is logged (`frames` in live.jsonl), as all else follows from it: a replay with
+the same admissions has the same bits, on any number of ranks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from ptymesh.distributed.world import World
+from ptymesh.errors import BadInput, PtymeshError
+from ptymesh.live.outcome import LiveOptions
+from ptymesh.live.receiving import SILENT_S, Receiver
+
+#: Views with which the first segment begins.
+FIRST = 32
+#: Seconds between two looks at the spool where nothing is to be done.
+POLL_S = 0.02
+
+
+class Admission(NamedTuple):
+    """Frames that a segment may use.
+
+    Attributes:
+        frames: number of frames that are there.
+        ended: True if none will follow.
+        ready: False while the segment has to wait for more.
+        stop: True if any rank was asked to stop.
+    """
+
+    frames: int
+    ended: bool
+    ready: bool
+    stop: bool
+
+
+class Admissions:
+    """Admissions of frames, segment by segment.
+
+    Args:
+        world: the ranks.
+        receiver: fills the spool, on the first rank; None on the others.
+        options: how long the source may be silent, and the admissions that are replayed.
+        stop: asked whether this rank was asked to stop.
+        say: told what happens, in lines.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        receiver: Receiver | None,
+        options: LiveOptions,
+        stop: Callable[[], bool],
+        say: Callable[[str], None],
+    ) -> None:
+        self.world, self.receiver, self.options, self.stop, self.say = world, receiver, options, stop, say
+        self._silence_said = False
+
+    def next(self, segment: int, waiting: bool) -> Admission:
+        """Return the frames that a segment may use. Collective.
+
+        Args:
+            segment: number of segments done.
+            waiting: True if there was nothing to do the last time.
+
+        Raises:
+            BadInput: the stream has ended without a frame.
+            PtymeshError: the source does not answer, or frames cannot be kept.
+        """
+        count, ended, ready, failure = 0, False, False, None
+        if self.receiver is not None:
+            try:
+                count, ended, ready = self._look(self.receiver, segment, waiting)
+            except Exception as error:
+                failure = error
+        word = torch.tensor([count, ended, ready, self.stop(), failure is not None], dtype=torch.int64)
+        count, *flags, failed = self.world.max(word)[0].tolist()
+        if failed:
+            self.world.raise_if_any_failed(failure, "receiving frames")
+        return Admission(count, *map(bool, flags))
+
+    def _look(self, receiver: Receiver, segment: int, waiting: bool) -> tuple[int, bool, bool]:
+        """Return the number of frames, True if none will follow, and True if the segment may begin."""
+        receiver.check()
+        ended = receiver.ended  # before the count: no frame follows
+        count = 0 if receiver.spool is None else receiver.spool.count
+        planned = self.options.admissions
+        if ended and not count:
+            raise BadInput("The stream has ended without a single frame; check the detector.")
+        if segment < len(planned):
+            wanted, then_ended = planned[segment]
+            if count >= wanted:
+                return wanted, then_ended, True
+            if ended:
+                raise BadInput(
+                    f"Segment {segment + 1} of the run that is replayed had {wanted} frames, and its spool holds "
+                    f"{count}; give a whole folder to --from."
+                )
+        ready = segment >= len(planned) and (segment > 0 or ended or count >= FIRST)
+        if not ended and (waiting or not ready):
+            self._wait(receiver, count)
+        return count, ended, ready
+
+    def _wait(self, receiver: Receiver, count: int) -> None:
+        """Wait a moment for frames, and say once if the source does not answer; count: frames so far."""
+        silent = receiver.silent_s
+        if silent > SILENT_S and not self._silence_said:
+            late = f", and {receiver.waiting} wait for their positions" if receiver.waiting else ""
+            self.say(
+                f"The source has not answered for {SILENT_S:g} s, and is asked again and again; {count} frames so far"
+                f"{late}."
+            )
+        self._silence_said = silent > SILENT_S
+        timeout = self.options.timeout_s
+        if timeout is not None and silent > timeout:
+            raise PtymeshError(
+                f"The source has not answered for {silent:.0f} s (--timeout); start it, and this command again: "
+                f"the {count} frames that have arrived are kept."
+            )
+        time.sleep(POLL_S)

@@ -1,0 +1,92 @@
+"""Object, probe and counts of a live reconstruction, and how they are taken up again from its folder.
+
+N       frames so far
+L, H, W slices, object pixels
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ptymesh.errors import PtymeshError
+from ptymesh.io.results import Result
+from ptymesh.live.choice import choose_views
+
+#: Files of a live run: the picture so far, and a line for each segment.
+PICTURE, LOG = "live.h5", "live.jsonl"
+
+
+@dataclass
+class LiveState:
+    """Object, probe and counts that go from one segment to the next.
+
+    Attributes:
+        object: (L, H, W) complex, as far as the scan has reached; None before the first segment.
+        probe: (M, h, w) complex.
+        zero: (2,) object pixel at which the scan's own coordinates have their zero.
+        uses: (N,) int64, updates that have seen each view.
+        segments: number of segments done.
+    """
+
+    object: torch.Tensor | None = None
+    probe: torch.Tensor | None = None
+    zero: np.ndarray = field(default_factory=lambda: np.zeros(2, np.int64))
+    uses: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    segments: int = 0
+
+    def admit(self, count: int) -> None:
+        """Count `count` frames as there; those that are new have not been used."""
+        self.uses = np.concatenate((self.uses, np.zeros(count - len(self.uses), np.int64)))
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """Return the whole lines of live.jsonl, none where there is no such file."""
+    if not path.exists():
+        return []
+    whole, _, _ = path.read_text().rpartition("\n")  # the last line may have been cut short
+    return [json.loads(line) for line in whole.splitlines()]
+
+
+def restore_state(folder: Path, recipe: str, seed: int) -> tuple[LiveState, list[dict[str, Any]]]:
+    """Return what a live run in this folder has come to, and its lines of live.jsonl so far.
+
+    The log says which frames were there for each segment, from which follows how often each was used.
+
+    Args:
+        folder: of the run.
+        recipe: as YAML; an object that came from another one is not gone on with.
+        seed: of the choice of views.
+
+    Returns:
+        The state and its lines; an empty state without lines where there is nothing to go on from.
+    """
+    nothing: tuple[LiveState, list[dict[str, Any]]] = (LiveState(), [])
+    if not (folder / PICTURE).exists():
+        return nothing
+    try:
+        result, rows = Result.load(folder / PICTURE), read_log(folder / LOG)
+    except (PtymeshError, OSError, ValueError):  # all frames are there, and lead to a new object
+        return nothing
+    segments, zero = result.attrs.get("segments"), [result.attrs.get(f"zero_{axis}") for axis in "yx"]
+    if segments is None or None in zero or result.recipe != recipe or len(rows) < segments:
+        return nothing
+    state = LiveState(
+        torch.from_numpy(result.object),
+        torch.from_numpy(result.probe),
+        np.array(zero, np.int64),
+        segments=int(segments),
+    )
+    rows = rows[: state.segments]
+    for number, row in enumerate(rows):
+        state.admit(row["frames"])
+        views = choose_views(state.uses, row.get("wanted", 0), seed, number)
+        if len(views) != row["views"]:  # of a program that chose otherwise
+            return nothing
+        state.uses[views] += 1
+    return state, rows
