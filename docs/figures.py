@@ -1,7 +1,8 @@
 """Draws the pictures of the documentation: python docs/figures.py NAME [FILE]
 
     cryo-4dstem, siemens-star   FILE is the result.h5 of the recipe of that name in examples/
-    speed, solution             FILE is what benchmarks/peers/compare.py, or solution.py, wrote; left out: the newest
+    speed, solution, live       FILE is what benchmarks/peers/compare.py, solution.py, or benchmarks/live.py wrote; left
+                                out: the newest
 
 Written to docs/figures/NAME.png, small enough for a repository.
 """
@@ -122,6 +123,31 @@ def solution(found: dict[str, Any]) -> Figure:
     return figure
 
 
+def live(found: dict[str, Any]) -> Figure:
+    """Error of the object against seconds from the first frame, of streams at several rates."""
+    figure = new_figure(7.2, 3.8)
+    axes = figure.subplots()
+    streams = [one for one in found["streams"] if not one["killed"]]
+    for stream, colour in zip(streams, ("#14557b", "#b9a06a", "#a78fa5"), strict=False):
+        frames_per_s = found["views"] / stream["last_frame_s"]
+        points = [(point["seconds"], point["error"]) for point in stream["pictures"]]
+        points = [*(one for one in points if one[0] < stream["seconds"]), (stream["seconds"], stream["error_live"])]
+        seconds, errors = zip(*points, strict=True)
+        axes.plot(seconds, errors, ".-", color=colour, label=f"{frames_per_s:,.0f} frames/s came", linewidth=1.4)
+        last = stream["last_frame_s"]
+        axes.plot(last, np.interp(last, seconds, errors), "o", color=colour, markersize=8, fillstyle="none")
+    alone = found["offline"]["error"]
+    axes.axhline(alone, color="#888888", linewidth=1, linestyle="--", label="all frames from the start, as many uses")
+    axes.plot([], [], "o", color="#444444", markersize=8, fillstyle="none", label="the last frame has come")
+    axes.set_xlabel("seconds from the first frame")
+    axes.set_ylabel("error of the object")
+    axes.set_ylim(0, None)
+    axes.set_xlim(0, None)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=9, loc="lower left")
+    return figure
+
+
 def phase_of(result: Result, dim: float) -> tuple[np.ndarray, np.ndarray, tuple[float, float] | None, np.ndarray]:
     """Unwrapped phase of what is lit, which pixels those are, their size, and where the middle of the scan is."""
     light = illumination(result.object.shape[1:], result.probe, result.positions_px, result.weights)
@@ -151,8 +177,9 @@ def write(figure: Figure, path: Path) -> None:
 
 if __name__ == "__main__":
     name, *given = sys.argv[1:]
-    if name in ("speed", "solution"):
-        draw, written = (speed, "peers") if name == "speed" else (solution, "solution")
+    measured = {"speed": (speed, "peers"), "solution": (solution, "solution"), "live": (live, "live")}
+    if name in measured:
+        draw, written = measured[name]
         file = Path(given[0]) if given else max(MEASURED.glob(f"*-{written}.json"))
         write(draw(json.loads(file.read_text(encoding="utf-8"))), FOLDER / f"{name}.png")
     else:
