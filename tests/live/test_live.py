@@ -23,7 +23,7 @@ from ptymesh.distributed.world import World
 from ptymesh.errors import BadInput, Interrupted, PtymeshError
 from ptymesh.io.results import Result
 from ptymesh.live import LiveOptions, Spool, SpooledStream, open_source, reconstruct_live
-from ptymesh.live.choice import LARGEST, SEGMENT, choose_views
+from ptymesh.live.choice import LARGEST, MIXED, SEGMENT, choose_views
 from ptymesh.live.frames import Frames
 from ptymesh.live.object_parts import join_part, paste
 from ptymesh.live.serving import serve_scan
@@ -100,7 +100,7 @@ def error(found: Path | Result, scan: Path) -> float:
 def test_as_good_as_all_frames_at_once(scan: Path, recipe: Recipe, tmp_path: Path) -> None:
     outcome, measured = reconstruct_live(recipe, Prepared(scan, 40), tmp_path, LiveOptions(uses=3))
     assert outcome.views == measured.views == VIEWS
-    assert outcome.uses.min() == 3
+    assert outcome.uses.min() >= 3  # more often where time was left while frames came
     assert len(outcome.latencies_s) == VIEWS and (outcome.latencies_s >= 0).all()
     offline = pm.Reconstruction(str(scan), probe=recipe.probe)
     for _ in offline.run(pm.RPIE(batch=16), epochs=3):
@@ -109,12 +109,12 @@ def test_as_good_as_all_frames_at_once(scan: Path, recipe: Recipe, tmp_path: Pat
     rows = [json.loads(line) for line in (tmp_path / "live.jsonl").read_text().splitlines()]
     assert sum(row["new"] for row in rows) == VIEWS
     assert sum(row["views"] for row in rows) == outcome.uses.sum()
-    assert rows[-1]["least_uses"] == 3 and rows[-1]["unseen"] == 0
+    assert rows[-1]["least_uses"] >= 3 and rows[-1]["unseen"] == 0
     assert all(row["latency_s"] > 0 for row in rows if row["new"])
     summary = json.loads((tmp_path / "live.json").read_text())
     assert summary == outcome.summary()
     assert summary["latency_median_s"] == np.median(outcome.latencies_s)
-    assert 0 <= summary["uses_at_end_of_stream"]["mean"] <= summary["uses"]["mean"] == 3
+    assert 0 <= summary["uses_at_end_of_stream"]["mean"] <= summary["uses"]["mean"] == outcome.uses.mean()
     attrs = Result.load(tmp_path / "live.h5").attrs
     assert attrs["frames"] == VIEWS and attrs["seconds"] >= summary["seconds"]
 
@@ -263,7 +263,7 @@ def test_stopped_it_goes_on_from_its_object(scan: Path, recipe: Recipe, tmp_path
     with (part / "live.jsonl").open("a") as log:  # segments whose object a killed process has not written
         log.write(json.dumps(rows[-1] | {"frames": VIEWS}) + "\n" + '{"frames": 1')
     outcome, _ = reconstruct_live(recipe, Prepared(scan, 40), part, LiveOptions())
-    assert outcome.views == VIEWS and outcome.uses.min() == outcome.uses.max() == 3
+    assert outcome.views == VIEWS and outcome.uses.min() >= 3
     found = read_log(part / "live.jsonl")
     assert found[:2] == rows and [row["segment"] for row in found] == list(range(1, len(found) + 1))
     # a run that is not stopped, with the same frames for each segment, has the same bits
@@ -294,7 +294,8 @@ def test_the_same_bits_on_any_ranks(
 ) -> None:
     """Ranks that share a stream follow the same admissions to the same bits."""
     planned = LiveOptions(2, admissions=((40, False), (90, False), (100, False)))
-    reconstruct_live(recipe, Prepared(scan, 200), tmp_path / "first", planned)
+    outcome, _ = reconstruct_live(recipe, Prepared(scan, 200), tmp_path / "first", planned)
+    assert outcome.uses.min() == 2
     first = Result.load(tmp_path / "first" / "live.h5")
     log = [(row["frames"], row["views"]) for row in read_log(tmp_path / "first" / "live.jsonl")]
     assert [frames for frames, _ in log[:4]] == [40, 90, 100, VIEWS]
@@ -303,7 +304,7 @@ def test_the_same_bits_on_any_ranks(
         found = ranks(size, replay, scan.with_name("live.yaml"), tmp_path / "first", out)
         for obj, probe, uses, collectives in found:
             assert np.array_equal(obj, first.object) and np.array_equal(probe, first.probe)
-            assert uses == 2 * VIEWS and collectives > 0
+            assert uses == outcome.uses.sum() and collectives > 0
         assert [(row["frames"], row["views"]) for row in read_log(out / "live.jsonl")] == log
 
 
@@ -321,22 +322,39 @@ def test_replays_of_other_runs(scan: Path, recipe: Recipe, tmp_path: Path) -> No
 
 def test_new_views_come_first_then_those_least_used() -> None:
     uses = np.concatenate((np.full(600, 2), np.full(300, 1), np.zeros(100))).astype(np.int64)
-    chosen = choose_views(uses, 3, 0, 0)
+    chosen = choose_views(uses, 3, 0, 0, ended=False)
     assert len(chosen) == SEGMENT
     assert np.isin(np.arange(900, 1000), chosen).all() and np.isin(np.arange(600, 900), chosen).all()
     assert (np.diff(chosen) > 0).all()
-    assert not np.array_equal(chosen, choose_views(uses, 3, 0, 1))  # other views of those used twice
-    assert np.array_equal(chosen, choose_views(uses, 3, 0, 0))
+    assert not np.array_equal(chosen, choose_views(uses, 3, 0, 1, ended=False))  # other views of those used twice
+    assert np.array_equal(chosen, choose_views(uses, 3, 0, 0, ended=False))
 
 
 def test_where_many_wait_old_ones_do() -> None:
     uses = np.concatenate((np.ones(100), np.zeros(5000))).astype(np.int64)
-    chosen = choose_views(uses, 3, 0, 0)
+    chosen = choose_views(uses, 3, 0, 0, ended=False)
     assert len(chosen) == LARGEST and chosen.min() == 100
 
 
 def test_views_used_often_enough_are_left_alone() -> None:
-    assert len(choose_views(np.full(50, 3), 3, 0, 0)) == 0
+    assert len(choose_views(np.full(50, 3), 3, 0, 0, ended=True)) == 0
+    assert len(choose_views(np.full(50, 3), 3, 0, 0, ended=False)) == 50  # time is left for them
+    assert len(choose_views(np.full(50, 12), 3, 0, 0, ended=False)) == 0
+
+
+def test_after_the_last_frame_segments_are_long() -> None:
+    uses = np.concatenate((np.full(3000, 3), np.full(3000, 1)))
+    chosen = choose_views(uses, 3, 0, 0, ended=True)
+    assert len(chosen) == LARGEST and chosen.min() >= 3000
+    assert len(choose_views(uses, 3, 0, 0, ended=False)) == SEGMENT
+
+
+def test_some_views_are_from_anywhere() -> None:
+    uses = np.concatenate((np.full(5000, 3), np.full(1000, 1), np.zeros(100))).astype(np.int64)
+    chosen = choose_views(uses, 3, 0, 0, ended=False)
+    assert len(chosen) == SEGMENT and (chosen >= 6000).sum() == 100
+    share = (SEGMENT - 100) // MIXED
+    assert share - 20 < (chosen < 5000).sum() <= share
 
 
 # --- the object that grows ---

@@ -9,25 +9,39 @@ import numpy as np
 
 #: Views of a segment; of these, at most so many that are new, as long as all are used as often as is asked.
 SEGMENT = 512
-#: Views of a segment where so many new ones wait that old ones have to.
+#: Views of a segment where so many new ones wait that old ones have to, and after the last frame.
 LARGEST = 2048
+#: Beside new views, one in so many is from anywhere in the scan.
+MIXED = 8
+#: Views are left alone that updates have seen so many times more often than is asked, until the stream has ended.
+MOST_USES = 4
 
 
-def choose_views(uses: np.ndarray, wanted: int, seed: int, segment: int) -> np.ndarray:
-    """Return the views of the next segment: new ones, then those that fewest updates have seen.
+def choose_views(uses: np.ndarray, wanted: int, seed: int, segment: int, *, ended: bool) -> np.ndarray:
+    """Return the views of the next segment: new ones, then those that fewest updates have seen, and some of all others.
+
+    Rings of a scan that are only joined to the one before drift apart, so a part of each segment is from anywhere; time
+    in which no other view waits goes to these, too.
 
     Args:
         uses: (N,) int64, updates that have seen each view.
         wanted: number of updates that are to see each view.
         seed: of the random choice among equals.
         segment: number of the segment.
+        ended: True where no more frames come: segments may be long, and have no view that was used often enough.
 
     Returns:
         (n,) int64, ascending; none where all views have been used often enough.
     """
-    new = np.flatnonzero(uses == 0)
+    new, size = np.flatnonzero(uses == 0), LARGEST if ended else SEGMENT
     if len(new) >= SEGMENT:
         return new[:LARGEST]
-    old = np.flatnonzero((uses > 0) & (uses < wanted))
-    order = np.lexsort((np.random.default_rng([seed, segment, 1]).random(len(old)), uses[old]))
-    return np.sort(np.concatenate((new, old[order[: SEGMENT - len(new)]])))
+    rng = np.random.default_rng([seed, segment, 1])
+    room, due = size - len(new), np.flatnonzero((uses > 0) & (uses < wanted))
+    due = due[np.lexsort((rng.random(len(due)), uses[due]))]
+    if ended:
+        return np.sort(np.concatenate((new, due[:room])))
+    due = due[: room - room // MIXED]
+    others = np.setdiff1d(np.flatnonzero((uses > 0) & (uses < MOST_USES * wanted)), due)
+    some = rng.permutation(others)[: room - len(due)]
+    return np.sort(np.concatenate((new, due, some)))

@@ -3,10 +3,10 @@
 N       frames so far
 L, H, W slices, object pixels
 
-A segment is an epoch over a part of the views that are there: those that no update has seen, which come first, and
-those that fewest updates have seen. Object and probe go from one segment to the next; the object grows with the scan.
-How many views a segment has does not depend on the rate of the frames, so that a slow machine uses each frame less
-often, and loses none. Once the stream has ended, segments go on until each view was used `uses` times.
+A segment is an epoch over a part of the views that are there: those that no update has seen, which come first, those
+that fewest updates have seen, and some from anywhere. Object and probe go from one segment to the next; the object
+grows with the scan. How many views a segment has does not depend on the rate of the frames, so that a slow machine uses
+each frame less often, and loses none. Once the stream has ended, segments go on until each view was used `uses` times.
 
 On several ranks the first one receives the frames and writes them to the spool, which all read; each updates by its
 share of every batch.
@@ -208,7 +208,7 @@ class _Session:
             if there.ended and uses_at_end is None:
                 uses_at_end = state.uses.copy()
                 self._next_picture = 0.0  # people wait for what the last frames show
-            views = choose_views(state.uses, self.options.uses, self.recipe.seed, state.segments)
+            views = choose_views(state.uses, self.options.uses, self.recipe.seed, state.segments, ended=there.ended)
             if waiting := not len(views):
                 if there.ended:
                     break

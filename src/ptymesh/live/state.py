@@ -85,7 +85,7 @@ def restore_state(folder: Path, recipe: str, seed: int) -> tuple[LiveState, list
     rows = rows[: state.segments]
     for number, row in enumerate(rows):
         state.admit(row["frames"])
-        views = choose_views(state.uses, row.get("wanted", 0), seed, number)
+        views = choose_views(state.uses, row.get("wanted", 0), seed, number, ended=row.get("ended", False))
         if len(views) != row["views"]:  # of a program that chose otherwise
             return nothing
         state.uses[views] += 1
