@@ -23,7 +23,7 @@ from ptymesh.distributed.world import World
 from ptymesh.errors import BadInput, Interrupted, PtymeshError
 from ptymesh.io.results import Result
 from ptymesh.live import LiveOptions, Spool, SpooledStream, open_source, reconstruct_live
-from ptymesh.live.choice import LARGEST, MIXED, SEGMENT, choose_views
+from ptymesh.live.choice import LARGEST, MIXED, SEGMENT, choose_batch, choose_views
 from ptymesh.live.frames import Frames
 from ptymesh.live.object_parts import join_part, paste
 from ptymesh.live.serving import serve_scan
@@ -355,6 +355,35 @@ def test_some_views_are_from_anywhere() -> None:
     assert len(chosen) == SEGMENT and (chosen >= 6000).sum() == 100
     share = (SEGMENT - 100) // MIXED
     assert share - 20 < (chosen < 5000).sum() <= share
+
+
+def test_batches_are_smaller_where_views_lie_over_each_other() -> None:
+    spread = np.stack(np.meshgrid(np.arange(20), np.arange(20)), axis=-1).reshape(-1, 2)
+    assert choose_batch(spread * 30.0, (32, 32), 64) == 64  # 400 places
+    assert choose_batch(spread * 1.0, (32, 32), 64) == 32  # within two half windows a side
+    assert 32 < choose_batch(spread * 8.0, (32, 32), 64) == (10 * 10) // 2
+    assert choose_batch(spread * 1.0, (32, 32), 1) == 1
+
+
+@pytest.mark.parametrize("engine", ["mpie", "lsqml"])
+def test_engines_that_remember_batches(scan: Path, recipe: Recipe, tmp_path: Path, engine: str) -> None:
+    """An object that grows is no longer the one that the engine remembers of the segment before."""
+    changed = load_recipe(scan.with_name("live.yaml"), [f"stages.0={{engine: {engine}, epochs: 1, batch: 8}}"])
+    planned = LiveOptions(2, admissions=((60, False), (120, False)))
+    outcome, _ = reconstruct_live(changed, Prepared(scan, 200), tmp_path, planned)
+    assert outcome.uses.min() >= 2
+    assert error(tmp_path / "live.h5", scan) < 0.5
+
+
+def test_a_probe_of_several_modes(scan: Path, tmp_path: Path) -> None:
+    """It comes from a result, and the recipe does not say how many modes there are."""
+    recon = pm.Reconstruction(str(scan), probe_modes=2)
+    for _ in recon.run(pm.RPIE(batch=16), epochs=2):
+        pass
+    recon.result().save(tmp_path / "two.h5")
+    changed = load_recipe(scan.with_name("live.yaml"), [f"probe.start.path={tmp_path / 'two.h5'}"])
+    reconstruct_live(changed, Prepared(scan, 200), tmp_path / "out", LiveOptions(2))
+    assert len(Result.load(tmp_path / "out" / "live.h5").probe) == 2
 
 
 # --- the object that grows ---

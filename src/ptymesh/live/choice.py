@@ -1,4 +1,4 @@
-"""Choice of the views that a segment updates.
+"""Choice of the views that a segment updates, and of how many make a batch.
 
 N       frames so far
 """
@@ -45,3 +45,19 @@ def choose_views(uses: np.ndarray, wanted: int, seed: int, segment: int, *, ende
     others = np.setdiff1d(np.flatnonzero((uses > 0) & (uses < MOST_USES * wanted)), due)
     some = rng.permutation(others)[: room - len(due)]
     return np.sort(np.concatenate((new, due, some)))
+
+
+def choose_batch(positions: np.ndarray, window: tuple[int, int], most: int) -> int:
+    """Return how many views of a segment make a batch: fewer where they lie over each other, at least half of `most`.
+
+    Views that have just come are neighbours. A batch takes one step of all its views together, so that those over the
+    same place bring little more than one of them. There are no more views in a batch than halves of windows that the
+    segment's positions lie in: each place is then seen by about two.
+
+    Args:
+        positions: (n, 2) float, of the segment's views, in pixels.
+        window: (h, w).
+        most: batch size of the recipe.
+    """
+    quarters = np.unique(np.floor(2 * positions / np.array(window)), axis=0)
+    return int(np.clip(len(quarters) // 2, (most + 1) // 2, most))

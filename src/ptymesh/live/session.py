@@ -22,13 +22,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from ptymesh.distributed.agreement import refuse_differences
 from ptymesh.distributed.devices import one_thread
 from ptymesh.distributed.joining import join
 from ptymesh.distributed.layouts.layout import Replicated
 from ptymesh.distributed.world import World
-from ptymesh.engines import ENGINES
+from ptymesh.engines import ENGINES, Engine
 from ptymesh.errors import BadInput, Interrupted
 from ptymesh.files import replacing
 from ptymesh.geometry import Geometry
@@ -37,7 +38,7 @@ from ptymesh.io.prepare.preprocess import measurement_of
 from ptymesh.io.results import Result
 from ptymesh.kernels import kernel_backend
 from ptymesh.live.admissions import Admissions
-from ptymesh.live.choice import choose_views
+from ptymesh.live.choice import SEGMENT, choose_batch, choose_views
 from ptymesh.live.frames import ApartStream, FrameSource
 from ptymesh.live.object_parts import join_part, paste
 from ptymesh.live.outcome import LiveOptions, LiveOutcome
@@ -50,7 +51,6 @@ from ptymesh.problem import Problem
 from ptymesh.problem.counts import mean_pattern
 from ptymesh.recipe.initial import initial_estimate
 from ptymesh.recipe.schema import Recipe
-from ptymesh.recipe.starts import DataStart
 from ptymesh.run.loop import Loop
 from ptymesh.run.reconstruction import MARGIN_PX
 from ptymesh.run.state import RunState
@@ -79,6 +79,28 @@ class _Part:
     def read(self, views: np.ndarray) -> np.ndarray:
         """Return the patterns (n, h, w) of the views with these indices (n,)."""
         return self._patterns.read(self._views[views])
+
+
+class _KeptProbe:
+    """Start of a segment's probe where the segment before has left it.
+
+    Args:
+        probe: (M, h, w) complex.
+    """
+
+    kind = "kept"
+
+    def __init__(self, probe: torch.Tensor | None) -> None:
+        self._probe = probe
+
+    def make(self, measurement: Measurement, mean_pattern: np.ndarray) -> torch.Tensor:
+        """Return the probe."""
+        assert self._probe is not None
+        return self._probe
+
+    def parameters(self) -> dict[str, dict[str, float]]:
+        """Return no parameters: a probe that has moved is no function of those it started from."""
+        return {}
 
 
 def reconstruct_live(
@@ -162,7 +184,6 @@ class _Session:
 
     def __init__(self, recipe: Recipe, world: World, admissions: Admissions, folder: Path) -> None:
         self.recipe, self.admissions, self.folder = recipe, admissions, folder
-        self.engine = recipe.stages[0].model_copy(update={"epochs": 1})
         self.world, self.dtype = world, complex_dtype(recipe.precision)
         self.options, self.say, self.receiver = admissions.options, admissions.say, admissions.receiver
         self.state, self._rows = restore_state(folder, recipe.to_yaml(), recipe.seed)
@@ -289,6 +310,19 @@ class _Session:
             )
         return made
 
+    def _engine(self, positions: np.ndarray, window: tuple[int, int], *, behind: bool) -> Engine:
+        """Return the engine of a segment, which remembers nothing of those before, as the object may have grown.
+
+        Args:
+            positions: (n, 2) float, of its views, in pixels.
+            window: (h, w).
+            behind: True if frames come faster than they are used, so that large batches are better, as they are faster.
+        """
+        engine = self.recipe.stages[0].model_copy(update={"epochs": 1}, deep=True)
+        if engine.batch is None or behind:
+            return engine
+        return engine.model_copy(update={"batch": choose_batch(positions, window, engine.batch)})
+
     def _segment(self, views: np.ndarray) -> dict[str, object]:
         """Run one epoch over some views, from where the segment before has led.
 
@@ -317,7 +351,7 @@ class _Session:
                 part,
                 mean,
                 object=recipe.object if first else recipe.object.model_copy(update={"initial": "ones"}),
-                probe=recipe.probe if first else recipe.probe.model_copy(update={"start": DataStart(kind="data")}),
+                probe=recipe.probe if first else recipe.probe.model_copy(update={"start": _KeptProbe(state.probe)}),
                 precision=recipe.precision,
                 device=self.world.device,
                 margin_px=MARGIN_PX,
@@ -327,8 +361,9 @@ class _Session:
         zero = np.round(np.array(estimate.origin)).astype(np.int64)
         if state.object is not None and state.probe is not None:
             paste(state.object, estimate.object, zero - state.zero)
-            estimate.probe.copy_(state.probe)
-        loop = Loop(problem, RunState(estimate), [self.engine], seed=recipe.seed + state.segments)
+            estimate.probe.copy_(state.probe)  # which has not been rescaled
+        engine = self._engine(part.positions, part.window, behind=int((state.uses == 0).sum()) >= SEGMENT)
+        loop = Loop(problem, RunState(estimate), [engine], seed=recipe.seed + state.segments)
         residual = [report.residual for report in loop.epochs()][-1]
         state.object, state.zero = join_part(state.object, state.zero, estimate.object, zero)
         state.probe = estimate.probe.clone()
@@ -361,7 +396,7 @@ class _Session:
         scan = self.measured(len(state.uses))
         pixel = scan.geometry.object_pixel_m
         attrs = {
-            "engine": self.engine.name,
+            "engine": self.recipe.stages[0].name,
             "segments": state.segments,
             "frames": len(state.uses),
             "seconds": time.monotonic() - self._began,
