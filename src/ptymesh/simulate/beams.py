@@ -73,7 +73,13 @@ def default_spacing_m(geometry: Geometry) -> float:
 
 
 def designed_probe(options: Simulation, geometry: Geometry, error: float = 0.0) -> Tensor:
-    """Return the first probe mode (h, w), sum |P|^2 = 1; `error` is the relative error of the design's defocus."""
+    """Return the first probe mode (h, w), sum |P|^2 = 1.
+
+    Args:
+        options: of the simulation.
+        geometry: of the window.
+        error: relative error of the design's defocus; above 0, a beam behind a diffuser has no speckle.
+    """
     pixel, wavelength = sampling_of(geometry)
     width_m = DEFAULTS[options.kind].width * options.window * pixel[0]
     if options.kind == "near":
