@@ -25,7 +25,7 @@ from ptymesh.io.results import Result
 from ptymesh.io.scan import RawScan
 from ptymesh.io.source import SlabSource
 from ptymesh.measurement import Measurement
-from ptymesh.physics.fidelity.amplitude import Amplitude
+from ptymesh.physics.fidelity.amplitude import AmplitudeFidelity
 from ptymesh.problem import Problem
 from ptymesh.recipe.initial import initial_estimate
 from ptymesh.recipe.schema import Recipe
@@ -109,7 +109,7 @@ class Flat(ProbeStart):
         return np.full((self.side, self.side), self.value if self.value else np.nan)
 
 
-class Half(Amplitude):
+class Half(AmplitudeFidelity):
     """Half of the amplitude's loss: steps of the same waves."""
 
     name: ClassVar[str] = "half"

@@ -18,7 +18,7 @@ from ptymesh.physics import fidelity
 from ptymesh.physics.backend import Adjoints, Backend, BatchCache, Chunk, Operation, reference_of
 from ptymesh.physics.detector.pieces import DetectorPiece
 from ptymesh.physics.fidelity import UNLIT
-from ptymesh.physics.fidelity.amplitude import Amplitude
+from ptymesh.physics.fidelity.amplitude import AmplitudeFidelity
 from ptymesh.physics.kinds import SUMS
 from ptymesh.physics.model import Intermediates, Model, SliceStack
 from ptymesh.physics.operators import Place, Placed, ShiftOperator, Tables, Values, WaveOperator
@@ -490,7 +490,7 @@ AROUND: dict[str, Callable[[Case], Model]] = {
 }
 
 
-class Quartic(Amplitude):
+class Quartic(AmplitudeFidelity):
     """Half of the amplitude's loss, with half of its factor: none of those that kernels know."""
 
     name: ClassVar[str] = "quartic"

@@ -5,7 +5,7 @@ import torch
 
 from ptymesh.physics import fidelity
 from ptymesh.physics.fidelity import FIDELITIES, Data, Fidelity, fidelity_of
-from ptymesh.physics.fidelity.amplitude import Amplitude
+from ptymesh.physics.fidelity.amplitude import AmplitudeFidelity
 
 H, W = 8, 9
 
@@ -163,7 +163,9 @@ def test_that_step_is_the_modulus_projection_for_amplitudes() -> None:
     S, data = sample()
     data = data.illuminated(S)
     lit = data.good
-    assert torch.allclose(Fidelity.revision(Amplitude(), S, data)[lit], Amplitude().revision(S, data)[lit], rtol=1e-9)
+    assert torch.allclose(
+        Fidelity.revision(AmplitudeFidelity(), S, data)[lit], AmplitudeFidelity().revision(S, data)[lit], rtol=1e-9
+    )
 
 
 def test_a_fidelity_that_there_is_not_is_refused_by_name() -> None:

@@ -1,4 +1,4 @@
-"""What pieces of the model cost that kernels do not compute, in sentences for the log."""
+"""Costs of pieces of the model that kernels do not compute, in sentences for the log."""
 
 from __future__ import annotations
 

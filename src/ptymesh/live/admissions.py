@@ -61,7 +61,7 @@ class Admissions:
         self.world, self.receiver, self.options, self.stop, self.say = world, receiver, options, stop, say
         self._silence_said = False
 
-    def next(self, segment: int, waiting: bool) -> Admission:
+    def decide_frames(self, segment: int, waiting: bool) -> Admission:
         """Return the frames that a segment may use. Collective.
 
         Args:
@@ -75,7 +75,7 @@ class Admissions:
         count, ended, ready, failure = 0, False, False, None
         if self.receiver is not None:
             try:
-                count, ended, ready = self._look(self.receiver, segment, waiting)
+                count, ended, ready = self._count_frames(self.receiver, segment, waiting)
             except Exception as error:
                 failure = error
         word = torch.tensor([count, ended, ready, self.stop(), failure is not None], dtype=torch.int64)
@@ -84,7 +84,7 @@ class Admissions:
             self.world.raise_if_any_failed(failure, "receiving frames")
         return Admission(count, *map(bool, flags))
 
-    def _look(self, receiver: Receiver, segment: int, waiting: bool) -> tuple[int, bool, bool]:
+    def _count_frames(self, receiver: Receiver, segment: int, waiting: bool) -> tuple[int, bool, bool]:
         """Return the number of frames, True if none will follow, and True if the segment may begin."""
         receiver.check()
         ended = receiver.ended  # before the count: no frame follows

@@ -212,7 +212,7 @@ class _Session:
         state, updates, seen, waiting = self.state, 0, 0.0, False
         uses_at_end: np.ndarray | None = None
         while True:
-            there = self.admissions.next(state.segments, waiting)
+            there = self.admissions.decide_frames(state.segments, waiting)
             if there.stop:
                 self._save()
                 raise Interrupted(
@@ -225,7 +225,7 @@ class _Session:
                 self._began = time.monotonic()
                 self._next_line = self._began + SAY_S
                 self._keep_log()
-            state.admit(max(there.frames, len(state.uses)))
+            state.admit_frames(max(there.frames, len(state.uses)))
             if there.ended and uses_at_end is None:
                 uses_at_end = state.uses.copy()
                 self._next_picture = 0.0  # people wait for what the last frames show

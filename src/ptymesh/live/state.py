@@ -40,7 +40,7 @@ class LiveState:
     uses: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     segments: int = 0
 
-    def admit(self, count: int) -> None:
+    def admit_frames(self, count: int) -> None:
         """Count `count` frames as there; those that are new have not been used."""
         self.uses = np.concatenate((self.uses, np.zeros(count - len(self.uses), np.int64)))
 
@@ -84,7 +84,7 @@ def restore_state(folder: Path, recipe: str, seed: int) -> tuple[LiveState, list
     )
     rows = rows[: state.segments]
     for number, row in enumerate(rows):
-        state.admit(row["frames"])
+        state.admit_frames(row["frames"])
         views = choose_views(state.uses, row.get("wanted", 0), seed, number, ended=row.get("ended", False))
         if len(views) != row["views"]:  # of a program that chose otherwise
             return nothing

@@ -27,7 +27,7 @@ from ptymesh.geometry import Geometry
 from ptymesh.measurement import Measurement, centres_of_mass, evenly_spread
 from ptymesh.physics.model import inner
 from ptymesh.physics.operators import Place, Tables, Values, WaveOperator
-from ptymesh.physics.separable import turned
+from ptymesh.physics.separable import turn_waves
 from ptymesh.unknowns import Unknown
 
 #: Views whose patterns are looked at, at most.
@@ -83,7 +83,7 @@ class Descan(WaveOperator):
             values: `descan` (B, 2), px.
             tables: from `tables`.
         """
-        return turned(psi, *_phases(values["descan"], tables))
+        return turn_waves(psi, *_phases(values["descan"], tables))
 
     def adjoint(self, psi: Tensor, values: Values, tables: Tables) -> Tensor:
         """Return psi without the phase ramp of each view.
@@ -93,7 +93,7 @@ class Descan(WaveOperator):
             values: `descan` (B, 2), px.
             tables: from `tables`.
         """
-        return turned(psi, *_phases(-values["descan"], tables))
+        return turn_waves(psi, *_phases(-values["descan"], tables))
 
     def slopes(self, psi: Tensor, values: Values, tables: Tables, back: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
         """Return the slope and the norm by the shifts along y and x, (B, 2) each.

@@ -25,7 +25,7 @@ from ptymesh.geometry import Geometry
 from ptymesh.physics.detector.pieces import DetectorPiece
 from ptymesh.physics.operators import Tables, Values
 from ptymesh.physics.propagate import fft, frequencies, ifft
-from ptymesh.physics.separable import convolved
+from ptymesh.physics.separable import convolve_windows
 from ptymesh.unknowns import Unknown
 
 #: Share of a pixel's light below which a kernel ends, by precision: in the single one, of 10^8 counts a hundredth.
@@ -61,7 +61,7 @@ class DetectorBlur(DetectorPiece):
             kernels = [_taps(float(width), size, FAINTEST[S.dtype]) for size in S.shape[-2:]]
             ends = all(2 * len(taps) < size for taps, size in zip(kernels, S.shape[-2:], strict=True))
             if ends and max(map(len, kernels)) <= LONGEST:
-                return convolved(S, *kernels)
+                return convolve_windows(S, *kernels)
         return filtered(S, self._transfer(S, values)[0])
 
     def adjoint(self, x: Tensor, values: Values, tables: Tables) -> Tensor:

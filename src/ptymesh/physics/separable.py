@@ -17,7 +17,7 @@ TURNS: dict[torch.dtype, Callable[[Tensor, Tensor, Tensor], Tensor | None]] = {}
 CONVOLUTIONS: dict[torch.dtype, Callable[[Tensor, Tensor, Tensor], Tensor | None]] = {}
 
 
-def turned(waves: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+def turn_waves(waves: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     """Return waves times a factor of each row and one of each column.
 
     Args:
@@ -34,7 +34,7 @@ def turned(waves: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     return times(factors[:, None], waves)
 
 
-def convolved(S: Tensor, down: Tensor, across: Tensor) -> Tensor:
+def convolve_windows(S: Tensor, down: Tensor, across: Tensor) -> Tensor:
     """Return windows convolved with a symmetric kernel along y and with one along x, around their edges.
 
     Args:

@@ -1,4 +1,4 @@
-"""What is known of incoherent modes beside each other: that all have one middle, or that the first has most light.
+"""Incoherent modes beside each other: all have one middle, or the first has most light.
 
 P_m      modes (M, h, w), the strongest first;  c_m  centre of mass of |P_m|^2;  p_m  power, sum |P_m|^2
 """

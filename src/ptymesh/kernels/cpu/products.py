@@ -25,8 +25,8 @@ FEW = 1 << 12
 def offer(dtype: torch.dtype) -> None:
     """Compute products of this dtype, and convolutions of its real one, here from now on."""
     elementwise.PRODUCTS[dtype] = product
-    separable.TURNS[dtype] = turned
-    separable.CONVOLUTIONS[dtype.to_real()] = convolved
+    separable.TURNS[dtype] = turn_waves
+    separable.CONVOLUTIONS[dtype.to_real()] = convolve_windows
 
 
 def product(a: Tensor, b: Tensor) -> Tensor | None:
@@ -45,8 +45,14 @@ def product(a: Tensor, b: Tensor) -> Tensor | None:
     return out
 
 
-def turned(waves: Tensor, rows: Tensor, columns: Tensor) -> Tensor | None:
-    """Return waves (B, M, h, w) times factors of rows (B, h) and columns (B, w); None if torch is to compute them."""
+def turn_waves(waves: Tensor, rows: Tensor, columns: Tensor) -> Tensor | None:
+    """Return waves times factors of rows and of columns; None if torch is to compute them.
+
+    Args:
+        waves: (B, M, h, w) complex.
+        rows: (B, h) complex.
+        columns: (B, w) complex.
+    """
     if waves.requires_grad or rows.requires_grad or columns.requires_grad or waves.is_conj():
         return None
     if rows.dtype != waves.dtype or columns.dtype != waves.dtype or not waves.numel():
@@ -60,8 +66,14 @@ def turned(waves: Tensor, rows: Tensor, columns: Tensor) -> Tensor | None:
     return out
 
 
-def convolved(S: Tensor, down: Tensor, across: Tensor) -> Tensor | None:
-    """Return windows (..., h, w) convolved with symmetric kernels (n,); None if torch is to compute them."""
+def convolve_windows(S: Tensor, down: Tensor, across: Tensor) -> Tensor | None:
+    """Return windows convolved with symmetric kernels; None if torch is to compute them.
+
+    Args:
+        S: (..., h, w) real.
+        down: (n,) real, the middle of the kernel along y and what follows.
+        across: (n,) real, the same along x.
+    """
     if S.requires_grad or down.requires_grad or across.requires_grad or not S.numel() or min(S.shape[-2:]) < WIDTH:
         return None
     share_threads()

@@ -11,7 +11,7 @@ from ptymesh.physics.fidelity.base import Fidelity, LinearResponse
 from ptymesh.physics.fidelity.data import DARK, Data
 
 
-class Amplitude(Fidelity):
+class AmplitudeFidelity(Fidelity):
     """l = (sqrt I - sqrt y)^2; its step is the modulus projection."""
 
     name: ClassVar[str] = "amplitude"
