@@ -98,10 +98,11 @@ def compared(scan: Measurement, wrong: Measurement, epochs: tuple[int, int]) -> 
     """Return how near the wrong positions come to the refined ones of the scan, and whether that is enough."""
     own, other, found = refine(scan, epochs, 0), refine(scan, epochs, 1), refine(wrong, epochs, 0)
     seeds = apart(own.positions, other.positions, np.intersect1d(own.views, other.views))
-    left = apart(own.positions, found.positions, own.views)
+    both = np.intersect1d(own.views, found.views)  # which views are held out depends on their order along the scan
+    left = apart(own.positions, found.positions, both)
     excess = found.held_out / own.held_out - 1
     return {
-        "wrong_px": apart(own.positions, wrong.positions, own.views),
+        "wrong_px": apart(own.positions, wrong.positions, both),
         "left_px": left,
         "seeds_px": seeds,
         "residual": found.residual,
@@ -112,6 +113,7 @@ def compared(scan: Measurement, wrong: Measurement, epochs: tuple[int, int]) -> 
         "positions_reached": left <= max(ALLOWED_PX, ALLOWED_SEEDS * seeds),
         "held_out_reached": excess <= ALLOWED_HELD_OUT,
         "named": moves_apart(wrong.positions[found.views], found.positions[found.views]).sentence(),
+        "to_be_named": moves_apart(wrong.positions[found.views], scan.positions[found.views]).sentence(),
     }
 
 

@@ -42,6 +42,7 @@ def serve(browser: Any) -> Iterator[Callable[..., str]]:
     def start(root: Path, **options: bool) -> str:
         listening = socket.socket()
         listening.bind(("127.0.0.1", 0))
+        listening.listen()  # so that the browser may come before the server
         host = f"127.0.0.1:{listening.getsockname()[1]}"
         server = uvicorn.Server(uvicorn.Config(make_app([root], TOKEN, [host], **options), log_level="error"))
         thread = threading.Thread(target=server.run, args=([listening],), daemon=True)

@@ -15,10 +15,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-import h5py
 import numpy as np
 from torch import Tensor
 
+from ptymesh.io.hdf5.writing import new_hdf5
 from ptymesh.run_folder.reports import BatchReport, Callback, EpochReport
 from ptymesh.run_folder.status import Throttle
 
@@ -99,7 +99,7 @@ def write_preview(path: Path, shown: Estimated, stage: int, epoch: int) -> None:
     small, side = binned(shown.object[:MOST_PLANES])
     beside = path.with_name(f"{path.name}.new")
     beside.unlink(missing_ok=True)  # also if it is a link
-    with h5py.File(beside, "x", locking=False) as file:
+    with new_hdf5(beside) as file:
         made = file.create_dataset("object", data=small.cpu().numpy().astype(np.complex64))
         if shown.pixel_m is not None:
             made.attrs["pixel_size_m"] = [side * length for length in shown.pixel_m]
