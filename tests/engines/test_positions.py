@@ -163,7 +163,7 @@ def test_a_run_that_is_resumed_ends_as_one_in_one_go(tmp_path: Path, method: str
         ({"method": "correlation", "radius_px": 1}, "radius_px is for method: annealing, not for correlation"),
         ({"method": "annealing", "momentum": 0.5}, "beyond the best of their trials"),
         ({"affine": ["scale", "scale"]}, "names one twice: scale, scale"),
-        ({"affine": ["size"]}, "affine"),
+        ({"affine": ["size"]}, "'size' is no part of an affine map; name some of scale, rotation"),
         ({"affine": []}, "affine"),
     ],
 )

@@ -80,6 +80,14 @@ class Positions(Schedule, Options):
     trials: int | None = Field(None, ge=1, le=64)
     radius_px: float | None = Field(None, gt=0, le=8)
 
+    @field_validator("affine", mode="before")
+    @classmethod
+    def _known_terms(cls, given: object) -> object:
+        wrong = [term for term in given if term not in AFFINE_TERMS] if isinstance(given, list) else []
+        if wrong:
+            raise ValueError(f"{wrong[0]!r} is no part of an affine map; name some of {', '.join(AFFINE_TERMS)}")
+        return given
+
     @model_validator(mode="after")
     def _refuse_what_has_no_effect(self) -> Positions:
         annealing = self.method == "annealing"
