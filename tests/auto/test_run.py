@@ -129,6 +129,7 @@ def found(world: World, path: str) -> tuple[str, dict[str, list[str]]]:
     return made.recipe.to_yaml(), made.reasons
 
 
+@pytest.mark.long
 def test_decisions_are_the_same_on_any_number_of_ranks(ranks, scan: Path) -> None:  # type: ignore[no-untyped-def]
     alone, *_ = ranks(1, found, str(scan))
     assert any("A position of each view" in said for said in alone[1]["stages"])

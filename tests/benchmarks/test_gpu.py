@@ -129,6 +129,7 @@ def ran(out: Path, *options: str, numba: bool = True) -> subprocess.CompletedPro
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250)
 
 
+@pytest.mark.long
 def test_it_runs_without_a_gpu_and_without_numba(tmp_path: Path) -> None:
     done = ran(tmp_path, "--seconds", "200", "--stand-in", "--quick", numba=False)
     log = (tmp_path / "gpu-log.txt").read_text()

@@ -53,6 +53,7 @@ def run(*words: object, status: int = 0) -> subprocess.CompletedProcess[str]:
     return done
 
 
+@pytest.mark.long
 @pytest.mark.forked(2, 2)
 def test_halves_of_a_recipe_and_the_same_bits_on_two_ranks(folder: Path, tmp_path: Path) -> None:
     """Halves have other views and seeds; a second call runs nothing; two ranks end with the same numbers."""

@@ -95,6 +95,7 @@ def test_view_has_a_writer_write(scan: tuple[Path, Result], tmp_path: Path) -> N
     assert str(refused.exception) == "--write: 'tif' is not a writer; did you mean tiff."
 
 
+@pytest.mark.long
 def test_view_tells_moves_apart(scan: tuple[Path, Result], tmp_path: Path) -> None:
     """Of refined positions there is a figure, and diagnose has the sentence and the numbers."""
     result = scan[1]

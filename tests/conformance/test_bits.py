@@ -224,7 +224,7 @@ WORLDS = [[(2, "panels"), (4, "replicated"), (3, "tiled")], [(3, "panels"), (2, 
 EVERYWHERE = ("rpie", "lsqml", "dm", "adam")
 
 
-@pytest.mark.sample(7)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(("run", "window"), CELLS)
 def test_bits(ranks, run: str, window: tuple[int, int]) -> None:  # type: ignore[no-untyped-def]
     one = undisturbed(run, window)

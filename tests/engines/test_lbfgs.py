@@ -112,6 +112,7 @@ def test_phantom(name: str) -> None:
         assert losses == sorted(losses, reverse=True)  # of all views: never up
 
 
+@pytest.mark.long
 def test_memory_is_worth_it() -> None:
     """Against the same descent with hardly any memory, and against rPIE with one batch of all views."""
     toy = make(views=60, counts=1e5)

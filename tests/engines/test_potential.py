@@ -134,6 +134,7 @@ def test_the_slope_by_the_absorption_is_a_finite_difference(slices: int) -> None
     assert wanted < 0 < float(part.scale), "towards the truth"
 
 
+@pytest.mark.long
 def test_an_absorption_that_nobody_knows_is_found() -> None:
     """Where a part of the sample is vacuum, which tells how much light there was."""
     toy, _ = toy_of(absorption=ABSORPTION, turns=6.0, vacuum=0.5)
@@ -179,6 +180,7 @@ def test_more_than_a_turn_is_found_without_unwrapping(slices: int, name: str, op
     torch.testing.assert_close(found.object, transmission(found.potential, 0.0))
 
 
+@pytest.mark.long
 def test_a_known_absorption_makes_the_amplitude(tmp_path: Path) -> None:
     toy, truth = toy_of(absorption=ABSORPTION, turns=3.0)
     options: dict[str, Any] = {"epochs": 40, "batch": 6, "probe": {"frozen": 1000}}

@@ -157,6 +157,7 @@ def made_ready(cache: Path, first: str = "") -> tuple[str, str]:
     return done.stdout, done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stale", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_compiled_once_and_by_nobody_who_computes(stale: bool, tmp_path: Path) -> None:
     """An empty cache is filled by order of the first process, which says so, and then reads it as the second does,

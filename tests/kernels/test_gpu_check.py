@@ -206,6 +206,7 @@ def test_what_hangs_fails_or_is_not_there_is_a_line(
     assert on_a_gpu(mended, "--only", "fails,nonsense") == 2 and "no check nonsense" in capsys.readouterr().out
 
 
+@pytest.mark.stand_in
 def test_minutes_count_from_where_the_kit_started(
     on_a_gpu: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -289,6 +290,7 @@ def test_afterwards():
 """
 
 
+@pytest.mark.stand_in
 def test_a_failed_test_leaves_its_inputs(tmp_path: Path) -> None:
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "test_it.py").write_text(FAILING)

@@ -52,6 +52,7 @@ def checks(device: str, file: str = "triton_checks.py", marked: str | None = Non
     assert done.returncode == 0 and " passed" in done.stdout.replace("[100%]", " passed"), done.stdout[-4000:]
 
 
+@pytest.mark.stand_in
 def test_right_by_the_interpreter() -> None:
     checks("cpu")
 
@@ -98,6 +99,7 @@ VARIANTS = [
 ]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("constants", VARIANTS, ids=["one mode", "one part"])
 def test_variants_compile(constants: dict[str, int]) -> None:
     found = [assembly(kernel, ("cuda", 90, 32), "ptx", constants) for kernel in SIGNATURES]

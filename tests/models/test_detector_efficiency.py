@@ -36,6 +36,7 @@ def uneven(photons: float = 3e4, views: int = 100) -> tuple[Measurement, Truth]:
     return replace(made.measurement, patterns=ArraySource(counts), efficiency=efficiency), made.truth
 
 
+@pytest.mark.long
 def test_it_is_better_than_counts_that_are_divided() -> None:
     scan, truth = uneven()
     assert scan.efficiency is not None

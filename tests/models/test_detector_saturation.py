@@ -70,6 +70,7 @@ def solved(optics: dict[str, Any] | None, data: dict[str, Any]) -> tuple[float, 
     return float(compare_results(recon.result(), known).nrmse), float(last.residual)
 
 
+@pytest.mark.long
 def test_it_is_better_than_to_believe_saturated_pixels_and_no_worse_than_to_leave_them_out() -> None:
     piece = {"detector_saturation": {"level": LEVEL}}
     (found, residual), (believed, misfit) = solved(piece, {}), solved(None, {})

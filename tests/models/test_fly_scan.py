@@ -257,6 +257,7 @@ def test_the_motion_in_the_model_makes_good_for_it() -> None:
     assert modelled < 1.3 * still and ignored > 3 * modelled, (still, modelled, ignored)
 
 
+@pytest.mark.long
 def test_a_length_is_found() -> None:
     """Counted over 0.7 of the step, with 1 given."""
     made = simulate(**SCAN, views=36, optics={"fly_scan": {"points": 16, "duty": 0.7}})
@@ -282,6 +283,7 @@ def together(world: World, layout: str, engine: str) -> list[np.ndarray]:
     return [recon.object, e.probe.numpy(), e.opr.numpy(), positions, e.others["fly_length"].numpy(), residuals]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("engine", ["adam", "rpie", "lsqml"])
 def test_positions_modes_and_variable_probes_move_together(ranks, engine: str) -> None:  # type: ignore[no-untyped-def]
     wanted = ranks(1, together, "replicated", engine)[0]

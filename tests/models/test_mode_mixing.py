@@ -68,6 +68,7 @@ def changing_beam(rank: int, views: int = 100) -> tuple[Measurement, Truth]:
     return replace(made.measurement, patterns=ArraySource(noisy), probe=truth.probe), truth
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("rank", [1, 2])
 def test_a_beam_that_changes_is_found(rank: int) -> None:
     """Against a model of two incoherent modes whose intensity alone follows the beam."""

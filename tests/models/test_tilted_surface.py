@@ -100,6 +100,7 @@ def plain(scan: Measurement) -> Measurement:
     return replace(scan, geometry=replace(scan.geometry, surface_deg=(0.0, 0.0)))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("engine", ["adam", pytest.param("rpie", marks=pytest.mark.long)])
 def test_the_angle_is_found(engine: str) -> None:
     """From a degree off, to 0.1; with the piece, a quarter is left of what is without."""

@@ -37,6 +37,7 @@ def test_the_cryo_set_is_transposed_and_rotated(data_dir: Path) -> None:
     assert abs(found.twin.rotation_deg - (ROTATION_DEG + 180)) <= 10
 
 
+@pytest.mark.long
 def test_the_defocus_of_the_cryo_set(data_dir: Path, tmp_path: Path) -> None:
     recipe = cryo(data_dir)
     recipe["data"] |= {"transpose": True, "crop": 72, "views": {"central": 250}}

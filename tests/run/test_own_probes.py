@@ -60,6 +60,7 @@ def test_the_shift_is_found_up_to_where_the_probes_lie(both: TwoScans, together:
     np.testing.assert_allclose(apart, wanted, atol=1e-6)
 
 
+@pytest.mark.long
 def test_both_together_are_better_than_either_alone_and_than_one_probe(both: TwoScans, together: pm.Result) -> None:
     pixel = both.scans[0].geometry.object_pixel_m
     first = both.truths[0]

@@ -130,6 +130,7 @@ def of_ranks(world: Any, recipe: Recipe, kind: str) -> list[tuple[int, float]]:
     return list(objectives.values(goals[kind](), recipe, world, lambda: False))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["held_out", "frc", "contrast"])
 def test_several_ranks_get_the_same_numbers(ranks: Any, recipe: Recipe, kind: str) -> None:
     double = recipe.model_copy(update={"precision": "double"})

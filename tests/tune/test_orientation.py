@@ -70,6 +70,7 @@ HIDDEN = [
 QUICK = Crop(views=40, epochs=6, batch=8)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("hidden", "expected"), HIDDEN, ids=["turned", "mirrored", "exchanged"])
 def test_a_hidden_orientation_is_found(scan: Path, hidden: dict[str, Any], expected: Orientation) -> None:
     """The file's probe has a defocus, which tells the twins apart."""

@@ -228,6 +228,7 @@ def test_a_trial_that_nobody_signs_is_given_up(study: optuna.Study, tmp_path: Pa
     assert study.trials[0].state == TrialState.FAIL
 
 
+@pytest.mark.long
 def test_a_database_has_heartbeats(tmp_path: Path) -> None:
     need_optuna()
     study = optuna.create_study(storage=open_storage(f"sqlite:///{tmp_path / 'study.db'}", tmp_path, 1.0))

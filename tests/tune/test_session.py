@@ -196,6 +196,7 @@ def mean_amplitude(result: Result) -> float:
     return float(np.abs(result.object).mean())
 
 
+@pytest.mark.long
 def test_a_database(make: Make, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'studies.db'}"
     found = run(make(GAMMAS, trials=2, storage=url), reconstruct=False)
