@@ -227,6 +227,7 @@ def test_the_crystal_is_judged_through_its_slices(tmp_path: Path) -> None:
     assert residual(known.object[::-1]) > 1.05 * right and residual(np.ones_like(known.object)) > 1.5 * right
 
 
+@pytest.mark.long
 def test_the_near_field_lies_on_whole_pixels_and_is_judged_at_its_distance(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -164,6 +164,7 @@ def test_bits_do_not_depend_on_the_slabs(scan: Path, found: Calibration, monkeyp
         np.testing.assert_array_equal(other.images[name], found.images[name])
 
 
+@pytest.mark.long
 def test_scan_that_is_no_raster(tmp_path: Path) -> None:
     """A spiral, from a file that says positions, energy and pixel: the semi-angle follows from the disc."""
     options = checked(

@@ -71,6 +71,7 @@ def test_one_way_to_start_a_process() -> None:
             assert "create_subprocess" not in text and "os.spawn" not in text and "os.exec" not in text, path
 
 
+@pytest.mark.long
 def test_a_program_on_ranks(folder: Path) -> None:
     """What a user's program imports lies beside it; its environment is the user's."""
     given = str(SOURCE.parent)

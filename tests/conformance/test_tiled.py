@@ -169,6 +169,7 @@ def undisturbed(ranks, size: int, name: str, layout: str) -> list[dict]:  # type
     return _known[size, name, layout]
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("name", WANDERING)
 def test_views_cross_borders(ranks, name: str, size: int) -> None:  # type: ignore[no-untyped-def]

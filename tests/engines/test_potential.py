@@ -156,7 +156,7 @@ def test_along_is_the_adjoint_of_the_change() -> None:
     assert float((change.conj() * x).real.sum()) == pytest.approx(float((dv * along(obj, x, ABSORPTION)).sum()))
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("slices", "name", "options"),
     [

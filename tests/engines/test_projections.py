@@ -130,6 +130,7 @@ def test_ap_is_alternating_projections() -> None:
     assert not engine.per_view
 
 
+@pytest.mark.sample(9)
 @pytest.mark.parametrize("engine", [DM, RAAR, AP])
 @pytest.mark.parametrize(
     "case",

@@ -205,6 +205,7 @@ def test_object_or_probe_alone() -> None:
             assert float(sums.probe_weight.max()) == 0
 
 
+@pytest.mark.sample(40)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("window", DEEP)
 @pytest.mark.parametrize("slices", [1, 2])
@@ -239,6 +240,7 @@ def test_near_field() -> None:
     compare_detector(case, "exit_wave_update")
 
 
+@pytest.mark.sample(30)
 @pytest.mark.parametrize("window", DEEP)
 @pytest.mark.parametrize("slices", [1, 2, 3])
 @pytest.mark.parametrize("propagation", ["far_field", "angular_spectrum"])

@@ -51,5 +51,6 @@ def test_what_nccl_refuses_or_hangs_at_is_named(check: str, says: str, tmp_path:
         assert status == 1 and says in error, error
 
 
+@pytest.mark.stand_in
 def test_collectives_happen_late(tmp_path: Path) -> None:
     assert [out for _, out, _ in ran("late", 2, tmp_path)] == ["[1.0, 1.0] [3.0, 3.0]\n", "[2.0, 2.0] [3.0, 3.0]\n"]

@@ -63,6 +63,7 @@ def test_the_object_is_that_of_a_still_scan() -> None:
     assert residuals["right"] < 1.15 * residuals["still"] < 0.5 * residuals["wrong"]
 
 
+@pytest.mark.long
 def test_what_else_wanders_is_refined() -> None:
     """A curved part of 1 px is found to 0.1 px, apart from what a tilt and a curvature of the beam are."""
     _, scan, moved = wandering_scan(2.0, bend=1.0)

@@ -147,6 +147,7 @@ def test_aberrations_that_were_told_wrong_are_found(seed: int) -> None:
         assert abs(found[name] / value - 1) < 0.02, name
 
 
+@pytest.mark.long
 def test_aberrations_are_those_of_the_probe_where_its_pixels_move_too() -> None:
     """Adam's pixels take most of what was told wrong: by their own steps the numbers would be up to 27 % off."""
     scan, true, start = lens(0)

@@ -49,6 +49,7 @@ def off_centre(probe: np.ndarray) -> np.ndarray:
     return np.array([(power * r).sum() / power.sum() - n // 2 for r, n in zip(axes, power.shape, strict=True)])
 
 
+@pytest.mark.long
 def test_the_shift_is_found_up_to_where_the_probes_lie(both: TwoScans, together: pm.Result) -> None:
     """A shift of a scan's probe and one of its positions are the same in the far field: `centre` chooses."""
     first, second = (off_centre(one.probe) for one in both.truths)
