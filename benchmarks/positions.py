@@ -1,12 +1,15 @@
 """Positions that are wrong on purpose, refined: how near they come to those of the same scan with its own positions.
 
-    python benchmarks/positions.py siemens-star-small.npz.bz2 [--cases star near] [--epochs 60 40] --out F
+    python benchmarks/positions.py siemens-star-small.npz.bz2 [--cases star near lag] [--epochs 60 40] --out F
 
 Positions of the star, and of a simulated near field, are shaken by 3 object pixels (rms of both axes together) and
 stretched by 1 % about their middle, and reconstructed by the same stages as the scan with its own positions, which is
 also run with another seed. Distances between refined positions are rms lengths after the mean move is removed, which
 nothing determines. Held-out residuals are of a tenth of the views, each judged by the half of its pixels to which its
 own position was not fitted.
+
+In the case `lag`, positions of the simulated near field are three frames behind the patterns instead, and steps are
+short against the beam.
 """
 
 from __future__ import annotations
@@ -28,6 +31,8 @@ from ptymesh.simulate import simulate
 
 SHAKEN_PX, STRETCH = 3.0, 0.01
 HOLD_OUT = 0.1
+#: Frames by which positions are behind the patterns in the case `lag`.
+LAG = 3
 #: What is asked for: pixels, or a multiple of the distance of two seeds; relative excess of the held-out residual.
 ALLOWED_PX, ALLOWED_SEEDS, ALLOWED_HELD_OUT = 0.1, 1.5, 0.03
 
@@ -54,6 +59,12 @@ def shaken(scan: Measurement, seed: int = 0) -> Measurement:
     middle = scan.positions.mean(axis=0)
     noise = rng.normal(0, SHAKEN_PX / np.sqrt(2), scan.positions.shape)
     return moved(scan, middle + (1 + STRETCH) * (scan.positions - middle) + noise, "shaken")
+
+
+def lagging(scan: Measurement) -> Measurement:
+    """Return the scan whose patterns have the positions of LAG frames before; the first ones have the first one's."""
+    before = np.maximum(np.arange(scan.views) - LAG, 0)
+    return moved(scan, scan.positions[before], "lagging")
 
 
 def moved(scan: Measurement, positions: np.ndarray, name: str) -> Measurement:
@@ -117,11 +128,17 @@ def compared(scan: Measurement, wrong: Measurement, epochs: tuple[int, int]) -> 
     }
 
 
+def near_field(case: str) -> Measurement:
+    """Return the simulated scan of a case; that of `lag` overlaps more."""
+    overlap = {"overlap": 0.98} if case == "lag" else {}
+    return simulate(kind="near", views=100, window=64, photons_per_view=1e6, seed=4, **overlap).measurement
+
+
 def main() -> None:
     """Run the cases that are asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("star", type=Path)
-    parser.add_argument("--cases", nargs="+", default=["star", "near"], choices=["star", "near"])
+    parser.add_argument("--cases", nargs="+", default=["star", "near", "lag"], choices=["star", "near", "lag"])
     parser.add_argument("--epochs", nargs=2, type=int, default=[60, 40], help="of both stages")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
@@ -129,9 +146,8 @@ def main() -> None:
     star = pm.load(arguments.star)
     found: dict[str, Any] = {}
     for case in arguments.cases:
-        near = case == "near"
-        scan = simulate(kind="near", views=100, window=64, photons_per_view=1e6, seed=4).measurement if near else star
-        found[case] = compared(scan, shaken(scan), epochs)
+        scan, wrong = star if case == "star" else near_field(case), lagging if case == "lag" else shaken
+        found[case] = compared(scan, wrong(scan), epochs)
         print(case, json.dumps(found[case], indent=1), flush=True)
     write(arguments.out, {**about(), "epochs": epochs, "hold_out": HOLD_OUT, "cases": found})
 

@@ -68,6 +68,8 @@ class Positions(Schedule, Options):
         trials: trials of each view in an epoch, 4 unless said otherwise; of `annealing` alone.
         radius_px: half side of the square of trials at first, 2 unless said otherwise; it shrinks to 0 over the epochs
             in which positions move; of `annealing` alone.
+        judge: True to judge them by held-out views halfway through, where there are such, and to go back
+            to recorded positions where refined ones do not help (run/position_check.py).
     """
 
     method: Literal["gradient", "correlation", "annealing"] = "gradient"
@@ -79,6 +81,7 @@ class Positions(Schedule, Options):
     affine: bool | Annotated[list[AffineTerm], Field(min_length=1)] = False
     trials: int | None = Field(None, ge=1, le=64)
     radius_px: float | None = Field(None, gt=0, le=8)
+    judge: bool = True
 
     @field_validator("affine", mode="before")
     @classmethod

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from ptymesh.distributed.tiles import Rect
 from ptymesh.errors import BadInput
+from ptymesh.run.position_check import PositionCheck
 
 #: No scan is larger in any direction.
 MOST = 2**40
@@ -24,6 +26,7 @@ class Counters(BaseModel):
         stage, epoch, batch, epoch_seconds: as in RunState.
         origin, extent, slice_spacing_m, tilt_rad, parameters: as in Estimate.
         absorption: as in Estimate, of an object that is a potential; None of any other.
+        position_check: as in RunState.
         layout: of the object; window: (h, w) of the problem; parts: the rectangle that each rank held, if it had one.
     """
 
@@ -42,6 +45,14 @@ class Counters(BaseModel):
     tilt_rad: tuple[Finite, Finite]
     parameters: dict[str, dict[str, Finite]] = Field(default_factory=dict)
     absorption: Finite | None = None
+    position_check: PositionCheck | None = None
+
+    @field_validator("position_check")
+    @classmethod
+    def _is_finite(cls, given: PositionCheck | None) -> PositionCheck | None:
+        if given is not None and not (math.isfinite(given.gain) and math.isfinite(given.errors)):
+            raise ValueError("the gain of refined positions is no number")
+        return given
 
     @model_validator(mode="after")
     def _within(self) -> Counters:

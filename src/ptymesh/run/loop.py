@@ -22,6 +22,7 @@ from ptymesh.distributed.devices import Later
 from ptymesh.distributed.layouts.handover import follow_draw
 from ptymesh.distributed.world import World
 from ptymesh.engines import Engine, parametrised, positions, potential, sweeping, variable
+from ptymesh.engines.base import Positions
 from ptymesh.errors import BadInput, Diverged, Interrupted
 from ptymesh.estimate import Estimate
 from ptymesh.measurement import evenly_spread
@@ -30,6 +31,7 @@ from ptymesh.physics.operators import Piece, Placed
 from ptymesh.planning import batches
 from ptymesh.problem import Batch, Problem
 from ptymesh.run import memory, resolution
+from ptymesh.run.position_check import judge_positions, needs_check, reset_positions
 from ptymesh.run.state import RunState
 from ptymesh.run.unknown_changes import UnknownSamples, measure_changes, sample_unknowns
 from ptymesh.run_folder.reports import BatchReport, Callback, EpochReport, Traffic
@@ -176,6 +178,7 @@ class Loop:
         seconds = time.perf_counter() - began
         held_out = self._held_out_residual()
         rate = engine.rate(state.epoch)
+        check = state.position_check
         self._append_history(loss, residual, seconds, held_out, rate, moved)
         report = EpochReport(
             state.stage,
@@ -193,6 +196,7 @@ class Loop:
             self.noise_floor,
             rate,
             self.noise_level,
+            check.sentence() if check is not None and check.epochs == state.done_epochs else "",
         )
         with heartbeat.doing("report"):
             for callback in self.callbacks:
@@ -212,16 +216,28 @@ class Loop:
         if not len(self.held_out):
             return None
         problem, estimate = self.problem, self.state.estimate
-        own = own_unknowns(self.stages[: self.state.stage + 1], problem.model.unknowns, len(estimate.opr))
+        own = self._own_unknowns()
         if not own:
             return problem.residual(estimate, self.held_out)[0]
         some = self.held_out[evenly_spread(len(self.held_out), MOST_FITTED)]
         return judge_held_out(problem, estimate, some, own).residual
 
+    def _own_unknowns(self) -> frozenset[str]:
+        """Return what the stages so far move of each view alone."""
+        state = self.state
+        stages, optics = self.stages[: state.stage + 1], self.problem.model.unknowns
+        own = own_unknowns(stages, optics, len(state.estimate.opr))
+        return own - {"positions"} if state.refused_positions else own
+
+    def _refined(self, engine: Engine, epoch: int) -> Positions | None:
+        """Return the options of position refinement in this epoch, None where positions are not refined."""
+        options = engine.positions
+        return options if options and options.active(epoch) and not self.state.refused_positions else None
+
     def _batches(self, engine: Engine, began: float) -> None:
         problem, state = self.problem, self.state
         epoch = state.epoch + 1
-        refine = engine.positions if engine.positions and engine.positions.active(epoch) else None
+        refine = self._refined(engine, epoch)
         vary = variable.due(engine.probe, state.estimate, epoch)
         frozen = problem.model.replaced | ({"probe", "opr"} if epoch <= engine.probe.frozen else set())
         models, gains = parametrised.due(engine, epoch), engine.due_detector(epoch)
@@ -294,7 +310,7 @@ class Loop:
         epoch = state.epoch + 1
         engine.after_epoch(problem, state.estimate)
         potential.after_epoch(engine, state.estimate)
-        if engine.positions and engine.positions.active(epoch):
+        if self._refined(engine, epoch):
             draw = self.seed, state.done_epochs, epoch
             positions.search(engine, problem, state.estimate, self.training, state.start, draw)
             positions.after_epoch(engine, problem, state.estimate, state.start)
@@ -302,6 +318,7 @@ class Loop:
             variable.after_epoch(problem, state.estimate, engine.probe, self.training)
         engine.apply_constraints(problem, state.estimate, epoch)
         parametrised.after_epoch(engine, problem, state.estimate, parametrised.due(engine, epoch))
+        self._check_positions(engine)
         self._epoch_end = sample_unknowns(problem, state.estimate)
         moved = measure_changes(state.before, self._epoch_end)
         extent = state.estimate.extent
@@ -310,6 +327,18 @@ class Loop:
         if extent != state.estimate.extent or epoch == engine.epochs:
             self._epoch_end = None  # other pixels are looked at from here on, by all ranks
         return moved
+
+    def _check_positions(self, engine: Engine) -> None:
+        """Judge refined positions, once in a run, and go back to recorded ones where they do not help. Collective."""
+        problem, state = self.problem, self.state
+        stages = self.stages[: state.stage + 1]
+        if state.position_check is not None or not needs_check(engine, state.epoch + 1, self.held_out, stages):
+            return
+        problem.layout.fill_halo(state.estimate.object)
+        own, epochs = self._own_unknowns(), state.done_epochs + 1
+        state.position_check = judge_positions(problem, state.estimate, self.held_out, own, epochs)
+        if state.refused_positions:
+            reset_positions(state.estimate)
 
     def _sample_epoch_start(self) -> None:
         """Keep the unknowns as they are when an epoch begins, which is how the one before has left them."""

@@ -15,6 +15,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, get_args
@@ -575,7 +576,8 @@ class Reconstruction(Displayed):
         """Names of what each held-out view has for itself, fitted on half of its pixels before it is judged."""
         if not len(self._held_out):
             return frozenset()
-        return own_unknowns(self.stages, self.problem.model.unknowns, len(self.state.estimate.opr))
+        own = own_unknowns(self.stages, self.problem.model.unknowns, len(self.state.estimate.opr))
+        return own - {"positions"} if self.state.refused_positions else own
 
     def _name_residual_views(self) -> str:
         """Return of which views the final residual is, in words."""
@@ -592,7 +594,11 @@ class Reconstruction(Displayed):
         training = self._training if self._fitted_of_held_out else None
         misfits = collect_misfits(self.problem, self.state.estimate, by_view, training)
         fitted = 0 if self.noise is None else self._count_fitted()
-        return judge(residual, self.noise, fitted, misfits, self._history(), self._signs(misfits))
+        verdict = judge(residual, self.noise, fitted, misfits, self._history(), self._signs(misfits))
+        check = self.state.position_check
+        if check is None or not check.is_refused:
+            return verdict
+        return replace(verdict, sentence=f"{verdict.sentence}; {check.sentence()}")
 
     def _signs(self, misfits: Misfits) -> list[Sign]:
         """Return signs of a wrong model that need no high residual, as the first rank sees them. Collective."""
@@ -604,7 +610,7 @@ class Reconstruction(Displayed):
                 found = signs_of_misfits(
                     misfits,
                     are_counts=self.noise is not None,
-                    are_refined=any(stage.positions for stage in self.stages),
+                    are_refined=any(stage.positions for stage in self.stages) and not self.state.refused_positions,
                     near_field=self.scan.geometry.propagation != "far_field",
                 )
                 if self._related:
@@ -619,6 +625,7 @@ class Reconstruction(Displayed):
 
     def _result(self, obj: np.ndarray, recipe: str, potential: np.ndarray | None) -> Result:
         stages, estimate, scan = self.stages, self.state.estimate, self.scan
+        check = self.state.position_check
         residual, r, by_view = self._final_residuals()
         verdict = self._judge(residual, by_view)
         positions = estimate.positions.cpu().numpy()
@@ -641,6 +648,7 @@ class Reconstruction(Displayed):
                 "final_residual": residual,
                 "final_r": r,
                 "residual_views": self._name_residual_views(),
+                "position_check": None if check is None else check.sentence(),
                 "held_out_fitted": sorted(self._fitted_of_held_out) or None,
                 "noise_floor": verdict.noise_floor,
                 "noise_level": self.noise_level,

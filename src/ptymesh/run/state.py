@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +24,7 @@ from ptymesh.problem import Problem
 from ptymesh.recipe.schema import Recipe
 from ptymesh.run import memory
 from ptymesh.run.checkpoint_counters import Counters, counters_of
+from ptymesh.run.position_check import PositionCheck
 from ptymesh.run.unknown_changes import COLUMNS, change_column
 from ptymesh.unknowns import BUILT_IN, of_scope
 
@@ -52,6 +53,7 @@ class RunState:
         per_view: of the running stage (its number), what its engine remembers of this rank's views.
         history: one list per column of HISTORY, and of the model's operators' unknowns, over all stages.
         epoch_seconds: time spent in the running epoch so far.
+        position_check: outcome of the judgement of refined positions, None before there was one.
     """
 
     estimate: Estimate
@@ -64,6 +66,12 @@ class RunState:
     epoch_seconds: float = 0.0
     per_view: dict[int, dict[str, Tensor]] = field(default_factory=dict)
     before: dict[str, Tensor] = field(default_factory=dict)
+    position_check: PositionCheck | None = None
+
+    @property
+    def refused_positions(self) -> bool:
+        """True if positions are not refined any more, as that does not help."""
+        return self.position_check is not None and self.position_check.is_refused
 
     def __post_init__(self) -> None:
         if self.start is None:
@@ -103,6 +111,8 @@ class RunState:
         }
         if estimate.potential is not None:
             counters["absorption"] = estimate.absorption
+        if self.position_check is not None:
+            counters["position_check"] = asdict(self.position_check)
         arrays = checkpoint.RankArrays(shared, own, per_view, tiles, tile.corner)
         checkpoint.save(directory, problem.world, arrays, {**meta, "run": counters})
 
@@ -186,6 +196,7 @@ class RunState:
             run.epoch_seconds,
             _read_memories(of_views, device),
             _read_epoch_start(saved),
+            run.position_check,
         )
 
 

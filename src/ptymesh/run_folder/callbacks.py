@@ -161,7 +161,9 @@ class ProgressDisplay(Watcher):
             self._live.update(self._task, completed=self._clock.done, description=name, left=left)
 
     def epoch(self, report: EpochReport) -> None:
-        """Show loss, residual and pace, or print a line."""
+        """Show loss, residual and pace, or print a line; and what was decided."""
+        if report.note:
+            self._print(report.note)
         self._clock.at(report.stage, report.epoch, self._run.stages[report.stage][2])
         numbers = f"loss {report.loss:.6g}  residual {report.residual:.6f}  {report.views_per_s:.0f} views/s"
         self._curve.add(report.stage, report.residual, report.held_out, report.rate)
@@ -241,6 +243,8 @@ class LogFile(Watcher):
     def epoch(self, report: EpochReport) -> None:
         """Write one line."""
         self._write(f"{report}  {report.seconds:.3g} s")
+        if report.note:
+            self._write(report.note)
 
     def saved(self, path: Path) -> None:
         """Write one line."""

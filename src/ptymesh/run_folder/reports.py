@@ -97,6 +97,7 @@ class EpochReport:
         noise_floor: least residual that counting explains of a fit, None where that is not known.
         noise_level: that of the true intensities, None where that is not known.
         rate: learning rate where a scheduler changes it, else 0.
+        note: what was decided after this epoch, a clause without a full stop; else empty.
     """
 
     stage: int
@@ -114,6 +115,7 @@ class EpochReport:
     noise_floor: float | None = None
     rate: float = 0.0
     noise_level: float | None = None
+    note: str = ""
 
     def __str__(self) -> str:
         return (
