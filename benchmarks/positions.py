@@ -8,14 +8,15 @@ also run with another seed. Distances between refined positions are rms lengths 
 nothing determines. Held-out residuals are of a tenth of the views, each judged by the half of its pixels to which its
 own position was not fitted.
 
-In the case `lag`, positions of the simulated near field are three frames behind the patterns instead, and steps are
-short against the beam.
+In the case `lag`, positions of the simulated near field are three frames behind the patterns instead, steps are short
+against the beam, single positions alone are refined, and no view is held out, as that would break the order of frames.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from ptymesh.compare import moves_apart
 from ptymesh.measurement import Measurement
 from ptymesh.recipe.python_arguments import stages_of
 from ptymesh.simulate import simulate
+from ptymesh.verdict.signs import signs_of_order
 
 SHAKEN_PX, STRETCH = 3.0, 0.01
 HOLD_OUT = 0.1
@@ -37,10 +39,13 @@ LAG = 3
 ALLOWED_PX, ALLOWED_SEEDS, ALLOWED_HELD_OUT = 0.1, 1.5, 0.03
 
 
-def stages(epochs: tuple[int, int]) -> list[dict[str, Any]]:
-    """Return the stages: the geometry of the scan and single positions together, then positions with momentum."""
+def stages(epochs: tuple[int, int], lag: bool) -> list[dict[str, Any]]:
+    """Return the stages: the geometry of the scan and single positions together, then positions with momentum.
+
+    Of a lag, which is no geometry, single positions alone.
+    """
     found, finished = epochs
-    geometry = {"scan_geometry": {"start": 3, "terms": ["scale", "rotation"]}}
+    geometry = {} if lag else {"scan_geometry": {"start": 3, "terms": ["scale", "rotation"]}}
     return [
         {
             "engine": "rpie",
@@ -80,7 +85,7 @@ class Refined:
         positions: (N, 2) refined, pixels.
         views: of which patterns were used; the others' positions follow the geometry alone.
         residual: of the last epoch.
-        held_out: residual of the held-out views then.
+        held_out: residual of the held-out views then, NaN without any.
     """
 
     positions: np.ndarray
@@ -89,14 +94,14 @@ class Refined:
     held_out: float
 
 
-def refine(scan: Measurement, epochs: tuple[int, int], seed: int) -> Refined:
+def refine(scan: Measurement, epochs: tuple[int, int], seed: int, lag: bool) -> Refined:
     """Reconstruct a scan with refined positions."""
     recon = pm.Reconstruction(scan, seed=seed)
-    recon.stages.extend(stages_of(stages(epochs)))
-    loop = recon.loop(hold_out=HOLD_OUT)
+    recon.stages.extend(stages_of(stages(epochs, lag)))
+    loop = recon.loop(hold_out=0.0 if lag else HOLD_OUT)
     *_, last = loop.epochs()
-    assert last.held_out is not None
-    return Refined(recon.result().positions_px, loop.training, last.residual, last.held_out)
+    held_out = math.nan if last.held_out is None else last.held_out
+    return Refined(recon.result().positions_px, loop.training, last.residual, held_out)
 
 
 def apart(a: np.ndarray, b: np.ndarray, views: np.ndarray) -> float:
@@ -105,9 +110,9 @@ def apart(a: np.ndarray, b: np.ndarray, views: np.ndarray) -> float:
     return float(np.sqrt(((difference - difference.mean(axis=0)) ** 2).sum(axis=1).mean()))
 
 
-def compared(scan: Measurement, wrong: Measurement, epochs: tuple[int, int]) -> dict[str, Any]:
+def compared(scan: Measurement, wrong: Measurement, epochs: tuple[int, int], lag: bool) -> dict[str, Any]:
     """Return how near the wrong positions come to the refined ones of the scan, and whether that is enough."""
-    own, other, found = refine(scan, epochs, 0), refine(scan, epochs, 1), refine(wrong, epochs, 0)
+    own, other, found = (refine(one, epochs, seed, lag) for one, seed in ((scan, 0), (scan, 1), (wrong, 0)))
     seeds = apart(own.positions, other.positions, np.intersect1d(own.views, other.views))
     both = np.intersect1d(own.views, found.views)  # which views are held out depends on their order along the scan
     left = apart(own.positions, found.positions, both)
@@ -118,11 +123,12 @@ def compared(scan: Measurement, wrong: Measurement, epochs: tuple[int, int]) -> 
         "seeds_px": seeds,
         "residual": found.residual,
         "residual_of_own_positions": own.residual,
-        "held_out": found.held_out,
-        "held_out_of_own_positions": own.held_out,
-        "held_out_excess": excess,
+        "held_out": None if lag else found.held_out,
+        "held_out_of_own_positions": None if lag else own.held_out,
+        "held_out_excess": None if lag else excess,
         "positions_reached": left <= max(ALLOWED_PX, ALLOWED_SEEDS * seeds),
-        "held_out_reached": excess <= ALLOWED_HELD_OUT,
+        "held_out_reached": None if lag else excess <= ALLOWED_HELD_OUT,
+        "named_by_patterns": [sign.sentence for sign in signs_of_order(wrong, wrong.positions)],
         "named": moves_apart(wrong.positions[found.views], found.positions[found.views]).sentence(),
         "to_be_named": moves_apart(wrong.positions[found.views], scan.positions[found.views]).sentence(),
     }
@@ -147,7 +153,7 @@ def main() -> None:
     found: dict[str, Any] = {}
     for case in arguments.cases:
         scan, wrong = star if case == "star" else near_field(case), lagging if case == "lag" else shaken
-        found[case] = compared(scan, wrong(scan), epochs)
+        found[case] = compared(scan, wrong(scan), epochs, case == "lag")
         print(case, json.dumps(found[case], indent=1), flush=True)
     write(arguments.out, {**about(), "epochs": epochs, "hold_out": HOLD_OUT, "cases": found})
 

@@ -76,15 +76,23 @@ def four_scans() -> list[Measurement]:
 
 
 def outcome(world: World, layout: str, engine: str, how: dict[str, Any]) -> dict[str, np.ndarray]:
-    """What one rank ends with; `how`: scans, their number, 2 or 4; probe, options of the probe; folder, from whose
+    """What one rank ends with; `how`: scans, their number, 2 or 4; probe and object, their options; folder, from whose
     checkpoint the run goes on, or where it leaves one after so many batches, stop."""
     number, folder = how.get("scans", 2), how.get("folder")
     scans = two_scans(dose=2.0, own_probes=True).scans if number == 2 else four_scans()
+    own, models = how.get("object", {}).get("scans") == "own", {"scan_shift": {"scans": number}}
     saved = checkpoint.load(folder, world) if folder and "stop" not in how else None
     recon = pm.Reconstruction(
-        scans, device=world, layout=layout, seed=3, probe=how.get("probe", {}), saved=saved, precision="single"
+        scans,
+        device=world,
+        layout=layout,
+        seed=3,
+        probe=how.get("probe", {}),
+        object=how.get("object"),
+        saved=saved,
+        precision="single",
     )
-    recon.stages = [ENGINES[engine](epochs=3, batch=17, models={"scan_shift": {"scans": number}})]
+    recon.stages = [ENGINES[engine](epochs=3, batch=17, models={} if own else models)]
     left = iter(range(how.get("stop", 1 << 30)))
     loop = recon.loop(stop=lambda: next(left, None) is None)
     if folder:
@@ -99,7 +107,7 @@ def outcome(world: World, layout: str, engine: str, how: dict[str, Any]) -> dict
         "object": recon.problem.layout.gather_whole(estimate.object, estimate).numpy(),
         "probe": estimate.probe.numpy(),
         "positions": estimate.positions.numpy(),
-        "numbers": np.array(list(estimate.parameters["scan_shift"].values())),
+        "numbers": np.array(list(estimate.parameters.get("scan_shift", {}).values())),
         "residual": np.array(recon.problem.residual(estimate)),
     }
 

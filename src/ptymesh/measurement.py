@@ -185,6 +185,8 @@ class Measurement(Displayed):
         scan_index: (N,) int64, number of the scan that each view is of, from 0; None for a single scan.
         scan_names: names of these scans.
         scan_probes: initial probe of each scan, as `probe`.
+        displaced_px: (S, 2) y, x, pixels by which the positions of each of S scans were displaced so that each has an
+            object of its own; None where they share one.
     """
 
     displayed_by: ClassVar[str] = "ptymesh.notebook.scans"
@@ -210,6 +212,7 @@ class Measurement(Displayed):
     scan_probes: tuple[np.ndarray | None, ...] = ()
     efficiency: np.ndarray | None = None
     further_distance_m: np.ndarray | None = None
+    displaced_px: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         self._arrays()
@@ -293,6 +296,12 @@ class Measurement(Displayed):
     def line_steps(self) -> np.ndarray:
         """Step (N, 2), px, from each position to the next of its line: `steps`, or as the positions say."""
         return steps_along_lines(self.positions) if self.steps is None else self.steps
+
+    def scan_coordinates(self, positions_px: np.ndarray) -> np.ndarray:
+        """Return positions (N, 2) of the views in pixels without what scans were displaced by."""
+        if self.displaced_px is None or self.scan_index is None:
+            return positions_px
+        return np.asarray(positions_px - self.displaced_px[self.scan_index])
 
     @property
     def scans(self) -> int:

@@ -24,6 +24,8 @@ EQUAL = 1e-6
 SAMPLED = 64
 #: Value of a pixel that holds no data in a view.
 MISSING = -1
+#: Pixels between the windows of scans that lie side by side: positions may move into them.
+GAP_PX = 64
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,33 @@ def join_measurements(scans: Sequence[Measurement], shifts_px: Sequence[tuple[fl
         scan_names=_distinct([scan.name for scan in scans]),
         scan_probes=tuple(scan.probe for scan in scans),
     )
+
+
+def lay_side_by_side(joint: Measurement) -> Measurement:
+    """Return several scans with an object of each scan's own: side by side along x, so that no two windows meet.
+
+    The objects are then parts of one large object, and all else is as for scans that share it. Scans are displaced by
+    whole pixels, the first one stays.
+
+    Args:
+        joint: what `join_measurements` returned; returned as it is where the scans lie side by side already.
+
+    Raises:
+        BadInput: there is a single scan.
+    """
+    if joint.scan_index is None:
+        raise BadInput("object.scans is own, and there is a single scan; give several, or object.scans: shared.")
+    if joint.displaced_px is not None:
+        return joint
+    width, moves = joint.window[1], np.zeros((joint.scans, 2))
+    corner = np.floor(joint.positions[joint.scan_index == 0].min(axis=0))
+    for number in range(joint.scans):
+        own = joint.positions[joint.scan_index == number]
+        moves[number] = corner - np.floor(own.min(axis=0))
+        corner[1] += np.ceil(np.ptp(own[:, 1])) + width + GAP_PX
+    by_view = moves[joint.scan_index]
+    stored = None if joint.stored_positions is None else joint.stored_positions + by_view
+    return replace(joint, positions=joint.positions + by_view, stored_positions=stored, displaced_px=moves)
 
 
 def _paths(scans: Sequence[Measurement]) -> np.ndarray | None:

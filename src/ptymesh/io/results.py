@@ -334,6 +334,44 @@ class Result(Displayed):
         attrs = {"ptymesh_version": version("ptymesh"), **self.attrs}
         file.attrs.update({key: value for key, value in attrs.items() if value is not None})
 
+    def of_scan(self, number: int) -> Result:
+        """Return what is of one of several scans: the object under its windows, its views, its probe.
+
+        Args:
+            number: of the scan, from 0.
+
+        Raises:
+            BadInput: there is no such scan.
+        """
+        count = 1 if self.scan_index is None else int(self.scan_index.max()) + 1
+        if self.scan_index is None or not 0 <= number < count:
+            raise BadInput(f"There is no scan {number}; the result is of {count}, numbered from 0.")
+        top, left, bottom, right = self._scan_box(number)
+        views = self.scan_index == number
+
+        def of_views(array: np.ndarray | None) -> np.ndarray | None:
+            return None if array is None else array[views]
+
+        return Result(
+            object=self.object[:, top:bottom, left:right],
+            probe=self.probe if self.scan_probes is None else self.scan_probes[number],
+            positions_px=self.positions_px[views] - np.array([top, left]),
+            positions_m=of_views(self.positions_m),
+            pixel_size_m=self.pixel_size_m,
+            slice_spacing_m=self.slice_spacing_m,
+            tilt_rad=self.tilt_rad,
+            weights=of_views(self.weights),
+            opr=self.opr,
+            residuals=of_views(self.residuals),
+        )
+
+    def _scan_box(self, number: int) -> tuple[int, int, int, int]:
+        """Return the part of the object under the windows of a scan: top, left, bottom, right in pixels."""
+        own = self.positions_px[self.scan_index == number]
+        (top, left), window = np.floor(own.min(axis=0)).astype(int).tolist(), np.array(self.probe.shape[-2:])
+        bottom, right = (np.ceil(own.max(axis=0)).astype(int) + window).tolist()
+        return max(0, top), max(0, left), bottom, right
+
     def _write_scans(self, file: h5py.File) -> None:
         """Write a group for each of several scans, `scans/0` and so on, with what there is of its own views."""
         if self.scan_index is None:
@@ -343,6 +381,7 @@ class Result(Displayed):
             names = self.attrs.get("scan_names") or []
             group.attrs["name"] = str(names[number]) if number < len(names) else str(number)
             group.create_dataset("views", data=views)
+            group.attrs["object_box_px"] = self._scan_box(number)
             for name in _BY_SCAN:
                 if (array := getattr(self, name)) is not None:
                     group.create_dataset(name, data=array[views])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ptymesh.io.joint_scans import join_measurements
+from ptymesh.io.joint_scans import join_measurements, lay_side_by_side
 from ptymesh.io.load import load_measurement
 
 if TYPE_CHECKING:
@@ -21,4 +21,5 @@ def load_scan(recipe: Recipe) -> Measurement:
     if not recipe.scans:
         return load_measurement(recipe.data, recipe.positions)
     measurements = [load_measurement(one.data, recipe.positions) for one in recipe.scans]
-    return join_measurements(measurements, [one.shift_px for one in recipe.scans])
+    joint = join_measurements(measurements, [one.shift_px for one in recipe.scans])
+    return lay_side_by_side(joint) if recipe.object.scans == "own" else joint

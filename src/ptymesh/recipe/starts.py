@@ -44,6 +44,7 @@ class ObjectOptions(FrozenOptions):
         kind: transmission, complex numbers; or potential, one real number V per pixel, O = exp((i - absorption) V).
             A complex start of a potential is unwrapped, slice by slice.
         absorption: of a potential, -log amplitude over phase.
+        scans: of several scans, whether they share the object, or each has its own: then these lie side by side.
     """
 
     slices: int = Field(1, ge=1, le=10_000)
@@ -53,6 +54,7 @@ class ObjectOptions(FrozenOptions):
     result_positions: bool = False
     kind: Literal["transmission", "potential"] = "transmission"
     absorption: float = Field(0.0, ge=0, le=10)
+    scans: Literal["shared", "own"] = "shared"
 
     @model_validator(mode="after")
     def _consistent(self) -> ObjectOptions:
@@ -64,6 +66,8 @@ class ObjectOptions(FrozenOptions):
             raise ValueError("slice_spacing_m has no meaning for a single slice; ask for slices: 2 or more")
         if self.slices == 1 and self.tilt_rad is not None:
             raise ValueError("tilt_rad has no meaning for a single slice; ask for slices: 2 or more")
+        if self.scans == "own" and self.initial != "ones":
+            raise ValueError("scans is own, and initial is a single object; leave initial out, or use scans: shared")
         if self.result_positions and not self.from_result:
             raise ValueError(f"result_positions needs an earlier result as initial, not {self.initial!r}")
         return self

@@ -40,6 +40,7 @@ from ptymesh.estimate import REACH
 from ptymesh.geometry import electron_interaction
 from ptymesh.io.checkpoint import identity
 from ptymesh.io.checkpoint.store import Checkpoint
+from ptymesh.io.joint_scans import lay_side_by_side
 from ptymesh.io.prepare.findings import apply_findings
 from ptymesh.io.results import CHANGE, ObjectTiles, Result
 from ptymesh.kernels.piece_costs import costs_of_pieces
@@ -164,6 +165,8 @@ class Reconstruction(Displayed):
             raise BadInput(f"planned is {quote(planned)}; give an engine, such as ptymesh.RPIE().")
         operators = operators_of(optics)
         memory = memory_of(memory_budget, scratch)
+        if object_options.scans == "own":
+            scan = lay_side_by_side(scan)
         self.scan, self.seed, self.precision, self.subpixel = scan, seed, precision, subpixel
         self.world = device if isinstance(device, World) else join(device)
         self._compare_options(
@@ -432,6 +435,8 @@ class Reconstruction(Displayed):
             self._count_fitted()
         floor = None if self.noise is None or self._fitted_count is None else self.noise.fitted(self._fitted_count[1])
         watch |= {"noise_floor": floor, "noise_level": self.noise_level}
+        if self.scan.displaced_px is not None:
+            refuse_moves_of_all(self.stages)
         loop = Loop(self.problem, self.state, self.stages, seed=self.seed, **watch)
         self._held_out = loop.held_out
         return loop
@@ -629,13 +634,13 @@ class Reconstruction(Displayed):
         residual, r, by_view = self._final_residuals()
         verdict = self._judge(residual, by_view)
         positions = estimate.positions.cpu().numpy()
-        pixel = scan.geometry.object_pixel_m
+        in_scan, pixel = scan.scan_coordinates(positions), scan.geometry.object_pixel_m
         history = self._history()
         return Result(
             object=obj,
             probe=self._to_host(estimate.probes[0]),
             positions_px=positions,
-            positions_m=None if pixel is None else (positions - np.asarray(estimate.origin)) * np.asarray(pixel),
+            positions_m=None if pixel is None else (in_scan - np.asarray(estimate.origin)) * np.asarray(pixel),
             pixel_size_m=pixel,
             slice_spacing_m=estimate.slice_spacing_m,
             tilt_rad=estimate.tilt_rad,
@@ -735,6 +740,23 @@ class Reconstruction(Displayed):
         if world().rank:
             figure.savefig = lambda *_, **__: None  # type: ignore[method-assign]
         return figure
+
+
+def refuse_moves_of_all(stages: Sequence[Engine]) -> None:
+    """Raise BadInput where a stage moves all views alike, and each scan has an object of its own.
+
+    Args:
+        stages: of the run.
+    """
+    for stage in stages:
+        models = [f"models.{name}" for name, model in stage.models.items() if model.of == "positions"]
+        if stage.positions and stage.positions.affine:
+            models.append("positions.affine")
+        if models:
+            raise BadInput(
+                f"{models[0]} moves the views of all scans about one middle, and each scan has an object of its own "
+                f"beside the others; remove it from {stage.name}, or use object.scans: shared."
+            )
 
 
 def _refuse_own_probes(scan: Measurement, obj: ObjectOptions, probe: ProbeOptions, world: World) -> None:

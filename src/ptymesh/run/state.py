@@ -218,12 +218,13 @@ def read_estimate(saved: checkpoint.Checkpoint, recipe: Recipe, scan: Measuremen
         raise BadInput("The checkpoint is of a coarse stage, whose patterns are binned; wait for the next stage.")
     probes = saved.shared["probe"].reshape(scan.scans if recipe.probe.scans == "own" else 1, -1, *scan.window)
     held = {**saved.shared, **{name: saved.per_view[name] for name in saved.per_view}}
+    in_scan = scan.scan_coordinates(held["positions"])
     return Result(
         object=saved.tiles.part("object", Rect(0, 0, *run.extent)),
         probe=probes[0],
         positions_px=held["positions"],
         pixel_size_m=pixel,
-        positions_m=None if pixel is None else (held["positions"] - np.array(run.origin)) * np.array(pixel),
+        positions_m=None if pixel is None else (in_scan - np.array(run.origin)) * np.array(pixel),
         slice_spacing_m=run.slice_spacing_m,
         tilt_rad=run.tilt_rad,
         recipe=recipe.to_yaml(),
