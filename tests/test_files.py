@@ -40,7 +40,7 @@ def result(side: int = 128) -> Result:
 
 def tiled(path: Path) -> None:
     tiles = (((top, 0), np.ones((1, 32, 128), complex)) for top in range(0, 128, 32))
-    result(1).save(path, ObjectTiles((128, 128), tiles))
+    result(1).save(path, {"object": ObjectTiles((128, 128), tiles)})
 
 
 def cxi(path: Path) -> None:

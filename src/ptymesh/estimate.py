@@ -3,6 +3,7 @@
 N       views
 M       incoherent probe modes
 L       object slices
+Q       incoherent object modes
 H, W    object pixels (multiples of BLOCK)
 K       variable-probe (OPR) modes
 h, w    window pixels
@@ -16,7 +17,7 @@ Positions count from the first pixel of the whole object, of which `object` may 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -39,7 +40,8 @@ class Estimate:
     """Current values of the unknowns, updated in place within an epoch.
 
     Attributes:
-        object: (L, H, W) complex, the whole object or the part that this rank holds.
+        object: (Q L, H, W) complex, the whole object or the part that this rank holds; the slices of one object mode
+            after the other's.
         probe: (M, h, w) complex, optical axis at (h//2, w//2); |probe|^2 in counts. Where each of S scans has its own,
             (S M, h, w), one scan's modes after the other's.
         positions: (N, 2) float64, y x: object pixel under the window's top-left corner.
@@ -61,9 +63,10 @@ class Estimate:
         extent: (2,) sides of the whole object (default: those of `object`).
         scan_index: (N,) int64, number of the scan that each view is of; None for a single scan.
         probe_count: number of probes, that of the scans where each has its own.
-        potential: (L, H, W) real, phase in rad without wraps, where the object is a potential (physics/potential.py):
+        potential: (Q L, H, W) real, phase in rad without wraps, where the object is a potential (physics/potential.py):
             `object` is then the transmission that follows from it. None elsewhere.
         absorption: -log amplitude over phase of such an object.
+        object_modes: Q, number of incoherent modes of the object.
     """
 
     object: Object
@@ -86,6 +89,7 @@ class Estimate:
     probe_count: int = 1
     potential: torch.Tensor | None = None
     absorption: float = 0.0
+    object_modes: int = 1
 
     def __post_init__(self) -> None:
         self._probes: tuple[torch.Tensor, tuple[torch.Tensor, ...]] | None = None
@@ -128,6 +132,17 @@ class Estimate:
         if self._probes is None or self._probes[0] is not self.probe:
             self._probes = self.probe, self.probe.chunk(self.probe_count)
         return self._probes[1]
+
+    @property
+    def slices(self) -> int:
+        """Number of slices of each object mode."""
+        return len(self.object) // self.object_modes
+
+    def by_object_mode(self) -> Iterator[Estimate]:
+        """Yield an estimate for each object mode, whose object is that mode, in the same memory."""
+        potentials = [None] * self.object_modes if self.potential is None else self.potential.chunk(self.object_modes)
+        for obj, potential in zip(self.object.chunk(self.object_modes), potentials, strict=True):
+            yield replace(self, object=obj, potential=potential, object_modes=1)
 
     @property
     def vacuum(self) -> float:

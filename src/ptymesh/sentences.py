@@ -89,8 +89,8 @@ def unknown_key(path: str, known: Iterable[str], elsewhere: Sequence[str] = ()) 
     """
     known = list(known)
     near = difflib.get_close_matches(path.rpartition(".")[2], known, n=1, cutoff=0.5)
-    if len(elsewhere) == 1 and elsewhere[0] != path:
-        return f"{path} is unknown; did you mean {elsewhere[0]}?"
+    if len(elsewhere) in (1, 2) and path not in elsewhere:
+        return f"{path} is unknown; did you mean {' or '.join(elsewhere)}?"
     if near:
         return f"{path} is unknown; did you mean {path.rpartition('.')[0]}{'.' if '.' in path else ''}{near[0]}?"
     return f"{path} is unknown; the keys here are {', '.join(known)}."

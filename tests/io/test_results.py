@@ -216,7 +216,7 @@ def test_a_flipped_bit_is_noticed_or_changes_nothing(tmp_path: Path, tiled: bool
     """At random places of the file, and at some of every dataset; HDF5 has bytes that nothing depends on."""
     path, written = tmp_path / "result.h5", example()
     pieces = (((top, 0), written.object[:, top : top + 10]) for top in range(0, 40, 10))
-    written.save(path, ObjectTiles((40, 48), pieces) if tiled else None)
+    written.save(path, {"object": ObjectTiles((40, 48), pieces)} if tiled else None)
     content, expected = path.read_bytes(), fields(Result.load(path))
     with h5py.File(path) as file:
         names = ("object", "probe", "positions_px", "positions_m", "background", "opr/weights", "history/loss")

@@ -281,7 +281,7 @@ def test_what_cannot_be_is_refused() -> None:
         list(recon.run(RPIE(epochs=1)))
     with pytest.raises(BadInput, match="add a stage of rpie, lsqml or adam with unknowns"):
         list(recon.run(pm.DM(epochs=1)))
-    with pytest.raises(BadInput, match=r"cg does not know optics \(detector_blur\)"):
+    with pytest.raises(BadInput, match=r"cg does not know optics\.detector_blur"):
         list(recon.run(pm.CG(epochs=1)))
     plain = pm.Reconstruction(scan)
     with pytest.raises(BadInput, match=r"unknowns\.blur_width belongs to optics\.detector_blur, which the recipe does"):

@@ -229,7 +229,7 @@ def test_engines_that_do_not_know_operators_say_so(name: str) -> None:
     toy, values = case(name)
     problem = toy.problem()
     for engine in (BH(), CG()):
-        with pytest.raises(BadInput, match=rf"{engine.name} does not know optics \({name}\); use another engine"):
+        with pytest.raises(BadInput, match=rf"{engine.name} does not know optics\.{name}; use another engine"):
             engine.check(problem)
     if problem.model.replaced:
         with pytest.raises(BadInput, match=rf"lsqml would move nothing, as optics\.{name} takes the object's part"):

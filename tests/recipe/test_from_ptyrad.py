@@ -142,7 +142,10 @@ def test_stage() -> None:
     ("init", "named"),
     [
         ({"pos_scan_rand_std": 0.15}, "init_params.pos_scan_rand_std: 0.15"),
-        ({"obj_omode_max": 4}, "init_params.obj_omode_max: 4"),
+        (
+            {"obj_omode_max": 2, "obj_omode_init_occu": {"occu_type": "custom", "init_occu": [0.7, 0.3]}},
+            "init_params.obj_omode_init_occu: [0.7, 0.3]",
+        ),
         ({"pos_scan_affine": [1, 0, 3, 0]}, "init_params.pos_scan_affine"),
         ({"probe_source": "PtyRAD", "probe_params": "model.hdf5"}, "probe_source: PtyRAD (model.hdf5)"),
         ({"meas_add_source_size": 0.34}, "init_params.meas_add_source_size: 0.34"),

@@ -146,7 +146,7 @@ BASE: dict[str, Any] = {"data": {"path": "/scan.cxi"}}
             {"precision": "doubel"},
             "precision is 'doubel'; it should be 'single', 'mixed' or 'double' (did you mean double?).",
         ),
-        ({"modes": 3}, "modes is unknown; did you mean probe.modes?"),
+        ({"modes": 3}, "modes is unknown; did you mean object.modes or probe.modes?"),
         ({"epochs": 3}, "epochs is unknown; did you mean stages.0.epochs?"),
         (
             {"data": {"path": "/a", "energy_eV": "8 keV"}},

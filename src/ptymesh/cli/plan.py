@@ -65,7 +65,7 @@ def command(
     height, width = scan.extent
     typer.echo(
         f"{len(scan.positions)} views of {scan.window[0]} x {scan.window[1]}, "
-        f"object {scan.slices} x {height} x {width}, "
+        f"object {f'{scan.object_modes} modes of ' * (scan.object_modes > 1)}{scan.slices} x {height} x {width}, "
         f"{engine.name}, batch {engine.batch or 'all views'}"
     )
     _print(rows, memory)

@@ -31,6 +31,12 @@ def command(
     position_error: Annotated[float, typer.Option(help="Uniform error of the positions, +- pixels.")] = 0.0,
     modes: Annotated[int, typer.Option(help="Incoherent probe modes.")] = 1,
     slices: Annotated[int | None, typer.Option(help="Object slices. [default: 1, electron 2, crystal 6]")] = None,
+    object_modes: Annotated[
+        int, typer.Option(help="States of the object in each exposure, in which it is deformed otherwise.")
+    ] = 1,
+    displacement: Annotated[
+        float, typer.Option(metavar="PX", help="With --object-modes: rms displacement of a pixel along either axis.")
+    ] = 1.0,
     tilt: Annotated[
         tuple[float, float],
         typer.Option(metavar="Y X", help="Radians by which the axis of the slices leans against the beam."),
@@ -107,6 +113,8 @@ def command(
         position_error_px=position_error,
         modes=modes,
         slices=slices,
+        object_modes=object_modes,
+        displacement_px=displacement,
         tilt_rad=tilt,
         background_counts=background,
         defect=defect,

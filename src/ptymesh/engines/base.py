@@ -280,13 +280,15 @@ class Engine(Options):
         if self.probe.centre and problem.geometry.propagation != "far_field":
             raise BadInput("probe.centre would move a near-field image on the detector; remove it from the stage.")
         if problem.model.pieces and not self.with_optics:
-            named = ", ".join(placed.operator.name for placed in problem.model.pieces)
-            raise BadInput(f"{self.name} does not know optics ({named}); use another engine, such as lsqml or adam.")
+            named = ", ".join(placed.operator.label for placed in problem.model.pieces)
+            raise BadInput(f"{self.name} does not know {named}; use another engine, such as lsqml or adam.")
         if problem.model.replaced and not self.moves_optics:
             named = ", ".join(placed.operator.name for placed in problem.model.operators if placed.operator.replaces)
             raise BadInput(
                 f"{self.name} would move nothing, as optics.{named} takes the object's part; use adam or lbfgs."
             )
+        if problem.model.object_modes > 1 and "object" in problem.model.replaced:
+            raise BadInput("object.modes asks for several objects, whose part a piece of the optics takes; remove one.")
         if problem.probe_count > 1:
             self._check_own_probes()
         for constraint in self.all_constraints():

@@ -62,7 +62,7 @@ class RPIE(Sweeping, Engine):
             estimate: the unknowns, changed in place.
             batch: the views.
         """
-        s, gamma = problem.gradients(estimate, batch), self.gamma_object / len(estimate.object)  # before either moves
+        s, gamma = problem.gradients(estimate, batch), self.gamma_object / estimate.slices  # before either moves
         for probe, change, weight in zip(estimate.probes, *s.by_probe(estimate.probe_count), strict=True):
             problem.fields.add_weighted(probe, change, weight, blend=self.beta, times=self.gamma_probe)
         problem.fields.add_weighted(estimate.object, s.object, s.object_weight, blend=self.alpha, times=gamma)
@@ -92,7 +92,7 @@ class EPIE(Sweeping, Engine):
             estimate: the unknowns, changed in place.
             batch: the views.
         """
-        s, gamma = problem.gradients(estimate, batch), self.gamma_object / len(estimate.object)  # before either moves
+        s, gamma = problem.gradients(estimate, batch), self.gamma_object / estimate.slices  # before either moves
         for probe, change, weight in zip(estimate.probes, *s.by_probe(estimate.probe_count), strict=True):
             problem.fields.add_weighted(probe, change, weight, blend=1, times=self.gamma_probe)
         problem.fields.add_weighted(estimate.object, s.object, s.object_weight, blend=1, times=gamma)

@@ -3,11 +3,13 @@
 N       views
 M       incoherent probe modes
 L       object slices
+Q       incoherent object modes
 H, W    object pixels
 h, w    window pixels
 
     /object                 (L, H, W) complex    attrs pixel_size_m [y, x] (absent in pixel units), slice_spacing_m,
                                                  tilt_rad [y, x] of the axis along which slices are stacked
+    /object_modes           (Q, L, H, W) complex when there are several, of which /object is the mean
     /probe                  (M, h, w) complex    optical axis at (h//2, w//2)
     /positions_px           (N, 2) float64 y x   window's top-left corner in object pixels
     /positions_m            (N, 2) float64 y x   when the pixel size is known
@@ -29,8 +31,9 @@ h, w    window pixels
 
 from __future__ import annotations
 
+import math
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -62,11 +65,14 @@ _ARRAYS = {
     "scan_index": "scans/index",
     "scan_probes": "scans/probes",
     "potential": "potential",
+    "object_modes": "object_modes",
 }
+#: Arrays of the object's pixels, which may come tile by tile.
+_FIELDS = ("object", "potential", "object_modes")
 #: Arrays with a row per view that each scan's group repeats for its own views.
 _BY_SCAN = ("positions_px", "positions_m", "residuals")
 #: numpy's letters for what each dataset may hold; those that are not named hold real numbers.
-_KINDS = {"object": "c", "probe": "c", "opr/modes": "c", "scans/probes": "c", "recipe": "U"}
+_KINDS = {"object": "c", "probe": "c", "opr/modes": "c", "scans/probes": "c", "object_modes": "c", "recipe": "U"}
 REAL = "fiu"
 
 
@@ -82,7 +88,7 @@ class ObjectTiles:
 
     Attributes:
         extent: sides (H, W) of the whole object.
-        tiles: corner (y, x) and values (L, h, w) of each tile.
+        tiles: corner (y, x) and values (..., h, w) of each tile.
     """
 
     extent: tuple[int, int]
@@ -115,6 +121,8 @@ class Result(Displayed):
         scan_index: (N,) number of the scan that each view is of (`attrs["scan_names"]`), or None for a single scan.
         potential: (L, H, W) phase in rad without wraps, where the object was a potential; `object` follows from it by
             `attrs["absorption"]`. For electrons, `attrs["interaction_rad_per_V_nm"]` times the projected potential.
+        object_modes: (Q, L, H, W) complex, incoherent modes of the object, such as frozen phonons, all equally likely,
+            or None for a single one. `object` (or `potential`) is their mean.
 
     Raises BadInput where types and shapes are not these, or do not fit together.
     """
@@ -141,6 +149,7 @@ class Result(Displayed):
     scan_index: np.ndarray | None = None
     scan_probes: np.ndarray | None = None
     potential: np.ndarray | None = None
+    object_modes: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         for name in ("object", "probe", "positions_px", *_ARRAYS):
@@ -164,7 +173,7 @@ class Result(Displayed):
                 raise BadInput(f"The {name} is {array.dtype} {array.shape}; it must be complex with three axes.")
         for name in ("positions_px", *_ARRAYS):
             array = getattr(self, name)
-            is_complex = name in ("opr", "scan_probes")
+            is_complex = name in ("opr", "scan_probes", "object_modes")
             if array is not None and array.dtype.kind not in ("c" if is_complex else REAL):
                 wanted = "complex" if is_complex else "real"
                 raise BadInput(f"{name} is {str(array.dtype)[:60]} {array.shape}; it must hold {wanted} numbers.")
@@ -179,6 +188,11 @@ class Result(Displayed):
             raise BadInput(f"scan_index has shape {self.scan_index.shape}; it must be {(views,)}, one scan per view.")
         if self.potential is not None and self.potential.shape != self.object.shape:
             raise BadInput(f"potential has shape {self.potential.shape}; it must be {self.object.shape}, the object's.")
+        if self.object_modes is not None and self.object_modes.shape[1:] != self.object.shape:
+            raise BadInput(
+                f"object_modes has shape {self.object_modes.shape}; it must be (modes, "
+                f"{', '.join(map(str, self.object.shape))}), the object's."
+            )
         if self.scan_probes is not None:
             self._check_scan_probes(self.scan_probes)
 
@@ -193,9 +207,11 @@ class Result(Displayed):
 
     def __repr__(self) -> str:
         slices, height, width = self.object.shape
+        modes = "" if self.object_modes is None else f", {len(self.object_modes)} object modes"
         engine, residual = self.attrs.get("engine"), self.attrs.get("final_residual")
         return (
-            f"<Result: object {slices} x {height} x {width}, {len(self.probe)} mode{'s' * (len(self.probe) != 1)}, "
+            f"<Result: object {slices} x {height} x {width}{modes}, "
+            f"{len(self.probe)} mode{'s' * (len(self.probe) != 1)}, "
             f"{len(self.positions_px)} views"
             + (f", {engine}" if engine else "")
             + (f", final residual {residual:.4g}" if isinstance(residual, int | float) else "")
@@ -264,9 +280,12 @@ class Result(Displayed):
         """
         return import_module("ptymesh.io.labelled").signal(self, of)
 
-    def save(
-        self, path: str | Path, tiles: ObjectTiles | None = None, potential_tiles: ObjectTiles | None = None
-    ) -> None:
+    @property
+    def planes(self) -> np.ndarray:
+        """All object modes as one stack of planes, (Q L, H, W): the slices of one after the other's."""
+        return self.object if self.object_modes is None else self.object_modes.reshape(-1, *self.object.shape[1:])
+
+    def save(self, path: str | Path, tiles: Mapping[str, ObjectTiles] | None = None) -> None:
         """Write the file under a temporary name beside `path`, flush it to the disk, then rename it into place.
 
         On several ranks the first one writes, and the others return when it has. A file that was there before stays
@@ -274,8 +293,8 @@ class Result(Displayed):
 
         Args:
             path: the file.
-            tiles: the object, tile by tile, instead of `object`; then only the first rank calls this.
-            potential_tiles: its potential, likewise, after all of the object; needed where it has one and comes so.
+            tiles: by name, `object` and what there is of `potential` and `object_modes`, tile by tile, one after the
+                other, instead of these arrays; then only the first rank calls this.
 
         Raises:
             BadInput: `path` cannot be a file.
@@ -283,32 +302,36 @@ class Result(Displayed):
         """
         path = usable(path, "The result")
         if tiles is None:
-            on_first_rank(lambda: self._save(path, None, None), str(path))
+            on_first_rank(lambda: self._save(path, {}), str(path))
         else:
-            self._save(path, tiles, potential_tiles)
+            self._save(path, tiles)
 
-    def _save(self, path: Path, tiles: ObjectTiles | None, potential_tiles: ObjectTiles | None) -> None:
+    def _save(self, path: Path, tiles: Mapping[str, ObjectTiles]) -> None:
         target_of(path)
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path, self._bytes(tiles)) as temporary, new_hdf5(temporary) as file:
-            self._write(file, tiles, potential_tiles)
+            self._write(file, tiles)
             digests.sign(file)
 
-    def _bytes(self, tiles: ObjectTiles | None) -> int:
+    def _bytes(self, tiles: Mapping[str, ObjectTiles]) -> int:
         """Return the bytes that the arrays take in the file."""
         arrays = [getattr(self, name) for name in ("object", "probe", "positions_px", *_ARRAYS)]
         total = sum(array.nbytes for array in arrays if array is not None)
-        if tiles is not None:
-            height, width = tiles.extent
-            by_tiles = [self.object] if self.potential is None else [self.object, self.potential]
-            total += sum(len(one) * height * width * one.itemsize - one.nbytes for one in by_tiles)
+        for name, one in tiles.items():
+            part = getattr(self, name)
+            total += math.prod((*part.shape[:-2], *one.extent)) * part.itemsize - part.nbytes
         return total
 
-    def _write(self, file: h5py.File, tiles: ObjectTiles | None, potential_tiles: ObjectTiles | None) -> None:
-        dataset = _write_field(file, "object", self.object, tiles)
+    def _write(self, file: h5py.File, tiles: Mapping[str, ObjectTiles]) -> None:
+        for name in _FIELDS:
+            if (values := getattr(self, name)) is not None:
+                _write_field(file, name, values, tiles.get(name))
+        dataset = file["object"]
         if self.potential is not None:
-            _write_field(file, "potential", self.potential, potential_tiles).attrs["unit"] = "rad"
+            file["potential"].attrs["unit"] = "rad"
+        if self.object_modes is not None:
+            file["object_modes"].attrs["axes"] = ["object mode", "slice", "y", "x"]
         if self.pixel_size_m is not None:
             dataset.attrs["pixel_size_m"] = np.asarray(self.pixel_size_m, dtype=np.float64)
         dataset.attrs["slice_spacing_m"] = float(self.slice_spacing_m)
@@ -317,7 +340,7 @@ class Result(Displayed):
         write_default_plot(file, self.pixel_size_m, self.slice_spacing_m, self.origin_px)
         file.create_dataset("positions_px", data=np.asarray(self.positions_px, dtype=np.float64))
         for name, key in _ARRAYS.items():
-            if name != "potential" and (array := getattr(self, name)) is not None:
+            if name not in _FIELDS and (array := getattr(self, name)) is not None:
                 file.create_dataset(key, data=array)
         self._write_scans(file)
         history = file.create_group("history")
@@ -439,7 +462,7 @@ class Result(Displayed):
                 )
         beyond = max(self.object.shape[-2:]) + max(window)  # where windows may lie, with room to spare
         limits = dict.fromkeys(("object", "probe", "opr", "weights", "background"), LARGEST)
-        limits |= {"positions_px": beyond, "nominal_px": beyond}
+        limits |= {"object_modes": LARGEST, "positions_px": beyond, "nominal_px": beyond}
         for name, most in limits.items():
             array = getattr(self, name)
             # in double precision: half precision has no number for most limits
@@ -451,10 +474,10 @@ def _write_field(file: h5py.File, key: str, values: np.ndarray, tiles: ObjectTil
     """Write a field of the object, whole or tile by tile, and return its dataset."""
     if tiles is None:
         return file.create_dataset(key, data=values)
-    dataset = file.create_dataset(key, (len(values), *tiles.extent), values.dtype)
+    dataset = file.create_dataset(key, (*values.shape[:-2], *tiles.extent), values.dtype)
     for (top, left), tile in tiles.tiles:
         height, width = tile.shape[-2:]
-        dataset[:, top : top + height, left : left + width] = tile
+        dataset[..., top : top + height, left : left + width] = tile
     return dataset
 
 

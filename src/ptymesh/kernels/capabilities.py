@@ -32,6 +32,8 @@ NONE = frozenset[str]()
 AT_PROBE, AT_EXIT = frozenset({"operators at the probe"}), frozenset({"operators at the exit"})
 CHANGING = frozenset({"operators that change products"})
 OPERATORS = AT_PROBE | AT_EXIT | CHANGING
+#: Copies of each wave, of which each has slices of its own.
+OBJECT_MODES = frozenset({"object modes"})
 #: Pieces between intensities and counts, and such as say from which counts on a detector counts no further.
 PIECES, SATURATED = frozenset({"pieces of the detector"}), frozenset({"saturated pixels"})
 #: Operations that compare waves with counts: to the others every fidelity is the same.
@@ -50,10 +52,10 @@ _ANY = ONE | SEVERAL | _FIELDS | _POSITIONS | _PROBES | _TRANSFORMS | FIDELITIES
 # --- capabilities ---
 
 #: Waves on the detector, wherever they come from; waves that go to a far detector.
-WAVES: Capability = (_ANY | OPERATORS,)
-FAR_FIELD: Capability = (_ANY - NEAR | OPERATORS,)
+WAVES: Capability = (_ANY | OPERATORS | OBJECT_MODES,)
+FAR_FIELD: Capability = (_ANY - NEAR | OPERATORS | OBJECT_MODES,)
 #: The same with a transform that the kernels know.
-KNOWN_FAR_FIELD: Capability = (_ANY - NEAR - UNKNOWN | OPERATORS,)
+KNOWN_FAR_FIELD: Capability = (_ANY - NEAR - UNKNOWN | OPERATORS | OBJECT_MODES,)
 #: Views without operators; of a single slice, to any field or to a far one.
 ALL_SLICES: Capability = (_ANY,)
 ONE_SLICE: Capability = (_ANY - SEVERAL,)
@@ -144,7 +146,7 @@ class Request(NamedTuple):
 
 def words_for(model: Model) -> frozenset[str]:
     """Return the words for the operators of a model."""
-    words = frozenset[str]()
+    words = OBJECT_MODES if model.object_modes > 1 else frozenset[str]()
     for one in (placed.operator for placed in model.operators):
         words |= AT_PROBE if one.at == "probe" else AT_EXIT if one.keeps_products else AT_EXIT | CHANGING
     return words

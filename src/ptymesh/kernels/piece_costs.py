@@ -33,7 +33,7 @@ def costs_of_pieces(backend: Backend, model: Model, window: tuple[int, int]) -> 
         if around and placed.operator.is_fast:
             continue
         found.append(
-            f"optics.{placed.operator.name} is computed by torch, and not by compiled kernels; an epoch takes "
+            f"{placed.operator.label} is computed by torch, and not by compiled kernels; an epoch takes "
             f"{BETWEEN_KERNELS if around else WITHOUT_KERNELS} times as long for each wave as without it"
         )
     return found

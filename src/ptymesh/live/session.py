@@ -168,6 +168,8 @@ def _check(recipe: Recipe) -> None:
                 f"optics.{name} reads its options from the whole scan, and a stream has not brought it yet; give them, "
                 "or leave it out."
             )
+    if recipe.object.modes > 1:
+        raise BadInput("object.modes are not kept between segments of a stream; leave it out.")
     if recipe.probe.opr_modes:
         raise BadInput("probe.opr_modes are shares of each view, which segments do not keep; leave it out.")
 

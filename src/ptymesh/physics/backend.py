@@ -309,7 +309,7 @@ class Backend(BlockOperations):
         """
         to_windows, to_probes = model.forward_adjoint(intermediates, waves)
         if into.object is not None and into.object_weight is not None:
-            illumination = torch.stack([power(wave) for wave in intermediates.incoming], dim=1)
+            illumination = model.illumination(intermediates)
             for kind, out, windows in (
                 (OBJECT, into.object, to_windows),
                 (OBJECT_WEIGHT, into.object_weight, illumination),
@@ -317,7 +317,7 @@ class Backend(BlockOperations):
                 terms, corners = model.placed(windows, chunk.anchors, chunk.fractions)
                 views.add_back(out, into.rounded(kind, terms), corners)
         if into.probe is not None:
-            self.gather(model, chunk, to_probes, power(intermediates.windows[:, :1]), into)
+            self.gather(model, chunk, to_probes, model.first_slice_power(intermediates.windows), into)
 
     def gather(self, model: Model, chunk: Chunk, to_probes: Tensor, lit: Tensor, into: Adjoints) -> None:
         """Add the adjoints of a chunk to the sums of probe and OPR modes, and to their weights.
@@ -521,7 +521,7 @@ class Backend(BlockOperations):
             intermediates: from `forward`.
             maps: (n, h, w) real.
         """
-        light = power(intermediates.windows[:, :1])
+        light = model.first_slice_power(intermediates.windows)
         return torch.stack([over_window(light * each) for each in maps], dim=1)
 
     @entry

@@ -12,6 +12,9 @@ the last one; P_j and psi are then the waves behind them. One may make several w
 it, M stands for M K, the K waves of a mode beside each other. Pieces of the detector (detector/pieces.py) may stand
 between sum_m |Psi_m|^2 and I.
 
+An object of Q incoherent modes (object_modes.py) has Q L planes, the slices of one mode after the other's: L stands for
+these wherever it counts planes here.
+
 D: far field F, or near field F^H K F; with Fourier sub-pixel positions the near field carries exp(+2 pi i k.f_j),
 which undoes on the detector the shift of the probe. H: angular spectrum over the slice spacing
 (Maiden, Humphry & Rodenburg 2012), times exp(i z (K_y tan t_y + K_x tan t_x)) for slices stacked along a tilted axis.
@@ -33,6 +36,7 @@ from ptymesh.physics import views
 from ptymesh.physics.detector.pieces import DetectorPiece, Response
 from ptymesh.physics.elementwise import over_few, over_window, overlap, times
 from ptymesh.physics.fidelity import Saturation
+from ptymesh.physics.object_modes import ObjectModes
 from ptymesh.physics.operators import (
     NOTHING,
     Piece,
@@ -43,6 +47,7 @@ from ptymesh.physics.operators import (
     apply_operators,
     fan_out_of,
     slopes,
+    sum_in_order,
 )
 from ptymesh.physics.propagate import (
     Pair,
@@ -86,7 +91,7 @@ class Intermediates:
     """Windows and waves of a chunk of views on their way through the object.
 
     Attributes:
-        windows: (B, L, h, w) complex, of the object.
+        windows: (B, L, h, w) complex, of the object; of Q object modes (B, Q L, h, w).
         incoming: waves that enter each slice, (B, M, h, w) complex each.
         exit: (B, M, h, w) complex, waves behind the last slice and its operators.
         probes: (B, M, h, w) complex, shifted probes before the model's operators; None without operators.
@@ -228,6 +233,11 @@ class Model:
         return fan_out_of(placed.operator for placed in self.operators)
 
     @property
+    def object_modes(self) -> int:
+        """Number of incoherent modes of the object, Q."""
+        return next((one.operator.modes for one in self.operators if isinstance(one.operator, ObjectModes)), 1)
+
+    @property
     def reach(self) -> int:
         """Pixels by which a view may reach beyond its window at the anchor, on each side."""
         return reach_of(self.subpixel)
@@ -275,9 +285,10 @@ class Model:
             values: unknowns of the operators, by name.
         """
         incoming = [apply_operators(self.operators, "probe", probes, values)]
-        for window in windows.unbind(1)[:-1]:
-            incoming.append(self.to_next(times(incoming[-1], window[:, None])))
-        behind = times(incoming[-1], windows[:, -1, None])
+        last = windows.shape[1] // self.object_modes - 1
+        for index in range(last):
+            incoming.append(self.to_next(self.through(incoming[-1], windows, index)))
+        behind = self.through(incoming[-1], windows, last)
         if not self.operators:
             return Intermediates(windows, tuple(incoming), behind)
         return Intermediates(
@@ -346,13 +357,60 @@ class Model:
         if self.operators:
             chi = apply_operator_adjoints(self.operators, "exit", chi, intermediates.values)
         for index in range(len(intermediates.incoming) - 1, -1, -1):
-            to_windows.append(times(intermediates.incoming[index].conj(), chi).sum(1))
-            chi = times(intermediates.windows[:, index, None].conj(), chi)
+            to_windows.append(self._sum_over_probe_modes(times(intermediates.incoming[index].conj(), chi)))
+            chi = self.back_through(chi, intermediates.windows, index)
             if index:
                 chi = self.to_next_adjoint(chi)
         if self.operators:
             chi = apply_operator_adjoints(self.operators, "probe", chi, intermediates.values)
-        return torch.stack(to_windows[::-1], dim=1), chi
+        return torch.stack(to_windows[::-1], dim=2).flatten(1, 2), chi
+
+    def through(self, waves: Tensor, windows: Tensor, index: int) -> Tensor:
+        """Return waves times the windows of one slice, each with that of its object mode.
+
+        Args:
+            waves: (B, M, h, w) complex, of Q object modes (B, M Q, h, w).
+            windows: (B, Q L, h, w) complex.
+            index: of the slice.
+        """
+        modes = self.object_modes
+        if modes == 1:
+            return times(waves, windows[:, index, None])
+        of_slice = windows.unflatten(1, (modes, -1))[:, None, :, index]
+        return times(waves.unflatten(1, (-1, modes)), of_slice).flatten(1, 2)
+
+    def back_through(self, waves: Tensor, windows: Tensor, index: int) -> Tensor:
+        """Return waves times the conjugate windows of one slice: the adjoint of `through`.
+
+        Args:
+            waves: (B, M, h, w) complex, of Q object modes (B, M Q, h, w).
+            windows: (B, Q L, h, w) complex.
+            index: of the slice.
+        """
+        modes = self.object_modes
+        if modes == 1:
+            return times(windows[:, index, None].conj(), waves)
+        of_slice = windows.unflatten(1, (modes, -1))[:, None, :, index].conj()
+        return times(of_slice, waves.unflatten(1, (-1, modes))).flatten(1, 2)
+
+    def illumination(self, intermediates: Intermediates) -> Tensor:
+        """Return the power of the waves that enter each plane of the object, (B, Q L, h, w)."""
+        lit = [self._sum_over_probe_modes(w.real.square() + w.imag.square()) for w in intermediates.incoming]
+        return torch.stack(lit, dim=2).flatten(1, 2)
+
+    def first_slice_power(self, windows: Tensor) -> Tensor:
+        """Return |O_1|^2 of the first slice, the mean over object modes, (B, h, w).
+
+        Args:
+            windows: (B, Q L, h, w) complex.
+        """
+        modes = self.object_modes
+        return power(windows[:, :1]) if modes == 1 else power(windows.unflatten(1, (modes, -1))[:, :, 0]) / modes
+
+    def _sum_over_probe_modes(self, terms: Tensor) -> Tensor:
+        """Return the sums of terms (B, M Q, h, w) for each object mode, (B, Q, h, w)."""
+        modes = self.object_modes
+        return terms.sum(1, keepdim=True) if modes == 1 else sum_in_order(terms.unflatten(1, (-1, modes)), 1)
 
     def operator_slopes(self, intermediates: Intermediates, chi: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
         """Return Re <d psi / d theta, chi> and ||d psi / d theta||^2 of each view, by name of the operators' unknowns.
@@ -360,11 +418,11 @@ class Model:
         The second is taken where the operator ends, which the object changes little. chi is (B, M, h, w) at the exit.
         """
         values = intermediates.values
-        behind = times(intermediates.incoming[-1], intermediates.windows[:, -1, None])
+        behind = self.through(intermediates.incoming[-1], intermediates.windows, len(intermediates.incoming) - 1)
         found = dict(slopes(self.operators, "exit", behind, values, chi))
         chi = apply_operator_adjoints(self.operators, "exit", chi, values)
         for index in range(len(intermediates.incoming) - 1, -1, -1):
-            chi = times(intermediates.windows[:, index, None].conj(), chi)
+            chi = self.back_through(chi, intermediates.windows, index)
             if index:
                 chi = self.to_next_adjoint(chi)
         assert intermediates.probes is not None, "made by a model with operators"
@@ -461,9 +519,9 @@ class Model:
             d_incoming = apply_operators(self.operators, "probe", probes, intermediates.values)
         last = len(intermediates.incoming) - 1
         for index, incoming in enumerate(intermediates.incoming):
-            d_exit = times(d_incoming, intermediates.windows[:, index, None])
+            d_exit = self.through(d_incoming, intermediates.windows, index)
             if windows is not None:
-                d_exit = d_exit + times(incoming, windows[:, index, None])
+                d_exit = d_exit + self.through(incoming, windows, index)
             d_incoming = d_exit if index == last else self.to_next(d_exit)
         return self._through_exit_operators(d_incoming, intermediates)
 
@@ -489,9 +547,10 @@ class Model:
         """
         changed = torch.zeros_like(intermediates.incoming[0])
         for index, incoming in enumerate(intermediates.incoming[1:]):
-            carried = self.to_next(times(changed, intermediates.windows[:, index, None]))
+            carried = self.to_next(self.through(changed, intermediates.windows, index))
             changed = carried + apply_kernel(incoming, 1j * rate)
-        return self._through_exit_operators(times(changed, intermediates.windows[:, -1, None]), intermediates)
+        last = len(intermediates.incoming) - 1
+        return self._through_exit_operators(self.through(changed, intermediates.windows, last), intermediates)
 
     def _through_exit_operators(self, change: Tensor, intermediates: Intermediates) -> Tensor:
         """Carry a change of the wave behind the last slice through the operators at the exit."""

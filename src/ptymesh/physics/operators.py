@@ -113,6 +113,11 @@ class Piece(Options):
         """
 
     @property
+    def label(self) -> str:
+        """Key in a recipe, for messages."""
+        return f"optics.{self.name}"
+
+    @property
     def needs_whole_scan(self) -> bool:
         """True if what it takes from the scan is not to be had from some of the views."""
         return False

@@ -69,8 +69,9 @@ class Scan:
         reach: pixels that views reach beyond their windows.
         kept_bytes: of a real number of waves that are kept, 0 for `real_bytes`.
         near: True if the detector is in the near field.
-        fan_out: waves on the detector that the model's operators make of each mode.
+        fan_out: waves on the detector that the model makes of each mode.
         is_potential: True if the object is a potential, of which the transmission follows.
+        object_modes: incoherent modes of the object, each of so many slices.
     """
 
     positions: np.ndarray
@@ -87,6 +88,12 @@ class Scan:
     near: bool = False
     fan_out: int = 1
     is_potential: bool = False
+    object_modes: int = 1
+
+    @property
+    def planes(self) -> int:
+        """Slices of all object modes."""
+        return self.slices * self.object_modes
 
     @property
     def dtype(self) -> torch.dtype:
@@ -194,8 +201,9 @@ def scan_of(
         reach_of(subpixel),
         {"single": 4, "mixed": 2, "double": 8}[precision],
         measurement.geometry.propagation != "far_field",
-        fan_out_of(optics),
+        fan_out_of(optics) * object.modes,
         object.kind == "potential",
+        object.modes,
     )
 
 
@@ -283,7 +291,7 @@ def _plan(
 
 def _blocks(layout: Replicated | Tiled, scan: Scan, part: Rect, batch: np.ndarray) -> Blocks:
     """Return the blocks that a batch touches as the run's layout finds them; no pixel of the object is allocated."""
-    pixel = torch.empty((scan.slices, *part.shape), dtype=torch.complex64, device="meta")
+    pixel = torch.empty((scan.planes, *part.shape), dtype=torch.complex64, device="meta")
     probe = torch.empty((scan.modes, *scan.window), dtype=torch.complex64, device="meta")
     nothing: Tensor = torch.zeros(0, 2)
     estimate = Estimate(
@@ -298,18 +306,18 @@ def _traffic(
     """Return bytes and messages sent to neighbours, and bytes of all-reduces, of one rank and batch."""
     needs = engine.step_needs
     real = _sum_bytes(scan, engine)
-    block = 3 * real * scan.slices * BLOCK * BLOCK  # complex sum and real weight
+    block = 3 * real * scan.planes * BLOCK * BLOCK  # complex sum and real weight
     pixels = scan.window[0] * scan.window[1]
     weights = needs.sums * (pixels * (1 + 3 * scan.opr_modes) * real + 2 * 8)
     probe = needs.probe_sums * pixels * 2 * scan.modes * real + weights
     numbers = NUMBER_BYTES * (needs.numbers + needs.later_numbers)
     others = probe + numbers + 8 * needs.doubles_per_view * views
     touched = needs.object_sums * block * len(blocks.rows)
-    maxima = needs.maxima * scan.slices * scan.real_bytes
+    maxima = needs.maxima * scan.planes * scan.real_bytes
     if not isinstance(layout, Tiled):
         return 0.0, 0.0, touched + others
     if isinstance(layout, Panels):
-        read = 2 * scan.real_bytes * scan.slices * BLOCK * BLOCK * len(blocks.rows)
+        read = 2 * scan.real_bytes * scan.planes * BLOCK * BLOCK * len(blocks.rows)
         return 0.0, 0.0, touched + read + others + maxima
     # how large terms are, and their sums
     inner_products = 8 * (1 + (2 if scan.real_bytes == 8 else 1)) * needs.inner_products
@@ -344,8 +352,8 @@ def _object_bytes(scan: Scan, engine: Engine, layout: Replicated | Tiled, part: 
     sums = 3 * _sum_bytes(scan, engine)
     if isinstance(layout, Panels):
         whole = scan.extent[0] * scan.extent[1]
-        return int(scan.slices * ((arrays + 2) * scan.real_bytes * pixels + sums * whole))
-    return int(scan.slices * ((arrays * scan.real_bytes + sums) * pixels + 2 * sums * touched * BLOCK * BLOCK))
+        return int(scan.planes * ((arrays + 2) * scan.real_bytes * pixels + sums * whole))
+    return int(scan.planes * ((arrays * scan.real_bytes + sums) * pixels + 2 * sums * touched * BLOCK * BLOCK))
 
 
 def _chunk_bytes(scan: Scan, share: int, device: str) -> int:

@@ -21,7 +21,6 @@ NOT_NEEDED = (
     "init_params.meas_normalization",
     "init_params.probe_normalization",
     "init_params.meas_export",
-    "init_params.obj_omode_init_occu",
     "model_params.preload_data",
     *(
         f"recon_params.{name}"
@@ -174,8 +173,14 @@ def _object(settings: Settings, made: Conversion, slices: int) -> dict[str, obje
     if slices > 1:
         found |= {"slices": slices}
         found |= {} if thickness is None else {"slice_spacing_m": thickness * ANGSTROM_M}
-    if settings.count("init_params.obj_omode_max", 1) > 1:
-        made.unmatched.append(f"init_params.obj_omode_max: {settings.take('init_params.obj_omode_max')} object modes")
+    modes = settings.count("init_params.obj_omode_max", 1)
+    shares = settings.group("init_params.obj_omode_init_occu")
+    if modes > 1:
+        found |= {"modes": modes}
+        if shares.get("occu_type", "uniform") != "uniform":
+            made.unmatched.append(
+                f"init_params.obj_omode_init_occu: {shares.get('init_occu')} (object modes are equally likely here)"
+            )
     _only_simulated(settings, made, "obj", "object.initial")
     tilts = settings.group("init_params.tilt_params")
     first = tilts.get("init_tilts")

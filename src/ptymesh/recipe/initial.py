@@ -23,6 +23,7 @@ from ptymesh.estimate import BLOCK, REACH, Estimate
 from ptymesh.io.results import Result
 from ptymesh.measurement import Measurement
 from ptymesh.physics.beam import probes
+from ptymesh.physics.object_modes import spread_phases
 from ptymesh.physics.operators import Piece
 from ptymesh.physics.potential import transmission
 from ptymesh.recipe.resampling import load_complex_array, pixel_ratio, resample_images
@@ -99,7 +100,7 @@ def initial_estimate(
     zero = (float(origin[0]), float(origin[1]))
     part = Rect(0, 0, *sides) if place is None else place(sides, zero, anchors.cpu().numpy())
     frame_of_object = _ObjectFrame(scan_px, origin, geometry.shape, sides)
-    first_object, potential = _object_or_potential(object, earlier, frame_of_object, part, dtype)
+    first_object, potential = _object_modes(object, earlier, frame_of_object, part, dtype, seed)
     made = Estimate(
         object=first_object.to(device),
         probe=first,
@@ -119,6 +120,7 @@ def initial_estimate(
         scan_index=None if measurement.scan_index is None else torch.from_numpy(measurement.scan_index).to(device),
         potential=None if potential is None else potential.to(device),
         absorption=object.absorption,
+        object_modes=object.modes,
     )
     for one in optics:
         made.others |= one.starts(made.sizes(), device, real)
@@ -260,6 +262,42 @@ def _object_or_potential(
         found = _initial_object(options, earlier, frame, whole, torch.complex128).numpy()
         unwrapped = torch.from_numpy(_unwrapped(found))
         potential = unwrapped[(slice(None), *part.inside((0, 0)))].to(dtype.to_real()).contiguous()
+    return transmission(potential, options.absorption), potential
+
+
+def _object_modes(
+    options: ObjectOptions,
+    earlier: _EarlierResult | None,
+    frame: _ObjectFrame,
+    part: Rect,
+    dtype: torch.dtype,
+    seed: int,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return this rank's part of all object modes, (Q L, h, w) complex, and of their potentials, where they have some.
+
+    Args:
+        options: the recipe's `object`.
+        earlier: the result from which it starts, or None.
+        frame: where the whole object lies.
+        part: what this rank holds.
+        dtype: complex.
+        seed: of the phases by which modes differ, where no result tells.
+    """
+    known = None if earlier is None else earlier.result.object_modes
+    if options.modes == 1:
+        return _object_or_potential(options, earlier, frame, part, dtype)
+    if earlier is not None and known is not None and len(known) == options.modes:
+        results = [replace(earlier.result, object=mode, potential=None, object_modes=None) for mode in known]
+        made = [_object_or_potential(options, replace(earlier, result=one), frame, part, dtype) for one in results]
+        potentials = [potential for _, potential in made if potential is not None]
+        return torch.cat([obj for obj, _ in made]), torch.cat(potentials) if potentials else None
+    obj, potential = _object_or_potential(options, earlier, frame, part, dtype)
+    pixels = slice(part.top, part.bottom), slice(part.left, part.right)
+    phases = spread_phases(options.modes, options.slices, pixels, frame.sides[1], seed)
+    apart = torch.from_numpy(phases).to(dtype.to_real())
+    if potential is None:
+        return (obj * torch.polar(torch.ones_like(apart), apart)).flatten(0, 1), None
+    potential = (potential + apart).flatten(0, 1)
     return transmission(potential, options.absorption), potential
 
 

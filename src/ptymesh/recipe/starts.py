@@ -37,6 +37,8 @@ class ObjectOptions(FrozenOptions):
     Fields:
         slices: L; slice_spacing_m: distance between neighbours, needed for more than one; tilt_rad: (y, x) by which the
             axis along which they are stacked leans against the beam, default 0 or, with a result, the result's.
+        modes: Q, incoherent states of the object, such as frozen phonons, each of so many slices; they start apart by
+            small random phases, unless `initial` is a result with as many.
         initial: `ones`; or an earlier result (.h5), moved and resampled onto this scan's pixels (a single slice is
             split evenly over several); or an array (.npy, .npz:name, .h5:/path) of (H, W) or (L, H, W), whose centre
             is put on the scan's and which is surrounded by ones or cropped.
@@ -48,6 +50,7 @@ class ObjectOptions(FrozenOptions):
     """
 
     slices: int = Field(1, ge=1, le=10_000)
+    modes: int = Field(1, ge=1, le=256)
     slice_spacing_m: Positive | None = None
     tilt_rad: tuple[Tilt, Tilt] | None = None
     initial: Reference = "ones"

@@ -48,7 +48,9 @@ from ptymesh.measurement import NO_CHECKS, Measurement
 from ptymesh.models.tilted_surface import refuse_bent_patterns
 from ptymesh.paths import usable
 from ptymesh.physics.model import Model, SliceStack, Subpixel
+from ptymesh.physics.object_modes import mean_of_modes, phases_to_first, with_object_modes
 from ptymesh.physics.operators import pieces_for_scan
+from ptymesh.physics.potential import transmission
 from ptymesh.planning.layout_choice import ALONE, choose_layout
 from ptymesh.planning.plan import scan_of
 from ptymesh.problem import Problem
@@ -214,7 +216,7 @@ class Reconstruction(Displayed):
         model = Model.for_geometry(
             scan.geometry,
             subpixel=subpixel,
-            optics=operators,
+            optics=with_object_modes(operators, object_options.modes),
             slices=SliceStack(
                 object_options.slices, object_options.slice_spacing_m or 0.0, object_options.tilt_rad or (0.0, 0.0)
             ),
@@ -222,6 +224,7 @@ class Reconstruction(Displayed):
             device=self.world.device,
         )
         modes = (probe_options.modes or 1) + probe_options.opr_modes
+        planes = object_options.slices * object_options.modes
         asked, halves, own_probes = layout, precision == "mixed", probe_options.scans == "own"
         if own_probes:
             _refuse_own_probes(scan, object_options, probe_options, self.world)
@@ -234,9 +237,7 @@ class Reconstruction(Displayed):
 
         def owners_of(scan: Measurement) -> Replicated | Tiled:
             self.scan, layout = scan, asked
-            self._everywhere(
-                lambda: check_object(self.world, scan, object_options.slices, dtype, asked, MARGIN_PX, modes)
-            )
+            self._everywhere(lambda: check_object(self.world, scan, planes, dtype, asked, MARGIN_PX, modes))
             if layout == "auto" and saved is not None and self.world.size > 1:
                 layout, self.layout_why = counters_of(saved.meta).layout, "as before"
             if layout == "auto" and self.world.size == 1:
@@ -268,6 +269,12 @@ class Reconstruction(Displayed):
                 held = "transmission" if self.state.estimate.potential is None else "potential"
                 if held != object_options.kind:
                     raise BadInput(f"The checkpoint holds a {held}; go on with object: {{kind: {held}}}.")
+                if len(self.state.estimate.object) != planes:
+                    raise BadInput(
+                        f"The checkpoint's object has {len(self.state.estimate.object)} planes, and the recipe asks "
+                        f"for {object_options.modes} modes of {object_options.slices} slices; go on with the run's "
+                        "own object.modes and object.slices."
+                    )
                 owners.fill_halo(self.state.estimate.object)
                 return
             source, gathered = watched(scan) if checking else (scan, None)
@@ -509,12 +516,32 @@ class Reconstruction(Displayed):
         """
         refuse_surroundings()
         self._compare_call("result")
-        estimate = self.state.estimate
-        whole = self.problem.layout.gather_whole(estimate.object, estimate)
-        found = self._result(self._to_host(whole), recipe, None)
+        fields, estimate = self._fields(), self.state.estimate
+        whole = {name: self.problem.layout.gather_whole(field, estimate) for name, field in fields.items()}
+        return self._result({name: self._to_host(field) for name, field in whole.items()}, recipe)
+
+    def _fields(self) -> dict[str, torch.Tensor]:
+        """Return this rank's parts of the result's fields, (..., H, W), by name. Collective.
+
+        Of several object modes, the object is the mean, after each plane's free phase is turned to that of the first
+        mode; of potentials it is the transmission of their mean.
+        """
+        estimate, modes = self.state.estimate, self.state.estimate.object_modes
+        found = {"object": estimate.object}
         if estimate.potential is not None:
-            found.potential = self._to_host(self.problem.layout.gather_whole(estimate.potential, estimate))
-        return found
+            found["potential"] = estimate.potential
+        if modes == 1:
+            return found
+        if estimate.potential is None:
+            first, layout = estimate.object[: estimate.slices].repeat(modes, 1, 1), self.problem.layout
+            pairs = [(a[None], b[None]) for a, b in zip(estimate.object, first, strict=True)]
+            products = layout.dots([pair for a, b in pairs for pair in ((a, b), (1j * a, b))], estimate)
+            phases = phases_to_first(torch.view_as_complex(products.view(-1, 2).contiguous()))
+            found["object"] = mean_of_modes(estimate.object, modes, phases)
+        else:
+            found["potential"] = mean_of_modes(estimate.potential, modes)
+            found["object"] = transmission(found["potential"], estimate.absorption)
+        return found | {"object_modes": estimate.object.unflatten(0, (modes, -1))}
 
     def save(self, path: str | Path, recipe: str = "", attrs: Mapping[str, object] | None = None) -> Result:
         """Write the result, of which the first rank never holds more than a tile of the object at a time. Collective.
@@ -534,18 +561,17 @@ class Reconstruction(Displayed):
         refuse_surroundings()
         self._compare_call("save")
         estimate = self.state.estimate
-        part = None if estimate.potential is None else self._to_host(estimate.potential)
-        found = self._result(self._to_host(estimate.object), recipe, part)
+        fields = self._fields()
+        found = self._result({name: self._to_host(field) for name, field in fields.items()}, recipe)
         found.attrs |= attrs or {}
-        fields = [estimate.object] if estimate.potential is None else [estimate.object, estimate.potential]
-        streams = [self.problem.layout.stream(field, estimate) for field in fields]
+        streams = {name: self.problem.layout.stream(field, estimate) for name, field in fields.items()}
         failure = None
         try:
             if self.world.rank == 0:
-                found.save(path, *(self._tiles(stream) for stream in streams))
+                found.save(path, {name: self._tiles(stream) for name, stream in streams.items()})
         except Exception as error:
             failure = error
-        for stream in streams:
+        for stream in streams.values():
             for _ in stream:  # other ranks send their tiles while the first one writes
                 pass
         self.world.raise_if_any_failed(failure, "saving the result")
@@ -628,7 +654,7 @@ class Reconstruction(Displayed):
         said = self.world.gather_strings(json.dumps([sign.as_dict() for sign in found]))
         return [Sign(**one) for one in json.loads(said[0])]
 
-    def _result(self, obj: np.ndarray, recipe: str, potential: np.ndarray | None) -> Result:
+    def _result(self, fields: dict[str, np.ndarray], recipe: str) -> Result:
         stages, estimate, scan = self.stages, self.state.estimate, self.scan
         check = self.state.position_check
         residual, r, by_view = self._final_residuals()
@@ -637,7 +663,7 @@ class Reconstruction(Displayed):
         in_scan, pixel = scan.scan_coordinates(positions), scan.geometry.object_pixel_m
         history = self._history()
         return Result(
-            object=obj,
+            **fields,
             probe=self._to_host(estimate.probes[0]),
             positions_px=positions,
             positions_m=None if pixel is None else (in_scan - np.asarray(estimate.origin)) * np.asarray(pixel),
@@ -686,7 +712,6 @@ class Reconstruction(Displayed):
                 "scan_names": list(scan.scan_names) or None,
                 **self._about_potential(),
             },
-            potential=potential,
             nominal_px=estimate.nominal.cpu().numpy() if any(stage.positions for stage in stages) else None,
             background=estimate.background.cpu().numpy() if bool((estimate.background != 0).any()) else None,
             weights=estimate.weights.cpu().numpy() if bool((estimate.weights != 1).any()) else None,

@@ -54,7 +54,7 @@ def coarse_problem(problem: Problem, c: int, estimate: Estimate) -> Problem:
     model = Model.for_geometry(
         geometry,
         subpixel=problem.model.subpixel,
-        slices=SliceStack(len(estimate.object), estimate.slice_spacing_m, estimate.tilt_rad),
+        slices=SliceStack(estimate.slices, estimate.slice_spacing_m, estimate.tilt_rad),
         optics=[placed.operator for placed in problem.model.pieces],
         dtype=problem.dtype,
         device=problem.device,

@@ -77,6 +77,7 @@ def truth_result(made: Truth) -> Result:
         background=made.background if made.options.background_counts else None,
         unknowns=made.unknowns,
         potential=made.potential,
+        object_modes=made.object_modes,
     )
 
 

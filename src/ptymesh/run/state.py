@@ -20,6 +20,7 @@ from ptymesh.estimate import Estimate
 from ptymesh.io.checkpoint import store as checkpoint
 from ptymesh.io.results import Result
 from ptymesh.measurement import Measurement
+from ptymesh.physics.object_modes import mean_object
 from ptymesh.problem import Problem
 from ptymesh.recipe.schema import Recipe
 from ptymesh.run import memory
@@ -180,6 +181,7 @@ class RunState:
             probe_count=problem.probe_count,
             potential=of_object.pop("potential", None),
             absorption=run.absorption or 0.0,
+            object_modes=problem.model.object_modes,
             scan_index=None if problem.scan_index is None else torch.from_numpy(problem.scan_index).to(device),
         )
         own = problem.layout.own
@@ -219,8 +221,14 @@ def read_estimate(saved: checkpoint.Checkpoint, recipe: Recipe, scan: Measuremen
     probes = saved.shared["probe"].reshape(scan.scans if recipe.probe.scans == "own" else 1, -1, *scan.window)
     held = {**saved.shared, **{name: saved.per_view[name] for name in saved.per_view}}
     in_scan = scan.scan_coordinates(held["positions"])
+    planes, modes = saved.tiles.part("object", Rect(0, 0, *run.extent)), None
+    if recipe.object.modes > 1:
+        if len(planes) != recipe.object.modes * recipe.object.slices:
+            raise BadInput(f"The checkpoint's object has {len(planes)} planes, other than its recipe; start anew.")
+        modes = planes.reshape(recipe.object.modes, -1, *planes.shape[1:])
     return Result(
-        object=saved.tiles.part("object", Rect(0, 0, *run.extent)),
+        object=planes if modes is None else mean_object(modes),
+        object_modes=modes,
         probe=probes[0],
         positions_px=held["positions"],
         pixel_size_m=pixel,

@@ -17,6 +17,7 @@ from ptymesh.io.results import Result
 from ptymesh.measurement import Measurement, evenly_spread
 from ptymesh.models import OPTICS, named
 from ptymesh.physics.model import Model, SliceStack
+from ptymesh.physics.object_modes import with_object_modes
 from ptymesh.physics.operators import Piece, Values, Views, ViewValues
 from ptymesh.recipe.yaml_text import parsed
 
@@ -87,7 +88,7 @@ def model_of(result: Result, geometry: Geometry) -> Model:
         geometry,
         subpixel=result.attrs.get("subpixel", "fourier"),
         slices=SliceStack(len(result.object), result.slice_spacing_m, result.tilt_rad),
-        optics=optics_of(result),
+        optics=with_object_modes(optics_of(result), 1 if result.object_modes is None else len(result.object_modes)),
         dtype=torch.complex64 if result.probe.dtype == np.complex64 else torch.complex128,
     )
 
@@ -140,7 +141,7 @@ def modelled(model: Model, result: Result, views: np.ndarray, scan: Measurement 
     background = None if result.background is None else torch.as_tensor(result.background.astype(real))
     return (
         model.intensity(
-            torch.as_tensor(result.object.astype(result.probe.dtype)),
+            torch.as_tensor(result.planes.astype(result.probe.dtype)),
             torch.as_tensor(result.probe),
             torch.as_tensor(anchors.astype(np.int64)),
             fractions,

@@ -47,6 +47,9 @@ class Simulation(Options):
         crystal: of kind `crystal` only: the crystal and its beam.
         slices: number of object slices; of a crystal, of the slabs in which its truth is written.
         slice_spacing_m: distance between neighbouring slices.
+        object_modes: number of incoherent states that the object takes during an exposure, all equally likely: in each
+            it is deformed otherwise, as atoms that vibrate.
+        displacement_px: root-mean-square displacement of a pixel along either axis in these states.
         tilt_rad: (y, x) by which the axis along which slices are stacked leans against the beam.
         amplitude, phase_rad: ranges (low, high) of the transmission, (0.6, 1) and (-1.2, 0.2) for X-rays; electrons are
             not absorbed, and every slice has phase (0, 0.6).
@@ -82,6 +85,8 @@ class Simulation(Options):
     crystal: Crystal | None = None
     slices: int | None = Field(default=None, ge=1, le=10_000)
     slice_spacing_m: Positive | None = None
+    object_modes: int = Field(default=1, ge=1, le=256)
+    displacement_px: float = Field(default=1.0, gt=0, le=100)
     tilt_rad: tuple[Tilt, Tilt] = (0.0, 0.0)
     amplitude: Range | None = None
     phase_rad: Range | None = None
@@ -113,6 +118,7 @@ class Simulation(Options):
         """Return all options as JSON; without the keys of operators where there are none, as before there were any."""
         newer = set() if self.optics else {"optics", "unknown_errors"}
         newer |= set() if self.crystal else {"crystal"}
+        newer |= set() if self.object_modes > 1 else {"object_modes", "displacement_px"}
         return self.model_dump_json(exclude=newer if any(self.surface_deg) else newer | {"surface_deg"})
 
 

@@ -311,3 +311,28 @@ def _bands(height: int) -> Iterator[slice]:
     """Yield the rows a few at a time, which keeps temporary arrays of a large object small."""
     for start in range(0, height, BAND):
         yield slice(start, start + BAND)
+
+
+#: Width (standard deviation, pixels) over which displacements of a deformed object are alike.
+ALIKE_PX = 4.0
+
+
+def deformed(obj: np.ndarray, displacement_px: float, seed: int) -> np.ndarray:
+    """Return an object whose pixels are displaced by smooth random fields, those of neighbours alike.
+
+    Args:
+        obj: (L, H, W) complex; each slice has displacements of its own.
+        displacement_px: their root mean square along either axis.
+        seed: of the random numbers.
+
+    Returns:
+        (L, H, W) complex128, interpolated by cubic splines; beyond the border it is as at the border.
+    """
+    made = np.empty(obj.shape, np.complex128)
+    grid = np.mgrid[: obj.shape[1], : obj.shape[2]].astype(np.float64)
+    for index, plane in enumerate(obj):
+        noise = np.random.default_rng([seed, 13, index]).standard_normal((2, *plane.shape))
+        moves = ndimage.gaussian_filter(noise, (0, ALIKE_PX, ALIKE_PX), mode="wrap")
+        moves *= displacement_px / np.sqrt(np.mean(moves**2))
+        made[index] = ndimage.map_coordinates(plane.astype(np.complex128), grid + moves, order=3, mode="nearest")
+    return made

@@ -29,6 +29,7 @@ from ptymesh.measurement import ArraySource, Measurement
 from ptymesh.physics.beam import probes
 from ptymesh.physics.detector.surface import seen_pixels
 from ptymesh.physics.model import Model, SliceStack
+from ptymesh.physics.object_modes import with_object_modes
 from ptymesh.physics.operators import Views, ViewValues, pieces_for_scan
 from ptymesh.simulate import phantoms, scans
 from ptymesh.simulate.beams import default_spacing_m, designed_probe, geometry_of, sampling_of
@@ -57,6 +58,8 @@ class Truth:
         slice_spacing_m: distance between neighbouring slices; 0 for one slice.
         unknowns: true values of the operators' unknowns, by name, float64 or complex128.
         potential: (L, H, W) float64, of a crystal the phase of the object without wraps, in rad.
+        object_modes: (Q, L, H, W) complex128, incoherent states of the object, of which `object` is the mean; None for
+            a single one.
     """
 
     options: Simulation
@@ -71,6 +74,12 @@ class Truth:
     slice_spacing_m: float
     unknowns: dict[str, np.ndarray] = field(default_factory=dict)
     potential: np.ndarray | None = None
+    object_modes: np.ndarray | None = None
+
+    @property
+    def planes(self) -> np.ndarray:
+        """All states of the object as one stack of planes, (Q L, H, W)."""
+        return self.object if self.object_modes is None else self.object_modes.reshape(-1, *self.object.shape[1:])
 
     @property
     def dtype(self) -> np.dtype:
@@ -123,7 +132,7 @@ class Truth:
         positions = torch.from_numpy(self.nominal if nominal else self.positions).to(device)
         real = torch.zeros((), dtype=dtype).real.dtype
         return Estimate(
-            object=torch.from_numpy(self.object).to(device, dtype),
+            object=torch.from_numpy(self.planes).to(device, dtype),
             probe=torch.from_numpy(self.probe).to(device, dtype),
             positions=positions.clone(),
             anchors=torch.floor(positions + 0.5).to(torch.int64),
@@ -133,6 +142,7 @@ class Truth:
             slice_spacing_m=self.slice_spacing_m,
             tilt_rad=self.options.tilt_rad,
             origin=self.origin,
+            object_modes=self.options.object_modes,
             others={
                 name: torch.from_numpy(values).to(device, dtype if np.iscomplexobj(values) else real)
                 for name, values in self.unknowns.items()
@@ -186,6 +196,11 @@ def truth(options: Simulation) -> Truth:
         BadInput: options that contradict each other or that the window cannot sample.
     """
     if options.kind == "crystal":
+        if options.object_modes > 1:
+            raise BadInput(
+                f"object_modes is {options.object_modes} for a crystal, whose atoms vibrate by crystal.configurations; "
+                "leave it out."
+            )
         options = with_crystal(options)
     elif options.crystal is not None:
         raise BadInput(f"crystal is given for kind {options.kind}; it is for kind crystal alone.")
@@ -202,17 +217,23 @@ def truth(options: Simulation) -> Truth:
     reach = np.ceil(np.abs(centred).max(axis=0)).astype(int)
     sides = [-(-(2 * int(r) + options.window + 2 * margin) // BLOCK) * BLOCK for r in reach]
     origin = (float((sides[0] - options.window) // 2), float((sides[1] - options.window) // 2))
-    _check_memory(slices * sides[0] * sides[1] + (1 + CHUNK) * options.modes * options.window**2)
+    _check_memory(slices * options.object_modes * sides[0] * sides[1] + (1 + CHUNK) * options.modes * options.window**2)
     nominal = centred + np.array(origin)
     error = np.random.default_rng([options.seed, 7]).uniform(-1, 1, nominal.shape) * options.position_error_px
     if options.crystal is not None:
         return _crystal_truth(options, geometry, (sides[0], sides[1]), nominal, error, origin)
     modes = probes.extra_modes(designed_probe(options, geometry), options.modes, options.mode_powers, options.seed)
     lit = (int(2 * reach[0] + width_px), int(2 * reach[1] + width_px))
+    obj = _object(options, geometry, (sides[0], sides[1]), lit, slices)
+    states = None
+    if options.object_modes > 1:
+        seeds = [options.seed + 1000 * state for state in range(options.object_modes)]
+        states = np.stack([phantoms.deformed(obj, options.displacement_px, seed) for seed in seeds])
     made = Truth(
         options=options,
         geometry=geometry,
-        object=_object(options, geometry, (sides[0], sides[1]), lit, slices),
+        object=obj if states is None else states.mean(axis=0),
+        object_modes=states,
         probe=probes.rescaled(modes, incident_power(options)).numpy(),
         positions=nominal + error,
         nominal=nominal,
@@ -222,6 +243,8 @@ def truth(options: Simulation) -> Truth:
         slice_spacing_m=spacing_m,
     )
     if any("object" in operator.replaces for operator in options.optics.values()):
+        if states is not None:
+            raise BadInput("object_modes asks for several objects, whose part a piece of optics takes; remove one.")
         made.object[:] = 1  # an operator's unknowns are in its place
     if not options.optics:
         return made
@@ -369,7 +392,7 @@ def patterns(made: Truth) -> Iterator[np.ndarray]:
     model = Model.for_geometry(
         made.geometry,
         slices=SliceStack(len(made.object), made.slice_spacing_m, options.tilt_rad),
-        optics=tuple(options.optics.values()),
+        optics=with_object_modes(tuple(options.optics.values()), options.object_modes),
         dtype=torch.complex128,
     )
     scan = estimate.nominal - torch.tensor(made.origin, dtype=torch.float64)

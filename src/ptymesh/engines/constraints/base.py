@@ -45,6 +45,9 @@ class Constraint(Schedule, Options):
     #: alone anyway, or make no sense.
     of_potential: ClassVar[Literal["values", "alone", "no"]] = "no"
 
+    #: True if it may act between slices: those of each object mode, one mode after the other.
+    between_slices: ClassVar[bool] = False
+
     def check(self, problem: Problem) -> None:
         """Check that the options make sense for a problem, before any work.
 
@@ -73,12 +76,18 @@ class Constraint(Schedule, Options):
 def apply_constraint(constraint: Constraint, problem: Problem, estimate: Estimate, engine: EngineMemory) -> None:
     """Apply a constraint to the estimate, or to the potential of its object, where that is one. Collective.
 
+    One that may act between slices is applied to each object mode.
+
     Args:
         constraint: as it is in this epoch.
         problem: the problem that is solved.
         estimate: the unknowns, changed in place.
         engine: memory of the engine.
     """
+    if constraint.between_slices and estimate.object_modes > 1:
+        for mode in estimate.by_object_mode():
+            apply_constraint(constraint, problem, mode, engine)
+        return
     potential = estimate.potential
     if potential is None or constraint.of_potential == "alone":
         constraint.apply(problem, estimate, engine)

@@ -36,6 +36,7 @@ class TotalVariation(Prior):
 
     after: ClassVar[str | None] = "smooth"
     of_potential: ClassVar[Literal["values", "alone", "no"]] = "values"
+    between_slices: ClassVar[bool] = True
 
     weight: float = Field(0.3, ge=0, le=100)
     depth_weight: float = Field(0.0, ge=0, le=100)

@@ -28,7 +28,6 @@ from ptymesh.estimate import Estimate
 from ptymesh.physics.backend import MISFIT, Chunk
 from ptymesh.physics.correlation import find_shifts
 from ptymesh.physics.elementwise import over_window
-from ptymesh.physics.model import power
 from ptymesh.problem import Problem
 
 #: Pixels from a view's anchor within which the object is interpolated, where it is (`bilinear`).
@@ -117,7 +116,7 @@ def _shifts_of_chunk(problem: Problem, estimate: Estimate, chunk: Chunk) -> Tens
     intermediates = problem.evaluator.forward(estimate, chunk)
     chi = problem.backend.detector(model, chunk, intermediates, "exit_wave_update")[0]
     change = model.forward_adjoint(intermediates, chi)[0]
-    light = torch.stack([power(waves) for waves in intermediates.incoming], dim=1)
+    light = model.illumination(intermediates)
     largest = light.amax((-2, -1), keepdim=True).clamp(min=torch.finfo(light.dtype).tiny)
     # A region with sharp edges: graded weights would not leave out moves of the whole exit wave, which no pattern sees.
     lit = (light > LIT * largest).to(light.dtype)

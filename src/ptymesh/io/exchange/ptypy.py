@@ -131,7 +131,7 @@ def read(path: Path) -> tuple[Result, list[str]]:
         groups = positions.reshape(-1, repeats, 2)
         positions = groups[:, 0] if (groups == groups[:, :1]).all() else positions
     if len(obj) > 1:
-        notes.append(f"Of {len(obj)} object modes the first is taken: ptymesh has none.")
+        notes.append(f"Of {len(obj)} object modes the first is taken.")
     window = np.array(probe.shape[-2:])
     made = build_result(
         path,

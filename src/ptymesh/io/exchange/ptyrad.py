@@ -24,6 +24,7 @@ from ptymesh.io.exchange.building import build_result, file_has, in_metres, numb
 from ptymesh.io.exchange.result_format import ANGSTROM_M, FormatAbout, ResultFormat, new_file, pixel_size_of, unit_of
 from ptymesh.io.hdf5.reading import has, open_hdf5, read_dataset
 from ptymesh.io.results import Result
+from ptymesh.physics.object_modes import mean_object
 
 TENSORS, MODEL = "optimizable_tensors", "model_attributes"
 
@@ -41,8 +42,9 @@ def write(result: Result, path: Path) -> None:
     corners = np.rint(result.positions_px).astype(np.int32)
     with new_file(result, path) as file:
         tensors, model = file.create_group(TENSORS), file.create_group(MODEL)
-        tensors["obja"] = np.abs(result.object)[None].astype(np.float32)
-        tensors["objp"] = np.angle(result.object)[None].astype(np.float32)
+        modes = result.object[None] if result.object_modes is None else result.object_modes
+        tensors["obja"] = np.abs(modes).astype(np.float32)
+        tensors["objp"] = np.angle(modes).astype(np.float32)
         tensors["probe"] = result.probe.astype(np.complex64)
         tensors["probe_pos_shifts"] = (result.positions_px - corners).astype(np.float32)
         tensors["obj_tilts"] = 1e3 * np.array([result.tilt_rad], dtype=np.float32)
@@ -50,7 +52,7 @@ def write(result: Result, path: Path) -> None:
         model["crop_pos"] = corners
         model["dx"], model["dk"] = y / unit, unit / (y * result.probe.shape[-1])
         model["slice_thickness"] = result.slice_spacing_m / unit
-        model["omode_occu"] = np.ones(1, dtype=np.float32)
+        model["omode_occu"] = np.full(len(modes), 1 / len(modes), dtype=np.float32)
         model["probe_int_sum"] = float((np.abs(result.probe.astype(np.complex128)) ** 2).sum())
 
 
@@ -76,6 +78,9 @@ def read(path: Path) -> tuple[Result, list[str]]:
         pixel, is_angstrom = in_metres(number_in(file, f"{MODEL}/dx"))
         unit = ANGSTROM_M if is_angstrom else 1.0
         spacing = number_in(file, f"{TENSORS}/slice_thickness", 0.0) * unit
+        occupancy = np.ones(1)
+        if has(file, f"{MODEL}/omode_occu"):
+            occupancy = read_dataset(file, f"{MODEL}/omode_occu", None, "iuf").astype(np.float64)
         tilts = np.zeros((1, 2))
         if has(file, f"{TENSORS}/obj_tilts"):
             tilts = read_dataset(file, f"{TENSORS}/obj_tilts", None, "iuf").astype(np.float64)
@@ -84,8 +89,9 @@ def read(path: Path) -> tuple[Result, list[str]]:
             f"{path} has obja {amplitude.shape}, objp {phase.shape}, crop_pos {corners.shape} and probe_pos_shifts "
             f"{shifts.shape}, which do not fit together."
         )
-    if len(phase) > 1:
-        notes.append(f"Of {len(phase)} object modes the first is taken: ptymesh has none.")
+    if np.ptp(occupancy) > 1e-3 * np.abs(occupancy).max():
+        notes.append("The object modes are taken as equally likely, though the file says otherwise.")
+    modes = amplitude * np.exp(1j * phase)
     if len(tilts) > 1 and np.ptp(tilts, axis=0).any():
         notes.append(f"Of the tilts of {len(tilts)} views the mean is taken.")
     if is_angstrom:
@@ -95,7 +101,8 @@ def read(path: Path) -> tuple[Result, list[str]]:
     made = build_result(
         path,
         FORMAT.about.program,
-        object=amplitude[0] * np.exp(1j * phase[0]),
+        object=mean_object(modes) if len(modes) > 1 else modes[0],
+        object_modes=modes if len(modes) > 1 else None,
         probe=probe,
         positions_px=corners + shifts,
         pixel_size_m=(pixel, pixel),

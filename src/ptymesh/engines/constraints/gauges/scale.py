@@ -28,7 +28,7 @@ class Scale(Constraint):
             engine: not used.
         """
         mean = problem.fields.mean(estimate.object.abs(), illuminated_mask(problem, estimate), estimate)
-        rescale(estimate, float(mean) ** -len(estimate.object))
+        rescale(estimate, float(mean) ** -estimate.slices)
 
 
 class Power(Constraint):
@@ -55,5 +55,5 @@ class Power(Constraint):
 
 def rescale(estimate: Estimate, factor: float) -> None:
     """Multiply the product of the slices by `factor`, shared evenly between them; divide the probe by it."""
-    estimate.object *= factor ** (1 / len(estimate.object))
+    estimate.object *= factor ** (1 / estimate.slices)
     estimate.probe /= factor

@@ -32,8 +32,17 @@ class DepthRecentring(Constraint):
     after: ClassVar[str | None] = "phase"
 
     def check(self, problem: Problem) -> None:
-        """Refuse a single slice, and a near field, in which a shift along the beam shows. Raises BadInput."""
+        """Refuse a single slice, several object modes, and a near field, in which a shift along the beam shows.
+
+        Raises:
+            BadInput: it is one of these.
+        """
         check_several_slices("depth_recentring", problem)
+        if problem.model.object_modes > 1:
+            raise BadInput(
+                "constraints.depth_recentring moves one object along the beam, and object.modes asks for several; "
+                "remove it from the stage."
+            )
         if problem.geometry.propagation != "far_field":
             raise BadInput("constraints.depth_recentring would change a near-field image; remove it from the stage.")
 

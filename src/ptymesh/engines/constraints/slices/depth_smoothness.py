@@ -36,6 +36,7 @@ class DepthSmoothness(Prior):
 
     after: ClassVar[str | None] = "smooth"
     of_potential: ClassVar[Literal["values", "alone", "no"]] = "values"
+    between_slices: ClassVar[bool] = True
 
     weight: float = Field(1.0, gt=0, le=1000)
 

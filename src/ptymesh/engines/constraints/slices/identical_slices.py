@@ -19,6 +19,7 @@ class IdenticalSlices(Prior):
 
     after: ClassVar[str | None] = "phase"
     of_potential: ClassVar[Literal["values", "alone", "no"]] = "values"
+    between_slices: ClassVar[bool] = True
 
     def check(self, problem: Problem) -> None:
         """Refuse a single slice. Raises BadInput."""

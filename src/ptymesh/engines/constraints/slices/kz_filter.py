@@ -36,6 +36,7 @@ class KzFilter(Prior):
 
     after: ClassVar[str | None] = "smooth"
     of_potential: ClassVar[Literal["values", "alone", "no"]] = "values"
+    between_slices: ClassVar[bool] = True
 
     angle_rad: float | None = Field(None, gt=0, le=1)
 

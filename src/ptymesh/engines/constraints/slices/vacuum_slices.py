@@ -25,6 +25,7 @@ class VacuumSlices(Prior):
 
     after: ClassVar[str | None] = "phase"
     of_potential: ClassVar[Literal["values", "alone", "no"]] = "values"
+    between_slices: ClassVar[bool] = True
 
     first: int = Field(1, ge=0)
     last: int = Field(1, ge=0)
