@@ -335,6 +335,32 @@ def test_one_slice_is_split_over_several(made, tmp_path):
     torch.testing.assert_close(split.object.prod(0), whole.object[0])
 
 
+@pytest.mark.parametrize("kind", ["transmission", "potential"])
+def test_slices_of_another_number_share_the_same_thickness(made, tmp_path, kind):
+    phases = 0.1 + 0.1 * np.arange(4)[:, None, None] * np.ones((1, *made.truth.object.shape[1:]))
+    path = earlier(made, tmp_path, object=np.exp((1j - 0.5) * phases), slice_spacing_m=1e-6)
+
+    def depths(slices, spacing_m, **options):
+        """Phases of the slices, and half of that as absorption, at a pixel in the middle."""
+        apart = {"slice_spacing_m": spacing_m} if slices > 1 else {}
+        obj = start(made.measurement, {"initial": path, "slices": slices, "kind": kind, **apart, **options}).object
+        found = obj[:, obj.shape[1] // 2, obj.shape[2] // 2].numpy()
+        if kind == "transmission":
+            np.testing.assert_allclose(np.abs(found), np.exp(-0.5 * np.angle(found)))
+        return np.angle(found)
+
+    np.testing.assert_allclose(depths(4, 3e-6), [0.1, 0.2, 0.3, 0.4])
+    np.testing.assert_allclose(depths(2, 2e-6), [0.3, 0.7])
+    np.testing.assert_allclose(depths(1, 0), [1.0])
+    np.testing.assert_allclose(depths(8, 5e-7), np.repeat([0.05, 0.1, 0.15, 0.2], 2))
+    np.testing.assert_allclose(depths(3, 1e-6), [0.1 + 0.2 / 3, 2 * 0.2 / 3 + 2 * 0.3 / 3, 0.3 / 3 + 0.4])
+    # their own thickness: vacuum before and behind, cropped, on a grid in between
+    np.testing.assert_allclose(depths(7, 1e-6, initial_depth_m=2e-6), [0, 0, 0.1, 0.2, 0.3, 0.4, 0], atol=1e-12)
+    np.testing.assert_allclose(depths(2, 1e-6, initial_depth_m=-1e-6), [0.2, 0.3])
+    np.testing.assert_allclose(depths(3, 2e-6, initial_depth_m=1e-6), [0.1, 0.5, 0.4])
+    np.testing.assert_allclose(depths(2, 1e-6, initial_depth_m=-0.5e-6), [0.15, 0.25])
+
+
 def test_tilt_is_the_recipes_or_the_earlier_results(made, tmp_path):
     path, slices = earlier(made, tmp_path, tilt_rad=(1e-3, -2e-3)), {"slices": 2, "slice_spacing_m": 1e-6}
     assert start(made.measurement, slices).tilt_rad == (0.0, 0.0)
@@ -367,10 +393,18 @@ def test_unsound_restarts_are_refused_in_a_sentence(made, tmp_path):
     np.save(tmp_path / "nan.npy", np.full((48, 48), np.nan))
     two = str(tmp_path / "two.h5")
     replace(truth_result(made.truth), object=np.ones((2, 64, 64), complex)).save(two)
-    array = {"kind": "array"}
+    deep = str(tmp_path / "deep.h5")
+    replace(truth_result(made.truth), object=np.ones((2, 64, 64), complex), slice_spacing_m=1e-6).save(deep)
+    array, three = {"kind": "array"}, {"slices": 3, "slice_spacing_m": 1e-6}
     for measurement, obj, probe, words in [
         (far, {"initial": path}, {}, "start from the same scan"),
-        (scan, {"initial": two, "slices": 3, "slice_spacing_m": 1e-6}, {}, "has 2 slices and the recipe asks for 3"),
+        (
+            scan,
+            {"initial": two, **three, "initial_depth_m": 0},
+            {},
+            "tells no distance between slices; leave it",
+        ),
+        (scan, {"initial": deep, **three, "initial_depth_m": 1e-5}, {}, "nothing of the 2 slices of 1e-06 m in"),
         (scan, {"initial": str(tmp_path / "none.h5")}, {}, "There is no file"),
         (scan, {"initial": str(tmp_path / "none.npy")}, {}, "There is no file"),
         (scan, {"initial": str(tmp_path / "four.npy")}, {}, "two or three axes"),
@@ -391,6 +425,7 @@ def test_unsound_restarts_are_refused_in_a_sentence(made, tmp_path):
     ("model", "value", "words"),
     [
         (ObjectOptions, {"slices": 2}, "need slice_spacing_m"),
+        (ObjectOptions, {"initial_depth_m": 0, "initial": "a.h5"}, "initial_depth_m is of a result with several"),
         (ObjectOptions, {"slice_spacing_m": 1e-6}, "no meaning for a single slice"),
         (ObjectOptions, {"tilt_rad": (0, 0)}, "tilt_rad has no meaning for a single slice"),
         (ObjectOptions, {"slices": 2, "slice_spacing_m": 1e-6, "tilt_rad": (0.3, 0)}, "tilt_rad"),

@@ -26,6 +26,7 @@ from ptymesh.physics.beam import probes
 from ptymesh.physics.object_modes import spread_phases
 from ptymesh.physics.operators import Piece
 from ptymesh.physics.potential import transmission
+from ptymesh.recipe.depth import depth_shares, potential_by_shares, slab_shares, transmission_by_shares
 from ptymesh.recipe.resampling import load_complex_array, pixel_ratio, resample_images
 from ptymesh.recipe.starts import ObjectOptions, ProbeOptions, ProbeStart, ResultStart
 from ptymesh.sentences import quote
@@ -223,10 +224,10 @@ def _initial_object(
         return torch.ones((options.slices, *part.shape), dtype=dtype)
     moved = origin - np.array(part.corner)
     if earlier is not None:
-        found = _with_slices(earlier.result.object, options.slices, earlier.path)
+        found = _with_slices(options, earlier.result.object, earlier)
         onto = resample_images(found, earlier.ratio, moved - earlier.offset, part.shape, 1.0)
         return torch.from_numpy(onto).to(dtype)
-    found = _with_slices(load_complex_array(options.initial, "object.initial"), options.slices, options.initial)
+    found = _with_slices(options, load_complex_array(options.initial, "object.initial"), None)
     middle = (scan_px.min(axis=0) + scan_px.max(axis=0)) / 2 + origin + (np.array(window) - 1) / 2
     corner = np.round(middle - (np.array(found.shape[1:]) - 1) / 2) - np.array(part.corner)
     return torch.from_numpy(resample_images(found, np.ones(2), corner, part.shape, outside=1.0)).to(dtype)
@@ -253,7 +254,8 @@ def _object_or_potential(
     if options.initial == "ones":
         potential = torch.zeros((options.slices, *part.shape), dtype=dtype.to_real())
     elif earlier is not None and earlier.result.potential is not None:
-        values = _potential_with_slices(earlier.result.potential, options.slices, earlier.path)
+        values = earlier.result.potential
+        values = potential_by_shares(values, _depth_shares(options, len(values), earlier))
         corner = frame.origin - np.array(part.corner) - earlier.offset
         onto = resample_images(values.astype(np.complex128), earlier.ratio, corner, part.shape, 0.0)
         potential = torch.from_numpy(np.ascontiguousarray(onto.real)).to(dtype.to_real())
@@ -314,37 +316,44 @@ def _unwrapped(obj: np.ndarray) -> np.ndarray:
     return found
 
 
-def _potential_with_slices(values: np.ndarray, slices: int, path: str) -> np.ndarray:
-    """Return the potential (L, H, W) with as many slices as asked for; one slice is split evenly.
+def _depth_shares(options: ObjectOptions, had: int, earlier: _EarlierResult | None) -> np.ndarray:
+    """Return which shares of the slices that there are make up those of the recipe, (L, L').
+
+    Args:
+        options: the recipe's `object`.
+        had: L', number of slices that there are.
+        earlier: the result from which it starts, or None for an array.
 
     Raises:
-        BadInput: there are several slices of another number.
+        BadInput: a depth is given, and the result tells no thickness, or nothing would be left of the object.
     """
-    if len(values) == slices:
-        return values
-    if len(values) == 1:
-        return np.repeat(values / slices, slices, axis=0)
-    raise BadInput(
-        f"The potential in {path} has {len(values)} slices and the recipe asks for {slices}; make them equal."
-    )
+    depth = options.initial_depth_m
+    if depth is None or earlier is None:
+        return depth_shares(had, options.slices)
+    thickness = earlier.result.slice_spacing_m
+    if not thickness or options.slice_spacing_m is None:
+        raise BadInput(
+            f"object.initial_depth_m is given, and {earlier.path} tells no distance between slices; leave it out, and "
+            "what is there is spread over all slices."
+        )
+    shares = slab_shares(had, options.slices, thickness, options.slice_spacing_m, depth)
+    if not shares.any():
+        raise BadInput(
+            f"object.initial_depth_m is {depth:g} m, where nothing of the {had} slices of {thickness:g} m in "
+            f"{earlier.path} lies in those of the recipe; give a smaller one."
+        )
+    return shares
 
 
-def _with_slices(found: np.ndarray, slices: int, path: str) -> np.ndarray:
-    """Return the object (L, H, W) with as many slices as asked for.
-
-    One slice is split evenly, |O|^(1/L) exp(i arg O / L).
+def _with_slices(options: ObjectOptions, found: np.ndarray, earlier: _EarlierResult | None) -> np.ndarray:
+    """Return an object (L', H, W) with the slices that the recipe asks for, (L, H, W).
 
     Raises:
-        BadInput: values are not finite, or there are several slices of another number.
+        BadInput: values are not finite, or the depth at which it is put makes no sense.
     """
     if not np.isfinite(found).all():
-        raise BadInput(f"The object in {path} holds values that are not finite; start from another one.")
-    if len(found) == slices:
-        return found
-    if len(found) == 1:
-        root = np.abs(found) ** (1 / slices) * np.exp(1j * np.angle(found) / slices)
-        return np.repeat(root, slices, axis=0)
-    raise BadInput(f"The object in {path} has {len(found)} slices and the recipe asks for {slices}; make them equal.")
+        raise BadInput(f"The object in {options.initial} holds values that are not finite; start from another one.")
+    return transmission_by_shares(found, _depth_shares(options, len(found), earlier))
 
 
 def _load_earlier(path: str, measurement: Measurement) -> _EarlierResult:

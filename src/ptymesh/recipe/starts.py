@@ -39,9 +39,11 @@ class ObjectOptions(FrozenOptions):
             axis along which they are stacked leans against the beam, default 0 or, with a result, the result's.
         modes: Q, incoherent states of the object, such as frozen phonons, each of so many slices; they start apart by
             small random phases, unless `initial` is a result with as many.
-        initial: `ones`; or an earlier result (.h5), moved and resampled onto this scan's pixels (a single slice is
-            split evenly over several); or an array (.npy, .npz:name, .h5:/path) of (H, W) or (L, H, W), whose centre
-            is put on the scan's and which is surrounded by ones or cropped.
+        initial: `ones`; or an earlier result (.h5), moved and resampled onto this scan's pixels, its whole thickness
+            spread over the slices that are asked for; or an array (.npy, .npz:name, .h5:/path) of (H, W) or (L, H, W),
+            whose centre is put on the scan's and which is surrounded by ones or cropped.
+        initial_depth_m: with a result of several slices, keep their thickness, and put the surface on which the beam
+            falls so far below that of the slices that are asked for: vacuum fills the rest, and what is beyond is cut.
         result_positions: with a result, take its refined positions instead of the scan's.
         kind: transmission, complex numbers; or potential, one real number V per pixel, O = exp((i - absorption) V).
             A complex start of a potential is unwrapped, slice by slice.
@@ -54,6 +56,7 @@ class ObjectOptions(FrozenOptions):
     slice_spacing_m: Positive | None = None
     tilt_rad: tuple[Tilt, Tilt] | None = None
     initial: Reference = "ones"
+    initial_depth_m: Annotated[float, Field(ge=-1, le=1)] | None = None
     result_positions: bool = False
     kind: Literal["transmission", "potential"] = "transmission"
     absorption: float = Field(0.0, ge=0, le=10)
@@ -71,6 +74,8 @@ class ObjectOptions(FrozenOptions):
             raise ValueError("tilt_rad has no meaning for a single slice; ask for slices: 2 or more")
         if self.scans == "own" and self.initial != "ones":
             raise ValueError("scans is own, and initial is a single object; leave initial out, or use scans: shared")
+        if self.initial_depth_m is not None and (not self.from_result or self.slices == 1):
+            raise ValueError("initial_depth_m is of a result with several slices, as initial, put into several slices")
         if self.result_positions and not self.from_result:
             raise ValueError(f"result_positions needs an earlier result as initial, not {self.initial!r}")
         return self
