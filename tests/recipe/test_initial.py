@@ -14,7 +14,7 @@ from ptymesh.geometry import Geometry
 from ptymesh.io.results import Result
 from ptymesh.measurement import ArraySource, Measurement
 from ptymesh.physics.beam import probes
-from ptymesh.physics.model import Model
+from ptymesh.physics.model import Model, SliceStack
 from ptymesh.recipe.initial import initial_estimate
 from ptymesh.recipe.starts import ObjectOptions, ProbeOptions
 from ptymesh.run.simulate_file import truth_result
@@ -359,6 +359,22 @@ def test_slices_of_another_number_share_the_same_thickness(made, tmp_path, kind)
     np.testing.assert_allclose(depths(2, 1e-6, initial_depth_m=-1e-6), [0.2, 0.3])
     np.testing.assert_allclose(depths(3, 2e-6, initial_depth_m=1e-6), [0.1, 0.5, 0.4])
     np.testing.assert_allclose(depths(2, 1e-6, initial_depth_m=-0.5e-6), [0.15, 0.25])
+
+
+def test_vacuum_in_front_changes_no_pattern(made, tmp_path):
+    """The probe of the same result is taken back to the first of the new slices."""
+    first = made.truth.object
+    path = earlier(made, tmp_path, object=np.concatenate((first, first[:, ::-1])), slice_spacing_m=1e-6)
+    found = []
+    for slices, depth in ((2, 0.0), (4, 1e-6), (5, 3e-6)):
+        options = {"initial": path, "slices": slices, "slice_spacing_m": 1e-6, "initial_depth_m": depth}
+        e = start(made.measurement, options, {"start": {"kind": "result", "path": path}})
+        stack = SliceStack(slices, 1e-6)
+        model = Model.for_geometry(made.measurement.geometry, slices=stack, dtype=torch.complex128)
+        found.append(model.intensity(e.object, e.probe, e.anchors[:9], e.fractions(torch.arange(9))))
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0], rtol=1e-6, atol=1e-6 * float(found[0].max()))
+    assert bool((e.object[:3] == 1).all()) and bool((e.object[3] != 1).any())
 
 
 def test_tilt_is_the_recipes_or_the_earlier_results(made, tmp_path):

@@ -20,12 +20,14 @@ import torch
 from ptymesh.distributed.tiles import Rect
 from ptymesh.errors import BadInput
 from ptymesh.estimate import BLOCK, REACH, Estimate
+from ptymesh.geometry import Geometry
 from ptymesh.io.results import Result
 from ptymesh.measurement import Measurement
 from ptymesh.physics.beam import probes
 from ptymesh.physics.object_modes import spread_phases
 from ptymesh.physics.operators import Piece
 from ptymesh.physics.potential import transmission
+from ptymesh.physics.propagate import angular_spectrum_kernel, apply_kernel_adjoint
 from ptymesh.recipe.depth import depth_shares, potential_by_shares, slab_shares, transmission_by_shares
 from ptymesh.recipe.resampling import load_complex_array, pixel_ratio, resample_images
 from ptymesh.recipe.starts import ObjectOptions, ProbeOptions, ProbeStart, ResultStart
@@ -95,7 +97,10 @@ def initial_estimate(
     background = np.zeros(geometry.shape) if measurement.background is None else measurement.background
     own = probe.scans == "own"
     made_of = _initial_probes if own else _initial_probe
-    first = made_of(measurement, mean_pattern, object, probe, seed).to(device, dtype)
+    first = made_of(measurement, mean_pattern, object, probe, seed)
+    if earlier is not None and object.initial_depth_m is not None and _is_of_result(probe.start, object):
+        first = _in_front(first, geometry, _distance_in_front(object, earlier))
+    first = first.to(device, dtype)
     shares = np.zeros((measurement.views, probe.opr_modes))
     anchors = torch.floor(positions + 0.5).to(torch.int64)
     zero = (float(origin[0]), float(origin[1]))
@@ -398,7 +403,7 @@ def _initial_probe(
     modes = options.modes or len(found)
     if modes != len(found) or options.mode_powers is not None:
         found = probes.extra_modes(found, modes, options.mode_powers, seed)
-    if isinstance(start, ResultStart) and object.from_result and Path(start.path) == Path(object.initial):
+    if _is_of_result(start, object):
         return found
     counts = mean_pattern if measurement.background is None else mean_pattern - measurement.background
     return probes.rescaled(found, float(counts[measurement.mask].sum()))
@@ -424,6 +429,24 @@ def _initial_probes(
         modes = ", ".join(str(len(made)) for made in found)
         raise BadInput(f"The starts of the scans' probes have {modes} modes; give probe.modes, which all then have.")
     return torch.cat(found)
+
+
+def _is_of_result(start: ProbeStart, object: ObjectOptions) -> bool:
+    """Return True if the probe starts from the result from which the object starts."""
+    return isinstance(start, ResultStart) and object.from_result and Path(start.path) == Path(object.initial)
+
+
+def _distance_in_front(object: ObjectOptions, earlier: _EarlierResult) -> float:
+    """Return how far the middle of the recipe's first slice lies in front of that of the result's, in metres."""
+    assert object.initial_depth_m is not None and object.slice_spacing_m is not None
+    return object.initial_depth_m + (earlier.result.slice_spacing_m - object.slice_spacing_m) / 2
+
+
+def _in_front(probe: torch.Tensor, geometry: Geometry, distance_m: float) -> torch.Tensor:
+    """Return a probe (M, h, w) as it is so far in front of its plane; of a negative distance, behind it in vacuum."""
+    assert geometry.object_pixel_m is not None and geometry.wavelength_m is not None, "several slices need both"
+    kernel = angular_spectrum_kernel(geometry.shape, geometry.object_pixel_m, geometry.wavelength_m, distance_m)
+    return apply_kernel_adjoint(probe, kernel.to(probe.device, probe.dtype))
 
 
 def _make_start(start: ProbeStart, measurement: Measurement, mean_pattern: np.ndarray) -> torch.Tensor:
