@@ -26,6 +26,7 @@ from ptymesh.io.scan import RawScan
 from ptymesh.io.source import SlabSource
 from ptymesh.measurement import Measurement
 from ptymesh.physics.fidelity.amplitude import AmplitudeFidelity
+from ptymesh.physics.object_models.potential import Potential
 from ptymesh.problem import Problem
 from ptymesh.recipe.initial import initial_estimate
 from ptymesh.recipe.schema import Recipe
@@ -109,6 +110,13 @@ class Flat(ProbeStart):
         return np.full((self.side, self.side), self.value if self.value else np.nan)
 
 
+class Shade(Potential):
+    """A potential under another name, whose values are not said to be phases."""
+
+    name: ClassVar[str] = "shade"
+    is_phase: ClassVar[bool] = False
+
+
 class Half(AmplitudeFidelity):
     """Half of the amplitude's loss: steps of the same waves."""
 
@@ -138,6 +146,7 @@ POINTS = [
     ("flat", "theirs:Flat", "ptymesh.probe_starts"),
     ("views", "theirs:views", "ptymesh.writers"),
     ("half", "theirs:Half", "ptymesh.fidelities"),
+    ("shade", "theirs:Shade", "ptymesh.object_models"),
 ]
 
 
@@ -145,7 +154,7 @@ POINTS = [
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A package that offers one of each, and some that do not work."""
     package = ModuleType("theirs")
-    for thing in (Mine, Quieter, theirs, Flat, views, Half):
+    for thing in (Mine, Quieter, theirs, Flat, views, Half, Shade):
         setattr(package, thing.__name__, thing)
     package.upside_down = upside_down  # type: ignore[attr-defined]
     package.frames = frames  # type: ignore[attr-defined]
@@ -278,3 +287,21 @@ def test_all_are_listed() -> None:
 
 def test_without_packages_nothing_is_wrong() -> None:
     assert CliRunner().invoke(app, ["plugins"]).exit_code == 0
+
+
+@pytest.mark.usefixtures("installed")
+def test_an_installed_object_model_makes_the_object() -> None:
+    scan = simulate(kind="electron", views=30, window=32, seed=4).measurement
+    objects = []
+    for kind in ("shade", "potential"):
+        recon = pm.Reconstruction(scan, device="cpu", object={"kind": kind, "absorption": 0.1})
+        list(recon.run(RPIE(epochs=2, batch=10)))
+        result = recon.result()
+        objects.append(result.object)
+        assert result.attrs["object_kind"] == kind and (result.potential is None) == (kind == "shade")
+    assert np.array_equal(*objects)
+    recon = pm.Reconstruction(scan, device="cpu", object={"kind": "shade"})
+    with pytest.raises(BadInput, match=r"object\.phase limits phases"):
+        list(recon.run(RPIE(epochs=1, object={"phase": {"high": 1.0}})))
+    with pytest.raises(BadInput, match="'shad' is not a kind of object; did you mean shade"):
+        ObjectOptions.parse({"kind": "shad"}, "object")

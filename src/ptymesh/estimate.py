@@ -63,9 +63,10 @@ class Estimate:
         extent: (2,) sides of the whole object (default: those of `object`).
         scan_index: (N,) int64, number of the scan that each view is of; None for a single scan.
         probe_count: number of probes, that of the scans where each has its own.
-        potential: (Q L, H, W) real, phase in rad without wraps, where the object is a potential (physics/potential.py):
-            `object` is then the transmission that follows from it. None elsewhere.
-        absorption: -log amplitude over phase of such an object.
+        object_kind: name of the object's model (physics/object_models); `transmission` for one without values.
+        object_values: (Q L, H, W) real, of a model with values, such as a potential: `object` is then the transmission
+            that follows from them. None elsewhere.
+        absorption: of an object whose model has one; of a potential -log amplitude over phase.
         object_modes: Q, number of incoherent modes of the object.
     """
 
@@ -87,7 +88,8 @@ class Estimate:
     extent: tuple[int, int] = None  # type: ignore[assignment]  # default: sides of `object`
     scan_index: torch.Tensor | None = None
     probe_count: int = 1
-    potential: torch.Tensor | None = None
+    object_kind: str = "transmission"
+    object_values: torch.Tensor | None = None
     absorption: float = 0.0
     object_modes: int = 1
 
@@ -140,14 +142,15 @@ class Estimate:
 
     def by_object_mode(self) -> Iterator[Estimate]:
         """Yield an estimate for each object mode, whose object is that mode, in the same memory."""
-        potentials = [None] * self.object_modes if self.potential is None else self.potential.chunk(self.object_modes)
-        for obj, potential in zip(self.object.chunk(self.object_modes), potentials, strict=True):
-            yield replace(self, object=obj, potential=potential, object_modes=1)
+        modes, held = self.object_modes, self.object_values
+        values = [None] * modes if held is None else held.chunk(modes)
+        for obj, of_mode in zip(self.object.chunk(modes), values, strict=True):
+            yield replace(self, object=obj, object_values=of_mode, object_modes=1)
 
     @property
     def vacuum(self) -> float:
-        """Value of vacuum in what a constraint is given as the object: the transmission, or a potential."""
-        return 1.0 if self.potential is None else 0.0
+        """Value of vacuum in what a constraint is given as the object: the transmission, or its values."""
+        return 1.0 if self.object_values is None else 0.0
 
     @property
     def window(self) -> tuple[int, int]:

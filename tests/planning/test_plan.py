@@ -115,7 +115,7 @@ def test_memory_falls_with_ranks() -> None:
 
 def test_a_potential_takes_two_real_arrays_more() -> None:
     plain, potential = (
-        plan_layouts(replace(big(1024), is_potential=one), engine("rpie"), 0, 1)["replicated"] for one in (False, True)
+        plan_layouts(replace(big(1024), has_values=one), engine("rpie"), 0, 1)["replicated"] for one in (False, True)
     )
     assert potential.object - plain.object == 2 * 4 * 1024**2
 

@@ -13,6 +13,7 @@ def command() -> None:
     import ptymesh.engines.gradients.losses
     import ptymesh.engines.gradients.regularisers
     import ptymesh.io.load
+    import ptymesh.physics.object_models
     import ptymesh.recipe.starts
     import ptymesh.recipe.writers  # noqa: F401 - each has its registry
     from ptymesh.errors import BadInput

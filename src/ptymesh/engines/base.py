@@ -198,8 +198,8 @@ class Engine(Options):
     moves_detector: ClassVar[bool] = False
     #: True if its steps move a probe for each of several scans.
     moves_own_probes: ClassVar[bool] = False
-    #: True if it moves an object that is a potential: by its slopes, or by steps of the transmission in each batch.
-    moves_potential: ClassVar[bool] = False
+    #: True if it moves an object that follows from values: by slopes, or by steps of the transmission in each batch.
+    moves_object_values: ClassVar[bool] = False
     #: Its steps remember nothing of other views, so that views may come at any time (ptymesh.live).
     meets_new_views: ClassVar[bool] = False
     #: False if each of its steps sees all views, so that a stage has neither batch nor order.

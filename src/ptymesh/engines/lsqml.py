@@ -71,7 +71,7 @@ class LSQML(Sweeping, Engine):
 
     name: ClassVar[str] = "lsqml"
     peer_names: ClassVar[Mapping[str, tuple[str, ...]]] = {"ptychi": ("noise_model",)}
-    moves_potential: ClassVar[bool] = True
+    moves_object_values: ClassVar[bool] = True
     remembers: ClassVar[tuple[Unknown, ...]] = (replace(DECLARED["object"], name="epoch_start"),)
     models_of: ClassVar[tuple[str, ...]] = ("probe", "positions")
     cost: ClassVar[EngineCost] = EngineCost(1.4, 0.95, per_batch=1.9, per_object_pixel=0.8, per_epoch=2.0)

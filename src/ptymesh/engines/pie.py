@@ -46,7 +46,7 @@ class RPIE(Sweeping, Engine):
     name: ClassVar[str] = "rpie"
     peer_names: ClassVar[Mapping[str, tuple[str, ...]]] = {"ptychi": ("alpha",)}
     moves_own_probes: ClassVar[bool] = True
-    moves_potential: ClassVar[bool] = True
+    moves_object_values: ClassVar[bool] = True
     models_of: ClassVar[tuple[str, ...]] = ("probe", "positions")
 
     alpha: float = Field(0.5, gt=0, le=1)
@@ -78,7 +78,7 @@ class EPIE(Sweeping, Engine):
 
     name: ClassVar[str] = "epie"
     moves_own_probes: ClassVar[bool] = True
-    moves_potential: ClassVar[bool] = True
+    moves_object_values: ClassVar[bool] = True
     models_of: ClassVar[tuple[str, ...]] = ("probe", "positions")
 
     gamma_object: float = Field(1.0, gt=0, le=2)
@@ -110,7 +110,7 @@ class MPIE(RPIE):
     """
 
     name: ClassVar[str] = "mpie"
-    moves_potential: ClassVar[bool] = False
+    moves_object_values: ClassVar[bool] = False
     remembers: ClassVar[tuple[Unknown, ...]] = (replace(DECLARED["object"], name="object_start"),)
     step_needs: ClassVar[StepNeeds] = StepNeeds(object_arrays=2)
 

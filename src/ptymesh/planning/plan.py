@@ -34,6 +34,7 @@ from ptymesh.files import size
 from ptymesh.limits import check_room
 from ptymesh.measurement import Measurement, evenly_spread
 from ptymesh.physics.model import Subpixel, reach_of
+from ptymesh.physics.object_models import TRANSMISSION
 from ptymesh.physics.operators import Piece, fan_out_of
 from ptymesh.planning.batches import balance, draw
 from ptymesh.planning.cost_model import EpochSize
@@ -70,7 +71,7 @@ class Scan:
         kept_bytes: of a real number of waves that are kept, 0 for `real_bytes`.
         near: True if the detector is in the near field.
         fan_out: waves on the detector that the model makes of each mode.
-        is_potential: True if the object is a potential, of which the transmission follows.
+        has_values: True if the object's transmission follows from values, as of a potential.
         object_modes: incoherent modes of the object, each of so many slices.
     """
 
@@ -87,7 +88,7 @@ class Scan:
     kept_bytes: int = 0
     near: bool = False
     fan_out: int = 1
-    is_potential: bool = False
+    has_values: bool = False
     object_modes: int = 1
 
     @property
@@ -202,7 +203,7 @@ def scan_of(
         {"single": 4, "mixed": 2, "double": 8}[precision],
         measurement.geometry.propagation != "far_field",
         fan_out_of(optics) * object.modes,
-        object.kind == "potential",
+        object.kind != TRANSMISSION,
         object.modes,
     )
 
@@ -344,11 +345,11 @@ def _object_bytes(scan: Scan, engine: Engine, layout: Replicated | Tiled, part: 
     """Return the bytes of the object's arrays on a rank whose batches touch so many blocks.
 
     These are the estimate, accumulators, what a first step begins with, what the engine remembers, and a batch's sums
-    in blocks; in panels sums of the whole object, and this rank's share of what all see of it. A potential comes beside
-    the transmission, and once more at the end of an epoch.
+    in blocks; in panels sums of the whole object, and this rank's share of what all see of it. Values of an
+    object come beside the transmission, and once more at the end of an epoch.
     """
     pixels = part.shape[0] * part.shape[1]
-    arrays = 2 + 2 + 1 + 2 + 2 * engine.step_needs.object_arrays + 2 * scan.is_potential
+    arrays = 2 + 2 + 1 + 2 + 2 * engine.step_needs.object_arrays + 2 * scan.has_values
     sums = 3 * _sum_bytes(scan, engine)
     if isinstance(layout, Panels):
         whole = scan.extent[0] * scan.extent[1]

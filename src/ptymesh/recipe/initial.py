@@ -24,9 +24,9 @@ from ptymesh.geometry import Geometry
 from ptymesh.io.results import Result
 from ptymesh.measurement import Measurement
 from ptymesh.physics.beam import probes
+from ptymesh.physics.object_models import TRANSMISSION, object_model_of
 from ptymesh.physics.object_modes import spread_phases
 from ptymesh.physics.operators import Piece
-from ptymesh.physics.potential import transmission
 from ptymesh.physics.propagate import angular_spectrum_kernel, apply_kernel_adjoint
 from ptymesh.recipe.depth import depth_shares, potential_by_shares, slab_shares, transmission_by_shares
 from ptymesh.recipe.resampling import load_complex_array, pixel_ratio, resample_images
@@ -106,7 +106,7 @@ def initial_estimate(
     zero = (float(origin[0]), float(origin[1]))
     part = Rect(0, 0, *sides) if place is None else place(sides, zero, anchors.cpu().numpy())
     frame_of_object = _ObjectFrame(scan_px, origin, geometry.shape, sides)
-    first_object, potential = _object_modes(object, earlier, frame_of_object, part, dtype, seed)
+    first_object, object_values = _object_modes(object, earlier, frame_of_object, part, dtype, seed)
     made = Estimate(
         object=first_object.to(device),
         probe=first,
@@ -124,7 +124,8 @@ def initial_estimate(
         extent=sides,
         probe_count=measurement.scans if own else 1,
         scan_index=None if measurement.scan_index is None else torch.from_numpy(measurement.scan_index).to(device),
-        potential=None if potential is None else potential.to(device),
+        object_kind=object.kind,
+        object_values=None if object_values is None else object_values.to(device),
         absorption=object.absorption,
         object_modes=object.modes,
     )
@@ -238,14 +239,14 @@ def _initial_object(
     return torch.from_numpy(resample_images(found, np.ones(2), corner, part.shape, outside=1.0)).to(dtype)
 
 
-def _object_or_potential(
+def _object_and_values(
     options: ObjectOptions,
     earlier: _EarlierResult | None,
     frame: _ObjectFrame,
     part: Rect,
     dtype: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return this rank's part of the object, (L, h, w) complex, and of its potential, where it is to be one.
+    """Return this rank's part of the object, (L, h, w) complex, and of the values it follows from, where it has some.
 
     Args:
         options: the recipe's `object`.
@@ -254,22 +255,23 @@ def _object_or_potential(
         part: what this rank holds.
         dtype: complex.
     """
-    if options.kind == "transmission":
+    if options.kind == TRANSMISSION:
         return _initial_object(options, earlier, frame, part, dtype), None
+    model = object_model_of(options.kind)
     if options.initial == "ones":
-        potential = torch.zeros((options.slices, *part.shape), dtype=dtype.to_real())
-    elif earlier is not None and earlier.result.potential is not None:
-        values = earlier.result.potential
-        values = potential_by_shares(values, _depth_shares(options, len(values), earlier))
+        values = torch.zeros((options.slices, *part.shape), dtype=dtype.to_real())
+    elif model.is_phase and earlier is not None and earlier.result.potential is not None:
+        known = earlier.result.potential
+        known = potential_by_shares(known, _depth_shares(options, len(known), earlier))
         corner = frame.origin - np.array(part.corner) - earlier.offset
-        onto = resample_images(values.astype(np.complex128), earlier.ratio, corner, part.shape, 0.0)
-        potential = torch.from_numpy(np.ascontiguousarray(onto.real)).to(dtype.to_real())
+        onto = resample_images(known.astype(np.complex128), earlier.ratio, corner, part.shape, 0.0)
+        values = torch.from_numpy(np.ascontiguousarray(onto.real)).to(dtype.to_real())
     else:  # unwrapping looks at all pixels, whichever of them this rank holds
         whole = Rect(0, 0, *frame.sides)
         found = _initial_object(options, earlier, frame, whole, torch.complex128).numpy()
-        unwrapped = torch.from_numpy(_unwrapped(found))
-        potential = unwrapped[(slice(None), *part.inside((0, 0)))].to(dtype.to_real()).contiguous()
-    return transmission(potential, options.absorption), potential
+        whole_values = torch.from_numpy(model.values_of(found))
+        values = whole_values[(slice(None), *part.inside((0, 0)))].to(dtype.to_real()).contiguous()
+    return model.transmission(values, options.absorption), values
 
 
 def _object_modes(
@@ -280,7 +282,7 @@ def _object_modes(
     dtype: torch.dtype,
     seed: int,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return this rank's part of all object modes, (Q L, h, w) complex, and of their potentials, where they have some.
+    """Return this rank's part of all object modes, (Q L, h, w) complex, and of their values, where they have some.
 
     Args:
         options: the recipe's `object`.
@@ -292,33 +294,20 @@ def _object_modes(
     """
     known = None if earlier is None else earlier.result.object_modes
     if options.modes == 1:
-        return _object_or_potential(options, earlier, frame, part, dtype)
+        return _object_and_values(options, earlier, frame, part, dtype)
     if earlier is not None and known is not None and len(known) == options.modes:
         results = [replace(earlier.result, object=mode, potential=None, object_modes=None) for mode in known]
-        made = [_object_or_potential(options, replace(earlier, result=one), frame, part, dtype) for one in results]
-        potentials = [potential for _, potential in made if potential is not None]
-        return torch.cat([obj for obj, _ in made]), torch.cat(potentials) if potentials else None
-    obj, potential = _object_or_potential(options, earlier, frame, part, dtype)
+        made = [_object_and_values(options, replace(earlier, result=one), frame, part, dtype) for one in results]
+        held = [values for _, values in made if values is not None]
+        return torch.cat([obj for obj, _ in made]), torch.cat(held) if held else None
+    obj, values = _object_and_values(options, earlier, frame, part, dtype)
     pixels = slice(part.top, part.bottom), slice(part.left, part.right)
     phases = spread_phases(options.modes, options.slices, pixels, frame.sides[1], seed)
     apart = torch.from_numpy(phases).to(dtype.to_real())
-    if potential is None:
+    if values is None:
         return (obj * torch.polar(torch.ones_like(apart), apart)).flatten(0, 1), None
-    potential = (potential + apart).flatten(0, 1)
-    return transmission(potential, options.absorption), potential
-
-
-def _unwrapped(obj: np.ndarray) -> np.ndarray:
-    """Return the phases (L, H, W) float64 of a complex object without wraps; a pixel outside of it, 1, stays at 0."""
-    from skimage.restoration import unwrap_phase
-
-    phases = np.angle(obj)
-    found = np.empty_like(phases)
-    for index, phase in enumerate(phases):
-        free = unwrap_phase(phase, rng=0) if phase.any() else phase
-        # whole turns are free: most pixels keep theirs
-        found[index] = free - 2 * np.pi * np.round(np.median(free - phase) / (2 * np.pi))
-    return found
+    values = (values + apart).flatten(0, 1)
+    return object_model_of(options.kind).transmission(values, options.absorption), values
 
 
 def _depth_shares(options: ObjectOptions, had: int, earlier: _EarlierResult | None) -> np.ndarray:

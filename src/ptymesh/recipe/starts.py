@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 import numpy as np
 import torch
-from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
+from pydantic import BeforeValidator, Field, SerializeAsAny, field_validator, model_validator
 from torch import Tensor
 
 from ptymesh.errors import BadInput
@@ -22,6 +22,7 @@ from ptymesh.io.results import Result
 from ptymesh.measurement import Measurement
 from ptymesh.options import Reference
 from ptymesh.physics.beam import probes
+from ptymesh.physics.object_models import OBJECT_MODELS, TRANSMISSION, object_model_of
 from ptymesh.physics.propagate import angular_spectrum_kernel, apply_kernel_adjoint, fresnel_kernel
 from ptymesh.recipe.resampling import load_complex_array, pixel_ratio, resample_images
 from ptymesh.registry import Registry, subclass_of
@@ -45,9 +46,9 @@ class ObjectOptions(FrozenOptions):
         initial_depth_m: with a result of several slices, keep their thickness, and put the surface on which the beam
             falls so far below that of the slices that are asked for: vacuum fills the rest, and what is beyond is cut.
         result_positions: with a result, take its refined positions instead of the scan's.
-        kind: transmission, complex numbers; or potential, one real number V per pixel, O = exp((i - absorption) V).
-            A complex start of a potential is unwrapped, slice by slice.
-        absorption: of a potential, -log amplitude over phase.
+        kind: transmission, complex numbers; or an object model with one real value V per pixel (physics/object_models),
+            such as potential, O = exp((i - absorption) V), of which a complex start is unwrapped, slice by slice.
+        absorption: of a potential, -log amplitude over phase; of other models as they say.
         scans: of several scans, whether they share the object, or each has its own: then these lie side by side.
     """
 
@@ -58,14 +59,21 @@ class ObjectOptions(FrozenOptions):
     initial: Reference = "ones"
     initial_depth_m: Annotated[float, Field(ge=-1, le=1)] | None = None
     result_positions: bool = False
-    kind: Literal["transmission", "potential"] = "transmission"
+    kind: str = TRANSMISSION
     absorption: float = Field(0.0, ge=0, le=10)
     scans: Literal["shared", "own"] = "shared"
 
+    @field_validator("kind")
+    @classmethod
+    def _known_kind(cls, kind: str) -> str:
+        if kind != TRANSMISSION:
+            OBJECT_MODELS[kind]
+        return kind
+
     @model_validator(mode="after")
     def _consistent(self) -> ObjectOptions:
-        if self.absorption and self.kind != "potential":
-            raise ValueError("absorption is of a potential; add kind: potential, or remove it")
+        if self.absorption and (self.kind == TRANSMISSION or not object_model_of(self.kind).has_absorption):
+            raise ValueError(f"absorption is not of a {self.kind}; use kind: potential, or remove it")
         if self.slices > 1 and self.slice_spacing_m is None:
             raise ValueError(f"{self.slices} slices need slice_spacing_m, the distance between neighbours in metres")
         if self.slices == 1 and self.slice_spacing_m is not None:

@@ -21,7 +21,7 @@ from ptymesh import stopping
 from ptymesh.distributed.devices import Later
 from ptymesh.distributed.layouts.handover import follow_draw
 from ptymesh.distributed.world import World
-from ptymesh.engines import Engine, parametrised, positions, potential, sweeping, variable
+from ptymesh.engines import Engine, object_values, parametrised, positions, sweeping, variable
 from ptymesh.engines.base import Positions
 from ptymesh.errors import BadInput, Diverged, Interrupted
 from ptymesh.estimate import Estimate
@@ -90,7 +90,7 @@ class Loop:
         self._curve_of: tuple[Problem, np.ndarray] | None = None
         for engine in self.stages:
             engine.check(problem)
-            potential.check(engine, problem, state.estimate)
+            object_values.check(engine, problem, state.estimate)
             resolution.check_coarsening(engine, problem)
         refuse_resting_unknowns(self.stages, problem.model.pieces, state.estimate, problem.world)
 
@@ -258,7 +258,7 @@ class Loop:
             with heartbeat.doing("compile" if first else "batch"):
                 memory.step(engine, problem, state.estimate, one, first=first)
             self._add_traffic(before)
-            potential.after_batch(engine, problem, state.estimate, one)
+            object_values.after_batch(engine, problem, state.estimate, one)
             parametrised.after_batch(engine, problem, state.estimate, one, models, probe, state.start)
             if stepping:
                 positions.after_batch(engine, one, state.estimate, state.start)
@@ -309,7 +309,7 @@ class Loop:
         problem, state = self.problem, self.state
         epoch = state.epoch + 1
         engine.after_epoch(problem, state.estimate)
-        potential.after_epoch(engine, state.estimate)
+        object_values.after_epoch(engine, state.estimate)
         if self._refined(engine, epoch):
             draw = self.seed, state.done_epochs, epoch
             positions.search(engine, problem, state.estimate, self.training, state.start, draw)

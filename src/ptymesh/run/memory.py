@@ -91,6 +91,7 @@ class Snapshot:
         self.engine, self.problem, self.estimate = engine, problem, estimate
         self.slices, self.absorption = (estimate.slice_spacing_m, estimate.tilt_rad), estimate.absorption
         self.tensors = {name: _copy_to_host(estimate[name]) for name in estimate}
+        self.values = None if estimate.object_values is None else _copy_to_host(estimate.object_values)
         self.memories = [{name: _copy_to_host(tensor) for name, tensor in m.items()} for m in self._memories()]
         self.view_metrics = _copy_to_host(problem.evaluator.view_metrics.values)
 
@@ -103,6 +104,8 @@ class Snapshot:
             self.estimate[name].copy_(tensor)
         self.estimate.slice_spacing_m, self.estimate.tilt_rad = self.slices
         self.estimate.absorption = self.absorption
+        if self.estimate.object_values is not None and self.values is not None:
+            self.estimate.object_values.copy_(self.values)
         for memory, kept in zip(self._memories(), self.memories, strict=True):
             devices = {name: tensor.device for name, tensor in memory.items()}
             memory.clear()

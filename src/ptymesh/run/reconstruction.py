@@ -48,9 +48,9 @@ from ptymesh.measurement import NO_CHECKS, Measurement
 from ptymesh.models.tilted_surface import refuse_bent_patterns
 from ptymesh.paths import usable
 from ptymesh.physics.model import Model, SliceStack, Subpixel
+from ptymesh.physics.object_models import object_model_of
 from ptymesh.physics.object_modes import mean_of_modes, phases_to_first, with_object_modes
 from ptymesh.physics.operators import pieces_for_scan
-from ptymesh.physics.potential import transmission
 from ptymesh.planning.layout_choice import ALONE, choose_layout
 from ptymesh.planning.plan import scan_of
 from ptymesh.problem import Problem
@@ -266,7 +266,7 @@ class Reconstruction(Displayed):
             if saved is not None:
                 self.problem = read(scan, owners)
                 self.state = RunState.load(saved, self.problem)
-                held = "transmission" if self.state.estimate.potential is None else "potential"
+                held = self.state.estimate.object_kind
                 if held != object_options.kind:
                     raise BadInput(f"The checkpoint holds a {held}; go on with object: {{kind: {held}}}.")
                 if len(self.state.estimate.object) != planes:
@@ -416,7 +416,7 @@ class Reconstruction(Displayed):
                 self.problem,
                 self.state.estimate,
                 moved - self.problem.model.replaced,
-                phase_only=held or self.state.estimate.potential is not None,
+                phase_only=held or self.state.estimate.object_values is not None,
             )
             self._fitted_count = epochs, count
         return self._fitted_count[1]
@@ -524,23 +524,23 @@ class Reconstruction(Displayed):
         """Return this rank's parts of the result's fields, (..., H, W), by name. Collective.
 
         Of several object modes, the object is the mean, after each plane's free phase is turned to that of the first
-        mode; of potentials it is the transmission of their mean.
+        mode; where it follows from values, it is the transmission of their mean.
         """
-        estimate, modes = self.state.estimate, self.state.estimate.object_modes
-        found = {"object": estimate.object}
-        if estimate.potential is not None:
-            found["potential"] = estimate.potential
+        estimate, modes, values = self.state.estimate, self.state.estimate.object_modes, self._potential()
+        found = {"object": estimate.object} if values is None else {"object": estimate.object, "potential": values}
         if modes == 1:
             return found
-        if estimate.potential is None:
+        if estimate.object_values is None:
             first, layout = estimate.object[: estimate.slices].repeat(modes, 1, 1), self.problem.layout
             pairs = [(a[None], b[None]) for a, b in zip(estimate.object, first, strict=True)]
             products = layout.dots([pair for a, b in pairs for pair in ((a, b), (1j * a, b))], estimate)
             phases = phases_to_first(torch.view_as_complex(products.view(-1, 2).contiguous()))
             found["object"] = mean_of_modes(estimate.object, modes, phases)
         else:
-            found["potential"] = mean_of_modes(estimate.potential, modes)
-            found["object"] = transmission(found["potential"], estimate.absorption)
+            mean = mean_of_modes(estimate.object_values, modes)
+            found["object"] = object_model_of(estimate.object_kind).transmission(mean, estimate.absorption)
+            if values is not None:
+                found["potential"] = mean
         return found | {"object_modes": estimate.object.unflatten(0, (modes, -1))}
 
     def save(self, path: str | Path, recipe: str = "", attrs: Mapping[str, object] | None = None) -> Result:
@@ -710,7 +710,7 @@ class Reconstruction(Displayed):
                 "data_path": scan.path,
                 "data_fingerprint": scan.fingerprint,
                 "scan_names": list(scan.scan_names) or None,
-                **self._about_potential(),
+                **self._about_object(),
             },
             nominal_px=estimate.nominal.cpu().numpy() if any(stage.positions for stage in stages) else None,
             background=estimate.background.cpu().numpy() if bool((estimate.background != 0).any()) else None,
@@ -720,12 +720,24 @@ class Reconstruction(Displayed):
             scan_probes=self._own_probes(),
         )
 
-    def _about_potential(self) -> dict[str, float]:
-        """Return the absorption of an object that is a potential, and for electrons how volts turn phases."""
+    def _potential(self) -> torch.Tensor | None:
+        """Return the values of this rank's part of the object, where they are phases that results keep."""
+        estimate = self.state.estimate
+        if estimate.object_values is None or not object_model_of(estimate.object_kind).is_phase:
+            return None
+        return estimate.object_values
+
+    def _about_object(self) -> dict[str, str | float]:
+        """Return kind and absorption of an object that follows from values, and for electrons how volts turn phases."""
         estimate, geometry = self.state.estimate, self.scan.geometry
-        if estimate.potential is None:
+        if estimate.object_values is None:
             return {}
-        found = {"absorption": estimate.absorption}
+        model = object_model_of(estimate.object_kind)
+        found: dict[str, str | float] = {"object_kind": model.name}
+        if model.has_absorption:
+            found["absorption"] = estimate.absorption
+        if not model.is_phase:
+            return found
         if geometry.radiation == "electron" and geometry.wavelength_m is not None:
             found["interaction_rad_per_V_nm"] = electron_interaction(geometry.wavelength_m) * 1e-9
         return found

@@ -16,7 +16,7 @@ from ptymesh.engines import Engine
 from ptymesh.errors import BadInput
 from ptymesh.estimate import BLOCK, Estimate
 from ptymesh.physics.model import Model, SliceStack
-from ptymesh.physics.potential import transmission
+from ptymesh.physics.object_models import object_model_of
 from ptymesh.physics.resample import coarser, corner_crop, finer, inner
 from ptymesh.problem import Problem
 
@@ -81,7 +81,7 @@ def coarsen_estimate(estimate: Estimate, engine: Engine, fine: Problem, coarse: 
         padded = torch.nn.functional.pad(whole, (0, pads[1], 0, pads[0]), value=estimate.vacuum)
         return coarser(padded, c) / c
 
-    obj, potential = _resample_object(estimate, coarse_field)
+    obj, values = _resample_object(estimate, coarse_field)
     probe = coarser(estimate.probe, c)
     engine.state["beyond_probe"] = estimate.probe - finer(probe, c)
     engine.state["fine_background"] = estimate.background.clone()
@@ -90,7 +90,7 @@ def coarsen_estimate(estimate: Estimate, engine: Engine, fine: Problem, coarse: 
         replace(
             estimate,
             object=obj,
-            potential=potential,
+            object_values=values,
             probe=probe,
             opr=coarser(estimate.opr, c) if len(estimate.opr) else probe[:0].clone(),
             background=corner_crop(estimate.background, c),
@@ -118,14 +118,14 @@ def refine_estimate(estimate: Estimate, engine: Engine, coarse: Problem, fine: P
     background = engine.state.pop("fine_background")
     rows, columns = (inner(c, n, background.device) for n in background.shape)
     background[rows[:, None], columns] = estimate.background
-    obj, potential = _resample_object(estimate, lambda x: finer(coarse.layout.gather_whole(x, estimate), c) * c)
+    obj, values = _resample_object(estimate, lambda x: finer(coarse.layout.gather_whole(x, estimate), c) * c)
     probe = finer(estimate.probe, c) + engine.state.pop("beyond_probe")
     return _change_pixels(
         fine,
         replace(
             estimate,
             object=obj,
-            potential=potential,
+            object_values=values,
             probe=probe,
             opr=finer(estimate.opr, c) if len(estimate.opr) else probe[:0].clone(),
             background=background,
@@ -148,23 +148,23 @@ def restore_coarse_estimate(estimate: Estimate, engine: Engine, fine: Problem, c
         if tensor.shape == shape:
             engine.state[name] = _cut_part(coarse, estimate, fine.layout.gather_whole(tensor, estimate))[0]
     obj, corner = _cut_part(coarse, estimate, fine.layout.gather_whole(estimate.object, estimate))
-    potential = estimate.potential
-    if potential is not None:
-        potential = _cut_part(coarse, estimate, fine.layout.gather_whole(potential, estimate))[0]
-    return replace(estimate, object=obj, corner=corner, potential=potential)
+    values = estimate.object_values
+    if values is not None:
+        values = _cut_part(coarse, estimate, fine.layout.gather_whole(values, estimate))[0]
+    return replace(estimate, object=obj, corner=corner, object_values=values)
 
 
 def _resample_object(estimate: Estimate, resampled: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor | None]:
-    """Return the object on other pixels and its potential: of a potential, the one that follows from the other.
+    """Return the object on other pixels and its values, where it has some: then it follows from these.
 
     Args:
         estimate: on the pixels so far.
         resampled: returns the whole of a field (L, H, W), complex, on the other pixels.
     """
-    if estimate.potential is None:
+    if estimate.object_values is None:
         return resampled(estimate.object), None
-    potential = resampled(estimate.potential.to(estimate.object.dtype)).real.contiguous()
-    return transmission(potential, estimate.absorption), potential
+    values = resampled(estimate.object_values.to(estimate.object.dtype)).real.contiguous()
+    return object_model_of(estimate.object_kind).transmission(values, estimate.absorption), values
 
 
 def _change_pixels(problem: Problem, estimate: Estimate, factor: float) -> Estimate:
@@ -180,8 +180,8 @@ def _change_pixels(problem: Problem, estimate: Estimate, factor: float) -> Estim
         extent=(height, width),
     )
     scaled.object, scaled.corner = _cut_part(problem, scaled, scaled.object)
-    if scaled.potential is not None:
-        scaled.potential = _cut_part(problem, scaled, scaled.potential)[0]
+    if scaled.object_values is not None:
+        scaled.object_values = _cut_part(problem, scaled, scaled.object_values)[0]
     return scaled
 
 

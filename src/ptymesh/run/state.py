@@ -35,6 +35,8 @@ HISTORY = ("epoch", "stage", "loss", "residual", "seconds", "held_out", "rate", 
 #: Arrays of the estimate in a checkpoint, by how they are held; anchors and nominal positions are no unknowns.
 _SHARED = (*of_scope("shared"), "anchors", "nominal")
 _PER_VIEW = of_scope("view")
+#: Name of the tiles of an object's values.
+_VALUES = "object_values"
 Arrays = dict[str, np.ndarray]
 #: Prefix of names of unknowns of the model's operators.
 OTHERS = "unknown/"
@@ -110,8 +112,8 @@ class RunState:
             "tilt_rad": list(estimate.tilt_rad),
             "parameters": estimate.parameters,
         }
-        if estimate.potential is not None:
-            counters["absorption"] = estimate.absorption
+        if estimate.object_values is not None:
+            counters |= {"object_kind": estimate.object_kind, "absorption": estimate.absorption}
         if self.position_check is not None:
             counters["position_check"] = asdict(self.position_check)
         arrays = checkpoint.RankArrays(shared, own, per_view, tiles, tile.corner)
@@ -123,8 +125,8 @@ class RunState:
         shared = {name: _to_numpy(getattr(estimate, name)) for name in _SHARED}
         here = (slice(None), *tile.inside(estimate.corner))
         tiles = {"object": _to_numpy(estimate.object[here])}
-        if estimate.potential is not None:
-            tiles["potential"] = _to_numpy(estimate.potential[here])
+        if estimate.object_values is not None:
+            tiles[_VALUES] = _to_numpy(estimate.object_values[here])
         for stage, kept in self.engines.items():
             for name, tensor in kept.items():
                 if tensor.shape == estimate.object.shape:
@@ -179,7 +181,8 @@ class RunState:
             corner=part.corner,
             extent=run.extent,
             probe_count=problem.probe_count,
-            potential=of_object.pop("potential", None),
+            object_kind=run.object_kind,
+            object_values=of_object.pop(_VALUES, None),
             absorption=run.absorption or 0.0,
             object_modes=problem.model.object_modes,
             scan_index=None if problem.scan_index is None else torch.from_numpy(problem.scan_index).to(device),

@@ -21,7 +21,7 @@ from torch import Tensor
 from ptymesh.engines.waves import EngineMemory
 from ptymesh.estimate import Estimate
 from ptymesh.options import Options
-from ptymesh.physics.potential import transmission
+from ptymesh.physics.object_models import object_model_of
 from ptymesh.problem import Problem
 from ptymesh.registry import Registry, subclass_of
 from ptymesh.schedule import MOST, Schedule
@@ -41,8 +41,8 @@ class Constraint(Schedule, Options):
     #: False if it is a statement about a single probe, which makes no sense where each scan has its own. One that
     #: leaves a frozen probe unchanged is applied to each of them.
     for_own_probes: ClassVar[bool] = True
-    #: What it does where the object is a potential: act on its values as on those of a transmission, leave the object
-    #: alone anyway, or make no sense.
+    #: What it does where the object follows from values, as of a potential: act on these as on a transmission, leave
+    #: the object alone anyway, or make no sense.
     of_potential: ClassVar[Literal["values", "alone", "no"]] = "no"
 
     #: True if it may act between slices: those of each object mode, one mode after the other.
@@ -74,7 +74,7 @@ class Constraint(Schedule, Options):
 
 
 def apply_constraint(constraint: Constraint, problem: Problem, estimate: Estimate, engine: EngineMemory) -> None:
-    """Apply a constraint to the estimate, or to the potential of its object, where that is one. Collective.
+    """Apply a constraint to the estimate, or to the values that its object follows from. Collective.
 
     One that may act between slices is applied to each object mode.
 
@@ -88,14 +88,14 @@ def apply_constraint(constraint: Constraint, problem: Problem, estimate: Estimat
         for mode in estimate.by_object_mode():
             apply_constraint(constraint, problem, mode, engine)
         return
-    potential = estimate.potential
-    if potential is None or constraint.of_potential == "alone":
+    held = estimate.object_values
+    if held is None or constraint.of_potential == "alone":
         constraint.apply(problem, estimate, engine)
         return
-    values = replace(estimate, object=torch.complex(potential, torch.zeros_like(potential)))
+    values = replace(estimate, object=torch.complex(held, torch.zeros_like(held)))
     constraint.apply(problem, values, engine)
-    potential.copy_(values.object.real)
-    estimate.object.copy_(transmission(potential, estimate.absorption))
+    held.copy_(values.object.real)
+    estimate.object.copy_(object_model_of(estimate.object_kind).transmission(held, estimate.absorption))
 
 
 CONSTRAINTS: Registry[type[Constraint]] = Registry(
@@ -125,7 +125,7 @@ class Prior(Constraint):
     def goal(self, problem: Problem, estimate: Estimate) -> Tensor:
         """Return the object or the probe as it would be at strength 1, of its own shape. Collective.
 
-        Where the object is a potential, `estimate.object` holds that, real values in rad, and so does the goal.
+        Where the object follows from values, `estimate.object` holds these, and so does the goal.
 
         Args:
             problem: the problem that is solved.

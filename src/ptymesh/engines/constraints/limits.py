@@ -68,9 +68,9 @@ class Phase(Limits):
             estimate: the unknowns.
             engine: not used.
         """
-        if estimate.potential is None:
+        if estimate.object_values is None:
             limit_phase(estimate.object, self)
-        else:  # the object holds the potential itself
+        else:  # the object holds these values
             bounded = estimate.object.real.clamp(self.low, self.high)
             estimate.object.copy_(torch.complex(bounded, torch.zeros_like(bounded)))
 

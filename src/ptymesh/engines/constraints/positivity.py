@@ -43,7 +43,7 @@ class Positivity(Prior):
             estimate: the unknowns.
         """
         obj = estimate.object
-        if estimate.potential is not None:
+        if estimate.object_values is not None:
             return self._potential(problem, estimate, obj.real)
         phase = phase_of(obj)
         if self.baseline is not None:

@@ -27,9 +27,9 @@ from ptymesh.engines.gradients.regularisers import REGULARISERS, Density
 from ptymesh.engines.gradients.sweep import Part, Sweep, above_zero, averages, covered, real
 from ptymesh.estimate import Estimate
 from ptymesh.options import Options
-from ptymesh.physics import potential
 from ptymesh.physics.elementwise import phase as phase_of
 from ptymesh.physics.fidelity import fidelity_of
+from ptymesh.physics.object_models import object_model_of
 from ptymesh.problem import Batch, Problem
 from ptymesh.schedule import Schedule
 
@@ -91,7 +91,7 @@ class Autodiff(Options):
     """
 
     moves_optics: ClassVar[bool] = True
-    moves_potential: ClassVar[bool] = True
+    moves_object_values: ClassVar[bool] = True
 
     fidelity: str = "amplitude"
     loss: str | PixelLoss = "fidelity"
@@ -147,7 +147,7 @@ class Autodiff(Options):
             estimate: the unknowns.
             batch: the views.
             wanted: names of the unknowns: object, amplitude, probe, opr, background, positions, weights, slice_spacing,
-                tilt, absorption of a potential, and those of the model's operators.
+                tilt, absorption of an object that follows from values, and those of the model's operators.
             note: True to record the loss for the running loss of the epoch.
         """
         loss = self._loss(problem)
@@ -165,8 +165,8 @@ class Autodiff(Options):
                 penalty, by_object = self._penalty(problem, estimate, active)
                 value, slope = value + penalty, slope + by_object
             scale = summary.divisor / (2 * summary.curvature * above_zero(sums.object_weight.max().max()))
-            if estimate.potential is not None:
-                scale = scale / potential.curvature(estimate.absorption)
+            if estimate.object_values is not None:
+                scale = scale / object_model_of(estimate.object_kind).vacuum_power(estimate.absorption)
             if "absorption" in wanted:
                 parts["absorption"] = self._of_absorption(problem, estimate, slope, scale)
             slopes = self._chain(estimate, slope)
@@ -174,22 +174,21 @@ class Autodiff(Options):
         return Gradient(value, parts)
 
     def _of_absorption(self, problem: Problem, estimate: Estimate, slope: Tensor, scale: Tensor) -> Part:
-        """Return dL/da = -sum V Re(conj(O) g), g the slope by O, over all pixels. Collective.
+        """Return dL/da = sum Re(conj(dO/da) g), g the slope by O, over all pixels. Collective.
 
         Args:
             problem: the problem that is solved.
-            estimate: its object is a potential.
+            estimate: its object follows from values, with an absorption.
             slope: g, (L, H, W) complex, of this rank's part.
             scale: 0-d, of the slope by V.
         """
-        assert estimate.potential is not None, "checked"
-        owned, obj = problem.layout.owned(estimate), estimate.object
-        along = -estimate.potential * (obj.real * slope.real + obj.imag * slope.imag)
-        size = (estimate.potential * obj.abs()).square()
-        terms = [torch.where(owned, term, 0.0) for term in (along, size)]
+        assert estimate.object_values is not None, "checked"
+        owned, model = problem.layout.owned(estimate), object_model_of(estimate.object_kind)
+        found = model.absorption_terms(estimate.object_values, estimate.object, slope)
+        terms = [torch.where(owned, term, 0.0) for term in found]
         total, norm = problem.layout.totals(estimate, *terms)
         # as if all light were where it is brightest: the step is no longer than Gauss and Newton's; V = 0 has none
-        flat = scale * potential.curvature(estimate.absorption)
+        flat = scale * model.vacuum_power(estimate.absorption)
         return Part(total, torch.where(norm > 0, flat / above_zero(norm), 0.0), ABSORPTION_UNIT)
 
     def _penalty(
@@ -218,13 +217,13 @@ class Autodiff(Options):
     def leaves(self, estimate: Estimate, parts: dict[str, Part]) -> dict[str, Tensor]:
         """Return the unknowns as real tensors of the parts' shapes, in their units.
 
-        The object is given as difference from vacuum, as its own memory, or as its potential; positions, spacing and
-        tilt as changes, 0.
+        The object is given as difference from vacuum, as its own memory, or as the values it follows from; positions,
+        spacing and tilt as changes, 0.
         """
         found = {}
         for name, part in parts.items():
-            if name == "object" and estimate.potential is not None:
-                found[name] = estimate.potential.clone()
+            if name == "object" and estimate.object_values is not None:
+                found[name] = estimate.object_values.clone()
             elif name == "object":
                 whole = self.parametrisation == "complex"
                 departs = estimate.object - 1 if self.from_vacuum else estimate.object
@@ -249,14 +248,15 @@ class Autodiff(Options):
             parts: slopes, scales and units of the same unknowns.
         """
         obj = estimate.object
-        if estimate.potential is not None:
+        if estimate.object_values is not None:
             if "absorption" in leaves:
                 wanted = float(leaves["absorption"] * parts["absorption"].unit)
                 estimate.absorption = min(max(wanted, 0.0), LARGEST_ABSORPTION)
             if "object" in leaves:
-                estimate.potential.copy_(leaves["object"])
+                estimate.object_values.copy_(leaves["object"])
             if leaves.keys() & {"object", "absorption"}:
-                obj.copy_(potential.transmission(estimate.potential, estimate.absorption))
+                model = object_model_of(estimate.object_kind)
+                obj.copy_(model.transmission(estimate.object_values, estimate.absorption))
         elif leaves.keys() & {"object", "amplitude"}:
             if self.parametrisation == "complex":
                 found = torch.view_as_complex(leaves["object"])
@@ -294,10 +294,11 @@ class Autodiff(Options):
         return losses.OfFunction(LOSSES[self.loss] if isinstance(self.loss, str) else self.loss)
 
     def _chain(self, estimate: Estimate, slope: Tensor) -> dict[str, Tensor]:
-        """Turn the slope by the complex object into slopes by its potential or its parametrisation."""
+        """Turn the slope by the complex object into slopes by its values or its parametrisation."""
         obj = estimate.object
-        if estimate.potential is not None:
-            return {"object": potential.along(obj, slope, estimate.absorption)}
+        if estimate.object_values is not None:
+            model = object_model_of(estimate.object_kind)
+            return {"object": model.slope(estimate.object_values, obj, slope, estimate.absorption)}
         if self.parametrisation == "complex":
             return {"object": real(slope)}
         turned = obj.conj() * slope  # O = a exp(i phi): dO = i O dphi + (O / a) da

@@ -74,8 +74,8 @@ def redistribute(
             if tensor.shape == shape:
                 memory[name] = move.carry(tensor, owner.outside(name))
     estimate.object = move.carry(estimate.object, 1.0)
-    if estimate.potential is not None:
-        estimate.potential = move.carry(estimate.potential, 0.0)
+    if estimate.object_values is not None:
+        estimate.object_values = move.carry(estimate.object_values, 0.0)
     estimate.corner = move.new.corner
     problem.hand_over(move)
     for name, rows in engine.per_view.items():
