@@ -43,6 +43,19 @@ class PatternSource(Protocol):
 
 
 @dataclass(frozen=True)
+class Beam:
+    """A beam that a round lens has focused, as far as a file describes it.
+
+    Attributes:
+        semiangle_rad: half-angle of the lens's aperture.
+        defocus_m: distance of the focus, C10 = -defocus; 0 where the file does not say it.
+    """
+
+    semiangle_rad: float
+    defocus_m: float = 0.0
+
+
+@dataclass(frozen=True)
 class ArraySource:
     """Patterns in memory.
 
@@ -169,6 +182,7 @@ class Measurement(Displayed):
         efficiency: (h, w) share of the light that each pixel counts, relative to the mean, or None where all are alike.
         intensity: (N,) relative incident intensity with mean 1, or None where it was constant.
         probe: (M, h, w) complex, initial probe from the file (optical axis at (h//2, w//2)), or None.
+        beam: what the file says of the beam, from which the probe then starts, or None.
         name: short name for titles.
         path: of the file.
         fingerprint: identifies the content.
@@ -213,6 +227,7 @@ class Measurement(Displayed):
     efficiency: np.ndarray | None = None
     further_distance_m: np.ndarray | None = None
     displaced_px: np.ndarray | None = None
+    beam: Beam | None = None
 
     def __post_init__(self) -> None:
         self._arrays()

@@ -12,7 +12,7 @@ from ptymesh.errors import BadInput
 from ptymesh.estimate import BLOCK, check_room
 from ptymesh.geometry import Geometry
 from ptymesh.io.results import Result
-from ptymesh.measurement import ArraySource, Measurement
+from ptymesh.measurement import ArraySource, Beam, Measurement
 from ptymesh.physics.beam import probes
 from ptymesh.physics.model import Model, SliceStack
 from ptymesh.recipe.initial import initial_estimate
@@ -470,3 +470,23 @@ def test_a_probe_of_another_shape_is_not_read(made, tmp_path, shape):
     np.lib.format.open_memmap(path, "w+", np.complex64, shape).flush()
     with pytest.raises(BadInput, match=r"^probe\.start: .*p\.npy has shape .* and the window \(48, 48\);"):
         start(made.measurement, probe={"start": {"kind": "array", "path": str(path)}})
+
+
+def test_what_is_known_of_the_lens_makes_the_probe() -> None:
+    scan = simulate(kind="electron", views=30, window=32, seed=4).measurement
+    mean = np.ones(scan.window)
+    lens = {"kind": "electron", "semiangle_rad": 0.02, "defocus_m": 1e-9}
+    told = replace(scan, probe=None, beam=Beam(0.02, 1e-9))
+    starts = {
+        name: np.asarray(ProbeOptions.parse({"start": start}, "probe").start.make(measurement, mean))
+        for name, start, measurement in (
+            ("lens", lens, told),
+            ("auto", "auto", told),
+            ("data", "data", told),
+            ("wider", "auto", replace(told, beam=Beam(0.4))),
+            ("without", "auto", replace(told, beam=None)),
+        )
+    }
+    assert np.array_equal(starts["auto"], starts["lens"]) and not np.array_equal(starts["auto"], starts["data"])
+    assert np.array_equal(starts["wider"], starts["data"]), "a window that does not sample the aperture"
+    assert np.array_equal(starts["without"], starts["data"])

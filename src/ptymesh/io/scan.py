@@ -24,6 +24,7 @@ from ptymesh.geometry import (
 )
 from ptymesh.io.options import DataOptions, Unit
 from ptymesh.io.source import SlabSource
+from ptymesh.measurement import Beam
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,7 @@ class RawScan:
         efficiency: (H, W) share of the light that each pixel counts, in any unit.
         intensity: (N,) incident intensity, in any unit.
         probe: (M, H, W) complex, optical axis at (H//2, W//2).
+        beam: aperture and focus of the lens before the sample.
         negative_is_missing: whether values below zero mark missing pixels (written so by ptymesh).
         name: as in Measurement.
         notes: as in Measurement.
@@ -118,6 +120,7 @@ class RawScan:
     efficiency: np.ndarray | None = None
     intensity: np.ndarray | None = None
     probe: np.ndarray | None = None
+    beam: Beam | None = None
     negative_is_missing: bool = False
     name: str = "scan"
     notes: tuple[str, ...] = field(default=())

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from ptymesh import constants
 from ptymesh.errors import BadInput
 from ptymesh.geometry import Pair
+from ptymesh.measurement import Beam
 
 #: Joules, metres, inverse metres and radians of a unit, in lower case.
 ENERGY_J = {"j": 1.0, "ev": constants.e, "kev": 1e3 * constants.e, "mev": 1e6 * constants.e}
@@ -18,6 +19,8 @@ LENGTH_M |= {"microns": 1e-6, "angstroms": 1e-10, "å": 1e-10, "n_m": 1e-9}
 ANGLE_RAD = {"rad": 1.0, "mrad": 1e-3, "urad": 1e-6, "deg": math.pi / 180}
 #: Electrons of an instrument, and photons of a beamline, have energies between these.
 ELECTRON_EV = (1e4, 2e6)
+#: No lens has a larger aperture.
+LARGEST_SEMIANGLE_MRAD = 500.0
 PHOTON_EV = (1.0, 1e7)
 
 
@@ -76,6 +79,13 @@ def uncalibrated_note(step: float, unit: str) -> str:
         f"The file's detector pixel is {step:g} {unit or 'without a unit'}, which does not give the object pixel"
         f"{energy}: set data.object_pixel_m."
     )
+
+
+def beam_of(semiangle_mrad: float | None) -> Beam | None:
+    """Return the beam of a lens whose half-angle a file says in mrad; None where it says none, or a parallel beam."""
+    if semiangle_mrad is None or not 0 < semiangle_mrad <= LARGEST_SEMIANGLE_MRAD:
+        return None
+    return Beam(1e-3 * semiangle_mrad)
 
 
 def check_energy(energy_eV: float, bounds: tuple[float, float], what: str, said: str) -> float:

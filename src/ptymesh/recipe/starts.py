@@ -139,14 +139,26 @@ PROBE_STARTS: Registry[type[ProbeStart]] = Registry(
 
 @PROBE_STARTS.register("auto")
 class AutoStart(ProbeStart):
-    """The file's own probe if it has one, else from the data."""
+    """The file's own probe if it has one, else that of the lens of which the file tells, else from the data."""
 
     kind: Literal["auto"] = "auto"
 
-    def make(self, measurement: Measurement, mean_pattern: np.ndarray) -> Tensor:
-        """Return the file's own probe, or one from the data."""
-        start = DataStart(kind="data") if measurement.probe is None else FileStart(kind="file")
-        return start.make(measurement, mean_pattern)
+    def make(self, measurement: Measurement, mean_pattern: np.ndarray) -> Tensor | np.ndarray:
+        """Return the file's own probe, that of the lens, or one from the data."""
+        return _start_of(measurement).make(measurement, mean_pattern)
+
+
+def _start_of(measurement: Measurement) -> ProbeStart:
+    """Return the start that is made of what is known of the beam; a lens only where the window samples all of it."""
+    geometry, beam = measurement.geometry, measurement.beam
+    if measurement.probe is not None:
+        return FileStart(kind="file")
+    pixel, wavelength = geometry.object_pixel_m, geometry.wavelength_m
+    if beam is None or pixel is None or wavelength is None or geometry.propagation != "far_field":
+        return DataStart(kind="data")
+    if probes.is_pupil_sampled(beam.semiangle_rad, geometry.shape, pixel, wavelength):
+        return ElectronStart(kind="electron", semiangle_rad=beam.semiangle_rad, defocus_m=beam.defocus_m)
+    return DataStart(kind="data")
 
 
 @PROBE_STARTS.register("file")

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from ptymesh.errors import BadInput
+from ptymesh.measurement import Beam
 
 
 @pytest.fixture
@@ -91,6 +92,15 @@ def test_zarr(
     assert m.geometry.object_pixel_m == pytest.approx((1e-10 / (16 * 0.1), 1e-10 / (20 * 0.1)))
     step = (m.positions[5] - m.positions[0]) * m.geometry.object_pixel_m
     np.testing.assert_allclose(step, (0.5e-10, 0.25e-10), rtol=1e-9)
+
+
+@pytest.mark.parametrize("said", [(20.0, Beam(0.02)), (0.0, None), (1e9, None), ("20", None)], ids=str)
+def test_the_semi_angle_is_of_the_beam(
+    tmp_path: Path, write_store: Any, counts: Any, load: Any, said: tuple[Any, Beam | None]
+) -> None:
+    attributes = canonical()
+    attributes["metadata0"]["semiangle_cutoff"] = said[0]
+    assert load(write_store(tmp_path / "a.zarr", (3, False, 1), {"array0": counts}, {"": attributes})).beam == said[1]
 
 
 def test_zero_frequency_at_the_corner(tmp_path: Path, write_store: Any, counts: Any, load: Any, upright: Any) -> None:

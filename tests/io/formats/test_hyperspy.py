@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from ptymesh.errors import BadInput
+from ptymesh.measurement import Beam
 
 SCAN = [(0.5, "nm", True), (0.25, "nm", True)]
 DETECTOR = [(0.2, "1/nm", False), (0.2, "1/nm", False)]
@@ -40,6 +41,14 @@ def test_what_the_file_says(tmp_path: Path, counts: Any, load: Any, upright: Any
     assert m.geometry.object_pixel_m == pytest.approx((1 / (16 * 0.2e9),) * 2)
     step = (m.positions[5] - m.positions[0]) * m.geometry.object_pixel_m
     np.testing.assert_allclose(step, (0.5e-9, 0.25e-9), rtol=1e-9)
+
+
+def test_the_semi_angle_is_of_the_beam(tmp_path: Path, counts: Any, load: Any) -> None:
+    path = write(tmp_path / "scan.hspy", counts, SCAN + DETECTOR)
+    assert load(path).beam is None
+    with h5py.File(path, "a") as file:
+        file["Experiments/scan/metadata/Acquisition_instrument/TEM"].attrs["convergence_angle"] = 21.4
+    assert load(path).beam == Beam(1e-3 * 21.4)
 
 
 def test_detectors_calibrated_in_angles(tmp_path: Path, counts: Any, load: Any) -> None:

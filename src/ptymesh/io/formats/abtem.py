@@ -28,13 +28,13 @@ from ptymesh.io.rasters import raster_positions
 from ptymesh.io.scan import Optics, RawScan
 from ptymesh.io.source import Hdf5Source
 from ptymesh.io.staging import sliceable
-from ptymesh.io.units import ELECTRON_EV, check_energy, length_m, object_pixel_m, uncalibrated_note
+from ptymesh.io.units import ELECTRON_EV, beam_of, check_energy, length_m, object_pixel_m, uncalibrated_note
 
 NAME = "abTEM (zarr, HDF5)"
 ABOUT = About(
     instrument="abTEM",
     reads="a simulated 4-D scan in a zarr store (folder or zip; extra `zarr`) or HDF5",
-    takes="scan step, detector pixel in angles or inverse lengths; of zarr the energy, and where the zero frequency is",
+    takes="scan step, detector pixel in angles or inverse lengths; of zarr the energy, the semi-angle, where DC is",
     asks="of HDF5 the energy (`data.energy_eV`); axes without units",
     library="h5py (BSD); zarr (MIT)",
 )
@@ -60,8 +60,9 @@ def read(path: Path, data: DataOptions) -> RawScan:
     if tree is not None:
         axes = _axes_of_zarr(tree)
         assert axes is not None
+        beam = beam_of(axes.semiangle_mrad)
         scan = _scan(path, data, ZarrSource(path, ZARR_ARRAY, "rcyx"), axes.scales, axes.energy_eV)
-        return replace(scan, centred=axes.centred)
+        return replace(scan, centred=axes.centred, beam=beam)
     with open_hdf5(path, follow=data.follow) as file:
         return _scan(path, data, Hdf5Source(path, ARRAY, "rcyx", data.follow), _axes(file), None)
 
@@ -99,11 +100,13 @@ class ZarrAxes:
     Attributes:
         scales: (step, unit) of its four axes.
         energy_eV: of the beam; None: not said.
+        semiangle_mrad: of the probe; None: not said.
         centred: whether the zero frequency is in the middle, else at the corner.
     """
 
     scales: list[Scale]
     energy_eV: float | None
+    semiangle_mrad: float | None
     centred: bool
 
 
@@ -114,24 +117,24 @@ def _axes_of_zarr(tree: ZarrTree) -> ZarrAxes | None:
         return None
     metadata, kwargs = _plain(said.get("metadata0")), _plain(said.get("kwargs0"))
     axes: list[object] = []
-    energy: object = None
+    about: object = None
     if isinstance(metadata, dict) and metadata.get("type") == PATTERNS:
         named = metadata.get("axes")
         axes = [named.get(f"axis_{k}") for k in range(4)] if isinstance(named, dict) else []
-        energy = metadata.get("energy")
+        about = metadata
     elif isinstance(kwargs, dict) and said.get("type0") == PATTERNS:
         sampling, scanned = kwargs.get("sampling"), kwargs.get("ensemble_axes_metadata")
         shifted = kwargs.get("fftshift", True)
         detector = [{"sampling": one, "units": "1/Å", "fftshift": shifted} for one in _listed(sampling)]
         axes = [*_listed(scanned), *detector]
         about = kwargs.get("metadata")
-        energy = about.get("energy") if isinstance(about, dict) else None
+    energy, semiangle = (about.get(key) if isinstance(about, dict) else None for key in ("energy", "semiangle_cutoff"))
     groups = [axis for axis in axes if isinstance(axis, dict)]
     steps = [_number(axis.get("sampling")) for axis in groups]
     if len(axes) != 4 or len(groups) != 4 or None in steps:
         return None
     scales = [(abs(step or 0.0), str(axis.get("units", ""))[:40]) for step, axis in zip(steps, groups, strict=True)]
-    return ZarrAxes(scales, _number(energy), bool(groups[2].get("fftshift", True)))
+    return ZarrAxes(scales, _number(energy), _number(semiangle), bool(groups[2].get("fftshift", True)))
 
 
 def _plain(value: object) -> object:

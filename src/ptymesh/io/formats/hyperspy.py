@@ -1,7 +1,7 @@
 """hyperspy's signals (.hspy, HDF5; .zspy, zarr): `Experiments/TITLE/data` with groups `axis-0` ..., of scale and unit.
 
-Axes with `navigate` are the scan's, the other two the detector's. `beam_energy` is in keV. Source: the documentation of
-the format; no code of hyperspy's is used.
+Axes with `navigate` are the scan's, the other two the detector's. `beam_energy` is in keV, `convergence_angle`, a
+semi-angle, in mrad. Source: the documentation of the format; no code of hyperspy's is used.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from ptymesh.io.rasters import raster_positions, scan_shape
 from ptymesh.io.scan import Optics, RawScan
 from ptymesh.io.source import Hdf5Source
 from ptymesh.io.staging import sliceable
-from ptymesh.io.units import ELECTRON_EV, check_energy, length_m, object_pixel_m, uncalibrated_note
+from ptymesh.io.units import ELECTRON_EV, beam_of, check_energy, length_m, object_pixel_m, uncalibrated_note
 
 NAME = "hyperspy (.hspy, .zspy)"
 ABOUT = About(
     instrument="hyperspy, pyxem, LiberTEM",
     reads="`.hspy`, `.zspy` (folder or zip; extra `zarr`), signals of patterns over one or two navigation axes",
-    takes="energy, scan shape and step, detector pixel in inverse lengths or angles",
+    takes="energy, semi-angle, scan shape and step, detector pixel in inverse lengths or angles",
     asks="axes without units (`positions.raster.step_m`, `data.object_pixel_m`), often the energy",
     library="h5py (BSD); zarr (MIT)",
 )
@@ -93,6 +93,7 @@ def _scan(path: Path, data: DataOptions, names: list[str], source: Hdf5Source | 
         optics=Optics(radiation=data.radiation or "electron", energy_eV=energy, object_pixel_m=pixel),
         positions=None if step is None or raster is None else raster_positions(raster, step),
         raster=raster,
+        beam=beam_of(_number(said, f"{name}/{ENERGY}", "convergence_angle")),
         name=path.stem,
         notes=tuple(notes),
     )

@@ -222,6 +222,8 @@ def measurement_of(raw: RawScan, data: DataOptions, positions: PositionOptions, 
     final = final.transposed() if data.transpose else final
     ratio = geometry.pixel_ratio(unturned, data.bin)
     probe, notes = _probe(raw, window, far, shape)
+    if raw.beam is not None:
+        notes += (f"The file says that the beam's semi-angle is {1e3 * raw.beam.semiangle_rad:.4g} mrad.",)
     in_window = raw, positions, final, ratio[::-1] if data.transpose else ratio, data.views.stop
     where, paths = window_positions(*in_window), window_paths(*in_window)
     stored_at, _ = stored_positions(raw, positions, data.views.stop)
@@ -257,6 +259,7 @@ def measurement_of(raw: RawScan, data: DataOptions, positions: PositionOptions, 
         efficiency=None if efficiency is None else _relative(efficiency, window, good_here),
         intensity=_intensity(raw, data, count, selected),
         probe=probe,
+        beam=raw.beam,
         name=raw.name,
         path=str(data.path),
         fingerprint=fingerprint,

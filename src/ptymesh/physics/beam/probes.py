@@ -385,6 +385,20 @@ def _aberration(name: str, value: float | Sequence[float]) -> tuple[int, int, fl
     return n, m, float(numbers[0]), float(numbers[1]) if len(numbers) == 2 else 0.0
 
 
+def is_pupil_sampled(semiangle_rad: float, shape: tuple[int, int], pixel_m: Pair, wavelength_m: float) -> bool:
+    """Return True if a round aperture is no finer than a pixel of the pupil, and within the Nyquist frequency.
+
+    Args:
+        semiangle_rad: half-angle of the aperture.
+        shape: window (h, w).
+        pixel_m: object pixel (y, x).
+        wavelength_m: of the beam.
+    """
+    return all(
+        wavelength_m / (n * d) <= semiangle_rad <= wavelength_m / (2 * d) for n, d in zip(shape, pixel_m, strict=True)
+    )
+
+
 def _check_pupil(name: str, half_rad: Pair, shape: tuple[int, int], pixel_m: Pair, wavelength_m: float) -> None:
     """Raise BadInput if the half-angles of a pupil are finer than a pixel of it, or beyond the Nyquist frequency."""
     for n, d, half in zip(shape, pixel_m, half_rad, strict=True):
