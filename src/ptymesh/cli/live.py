@@ -60,7 +60,7 @@ def command(
 
     Stopped or killed, the same command goes on with the frames that DIR/spool holds, from the object in DIR/live.h5.
     """
-    from ptymesh.cli.running import check_folder, refuse_to_overwrite
+    from ptymesh.cli.running import check_folder, refuse_to_overwrite, start_ranks
     from ptymesh.distributed.rank_info import world
     from ptymesh.errors import BadInput
     from ptymesh.live import LiveOptions
@@ -85,7 +85,8 @@ def command(
             arguments += [] if positions_from is None else ["--positions-from", str(positions_from)]
             arguments += [] if timeout is None else ["--timeout", str(timeout)]
             arguments += [*([] if polish else ["--no-polish"]), *(["--strict"] if strict else [])]
-            _start_ranks(arguments, how, out)
+            if status := start_ranks(arguments, how, out):
+                raise typer.Exit(status)
             return
     elif ranks is not None and ranks != world().size:
         raise BadInput(f"--ranks is {ranks} inside a world of {world().size} ranks; leave --ranks out.")
@@ -109,30 +110,6 @@ class StreamPlace(NamedTuple):
     patterns: str
     positions: str
     positions_from: Path | None
-
-
-def _start_ranks(arguments: list[str], how: LaunchOptions, out: Path) -> None:
-    """Run the command on several ranks of this machine; raise typer.Exit with their status where it is not 0.
-
-    Args:
-        arguments: of each rank.
-        how: their number, and how often they are started again.
-        out: output folder.
-    """
-    from ptymesh.launcher.launch import launch
-    from ptymesh.run_folder.lock import TOKEN, hold_folder
-
-    assert how.ranks is not None
-    with hold_folder(out) as lease:
-        status = launch(
-            arguments,
-            how.ranks,
-            log_dir=out / "ranks",
-            max_restarts=how.max_restarts,
-            environment={**how.environment, TOKEN: lease.token},
-        )
-    if status:
-        raise typer.Exit(status)
 
 
 def _reconstruct(loaded: Recipe, where: StreamPlace, out: Path, options: LiveOptions, polish: bool) -> None:

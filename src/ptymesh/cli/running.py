@@ -222,21 +222,9 @@ def execute(
             if strict:
                 _insist_on_good(outcome.result.attrs, outcome.path)
             return
-        from ptymesh.launcher.launch import launch
-        from ptymesh.run_folder.lock import TOKEN, hold_folder
-
         load_scan(recipe)
         gc.enable()  # this process waits for its ranks
-        with hold_folder(out) as lease:
-            status = launch(
-                arguments,
-                how.ranks,
-                log_dir=out / "ranks",
-                max_restarts=how.max_restarts,
-                environment={**how.environment, TOKEN: lease.token},
-                bind=how.bind,
-            )
-        if status:
+        if status := start_ranks(arguments, how, out):
             from ptymesh.run_folder.status import end_silent
 
             end_silent(out, f"The ranks have ended with status {status}; see log.txt and ranks/.")
@@ -245,6 +233,32 @@ def execute(
             from ptymesh.io.results import read_attributes
 
             _insist_on_good(read_attributes(out / "result.h5"), out / "result.h5")
+
+
+def start_ranks(arguments: Sequence[str], how: LaunchOptions, out: Path) -> int:
+    """Run `ptymesh ARGUMENTS` on several ranks of this machine, which share the lock of a folder; return their status.
+
+    Args:
+        arguments: of the command line of each rank.
+        how: their number, and how they are started.
+        out: output folder.
+
+    Raises:
+        BadInput: another run has the folder.
+    """
+    from ptymesh.launcher.launch import launch
+    from ptymesh.run_folder.lock import TOKEN, hold_folder
+
+    assert how.ranks is not None
+    with hold_folder(out) as lease:
+        return launch(
+            arguments,
+            how.ranks,
+            log_dir=out / "ranks",
+            max_restarts=how.max_restarts,
+            environment={**how.environment, TOKEN: lease.token},
+            bind=how.bind,
+        )
 
 
 def _insist_on_good(attributes: Mapping[str, object], path: Path) -> None:
