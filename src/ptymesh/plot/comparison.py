@@ -33,12 +33,28 @@ from ptymesh.plot.style import (
 )
 
 
-class Rings(Protocol):
-    """Fourier ring correlation, as `compare.ring_correlation` returns it."""
+class RingCurve(Protocol):
+    """A curve over rings of the Fourier plane, and the resolution at which it crosses a threshold."""
 
     @property
     def frequency(self) -> np.ndarray:
         """Frequency of each ring, cycles per `unit`."""
+
+    @property
+    def resolution(self) -> float | None:
+        """Full period (in `unit`) down to which the curve is above; None if it is below from the first ring on."""
+
+    @property
+    def at_limit(self) -> bool:
+        """True if it never falls below, so that the resolution is that of the pixels."""
+
+    @property
+    def unit(self) -> str:
+        """Unit of the resolution: m or px."""
+
+
+class Rings(RingCurve, Protocol):
+    """Fourier ring correlation, as `compare.ring_correlation` returns it."""
 
     @property
     def correlation(self) -> np.ndarray:
@@ -49,18 +65,6 @@ class Rings(Protocol):
         """Correlation of each ring below which it counts as noise."""
 
     @property
-    def resolution(self) -> float | None:
-        """Full period (in `unit`) at which correlation and threshold cross; None if below from the first ring on."""
-
-    @property
-    def at_limit(self) -> bool:
-        """True if they never cross, so that the resolution is that of the pixels."""
-
-    @property
-    def unit(self) -> str:
-        """Unit of the resolution: m or px."""
-
-    @property
     def one_bit(self) -> np.ndarray:
         """The 1-bit threshold of each ring."""
 
@@ -69,28 +73,12 @@ class Rings(Protocol):
         """Signal-to-noise ratio of the mean of both images in each ring."""
 
 
-class Transfer(Protocol):
-    """Phase-retrieval transfer function, as `run_folder.transfer` returns it."""
-
-    @property
-    def frequency(self) -> np.ndarray:
-        """Frequency of each ring, cycles per `unit`."""
+class Transfer(RingCurve, Protocol):
+    """Phase-retrieval transfer function, as `run_folder.transfer` returns it; its threshold is 1/e."""
 
     @property
     def value(self) -> np.ndarray:
         """Value of each ring."""
-
-    @property
-    def resolution(self) -> float | None:
-        """Full period (in `unit`) down to which it stays above 1/e; None if it is below from the first ring on."""
-
-    @property
-    def at_limit(self) -> bool:
-        """True if it never falls below."""
-
-    @property
-    def unit(self) -> str:
-        """Unit of the resolution: m or px."""
 
 
 def comparison_figure(
