@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from ptymesh.compare import illumination
 from ptymesh.io.results import Result
 from ptymesh.notebook.fragment import HEIGHT, fragment, pixels
-from ptymesh.plot import overview_figure, powers_percent, unwrapped_phase
+from ptymesh.plot import powers_percent, unwrapped_phase
 from ptymesh.plot.objects import prepared
 from ptymesh.plot.progress import curve_panel
 from ptymesh.plot.style import (
@@ -31,7 +31,7 @@ from ptymesh.plot.style import (
     new_figure,
     scaled,
 )
-from ptymesh.run_folder.figures import title_of
+from ptymesh.run_folder.figures import overview_of
 
 #: Objects are averaged to this side in pixels for thumbnails: unwrapping the phase of larger ones takes seconds.
 LARGEST_SIDE = 300
@@ -62,21 +62,7 @@ def figure(result: Result) -> Figure:
     """Return a figure of object, strongest probe modes, illumination and residual, as in overview.png of a run."""
     height, width = result.object.shape[-2:]
     light = illumination((height, width), result.probe, result.positions_px, result.weights)
-    attrs = result.attrs
-    stages = str(attrs["engine"]).split("+") if "engine" in attrs else None
-    return overview_figure(
-        result.object,
-        result.probe,
-        result.positions_px,
-        light,
-        result.history,
-        result.pixel_size_m,
-        attrs.get("final_residual"),
-        stages,
-        title_of(result),
-        result.verdict,
-        str(attrs.get("verdict_sentence", "")),
-    )
+    return overview_of(result, light)
 
 
 def _verdict(result: Result) -> str:

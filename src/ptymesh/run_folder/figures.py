@@ -120,15 +120,8 @@ def _report_failure(sentence: str, result: Path) -> None:
 def _named_figures(result: Result, light: np.ndarray, patterns: PatternPairs | None) -> Iterator[tuple[str, Make]]:
     """Yield names, and what makes the figures; the overview comes first."""
     pixel, title = result.pixel_size_m, title_of(result)
-    final = result.attrs.get("final_residual")
-    stages = str(result.attrs["engine"]).split("+") if "engine" in result.attrs else None
-    words = result.verdict, str(result.attrs.get("verdict_sentence", ""))
-    yield (
-        "overview",
-        lambda: plot.overview_figure(
-            result.object, result.probe, result.positions_px, light, result.history, pixel, final, stages, title, *words
-        ),
-    )
+    final, stages = result.attrs.get("final_residual"), _stage_names(result)
+    yield "overview", lambda: overview_of(result, light)
     if patterns is not None:
         yield "patterns", partial(plot.patterns_figure, patterns.pairs, patterns.mask, patterns.far_field)
     if {"loss", "residual"} & result.history.keys():
@@ -160,6 +153,33 @@ def _is_by_mode(name: str) -> bool:
 
     one = declared().get(name)
     return one is not None and "M" in one.unknown.axes
+
+
+def overview_of(result: Result, light: np.ndarray) -> Figure:
+    """Return the figure of object, strongest probe modes, illumination and residual of a result.
+
+    Args:
+        result: of a run.
+        light: (H, W), counts on each pixel.
+    """
+    return plot.overview_figure(
+        result.object,
+        result.probe,
+        result.positions_px,
+        light,
+        result.history,
+        pixel_size_m=result.pixel_size_m,
+        final_residual=result.attrs.get("final_residual"),
+        stage_names=_stage_names(result),
+        title=title_of(result),
+        verdict=result.verdict,
+        reason=str(result.attrs.get("verdict_sentence", "")),
+    )
+
+
+def _stage_names(result: Result) -> list[str] | None:
+    """Return the names of the engines of the stages; None where the result does not say them."""
+    return str(result.attrs["engine"]).split("+") if "engine" in result.attrs else None
 
 
 def title_of(result: Result) -> str:
