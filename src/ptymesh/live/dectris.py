@@ -25,15 +25,15 @@ import numpy as np
 
 from ptymesh.errors import BadInput
 from ptymesh.io.hdf5.damage import check_bitshuffle_blocks
-from ptymesh.live.frames import Frames, zmq_module
+from ptymesh.live.frames import MOST, Frames, zmq_module
 from ptymesh.live.spool import StreamDescription
 
 #: Types of numbers by the tag of their array.
 TYPES = {64: "|u1", 65: ">u2", 66: ">u4", 69: "<u2", 70: "<u4", 85: "<f4"}
 #: Tags of an array with several axes, and of bytes that are compressed.
 MULTI_AXIS, COMPRESSED = 40, 56500
-#: Frames of an answer, at most, and milliseconds that it waits for the first of them.
-MOST, WAIT_MS = 256, 200
+#: Milliseconds that an answer waits for its first frame.
+WAIT_MS = 200
 #: Bytes before the first block of what HDF5's lz4 filter has compressed.
 LZ4_HEADER_BYTES = 12
 #: Port of a detector's stream.

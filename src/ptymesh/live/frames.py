@@ -14,6 +14,9 @@ from ptymesh.errors import BadInput
 from ptymesh.live.positions import PositionSource
 from ptymesh.live.spool import StreamDescription
 
+#: Frames of an answer, at most.
+MOST = 256
+
 
 class Frames(NamedTuple):
     """Frames that a source has given.

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 
 from ptymesh.errors import PtymeshError
-from ptymesh.live.frames import FrameSource
+from ptymesh.live.frames import MOST, FrameSource
 from ptymesh.live.positions import PositionSource
 from ptymesh.live.spool import Spool
 
-#: Seconds between two requests where no frames have come.
-POLL_S = 0.01
+#: Seconds between two requests where the last one has brought all frames that were there: each costs as much as some.
+POLL_S = 0.05
 #: Seconds without an answer before that is said.
 SILENT_S = 5.0
 
@@ -95,7 +95,7 @@ class Receiver:
             self.failure = error
 
     def _step(self) -> bool:
-        """Ask the sources once; return True if frames have come."""
+        """Ask the sources once; return True if more frames are there."""
         if self.spool is None:
             said = self._source.describe()
             if said is None:
@@ -103,16 +103,16 @@ class Receiver:
             spool = Spool(self._folder, said)
             self.arrivals.append((spool.held, time.monotonic()))
             self.spool = spool
-        have_come = not self.spool.have_frames_ended and self._take_frames(self.spool)
+        more = not self.spool.have_frames_ended and self._take_frames(self.spool)
         if self._positions is not None:
             self._take_positions(self.spool, self._positions)
         if self.spool.have_frames_ended and not self.waiting:
             self.spool.mark_ended()
             self.ended = True
-        return have_come
+        return more
 
     def _take_frames(self, spool: Spool) -> bool:
-        """Ask the source of frames once; return True if any have come."""
+        """Ask the source of frames once; return True if it has given as many as it may at a time."""
         held, got = spool.held, self._source.take(spool.held)
         if got is None:
             return False
@@ -132,7 +132,7 @@ class Receiver:
             self.arrivals.append((held + len(got.frames), self.heard))
         if ended:
             spool.mark_frames_ended()
-        return len(got.frames) > 0
+        return len(got.frames) >= MOST
 
     def _take_positions(self, spool: Spool, source: PositionSource) -> None:
         """Give positions to the frames that wait for them, as far as these are known."""

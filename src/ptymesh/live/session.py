@@ -54,6 +54,7 @@ from ptymesh.recipe.schema import Recipe
 from ptymesh.run.loop import Loop
 from ptymesh.run.reconstruction import MARGIN_PX
 from ptymesh.run.state import RunState
+from ptymesh.storage.cached import CachedViews, PatternCache
 from ptymesh.types import complex_dtype
 
 #: Seconds between two pictures, at least.
@@ -62,23 +63,6 @@ SNAPSHOT_S = 1.0
 SAY_S = 5.0
 #: Share of the time that writing pictures may take, at most.
 SNAPSHOT_SHARE = 0.05
-
-
-class _Part:
-    """Patterns of some views of a measurement.
-
-    Attributes:
-        shape: (n, h, w).
-        dtype: of the patterns.
-    """
-
-    def __init__(self, measurement: Measurement, views: np.ndarray) -> None:
-        self._patterns, self._views = measurement.patterns, views
-        self.shape, self.dtype = (len(views), *measurement.window), measurement.patterns.dtype
-
-    def read(self, views: np.ndarray) -> np.ndarray:
-        """Return the patterns (n, h, w) of the views with these indices (n,)."""
-        return self._patterns.read(self._views[views])
 
 
 class _KeptProbe:
@@ -198,7 +182,8 @@ class _Session:
         self.latencies: list[np.ndarray] = [np.empty(0)]
         #: Time (time.monotonic) of the first frames, of the next picture and of the next line.
         self._began, self._next_picture, self._next_line = 0.0, 0.0, 0.0
-        self._made_model: Model | None = None
+        self._prepared: PatternCache | None = None
+        self._problem: Problem | None = None
         self._opened: Spool | None = None
 
     @property
@@ -299,18 +284,31 @@ class _Session:
         return replace(made, checks=NO_CHECKS)
 
     def _model(self, geometry: Geometry) -> Model:
-        """Return the forward model, the same in all segments."""
-        made, options = self._made_model, self.recipe.object
-        if made is None:
-            made = self._made_model = Model.for_geometry(
-                geometry,
-                subpixel=self.recipe.positions.subpixel,
-                optics=tuple(self.recipe.optics.values()),
-                slices=SliceStack(options.slices, options.slice_spacing_m or 0.0, options.tilt_rad or (0.0, 0.0)),
-                dtype=self.dtype,
-                device=self.world.device,
-            )
-        return made
+        """Return the forward model."""
+        options = self.recipe.object
+        return Model.for_geometry(
+            geometry,
+            subpixel=self.recipe.positions.subpixel,
+            optics=tuple(self.recipe.optics.values()),
+            slices=SliceStack(options.slices, options.slice_spacing_m or 0.0, options.tilt_rad or (0.0, 0.0)),
+            dtype=self.dtype,
+            device=self.world.device,
+        )
+
+    def _cache(self) -> PatternCache:
+        """Return the patterns that have been prepared."""
+        if self._prepared is None:
+            self._prepared = PatternCache(self.spool.description.views)
+        return self._prepared
+
+    def _problem_of(self, part: Measurement) -> Problem:
+        """Return the problem of the views of a segment, in the memory of the one before."""
+        layout = Replicated(self.world, part.positions)
+        if self._problem is None:
+            self._problem = Problem(self._model(part.geometry), part, layout, self.dtype)
+        else:
+            self._problem = self._problem.with_views(part, layout)
+        return self._problem
 
     def _engine(self, positions: np.ndarray, window: tuple[int, int], *, behind: bool) -> Engine:
         """Return the engine of a segment, which remembers nothing of those before, as the object may have grown.
@@ -338,14 +336,14 @@ class _Session:
         whole = self.measured(len(state.uses))
         part = replace(
             whole,
-            patterns=_Part(whole, views),
+            patterns=CachedViews(self._cache(), whole.patterns, views),
             positions=whole.positions[views],
             stored_positions=None,
             steps=None,
             paths=None if whole.paths is None else whole.paths[views],
             intensity=None if whole.intensity is None else whole.intensity[views],
         )
-        problem = Problem(self._model(whole.geometry), part, Replicated(self.world, part.positions), self.dtype)
+        problem = self._problem_of(part)
         first = state.object is None or state.probe is None
         mean = mean_pattern(problem) if first else np.ones(part.window)
         with one_thread():  # large sums and decompositions depend on the number of threads

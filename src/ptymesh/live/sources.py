@@ -27,15 +27,13 @@ import numpy as np
 
 from ptymesh.errors import BadInput
 from ptymesh.live.dectris import DectrisSource
-from ptymesh.live.frames import Frames, FrameSource, zmq_module
+from ptymesh.live.frames import MOST, Frames, FrameSource, zmq_module
 from ptymesh.live.positions import open_hdf5
 from ptymesh.live.spool import POSITION_BYTES, Spool, StreamDescription
 from ptymesh.live.state import LOG, read_log
 
 #: Seconds that an answer may take before the request is sent again.
 ANSWER_S = 1.0
-#: Frames of an answer, at most.
-MOST = 256
 
 
 def open_source(address: str, patterns: str = "/patterns", positions: str | None = "/positions") -> FrameSource:

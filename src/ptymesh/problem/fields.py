@@ -160,6 +160,11 @@ class Fields:
             kept = self._buffers[name] = like.new_zeros(shape, dtype=dtype)
         return kept
 
+    def take_buffers(self, other: Fields) -> None:
+        """Use the buffers of another problem, which is not used any more, and so spare the memory of new ones."""
+        other.copy_out_of_buffers()
+        self._buffers = other._buffers
+
     def track_buffers(self, *fields: BlockSparseField) -> None:
         """Remember that these fields may still lie in buffers, and let the backend find their largest values."""
         leaves = [f.expression for f in fields if isinstance(f.expression, FieldView)]

@@ -106,6 +106,23 @@ class Problem:
         made._join(setup, self.loader.coarse(setup, c), self.evaluator.view_metrics)
         return made
 
+    def with_views(self, measurement: Measurement, layout: Replicated) -> Problem:
+        """Return the problem of other views of the same scan, on the same kernels and in the same memory for sums.
+
+        This one is not used any more.
+
+        Args:
+            measurement: the other views.
+            layout: which rank owns which of them.
+        """
+        setup, made = replace(self.setup, layout=layout), copy(self)
+        made.views, made.scan, made.scan_index = measurement.views, measurement.positions, measurement.scan_index
+        made.unturned = measurement.positions if measurement.stored_positions is None else measurement.stored_positions
+        patterns = own_patterns(measurement, layout, MemoryBudget())
+        made._join(setup, ViewLoader(setup, measurement, patterns), ViewMetrics(len(layout.own), self.device))
+        made.fields.take_buffers(self.fields)
+        return made
+
     @property
     def model(self) -> Model:
         """The forward model; stages choose its fidelity, and slices may move."""

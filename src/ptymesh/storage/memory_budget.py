@@ -7,14 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from ptymesh.distributed.devices import free_bytes
 from ptymesh.errors import BadInput
 from ptymesh.files import size
 from ptymesh.measurement import PatternSource
+from ptymesh.storage.cached import CachedViews
 from ptymesh.storage.fetched import Hosted, Staged
-from ptymesh.storage.patterns import Kind, Patterns, Resident, Slotted, slabs
+from ptymesh.storage.patterns import Kind, Patterns, Resident, Slotted, native_tensor, slabs
 
 #: Share of a device's free memory that patterns may take; the rest is for the object, waves and FFT plans.
 DEVICE_SHARE = 0.7
@@ -79,6 +79,8 @@ def stored(source: PatternSource, own: np.ndarray, most: int, device: torch.devi
     """
     frame = int(np.prod(source.shape[1:])) * source.dtype.itemsize
     kind = choose(most * frame, frame, device, memory)
+    if isinstance(source, CachedViews) and kind == "host" and device.type == "cpu":
+        return source.lend_patterns(own)
     shape, dtype = (len(own), *source.shape[1:]), _torch_dtype(source.dtype)
     made: Slotted
     if kind == "disk":
@@ -89,16 +91,11 @@ def stored(source: PatternSource, own: np.ndarray, most: int, device: torch.devi
     else:
         made = Resident(torch.empty(shape, dtype=dtype, device=device))
     try:
-        made.fill(_slab(source.read(own[part])) for part in slabs(len(own), frame))
+        made.fill(native_tensor(source.read(own[part])) for part in slabs(len(own), frame))
     except BaseException:
         made.close()
         raise
     return made
-
-
-def _slab(read: np.ndarray) -> Tensor:
-    """Return an array as a tensor in native byte order."""
-    return torch.from_numpy(np.ascontiguousarray(read, dtype=read.dtype.newbyteorder("=")))
 
 
 def _torch_dtype(dtype: np.dtype) -> torch.dtype:

@@ -280,6 +280,11 @@ def _views(frame: int) -> int:
     return max(1, min(SLAB_VIEWS, SLAB_BYTES // max(1, frame)))
 
 
+def native_tensor(read: np.ndarray) -> Tensor:
+    """Return an array as a tensor in native byte order."""
+    return torch.from_numpy(np.ascontiguousarray(read, dtype=read.dtype.newbyteorder("=")))
+
+
 def put(tensor: Tensor, slots: Tensor, slab: Tensor) -> None:
     """Assign tensor[slots] = slab, which torch cannot do at once for every integer type.
 
