@@ -196,6 +196,7 @@ def measure(folder: Path, rate: float, offline: dict[str, float], *, kill: bool 
         **is_same(folder, out),
         **found,
         "last_frame_s": last_frame,
+        "offline_error": offline["error"],
         "error_1_s_after": at[shown[-1]] if shown else None,
         "error_live": live,
         "error_live_of_offline": live / offline["error"],
@@ -209,6 +210,20 @@ def measure(folder: Path, rate: float, offline: dict[str, float], *, kill: bool 
     }
     shutil.rmtree(out)
     return row
+
+
+def describe(row: dict[str, Any]) -> str:
+    """Return a line on a stream: uses, latency, time on the processor, errors."""
+    late, uses, shown = row["latency_median_s"], row["uses_at_end_of_stream"]["mean"], row["error_1_s_after"]
+    first = "none" if late is None else f"{late:.2f} s"
+    soon = "none" if shown is None else f"{shown / row['offline_error']:.3f}"
+    return (
+        f"{row['rate']:g}/s: {uses:.2f} uses at the last frame, {first} to the first (median), "
+        f"{row['views_per_s']:.0f} views/s, {1e3 * row['cpu_s_per_view']:.2f} ms on the processor for each; "
+        f"error of offline {soon} 1 s after the last frame, {row['error_live_of_offline']:.3f} after "
+        f"{row['after_s']:.1f} s, {row['error_polished_of_offline']:.3f} polished; "
+        f"{row['frames_lost']} lost, {row['frames_changed']} changed"
+    )
 
 
 def main() -> None:
@@ -233,7 +248,7 @@ def main() -> None:
         for rate, kill in runs:
             row = measure(folder, rate, offline, kill=kill)
             found["streams"].append(row)
-            print(json.dumps(row), flush=True)
+            print(describe(row), flush=True)
             write(arguments.out, found)
 
 

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -135,3 +136,13 @@ def test_threads_share_no_view_s_counts() -> None:
         finally:
             torch.set_num_threads(1)
     assert len(found) == 1
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.uint16, np.int32, np.uint32])
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_brightest_view_of_whole_numbers(dtype: type, masked: bool) -> None:
+    rng = np.random.default_rng(3)
+    info = np.iinfo(dtype)
+    counts = torch.from_numpy(rng.integers(max(info.min, -9), info.max, (5, 6, 7), dtype, endpoint=True))
+    mask = torch.from_numpy(rng.random((6, 7)) < 0.7) if masked else torch.ones(6, 7, dtype=torch.bool)
+    assert brightest([counts], mask, Solo()) == brightest([counts.to(torch.float64)], mask, Solo())

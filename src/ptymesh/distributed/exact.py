@@ -162,6 +162,22 @@ def _read_few(total: Tensor) -> Tensor:
     return torch.tensor(values, dtype=torch.float64).view(total.shape[1:])
 
 
+def _largest_of_views(counts: Tensor, mask: Tensor) -> Tensor:
+    """Return the largest sum of a view's counts, and the largest count, (2,) float64.
+
+    Args:
+        counts: (k, h, w) patterns, k > 0.
+        mask: (h, w) bool, valid pixels.
+    """
+    if counts.device.type == "cpu" and not counts.dtype.is_floating_point:  # without a copy in double precision
+        whole = counts.numpy() if bool(mask.all()) else counts.numpy() * mask.numpy()
+        whole = whole if whole.dtype.kind in "bu" else whole.clip(0)
+        sums = whole.reshape(len(whole), -1).sum(axis=1, dtype=np.uint64)
+        return torch.tensor([float(sums.max()), float(whole.max())], dtype=torch.float64)
+    y = Data.of(counts, mask, None, torch.float64).y
+    return torch.stack((over_window(y).amax(), y.amax()))
+
+
 def brightest(counts: Iterable[Tensor], mask: Tensor, world: World) -> tuple[float, float]:
     """Return the amplitude of the brightest view and the largest count, over all ranks. Collective.
 
@@ -177,7 +193,6 @@ def brightest(counts: Iterable[Tensor], mask: Tensor, world: World) -> tuple[flo
     for some in counts:
         if not len(some):
             continue
-        y = Data.of(some, mask, None, torch.float64).y
-        most = torch.maximum(most, torch.stack((over_window(y).amax(), y.amax())))
+        most = torch.maximum(most, _largest_of_views(some, mask))
     found = world.max(most)[0].tolist()
     return math.sqrt(found[0]), found[1]

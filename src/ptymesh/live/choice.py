@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 #: Views of a segment; of these, at most so many that are new, as long as all are used as often as is asked.
-SEGMENT = 512
+SEGMENT = 448
 #: Views of a segment where so many new ones wait that old ones have to, and after the last frame.
 LARGEST = 2048
 #: Beside new views, one in so many is from anywhere in the scan.

@@ -38,6 +38,7 @@ class LiveOutcome:
         after_s: seconds from the last frame to the end.
         all_seen_after_s: seconds from the last frame until each had been used once.
         updates_per_s: views per second that updates have seen.
+        cpu_s_per_update: seconds of this process's time on the processor for each, receiving and writing included.
     """
 
     views: int
@@ -48,6 +49,7 @@ class LiveOutcome:
     after_s: float
     all_seen_after_s: float
     updates_per_s: float
+    cpu_s_per_update: float
 
     def summary(self) -> dict[str, object]:
         """Return what live.json holds: numbers alone; latencies are None where no frame has come to this process."""
@@ -62,4 +64,5 @@ class LiveOutcome:
             "after_s": self.after_s,
             "all_seen_after_s": self.all_seen_after_s,
             "views_per_s": self.updates_per_s,
+            "cpu_s_per_view": self.cpu_s_per_update,
         }

@@ -182,6 +182,8 @@ class _Session:
         self.latencies: list[np.ndarray] = [np.empty(0)]
         #: Time (time.monotonic) of the first frames, of the next picture and of the next line.
         self._began, self._next_picture, self._next_line = 0.0, 0.0, 0.0
+        #: Time on the processor (time.process_time) at the first frames.
+        self._cpu_began = 0.0
         self._prepared: PatternCache | None = None
         self._problem: Problem | None = None
         self._opened: Spool | None = None
@@ -209,7 +211,7 @@ class _Session:
             if waiting := not there.ready:
                 continue
             if not self._began:
-                self._began = time.monotonic()
+                self._began, self._cpu_began = time.monotonic(), time.process_time()
                 self._next_line = self._began + SAY_S
                 self._keep_log()
             state.admit_frames(max(there.frames, len(state.uses)))
@@ -262,6 +264,7 @@ class _Session:
             done - last,
             max(0.0, seen - last),
             updates / max(done - self._began, 1e-9),
+            (time.process_time() - self._cpu_began) / max(updates, 1),
         )
         if self.world.rank == 0:
             (self.folder / "live.json").write_text(json.dumps(outcome.summary(), indent=1) + "\n")
