@@ -370,3 +370,99 @@ def test_a_wrong_token_and_another_host(runs: Path, browser: Any, page: Page, se
     assert "with its token" in page.text("body") and not page.all("#runs")
     browser.get(f"http://localhost:{host.split(':')[1]}/?token=a-word-of-its-own")
     assert "This address is not served" in page.text("body") and not page.all("#runs")
+
+
+@pytest.fixture
+def layered(tmp_path: Path, runs: Path) -> Path:
+    """Folder with a run of two slices on two ranks, which held out views."""
+    run = tmp_path / "layered"
+    run.mkdir()
+    shutil.copy(runs / "two" / "result.h5", run / "result.h5")
+    with h5py.File(run / "result.h5", "a") as file:
+        whole, about = file["object"][()], dict(file["object"].attrs)
+        del file["object"]
+        file["object"] = np.concatenate((whole, whole[:, ::-1].conj()))
+        file["object"].attrs.update(about)
+        file.attrs["rank_peak_bytes"], file.attrs["rank_waited_s"] = [3 << 20, 5 << 30], [0.25, 1.5]
+        file.attrs["bytes_per_batch"], file.attrs["messages_per_batch"] = 2048.0, 7.0
+    rows = [{"epoch": n, "residual": 0.5 / n, "held_out": 0.75 / n, "loss": 90.0 / n} for n in (1, 2, 3)]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (run / "log.txt").write_text("epoch 3 of 3 was the last\n")
+    return run
+
+
+def test_slices_and_kinds_of_pictures(layered: Path, page: Page, serve: Serve) -> None:
+    """Phase, amplitude, both and probe; the second slice; and nothing is fetched from elsewhere."""
+    host = serve(layered.parent)
+    page.choose("layered")
+    page.until(lambda: page.script(WIDE))
+    seen = set()
+    for kind in ("phase", "amplitude", "colour", "probe", "phase"):
+        page.one(f"[data-what={kind}]").click()
+        page.until(
+            lambda kind=kind: (
+                f"what={kind}" in page.one("#picture").get_attribute("src")
+                and page.one("#picture").get_attribute("alt") == f"{kind} of layered"
+                and page.one(f"[data-what={kind}]").get_attribute("aria-pressed") == "true"
+            )
+        )
+        seen.add(pixels_of(page))
+    assert len(seen) == 4, "each kind is a picture of its own"
+    page.script("const one = document.getElementById('index'); one.value = 1; one.dispatchEvent(new Event('change'))")
+    page.until(lambda: "index=1" in page.one("#picture").get_attribute("src"))
+    assert pixels_of(page) not in seen and page.one("#index").get_attribute("max") == "1"
+    fetched = page.script("return performance.getEntriesByType('resource').map((one) => new URL(one.name).host)")
+    assert len(fetched) > 8 and set(fetched) <= {host, ""}
+    page.check_errors()
+
+
+def pixels_of(page: Page) -> str:
+    """Return the picture as the browser has drawn it."""
+    return str(
+        page.script(
+            "const one = document.getElementById('picture'), made = document.createElement('canvas');"
+            "made.width = one.naturalWidth; made.height = one.naturalHeight;"
+            "made.getContext('2d').drawImage(one, 0, 0); return made.toDataURL();"
+        )
+    )
+
+
+def test_wheel_and_dragging(runs: Path, page: Page, serve: Serve) -> None:
+    """The wheel zooms about the pointer, and what is dragged follows it."""
+    from selenium.webdriver.common.action_chains import ActionChains
+    from selenium.webdriver.common.actions.wheel_input import ScrollOrigin
+
+    serve(runs)
+    page.choose("one")
+    whole = page.until(lambda: page.script(WIDE))
+    stage, region = page.one("#stage"), "return view()"
+    for _ in range(3):
+        ActionChains(page.browser).scroll_from_origin(ScrollOrigin.from_element(stage), 0, -100).perform()
+    page.until(lambda: 0 < page.script(WIDE) < whole)
+    top, left, bottom, right = page.script(region)
+    assert bottom - top == pytest.approx(0.8**3 * whole, abs=4)
+    assert (top + bottom) / 2 == pytest.approx(whole / 2, abs=4), "the pointer was in the middle"
+    scale = page.script("return frame().scale")
+    ActionChains(page.browser).move_to_element(stage).click_and_hold().move_by_offset(-30, -20).release().perform()
+    moved = page.script(region)
+    assert moved[0] - top == pytest.approx(20 / scale, abs=1.5) and moved[1] - left == pytest.approx(
+        30 / scale, abs=1.5
+    )
+    assert (moved[2] - moved[0], moved[3] - moved[1]) == (bottom - top, right - left)
+    page.until(lambda: f"region={'%2C'.join(map(str, moved))}" in page.one("#picture").get_attribute("src"))
+    page.check_errors()
+
+
+def test_curves_ranks_log_and_recipe(layered: Path, page: Page, serve: Serve) -> None:
+    serve(layered.parent)
+    page.choose("layered")
+    page.until(lambda: "held out 0.2500" in page.text("#curves"))
+    assert "residual 0.1667" in page.text("#curves") and "loss 30.00" in page.text("#curves")
+    page.one("#ranks-panel summary").click()
+    page.until(lambda: len(page.all("#ranks tr")) == 3)
+    assert [row.text for row in page.all("#ranks tr")[1:]] == ["0 3.00 MiB 0.2500 s", "1 5.00 GiB 1.500 s"]
+    assert "2.00 KiB in 7.000 messages per batch" in page.text("#ranks")
+    assert page.text("#log") == "epoch 3 of 3 was the last"
+    page.one("#recipe").find_element("xpath", "..").find_element("css selector", "summary").click()
+    page.until(lambda: "engine: rpie" in page.text("#recipe"))
+    page.check_errors()
