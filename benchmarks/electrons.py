@@ -46,8 +46,6 @@ from ptymesh.models.aberrations import Aberrations
 from ptymesh.physics.beam import probes
 from ptymesh.physics.model import Model, SliceStack
 from ptymesh.physics.operators import Views, ViewValues
-from ptymesh.recipe.python_arguments import stages_of
-from ptymesh.recipe.schema import DEFAULT_STAGES
 from ptymesh.run.simulate_file import truth_result
 from ptymesh.simulate import Truth, checked, patterns, truth
 
@@ -55,21 +53,19 @@ SLICES, THICKNESS_M, SEMIANGLE_RAD, SOURCE_M = 6, 11.7e-9, 20e-3, 2e-11
 C10_M, C12_M = -15e-9, 1.5e-9
 #: What is told wrongly.
 ROTATION_DEG, DEFOCUS_M = 1.0, 2e-9
-MODELS = {"scan_geometry": {"terms": ["rotation"]}, "aberrations": {"terms": ["C10", "C12"], "residue": True}}
+LENS = {"kind": "electron", "semiangle_rad": SEMIANGLE_RAD, "aberrations_m": {"C10": C10_M + DEFOCUS_M}}
 PIXELS = {"detector_transfer": {"pixel_side": 1}}
 
 
 def recipes() -> dict[str, dict[str, Any]]:
-    """Options of a reconstruction and of its stages, by name: the default, and with what electrons ask for."""
-    rpie, adam = DEFAULT_STAGES
+    """Return options of a reconstruction, by name: none, modes for a source that has a size, and pixels that integrate.
+
+    All have the default stages.
+    """
     return {
-        "default": {"stages": [rpie, adam]},
-        "refined": {
-            "object": {"kind": "potential"},
-            "modes": 2,
-            "optics": PIXELS,
-            "stages": [rpie, {**adam, "models": MODELS, "positions": {"start": 10}}],
-        },
+        "default": {},
+        "modes": {"modes": 3},
+        "refined": {"object": {"kind": "potential"}, "modes": 3, "optics": PIXELS},
     }
 
 
@@ -217,12 +213,12 @@ def run(made: Truth, scan: Measurement, options: dict[str, Any], seed: int) -> t
     recon = pm.Reconstruction(
         scan,
         object={"slices": SLICES, "slice_spacing_m": made.slice_spacing_m, **options.get("object", {})},
-        probe_modes=options.get("modes", 1),
+        probe={"modes": options.get("modes", 1), "start": LENS},
         optics=options.get("optics"),
         seed=seed,
     )
     began = time.monotonic()
-    recon.stages.extend(stages_of(options["stages"]))
+    recon.stages.extend(recon.default_stages)
     for _ in recon.loop().epochs():
         pass
     return recon.result(), time.monotonic() - began

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -264,6 +265,28 @@ def test_folders_to_follow_are_relative_to_the_recipe(tmp_path: Path) -> None:
     assert load_recipe(path).data.follow == (tmp_path / "more", Path("/absolute"))
     path.write_text("data: {path: scan.cxi, follow: more}\n")
     assert load_recipe(path).data.follow == (tmp_path / "more",)
+
+
+def test_default_stages_follow_slices_and_lens() -> None:
+    """A prior along the beam with several slices; a lens that is told is refined, and so is the rotation."""
+    data = {"path": "scan.cxi"}
+    slices = {"slices": 4, "slice_spacing_m": 2e-9}
+    lens = {"kind": "electron", "semiangle_rad": 0.02, "aberrations_m": {"C10": -1e-8}}
+    assert not any(one.constraints or one.models for one in Recipe.parse({"data": data}).stages)
+    thick = Recipe.parse({"data": data, "object": slices})
+    assert [(one.name, list(one.constraints)) for one in thick.stages] == [
+        ("rpie", ["depth_smoothness"]),
+        ("adam", ["depth_smoothness"]),
+    ]
+    assert Recipe.from_yaml(thick.to_yaml()) == thick
+    (stage,) = Recipe.parse({"data": data, "object": slices, "probe": {"start": lens}}).stages
+    assert (stage.name, stage.epochs, list(stage.constraints)) == ("adam", 25, ["depth_smoothness"])
+    assert list(stage.models) == ["scan_geometry", "aberrations"]
+    aperture = Recipe.parse({"data": data, "probe": {"start": {**lens, "aberrations_m": {}}}})
+    assert [one.name for one in aperture.stages] == ["rpie", "adam"] and not aperture.stages[0].models
+    raw = f"data: {{path: scan.cxi}}\nobject: {json.dumps(slices)}\n"
+    changed = Recipe.from_yaml(raw, ["stages.1.epochs=7"])
+    assert changed.stages[1].epochs == 7 and list(changed.stages[1].constraints) == ["depth_smoothness"]
 
 
 def test_the_quick_stages_have_a_word() -> None:

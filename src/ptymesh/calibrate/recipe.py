@@ -11,7 +11,8 @@ from ptymesh.auto.recipe_text import recipe_text
 from ptymesh.calibrate.calibration import Calibration
 from ptymesh.io.options import DataOptions
 from ptymesh.io.prepare.preprocess import PreparedSource
-from ptymesh.recipe.schema import DEFAULT_STAGES, RawGroup, Recipe
+from ptymesh.recipe.schema import LENS_MODELS, RawGroup, Recipe, default_stages
+from ptymesh.recipe.starts import ObjectOptions, ProbeOptions
 
 
 def recipe_of(found: Calibration, folder: Path) -> tuple[Recipe, Reasons]:
@@ -49,26 +50,23 @@ def recipe_of(found: Calibration, folder: Path) -> tuple[Recipe, Reasons]:
     said = "was told" if known.semiangle_rad is not None else "follows from the disc and the file's pixel size"
     reasons["probe.start.semiangle_rad"] = [f"It {said}."]
     if not raw.get("stages"):
-        raw["stages"], reasons["stages"] = refining_stages(found), [refinement_sentence(found)]
+        raw["stages"], reasons["stages"] = refining_stages(found, raw), [refinement_sentence(found)]
     raw["output"] = {**(raw.get("output") or {}), "dir": str(folder)}
     return Recipe.parse(raw), reasons
 
 
-def refining_stages(found: Calibration) -> list[RawGroup]:
-    """Return stages that refine what was measured: the rotation, and the lens where parallax is sure.
-
-    All epochs of the default are Adam's then: an object that rPIE makes with a wrong defocus holds it fast.
+def refining_stages(found: Calibration, raw: RawGroup) -> list[RawGroup]:
+    """Return the default stages, which refine what was measured: the rotation, and the lens where parallax is sure.
 
     Args:
         found: the calibration.
+        raw: the recipe without stages.
     """
-    rotation: RawGroup = {"scan_geometry": {"terms": ["rotation"]}}
-    first, *others = copy.deepcopy(DEFAULT_STAGES)
-    if not found.parallax.is_sure:
-        return [{**one, "models": rotation} for one in (first, *others)]
-    epochs = first["epochs"] + sum(one["epochs"] for one in others)
-    lens = {"aberrations": {"terms": ["C10", "C12"], "residue": True}}
-    return [{**others[-1], "epochs": epochs, "models": {**rotation, **lens}}]
+    obj = ObjectOptions.parse(raw.get("object") or {}, "object")
+    if found.parallax.is_sure:
+        return default_stages(obj, ProbeOptions.parse(raw["probe"], "probe"))
+    rotation = {"scan_geometry": LENS_MODELS["scan_geometry"]}
+    return [{**stage, "models": copy.deepcopy(rotation)} for stage in default_stages(obj, ProbeOptions())]
 
 
 def refinement_sentence(found: Calibration) -> str:

@@ -29,6 +29,7 @@ from pydantic import (
     Field,
     PositiveFloat,
     SerializeAsAny,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -59,6 +60,24 @@ DEFAULT_STAGES: list[RawGroup] = [
     {"engine": "rpie", "epochs": 5, "batch": 32},
     {"engine": "adam", "epochs": 20, "batch": 32},
 ]
+
+#: Constraints of the default stages through several slices: at this weight neighbours are drawn towards each other by
+#: less than an interface is blurred (docs/reference/constraints.md).
+DEPTH_PRIOR: RawGroup = {"depth_smoothness": {"weight": 0.3}}
+#: What the default stages refine where the lens of a microscope is told: it and the scan's rotation are never exact.
+LENS_MODELS: RawGroup = {
+    "scan_geometry": {"terms": ["rotation"]},
+    "aberrations": {"terms": ["C10", "C12"], "residue": True},
+}
+#: Default stage where a lens is told, by Adam alone: an object that rPIE makes with a wrong defocus holds it fast. The
+#: probe rests at first, as its modes would take in what a wrong rotation leaves unexplained.
+LENS_STAGE: RawGroup = {
+    **DEFAULT_STAGES[-1],
+    "epochs": sum(stage["epochs"] for stage in DEFAULT_STAGES),
+    "batch": 16,
+    "probe": {"frozen": 5},
+    "models": LENS_MODELS,
+}
 
 #: Value of `stages` that asks to find them.
 AUTO = "auto"
@@ -165,7 +184,7 @@ class Recipe(FrozenOptions):
     scans: tuple[ScanOptions, ...] = Field((), max_length=MOST_SCANS)
     optics: dict[str, SerializeAsAny[Piece]] = Field(default_factory=dict)
     auto: AutoOptions | None = None
-    stages: list[Engine] = Field(default_factory=lambda: [engine_of("stages.0", stage) for stage in DEFAULT_STAGES])
+    stages: list[Engine] = Field(default=DEFAULT, validate_default=True)
     output: OutputOptions = OutputOptions()
 
     @model_validator(mode="before")
@@ -241,7 +260,10 @@ class Recipe(FrozenOptions):
 
     @field_validator("stages", mode="before")
     @classmethod
-    def _engines(cls, stages: Any) -> Any:
+    def _engines(cls, stages: Any, known: ValidationInfo) -> Any:
+        if stages == DEFAULT:  # object and probe are missing where they have been refused
+            obj, probe = (known.data.get(name) for name in ("object", "probe"))
+            stages = default_stages(obj or ObjectOptions(), probe or ProbeOptions())
         if not isinstance(stages, list):
             return stages
         if not stages:
@@ -327,6 +349,23 @@ def read_mapping(path: Path, what: str, model: type[BaseModel]) -> dict[str, obj
         UnicodeDecodeError: the file holds no text.
     """
     return _mapping(text_of(path, what), f"The {what} {path}", model)
+
+
+def default_stages(obj: ObjectOptions, probe: ProbeOptions) -> list[RawGroup]:
+    """Return the stages of a recipe that names none.
+
+    Several slices get a prior along the beam. A lens whose aberrations are told is refined, with the rotation of the
+    scan.
+
+    Args:
+        obj: the object of the recipe.
+        probe: the probe of the recipe.
+    """
+    told = any(probe.start.parameters().get("aberrations", {}).values())
+    stages = deepcopy([LENS_STAGE] if told and probe.scans == "shared" else DEFAULT_STAGES)
+    if obj.slices > 1:
+        stages = [{**stage, "constraints": deepcopy(DEPTH_PRIOR)} for stage in stages]
+    return stages
 
 
 def engine_of(path: str, stage: object) -> Engine:
@@ -421,7 +460,7 @@ def put(raw: RawGroup, key: str, value: Any, said: str) -> None:
     if len(parts) > DEEPEST:
         raise BadInput(f"{said} {quote(key)} has {len(parts)} keys within each other; no key of a recipe lies so deep.")
     if parts[0] == "stages" and raw.get("stages") in (None, DEFAULT):
-        raw["stages"] = deepcopy(DEFAULT_STAGES)
+        raw["stages"] = _default_stages_of(raw)
     if key.startswith("positions.affine.") and isinstance(raw.setdefault("positions", {}), dict):
         raw["positions"].setdefault("affine", [[1.0, 0.0], [0.0, 1.0]])
     node: Any = raw
@@ -438,6 +477,16 @@ def put(raw: RawGroup, key: str, value: Any, said: str) -> None:
         else:
             where = ".".join(parts[:depth])
             raise BadInput(f"{said} {key} goes into {where}, which is {quote(node)}, not a group of keys.")
+
+
+def _default_stages_of(raw: RawGroup) -> list[RawGroup]:
+    """Return the default stages for the object and the probe of a recipe's plain dicts, as far as these are sound."""
+    try:
+        obj = ObjectOptions.model_validate(raw.get("object") or {})
+        probe = ProbeOptions.model_validate(raw.get("probe") or {})
+    except (ValueError, BadInput):  # said when the recipe is checked
+        return deepcopy(DEFAULT_STAGES)
+    return default_stages(obj, probe)
 
 
 def _item(items: list[object], part: str, above: str, value: object, last: bool) -> object:

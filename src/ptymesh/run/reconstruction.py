@@ -58,7 +58,7 @@ from ptymesh.problem.counts import mean_patterns
 from ptymesh.recipe.initial import frame, initial_estimate
 from ptymesh.recipe.magnitudes import refuse_spacing
 from ptymesh.recipe.python_arguments import Stage, memory_of, operators_of, options_of, scan_from, seed_of, stages_of
-from ptymesh.recipe.schema import DEFAULT_STAGES
+from ptymesh.recipe.schema import default_stages
 from ptymesh.recipe.starts import ObjectOptions, ProbeOptions
 from ptymesh.run import rounding_check
 from ptymesh.run.checkpoint_counters import counters_of
@@ -186,6 +186,8 @@ class Reconstruction(Displayed):
             }
         )
         self.stages: list[Engine] = []
+        #: Stages of a recipe that names none, for this object and probe.
+        self.default_stages = stages_of(default_stages(object_options, probe_options))
         self._watchers: Sequence[Callback] = ()
         #: Number of calls of `run` that have begun.
         self._runs = 0
@@ -836,8 +838,9 @@ def reconstruct(
         raise BadInput(f"strict is {quote(strict)}; give True or False.")
     if not isinstance(progress, bool | None):
         raise BadInput(f"progress is {quote(progress)}; give True, False or None.")
-    engines = stages_of(DEFAULT_STAGES if stages is None else stages)
+    given = None if stages is None else stages_of(stages)
     recon = Reconstruction(scan, **options)
+    engines = recon.default_stages if given is None else given
     watching = make_watcher(engines, progress) if recon.world.rank == 0 else None
     recon._watchers = () if watching is None else (watching,)
     outcome = "stopped"
