@@ -28,7 +28,7 @@ from ptymesh.measurement import Measurement
 from ptymesh.physics.fidelity.amplitude import AmplitudeFidelity
 from ptymesh.physics.object_models.potential import Potential
 from ptymesh.problem import Problem
-from ptymesh.recipe.initial import initial_estimate
+from ptymesh.recipe.initial import StartSettings, initial_estimate
 from ptymesh.recipe.schema import Recipe
 from ptymesh.recipe.starts import ObjectOptions, ProbeOptions, ProbeStart
 from ptymesh.recipe.writers import write
@@ -245,8 +245,8 @@ def test_an_installed_probe_start_makes_the_probe() -> None:
 
     def begun(**start: Any) -> np.ndarray:
         probe = ProbeOptions(start={"kind": "flat", **start})
-        given: dict[str, Any] = {"object": ObjectOptions(), "probe": probe, "precision": "single", "device": "cpu"}
-        return initial_estimate(scan, mean, **given, margin_px=2, seed=0).probe[0].numpy()
+        settings = StartSettings("single", "cpu", margin_px=2, seed=0)
+        return initial_estimate(scan, mean, settings, object=ObjectOptions(), probe=probe).probe[0].numpy()
 
     assert np.allclose(begun(), 1), "of the power of the mean pattern"
     expected = r"probe\.start is 'flt'; it should be one of auto, .* flat \(did you mean flat\?\)"

@@ -15,7 +15,7 @@ from ptymesh.io.results import Result
 from ptymesh.measurement import ArraySource, Beam, Measurement
 from ptymesh.physics.beam import probes
 from ptymesh.physics.model import Model, SliceStack
-from ptymesh.recipe.initial import initial_estimate
+from ptymesh.recipe.initial import StartSettings, initial_estimate
 from ptymesh.recipe.starts import ObjectOptions, ProbeOptions
 from ptymesh.run.simulate_file import truth_result
 from ptymesh.simulate import simulate
@@ -38,9 +38,9 @@ def start(measurement, object=None, probe=None, **others):
     return initial_estimate(
         measurement,
         mean_of(measurement),
+        StartSettings(**settings),
         object=ObjectOptions.model_validate(object or {}),
         probe=ProbeOptions.model_validate(probe or {}),
-        **settings,
     )
 
 

@@ -49,7 +49,7 @@ from ptymesh.measurement import NO_CHECKS, Measurement
 from ptymesh.physics.model import Model, SliceStack
 from ptymesh.problem import Problem
 from ptymesh.problem.counts import mean_pattern
-from ptymesh.recipe.initial import initial_estimate
+from ptymesh.recipe.initial import StartSettings, initial_estimate
 from ptymesh.recipe.schema import Recipe
 from ptymesh.run.loop import Loop
 from ptymesh.run.reconstruction import MARGIN_PX
@@ -353,12 +353,9 @@ class _Session:
             estimate = initial_estimate(
                 part,
                 mean,
+                StartSettings(recipe.precision, self.world.device, MARGIN_PX, recipe.seed),
                 object=recipe.object if first else recipe.object.model_copy(update={"initial": "ones"}),
                 probe=recipe.probe if first else recipe.probe.model_copy(update={"start": _KeptProbe(state.probe)}),
-                precision=recipe.precision,
-                device=self.world.device,
-                margin_px=MARGIN_PX,
-                seed=recipe.seed,
                 optics=tuple(recipe.optics.values()),
             )
         zero = np.round(np.array(estimate.origin)).astype(np.int64)

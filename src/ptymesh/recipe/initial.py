@@ -49,17 +49,32 @@ class _EarlierResult:
     positions: np.ndarray
 
 
+class StartSettings(NamedTuple):
+    """Settings of the tensors that a reconstruction starts from.
+
+    Attributes:
+        precision: of the tensors; positions are float64 always.
+        device: of the tensors.
+        margin_px: object pixels kept free around the outermost windows, for positions that move; at least 2 are.
+        seed: of the probe modes that are made.
+        place: from the object's sides, its origin and the anchors (N, 2), the part of it that this rank holds; all of
+            it unless given.
+    """
+
+    precision: Precision
+    device: torch.device | str
+    margin_px: int
+    seed: int
+    place: Callable[[tuple[int, int], tuple[float, float], np.ndarray], Rect] | None = None
+
+
 def initial_estimate(
     measurement: Measurement,
     mean_pattern: np.ndarray,
+    settings: StartSettings,
     *,
     object: ObjectOptions,
     probe: ProbeOptions,
-    precision: Precision,
-    device: torch.device | str,
-    margin_px: int,
-    seed: int,
-    place: Callable[[tuple[int, int], tuple[float, float], np.ndarray], Rect] | None = None,
     optics: Sequence[Piece] = (),
 ) -> Estimate:
     """Return the estimate from which a reconstruction starts, the same on every rank but for the part of the object.
@@ -68,19 +83,15 @@ def initial_estimate(
         measurement: the scan; only its positions, geometry, mask, background, intensity and probe are used.
         mean_pattern: (h, w) over all views of all ranks, laid out as the patterns; masked pixels are ignored. Where
             each scan has a probe of its own, (S, h, w), over the views of each.
+        settings: precision, device, margin, seed and part of the object.
         object: the recipe's `object`.
         probe: the recipe's `probe`.
-        precision: of the tensors; positions are float64 always.
-        device: of the tensors.
-        margin_px: object pixels kept free around the outermost windows, for positions that move; at least 2 are.
-        seed: of the probe modes that are made.
-        place: from the object's sides, its origin and the anchors (N, 2), the part of it that this rank holds; all of
-            it unless given.
         optics: operators of the model, whose unknowns start where they say.
 
     Raises:
         BadInput: a start that the geometry, the window or a file does not allow.
     """
+    precision, device, margin_px, seed, place = settings
     geometry, dtype = measurement.geometry, complex_dtype(precision)
     earlier = _load_earlier(object.initial, measurement) if object.from_result else None
     scan_px = measurement.positions

@@ -55,7 +55,7 @@ from ptymesh.planning.layout_choice import ALONE, choose_layout
 from ptymesh.planning.plan import scan_of
 from ptymesh.problem import Problem
 from ptymesh.problem.counts import mean_patterns
-from ptymesh.recipe.initial import frame, initial_estimate
+from ptymesh.recipe.initial import StartSettings, frame, initial_estimate
 from ptymesh.recipe.magnitudes import refuse_spacing
 from ptymesh.recipe.python_arguments import Stage, memory_of, operators_of, options_of, scan_from, seed_of, stages_of
 from ptymesh.recipe.schema import default_stages
@@ -300,13 +300,9 @@ class Reconstruction(Displayed):
                     lambda: initial_estimate(
                         scan,
                         means if own_probes else means[0],
+                        StartSettings(precision, self.world.device, MARGIN_PX, seed, owners.place),
                         object=object_options,
                         probe=probe_options,
-                        precision=precision,
-                        device=self.world.device,
-                        margin_px=MARGIN_PX,
-                        seed=seed,
-                        place=owners.place,
                         optics=operators,
                     )
                 )
