@@ -609,19 +609,6 @@ def add_complex_rounded(
 
 
 @inlined
-def sum_at(sums: RealArray, place: int, half: int) -> float:
-    """Return one sum, of both parts if there are two.
-
-    Args:
-        sums: float64, flat or of any shape.
-        place: index of the sum.
-        half: numbers from the first part of the sums to the second; 0 if there is one part.
-    """
-    found = number(sums, place)
-    return found + number(sums, place + half) if half > ZERO else found
-
-
-@inlined
 def load_sums(sums: RealArray, place: int, half: int) -> Vector:
     """Return eight sums, of both parts if there are two.
 
