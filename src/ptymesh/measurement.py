@@ -43,7 +43,7 @@ class PatternSource(Protocol):
 
 
 @dataclass(frozen=True)
-class Beam:
+class ConvergentBeam:
     """A beam that a round lens has focused, as far as a file describes it.
 
     Attributes:
@@ -227,7 +227,7 @@ class Measurement(Displayed):
     efficiency: np.ndarray | None = None
     further_distance_m: np.ndarray | None = None
     displaced_px: np.ndarray | None = None
-    beam: Beam | None = None
+    beam: ConvergentBeam | None = None
 
     def __post_init__(self) -> None:
         self._arrays()

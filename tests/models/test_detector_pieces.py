@@ -96,7 +96,7 @@ def test_derivatives_by_its_unknowns(name: str) -> None:
     for one, change in found.items():
         assert values[one].ndim == 0, "write the test for arrays"
         step = 1e-5
-        ends = [response_of(toy, values | {one: values[one] + sign * step}).apply(S) for sign in (1, -1)]
+        ends = [response_of(toy, values | {one: values[one] + sign * step}).signal(S) for sign in (1, -1)]
         assert torch.allclose(change, (ends[0] - ends[1]) / (2 * step), atol=1e-8)
 
 

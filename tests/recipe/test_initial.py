@@ -12,7 +12,7 @@ from ptymesh.errors import BadInput
 from ptymesh.estimate import BLOCK, check_room
 from ptymesh.geometry import Geometry
 from ptymesh.io.results import Result
-from ptymesh.measurement import ArraySource, Beam, Measurement
+from ptymesh.measurement import ArraySource, ConvergentBeam, Measurement
 from ptymesh.physics.beam import probes
 from ptymesh.physics.model import Model, SliceStack
 from ptymesh.recipe.initial import StartSettings, initial_estimate
@@ -476,14 +476,14 @@ def test_what_is_known_of_the_lens_makes_the_probe() -> None:
     scan = simulate(kind="electron", views=30, window=32, seed=4).measurement
     mean = np.ones(scan.window)
     lens = {"kind": "electron", "semiangle_rad": 0.02, "defocus_m": 1e-9}
-    told = replace(scan, probe=None, beam=Beam(0.02, 1e-9))
+    told = replace(scan, probe=None, beam=ConvergentBeam(0.02, 1e-9))
     starts = {
         name: np.asarray(ProbeOptions.parse({"start": start}, "probe").start.make(measurement, mean))
         for name, start, measurement in (
             ("lens", lens, told),
             ("auto", "auto", told),
             ("data", "data", told),
-            ("wider", "auto", replace(told, beam=Beam(0.4))),
+            ("wider", "auto", replace(told, beam=ConvergentBeam(0.4))),
             ("without", "auto", replace(told, beam=None)),
         )
     }

@@ -23,6 +23,7 @@ ERRORS = {
     "view_defocus": {"defocus": 3e-5},
     "rpi": {"sample": 0.3},
     "detector_blur": {"blur_width": 0.3},
+    "detector_offset": {"offset": 0.4},
     "fly_scan": {"fly_length": 0.3},
     "mode_mixing": {"mixing": 0.3},
     "view_distance": {"further_distance": 3e-4},
@@ -39,6 +40,7 @@ OPTIONS: dict[str, Any] = {"fly_scan": {"path": [6e-8, 4e-8], "points": 4}, "mod
 SCANS: dict[str, Any] = {
     "mode_mixing": {"modes": 2},
     "view_distance": {"kind": "near"},
+    "detector_offset": {"photons_per_view": 1e3},
     "tilted_surface": {"energy_eV": 92, "pixel_m": 25e-9, "detector_pixel_m": 1e-4, "surface_deg": (0, 40)},
     "surface_propagation": {"energy_eV": 92, "pixel_m": 2e-7, "detector_pixel_m": 1e-5, "surface_deg": (0, 40)},
     "focal_spread": {"kind": "electron", "slices": 1, "pixel_m": 1.5e-11},

@@ -24,12 +24,12 @@ from ptymesh.geometry import (
 )
 from ptymesh.io.options import DataOptions, Unit
 from ptymesh.io.source import SlabSource
-from ptymesh.measurement import Beam
+from ptymesh.measurement import ConvergentBeam
 
 
 @dataclass(frozen=True)
 class Optics:
-    """Beam and detector as a file describes them; None: unknown. Lengths are in metres, pixels are (y, x)."""
+    """ConvergentBeam and detector as a file describes them; None: unknown. Lengths are in metres, pixels are (y, x)."""
 
     propagation: Propagation = "far_field"
     radiation: Radiation | None = None
@@ -120,7 +120,7 @@ class RawScan:
     efficiency: np.ndarray | None = None
     intensity: np.ndarray | None = None
     probe: np.ndarray | None = None
-    beam: Beam | None = None
+    beam: ConvergentBeam | None = None
     negative_is_missing: bool = False
     name: str = "scan"
     notes: tuple[str, ...] = field(default=())

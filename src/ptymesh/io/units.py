@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from ptymesh import constants
 from ptymesh.errors import BadInput
 from ptymesh.geometry import Pair
-from ptymesh.measurement import Beam
+from ptymesh.measurement import ConvergentBeam
 
 #: Joules, metres, inverse metres and radians of a unit, in lower case.
 ENERGY_J = {"j": 1.0, "ev": constants.e, "kev": 1e3 * constants.e, "mev": 1e6 * constants.e}
@@ -81,11 +81,11 @@ def uncalibrated_note(step: float, unit: str) -> str:
     )
 
 
-def beam_of(semiangle_mrad: float | None) -> Beam | None:
+def beam_of(semiangle_mrad: float | None) -> ConvergentBeam | None:
     """Return the beam of a lens whose half-angle a file says in mrad; None where it says none, or a parallel beam."""
     if semiangle_mrad is None or not 0 < semiangle_mrad <= LARGEST_SEMIANGLE_MRAD:
         return None
-    return Beam(1e-3 * semiangle_mrad)
+    return ConvergentBeam(1e-3 * semiangle_mrad)
 
 
 def check_energy(energy_eV: float, bounds: tuple[float, float], what: str, said: str) -> float:

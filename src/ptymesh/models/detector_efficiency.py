@@ -1,10 +1,14 @@
-"""Efficiency of a detector's pixels: the share of the light that each one counts.
+"""Efficiency and offset of a detector's pixels: the share of the light that each one counts, and counts without light.
 
 q       efficiency (h, w), relative to the mean over good pixels
+o       offset, in counts, one number for all pixels and views
 
-    R S = q S
+    R S = q S                   detector_efficiency
+    I = S + o                   detector_offset
 
-Counts that are divided by q instead (`data.flat`) are no counts any more: their noise is not that of their number.
+Counts that are divided by q instead (`data.flat`) are no counts any more: their noise is not that of their number. The
+offset is what is left of a dark level that was taken at another temperature or exposure, or light that falls evenly on
+all pixels. What differs from pixel to pixel is the background, which engines of gradients can refine.
 """
 
 from __future__ import annotations
@@ -13,9 +17,11 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from ptymesh.errors import BadInput
+from ptymesh.geometry import Geometry
 from ptymesh.measurement import Measurement
 from ptymesh.physics.detector.pieces import DetectorPiece
 from ptymesh.physics.operators import Tables, Values
@@ -66,3 +72,55 @@ class DetectorEfficiency(DetectorPiece):
             tables: none.
         """
         return x * values["efficiency"]
+
+
+class DetectorOffset(DetectorPiece):
+    """Counts that every pixel of every view has without light (`offset`)."""
+
+    name: ClassVar[str] = "detector_offset"
+    is_fast: ClassVar[bool] = True
+    # at 0 the norm of a pixel without light has no bound, so that no Gauss-Newton step would ever leave it
+    unknowns: ClassVar[tuple[Unknown, ...]] = (Unknown("offset", unit="counts", start=0.5, least=1e-3, largest=1e9),)
+
+    def sizes(self, geometry: Geometry) -> dict[str, float]:
+        """Return the noise of a pixel of few counts."""
+        return {"offset": 1.0}
+
+    def forward(self, S: Tensor, values: Values, tables: Tables) -> Tensor:
+        """Return S.
+
+        Args:
+            S: (B, ..., h, w) real.
+            values: not used.
+            tables: none.
+        """
+        return S
+
+    def adjoint(self, x: Tensor, values: Values, tables: Tables) -> Tensor:
+        """Return x.
+
+        Args:
+            x: (B, ..., h, w) real.
+            values: not used.
+            tables: none.
+        """
+        return x
+
+    def added(self, values: Values, tables: Tables) -> Tensor:
+        """Return o.
+
+        Args:
+            values: `offset` 0-d, in counts.
+            tables: none.
+        """
+        return values["offset"]
+
+    def derivatives(self, S: Tensor, values: Values, tables: Tables) -> dict[str, Tensor]:
+        """Return 1 at every pixel.
+
+        Args:
+            S: (B, h, w) real.
+            values: not used.
+            tables: none.
+        """
+        return {"offset": torch.ones_like(S)}

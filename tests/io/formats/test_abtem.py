@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ptymesh.errors import BadInput
-from ptymesh.measurement import Beam
+from ptymesh.measurement import ConvergentBeam
 
 
 @pytest.fixture
@@ -94,9 +94,9 @@ def test_zarr(
     np.testing.assert_allclose(step, (0.5e-10, 0.25e-10), rtol=1e-9)
 
 
-@pytest.mark.parametrize("said", [(20.0, Beam(0.02)), (0.0, None), (1e9, None), ("20", None)], ids=str)
+@pytest.mark.parametrize("said", [(20.0, ConvergentBeam(0.02)), (0.0, None), (1e9, None), ("20", None)], ids=str)
 def test_the_semi_angle_is_of_the_beam(
-    tmp_path: Path, write_store: Any, counts: Any, load: Any, said: tuple[Any, Beam | None]
+    tmp_path: Path, write_store: Any, counts: Any, load: Any, said: tuple[Any, ConvergentBeam | None]
 ) -> None:
     attributes = canonical()
     attributes["metadata0"]["semiangle_cutoff"] = said[0]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ptymesh.errors import BadInput
-from ptymesh.measurement import Beam
+from ptymesh.measurement import ConvergentBeam
 
 SCAN = [(0.5, "nm", True), (0.25, "nm", True)]
 DETECTOR = [(0.2, "1/nm", False), (0.2, "1/nm", False)]
@@ -48,7 +48,7 @@ def test_the_semi_angle_is_of_the_beam(tmp_path: Path, counts: Any, load: Any) -
     assert load(path).beam is None
     with h5py.File(path, "a") as file:
         file["Experiments/scan/metadata/Acquisition_instrument/TEM"].attrs["convergence_angle"] = 21.4
-    assert load(path).beam == Beam(1e-3 * 21.4)
+    assert load(path).beam == ConvergentBeam(1e-3 * 21.4)
 
 
 def test_detectors_calibrated_in_angles(tmp_path: Path, counts: Any, load: Any) -> None:
