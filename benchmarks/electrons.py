@@ -254,7 +254,7 @@ def main() -> None:
                 row |= {**geometry_errors(made, result, scan), "residual": residual, "truth_residual": floor}
                 rows.append(row | {"seconds": seconds})
                 print(shown(row), flush=True)
-    write(given.out, {**about(), "side": given.side, "runs": rows})
+                write(given.out, {**about(), "side": given.side, "runs": rows})
 
 
 def shown(row: dict[str, Any]) -> str:

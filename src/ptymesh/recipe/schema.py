@@ -69,13 +69,10 @@ LENS_MODELS: RawGroup = {
     "scan_geometry": {"terms": ["rotation"]},
     "aberrations": {"terms": ["C10", "C12"], "residue": True},
 }
-#: Default stage where a lens is told, by Adam alone: an object that rPIE makes with a wrong defocus holds it fast. The
-#: probe rests at first, as its modes would take in what a wrong rotation leaves unexplained.
+#: Default stage where a lens is told, by Adam alone: an object that rPIE makes with a wrong defocus holds it fast.
 LENS_STAGE: RawGroup = {
     **DEFAULT_STAGES[-1],
     "epochs": sum(stage["epochs"] for stage in DEFAULT_STAGES),
-    "batch": 16,
-    "probe": {"frozen": 5},
     "models": LENS_MODELS,
 }
 
