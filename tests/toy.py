@@ -18,6 +18,7 @@ from ptymesh.estimate import BLOCK, Estimate
 from ptymesh.geometry import Geometry, far_field, near_field
 from ptymesh.measurement import ArraySource, Measurement
 from ptymesh.physics.model import Model, SliceStack
+from ptymesh.physics.object_modes import with_object_modes
 from ptymesh.problem import Problem
 
 
@@ -51,8 +52,12 @@ class Toy:
         )
         jitter = (2 * torch.rand(truth.positions.shape, generator=rng, dtype=torch.float64) - 1) * position_error
         positions = truth.positions + jitter
+        flat = torch.ones_like(truth.object)
+        if truth.object_modes > 1:
+            apart = 0.05 * torch.randn(flat.shape, generator=rng, dtype=flat.real.dtype)
+            flat = torch.polar(torch.ones_like(apart), apart)
         return Estimate(
-            torch.ones_like(truth.object),
+            flat,
             probe,
             positions,
             torch.floor(positions + 0.5).long(),
@@ -61,6 +66,7 @@ class Toy:
             truth.background.clone(),
             truth.slice_spacing_m,
             truth.tilt_rad,
+            object_modes=truth.object_modes,
         )
 
 
@@ -102,6 +108,7 @@ def _make(
     window: tuple[int, int] = (24, 28),
     modes: int = 1,
     slices: int = 1,
+    object_modes: int = 1,
     tilt_rad: tuple[float, float] = (0.0, 0.0),
     subpixel: str = "fourier",
     propagation: str = "far_field",
@@ -118,8 +125,9 @@ def _make(
     rng = np.random.default_rng(seed)
     h, w = window
     side = blocks * BLOCK
-    phase = 0.8 * smooth((slices, side, side), 3.0, rng)
-    amplitude = 1 - 0.2 * np.abs(smooth((slices, side, side), 3.0, rng)).clip(0, 3) / 3
+    planes = slices * object_modes
+    phase = 0.8 * smooth((planes, side, side), 3.0, rng)
+    amplitude = 1 - 0.2 * np.abs(smooth((planes, side, side), 3.0, rng)).clip(0, 3) / 3
     obj = torch.as_tensor(amplitude * np.exp(1j * phase / slices)).to(dtype)
     y, x = np.mgrid[:h, :w] - np.array([h // 2, w // 2])[:, None, None]
     envelope = np.exp(-(y**2 + x**2) / (2 * (min(h, w) / 6) ** 2)) * np.exp(0.02j * (y**2 + 1.5 * x**2))
@@ -140,6 +148,7 @@ def _make(
         torch.full((h, w), background, dtype=obj.real.dtype),
         2e-6 if slices > 1 else 0.0,
         tilt_rad,
+        object_modes=object_modes,
     )
     if varying:
         truth.weights = 1 + 0.2 * torch.as_tensor(rng.standard_normal((views, 1))).clamp(-2, 2).to(obj.real.dtype)
@@ -149,6 +158,7 @@ def _make(
         subpixel=subpixel,  # type: ignore[arg-type]
         fidelity=fidelity,  # type: ignore[arg-type]
         slices=SliceStack(slices, truth.slice_spacing_m, tilt_rad),
+        optics=with_object_modes((), object_modes),
         dtype=dtype,
     )
     every = torch.arange(views)

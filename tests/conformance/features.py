@@ -45,6 +45,7 @@ FEATURES: dict[str, Feature] = {
     "near field": Feature({"propagation": "angular_spectrum"}),
     "probe modes": Feature({"modes": 2}),
     "multislice": Feature({"slices": 2}),
+    "object modes": Feature({"object_modes": 2}),
     "tilted slices": Feature({"slices": 2, "tilt_rad": (8e-3, -5e-3)}),
     "positions": Feature(stage={"positions": True}),
     "scan geometry": Feature(stage={"models": {"scan_geometry": True}}),

@@ -202,7 +202,7 @@ class CandidateRunner:
     def cost(self, candidate: Candidate, epochs: int) -> float:
         """Return the sweeps that `epochs` and one evaluation of the held-out views cost."""
         engine, estimate, (h, w) = self._engine(candidate, epochs), candidate.estimate, self.scan.window
-        near, slices = self.scan.geometry.propagation != "far_field", len(estimate.object)
+        near, slices = self.scan.geometry.propagation != "far_field", estimate.slices
         price = cost_of_stage(engine, near, slices, candidate.modes, len(estimate.opr))
         batches, pixels = math.ceil(self.views / (engine.batch or self.views)), math.prod(estimate.extent)
         epoch = price.epoch_work(EpochSize(self.views, h * w, batches, pixels, pixels))

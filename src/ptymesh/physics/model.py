@@ -287,8 +287,8 @@ class Model:
         incoming = [apply_operators(self.operators, "probe", probes, values)]
         last = windows.shape[1] // self.object_modes - 1
         for index in range(last):
-            incoming.append(self.to_next(self.through(incoming[-1], windows, index)))
-        behind = self.through(incoming[-1], windows, last)
+            incoming.append(self.to_next(self.pass_slice(incoming[-1], windows, index)))
+        behind = self.pass_slice(incoming[-1], windows, last)
         if not self.operators:
             return Intermediates(windows, tuple(incoming), behind)
         return Intermediates(
@@ -358,14 +358,14 @@ class Model:
             chi = apply_operator_adjoints(self.operators, "exit", chi, intermediates.values)
         for index in range(len(intermediates.incoming) - 1, -1, -1):
             to_windows.append(self._sum_over_probe_modes(times(intermediates.incoming[index].conj(), chi)))
-            chi = self.back_through(chi, intermediates.windows, index)
+            chi = self.pass_slice_back(chi, intermediates.windows, index)
             if index:
                 chi = self.to_next_adjoint(chi)
         if self.operators:
             chi = apply_operator_adjoints(self.operators, "probe", chi, intermediates.values)
         return torch.stack(to_windows[::-1], dim=2).flatten(1, 2), chi
 
-    def through(self, waves: Tensor, windows: Tensor, index: int) -> Tensor:
+    def pass_slice(self, waves: Tensor, windows: Tensor, index: int) -> Tensor:
         """Return waves times the windows of one slice, each with that of its object mode.
 
         Args:
@@ -379,8 +379,8 @@ class Model:
         of_slice = windows.unflatten(1, (modes, -1))[:, None, :, index]
         return times(waves.unflatten(1, (-1, modes)), of_slice).flatten(1, 2)
 
-    def back_through(self, waves: Tensor, windows: Tensor, index: int) -> Tensor:
-        """Return waves times the conjugate windows of one slice: the adjoint of `through`.
+    def pass_slice_back(self, waves: Tensor, windows: Tensor, index: int) -> Tensor:
+        """Return waves times the conjugate windows of one slice: the adjoint of `pass_slice`.
 
         Args:
             waves: (B, M, h, w) complex, of Q object modes (B, M Q, h, w).
@@ -418,11 +418,11 @@ class Model:
         The second is taken where the operator ends, which the object changes little. chi is (B, M, h, w) at the exit.
         """
         values = intermediates.values
-        behind = self.through(intermediates.incoming[-1], intermediates.windows, len(intermediates.incoming) - 1)
+        behind = self.pass_slice(intermediates.incoming[-1], intermediates.windows, len(intermediates.incoming) - 1)
         found = dict(slopes(self.operators, "exit", behind, values, chi))
         chi = apply_operator_adjoints(self.operators, "exit", chi, values)
         for index in range(len(intermediates.incoming) - 1, -1, -1):
-            chi = self.back_through(chi, intermediates.windows, index)
+            chi = self.pass_slice_back(chi, intermediates.windows, index)
             if index:
                 chi = self.to_next_adjoint(chi)
         assert intermediates.probes is not None, "made by a model with operators"
@@ -519,9 +519,9 @@ class Model:
             d_incoming = apply_operators(self.operators, "probe", probes, intermediates.values)
         last = len(intermediates.incoming) - 1
         for index, incoming in enumerate(intermediates.incoming):
-            d_exit = self.through(d_incoming, intermediates.windows, index)
+            d_exit = self.pass_slice(d_incoming, intermediates.windows, index)
             if windows is not None:
-                d_exit = d_exit + self.through(incoming, windows, index)
+                d_exit = d_exit + self.pass_slice(incoming, windows, index)
             d_incoming = d_exit if index == last else self.to_next(d_exit)
         return self._through_exit_operators(d_incoming, intermediates)
 
@@ -547,10 +547,10 @@ class Model:
         """
         changed = torch.zeros_like(intermediates.incoming[0])
         for index, incoming in enumerate(intermediates.incoming[1:]):
-            carried = self.to_next(self.through(changed, intermediates.windows, index))
+            carried = self.to_next(self.pass_slice(changed, intermediates.windows, index))
             changed = carried + apply_kernel(incoming, 1j * rate)
         last = len(intermediates.incoming) - 1
-        return self._through_exit_operators(self.through(changed, intermediates.windows, last), intermediates)
+        return self._through_exit_operators(self.pass_slice(changed, intermediates.windows, last), intermediates)
 
     def _through_exit_operators(self, change: Tensor, intermediates: Intermediates) -> Tensor:
         """Carry a change of the wave behind the last slice through the operators at the exit."""

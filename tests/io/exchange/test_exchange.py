@@ -392,6 +392,21 @@ def test_what_is_lost_is_said(tmp_path: Path) -> None:
     assert convert.write_result(result, tmp_path / "own.h5", convert.FORMATS["ptymesh"]) == []
 
 
+def test_object_modes_come_and_go_with_ptyrad(tmp_path: Path) -> None:
+    modes = example(slices=2).object * np.exp(1j * np.array([-0.1, 0.1]))[:, None, None, None]
+    there = example(slices=2, pixel_size_m=(1e-8, 1e-8), object_modes=modes)
+    assert convert.write_result(there, tmp_path / "model.hdf5", convert.FORMATS["ptyrad"]) == []
+    back = convert.read_result(tmp_path / "model.hdf5")[0]
+    assert back.object_modes is not None
+    np.testing.assert_allclose(back.object_modes, modes, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(back.object, modes[0], rtol=1e-5, atol=1e-6)
+    with h5py.File(tmp_path / "model.hdf5", "r+") as file:
+        file["model_attributes/omode_occu"][...] = [0.8, 0.2]
+    assert any("taken as equally likely" in note for note in convert.read_result(tmp_path / "model.hdf5")[2])
+    said = convert.write_result(there, tmp_path / "p.npz", convert.FORMATS["ptychodus"])
+    assert "The mean of 2 object modes is written." in said
+
+
 def test_what_is_not_known_is_said(tmp_path: Path) -> None:
     """The recipe is asked where the result itself is silent."""
     bare = example(attrs={}, pixel_size_m=(1e-8, 1e-8))

@@ -124,7 +124,7 @@ FORMAT = ResultFormat(
         lengths="angstrom (electrons, or unknown radiation) or m (X-rays); `/model_attributes/dx`, of both axes",
         source="its own writer and loader",
     ),
-    holds=frozenset({"probe", "modes", "slices", "tilt", "positions"}),
+    holds=frozenset({"probe", "modes", "object modes", "slices", "tilt", "positions"}),
     write=write,
     recognises=recognises,
     read=read,

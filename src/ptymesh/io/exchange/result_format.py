@@ -81,6 +81,10 @@ def _slices(result: Result) -> str:
     return f"The product of {len(result.object)} slices is written." if len(result.object) > 1 else ""
 
 
+def _object_modes(result: Result) -> str:
+    return "" if result.object_modes is None else f"The mean of {len(result.object_modes)} object modes is written."
+
+
 def _tilt(result: Result) -> str:
     return "The tilt of the slices is left out." if len(result.object) > 1 and any(result.tilt_rad) else ""
 
@@ -106,6 +110,7 @@ PARTS: dict[str, Callable[[Result], str]] = {
     "probe": lambda _: "The probe is left out.",
     "modes": _modes,
     "slices": _slices,
+    "object modes": _object_modes,
     "tilt": _tilt,
     "positions": lambda _: "The positions are left out.",
     "opr": _opr,
