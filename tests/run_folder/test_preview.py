@@ -2,22 +2,27 @@
 
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
 import pytest
 import torch
 
+import ptymesh as pm
+from ptymesh.distributed.tiles import Rect
+from ptymesh.distributed.world import World
 from ptymesh.errors import Interrupted
 from ptymesh.recipe.schema import Recipe
-from ptymesh.run.session import run_recipe
+from ptymesh.run.session import _estimated, run_recipe
 from ptymesh.run.simulate_file import write
 from ptymesh.run_folder import preview
 from ptymesh.run_folder.preview import Estimated, Preview, binned
 from ptymesh.run_folder.reports import BatchReport, Callback, EpochReport
 from ptymesh.run_folder.status import Throttle
-from ptymesh.simulate import checked
+from ptymesh.simulate import checked, simulate
 from ptymesh.watch.runs import OpenedArrays, RunFolder
 
 
@@ -59,6 +64,56 @@ def test_a_rank_without_the_whole_object_and_a_disk_that_refuses(
     for _ in range(3):
         refused.batch(BatchReport(0, 1, 1, 10, 30, 1.0))
     assert capsys.readouterr().err.count("there are no previews") == 1
+
+
+def estimated_tile(image: torch.Tensor, tile: Rect) -> Estimated:
+    part = image[:, tile.top : tile.bottom, tile.left : tile.right]
+    sides = (image.shape[-2], image.shape[-1])
+    return Estimated(part, torch.ones(1, 2, 2, dtype=image.dtype), (2e-9, 1e-9), (1.0, 2.0), tile.corner, sides)
+
+
+def test_tiles_are_joined_where_blocks_lie_in_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preview, "SIDE", 10)
+    monkeypatch.setattr(Throttle, "is_due", lambda self: True)
+    image, report = torch.randn(2, 25, 39, dtype=torch.complex64), EpochReport(0, "rpie", 2, 9, *[0.1] * 4, 2, 9)
+    tiles = [Rect(0, 0, 11, 18), Rect(0, 18, 11, 39), Rect(11, 0, 25, 18), Rect(11, 18, 25, 39)]
+    shown = [Preview(tmp_path, lambda one=one: estimated_tile(image, one), k) for k, one in enumerate(tiles)]
+    for number in (0, 1, 2, 0):
+        shown[number].epoch(report)
+        assert not (tmp_path / "preview.h5").exists(), "a tile is missing"
+    shown[3].epoch(report)
+    shown[0].epoch(report)
+    with h5py.File(tmp_path / "preview.h5") as file:
+        assert np.allclose(file["object"], binned(image, 10)[0], atol=1e-6) and file["object"].shape == (2, 6, 9)
+        assert file.attrs["binned"] == 4 and np.allclose(file["object"].attrs["pixel_size_m"], [8e-9, 4e-9], atol=0)
+    other = Preview(tmp_path, lambda: estimated_tile(image[:, :21], Rect(0, 0, 11, 18)))
+    other.epoch(report)
+    assert not (tmp_path / "preview.h5").exists(), "tiles of an earlier run are gone"
+    other.finish("done")
+    assert not list(tmp_path.iterdir())
+
+
+def preview_of_tiles(world: World, folder: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Return the object in the preview of a run on tiles after its last epoch, and that of the result."""
+    scan = simulate(views=25, window=32, seed=3).measurement
+    recon = pm.Reconstruction(scan, device=world, layout="tiled")
+    recon.stages = [pm.RPIE(epochs=2, batch=8)]
+    shown = Preview(folder, lambda: _estimated(recon, loop), world.rank)
+    loop = recon.loop(callbacks=[shown])
+    loop.run()
+    for _ in range(2):  # all tiles, then the first rank's sum of them
+        shown._throttle._next = 0.0
+        shown.epoch(EpochReport(0, "rpie", 2, 2, *[0.1] * 4, 2, 2))
+        world.barrier()
+    with h5py.File(folder / "preview.h5") as file:
+        found = file["object"][()]
+    return found, recon.result().object
+
+
+def test_ranks_with_tiles_show_all_of_the_object(ranks: Callable[..., list[Any]], tmp_path: Path) -> None:
+    for found, whole in ranks(2, preview_of_tiles, tmp_path):
+        assert found.shape == whole.shape and np.allclose(found, whole, rtol=1e-5, atol=1e-6)
+        assert np.ptp(np.angle(found)) > 0.1
 
 
 class Looking(Callback):

@@ -219,8 +219,7 @@ def _carry_out(
 
     waited = world.heartbeat.waited_s
     clock = _CheckpointClock(recipe.output.checkpoint_every, recipe.output.checkpoint_minutes)
-    if world.rank == 0:
-        callbacks = [*callbacks, Preview(out, lambda: _estimated(recon, loop))]
+    callbacks = [*callbacks, Preview(out, lambda: _estimated(recon, loop), world.rank)]
     loop = recon.loop(
         hold_out=recipe.hold_out,
         callbacks=callbacks,
@@ -257,14 +256,19 @@ def _carry_out(
 
 
 def _estimated(recon: Reconstruction, loop: Loop) -> Estimated | None:
-    """Return object and probe as they are, of which ranks with a part of the object alone have none. Not collective."""
-    estimate = loop.state.estimate
-    whole = loop.problem.layout.last_filled(estimate.object)
-    if tuple(whole.shape[-2:]) != tuple(estimate.extent):
+    """Return object, or this rank's tile of it, and probe as they are; None where it has none. Not collective."""
+    estimate, layout = loop.state.estimate, loop.problem.layout
+    whole = layout.last_filled(estimate.object)
+    extent = estimate.extent[0], estimate.extent[1]
+    tile = None if tuple(whole.shape[-2:]) == extent else layout.tile(estimate)
+    if (recon.world.rank and tile is None) or (tile is not None and tile.empty):
         return None
     pixel, coarser = recon.scan.geometry.object_pixel_m, loop.coarsened
     size = None if pixel is None else (coarser * pixel[0], coarser * pixel[1])
-    return Estimated(whole, estimate.probe, size, estimate.origin)
+    if tile is None:
+        return Estimated(whole, estimate.probe, size, estimate.origin)
+    part = estimate.object[(slice(None), *tile.inside(estimate.corner))]
+    return Estimated(part, estimate.probe, size, estimate.origin, tile.corner, extent)
 
 
 def _compare_patterns(recipe: Recipe, recon: Reconstruction, result: Result) -> PatternPairs | None:

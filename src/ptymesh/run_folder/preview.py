@@ -1,7 +1,8 @@
 """The file out/preview.h5: object and probe while a run goes on, on few pixels; for those who look at its folder.
 
-Rank 0 writes it beside and renames it, of the object that it holds anyway, so that no other rank takes part: it is for
-layouts in which every rank holds the whole object, not for tiles. How often is bounded by what it takes.
+Rank 0 writes it beside and renames it, of the object that it holds anyway. Where each rank holds a tile of the object
+alone, each writes sums over blocks of its tile into a file of its own, and rank 0 adds up those that lie there: tiles
+may be some seconds apart, but no rank waits for another one. How often is bounded by what it takes.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
+import h5py
 import numpy as np
 from torch import Tensor
 
@@ -22,7 +24,7 @@ from ptymesh.io.hdf5.writing import new_hdf5
 from ptymesh.run_folder.reports import BatchReport, Callback, EpochReport
 from ptymesh.run_folder.status import Throttle
 
-NAME = "preview.h5"
+NAME, TILE = "preview.h5", "preview-tile-{}.h5"
 #: Largest side of the object in it, in pixels, and of its slices and modes at most so many.
 SIDE, MOST_PLANES = 512, 16
 #: Seconds between two previews, at least.
@@ -33,16 +35,20 @@ class Estimated(NamedTuple):
     """Object and probe that a preview shows.
 
     Attributes:
-        object: (L, H, W) complex, all of it.
+        object: (L, H, W) complex, all of it or a tile.
         probe: (M, h, w) complex.
         pixel_m: (y, x) of an object pixel in metres; None if unknown.
         origin_px: object pixel (y, x) at which the scan's own coordinates have their zero.
+        corner: object pixel (y, x) at which the tile begins.
+        extent: (H, W) of the whole object; None if this is all of it.
     """
 
     object: Tensor
     probe: Tensor
     pixel_m: tuple[float, float] | None
     origin_px: tuple[float, float] = (0.0, 0.0)
+    corner: tuple[int, int] = (0, 0)
+    extent: tuple[int, int] | None = None
 
 
 class Preview(Callback):
@@ -50,13 +56,15 @@ class Preview(Callback):
 
     Args:
         out: output folder.
-        current: returns the estimate as it is now, without a collective; None where this rank does not have all of it.
+        current: returns the estimate as it is now, without a collective; None where this rank has nothing to show.
+        rank: of this process.
     """
 
-    def __init__(self, out: Path, current: Callable[[], Estimated | None]) -> None:
-        self.path, self._current = out / NAME, current
+    def __init__(self, out: Path, current: Callable[[], Estimated | None], rank: int = 0) -> None:
+        self.path, self._current, self._rank = out / NAME, current, rank
         self._throttle = Throttle(EVERY_S)
-        remove_preview(out)
+        if rank == 0:
+            remove_preview(out)
 
     def batch(self, report: BatchReport) -> None:
         """Write it, if it is time."""
@@ -72,7 +80,13 @@ class Preview(Callback):
             return
         began = time.perf_counter()
         try:
-            write_preview(self.path, shown, stage, epoch)
+            if shown.extent is None:
+                write_preview(self.path, shown, stage, epoch)
+            else:
+                write_tile(self.path.with_name(TILE.format(self._rank)), shown)
+                joined = join_tiles(self.path.parent, shown) if self._rank == 0 else None
+                if joined is not None:
+                    write_preview(self.path, shown, stage, epoch, joined)
         except (OSError, RuntimeError, MemoryError) as error:  # a full disk, or no memory left on the device
             self._throttle.every_s = math.inf
             remove_preview(self.path.parent)
@@ -84,7 +98,9 @@ class Preview(Callback):
         remove_preview(self.path.parent)
 
 
-def write_preview(path: Path, shown: Estimated, stage: int, epoch: int) -> None:
+def write_preview(
+    path: Path, shown: Estimated, stage: int, epoch: int, joined: tuple[np.ndarray, int] | None = None
+) -> None:
     """Write a preview.
 
     Args:
@@ -92,20 +108,92 @@ def write_preview(path: Path, shown: Estimated, stage: int, epoch: int) -> None:
         shown: object and probe.
         stage: that is running, from 0.
         epoch: epochs of it that are done.
+        joined: the whole object on few pixels, (L, H, W) complex, and the side of each, where `shown` holds a tile.
 
     Raises:
         OSError: the disk refuses.
     """
-    small, side = binned(shown.object[:MOST_PLANES])
-    beside = path.with_name(f"{path.name}.new")
-    beside.unlink(missing_ok=True)  # also if it is a link
-    with new_hdf5(beside) as file:
-        made = file.create_dataset("object", data=small.cpu().numpy().astype(np.complex64))
+    if joined is None:
+        small, side = binned(shown.object[:MOST_PLANES])
+        joined = small.cpu().numpy(), side
+    image, side = joined
+    with _replaced(path) as file:
+        made = file.create_dataset("object", data=image.astype(np.complex64))
         if shown.pixel_m is not None:
             made.attrs["pixel_size_m"] = [side * length for length in shown.pixel_m]
         file["probe"] = shown.probe[:MOST_PLANES].cpu().numpy().astype(np.complex64)
         file.attrs.update({"binned": side, "origin_px": shown.origin_px, "stage": stage, "epoch": epoch})
+
+
+@contextmanager
+def _replaced(path: Path) -> Iterator[h5py.File]:
+    """Open a new HDF5 file beside a path, which replaces it once it is complete."""
+    beside = path.with_name(f"{path.name}.new")
+    beside.unlink(missing_ok=True)  # also if it is a link
+    with new_hdf5(beside) as file:
+        yield file
     os.replace(beside, path)
+
+
+def write_tile(path: Path, shown: Estimated) -> None:
+    """Write sums over blocks of a tile, and how many of its pixels lie in each block.
+
+    Args:
+        path: of the file, which is replaced.
+        shown: the tile.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    tile = shown.object[:MOST_PLANES]
+    blocks, _ = _blocks_of(shown)
+    first = [at // block for at, block in zip(shown.corner, blocks, strict=True)]
+    before = [at - k * block for at, k, block in zip(shown.corner, first, blocks, strict=True)]
+    count = [-(-(gap + n) // block) for gap, n, block in zip(before, tile.shape[-2:], blocks, strict=True)]
+    padded = tile.new_zeros((len(tile), *(n * block for n, block in zip(count, blocks, strict=True))))
+    pixels = padded[0].real.clone()
+    within = tuple(slice(gap, gap + n) for gap, n in zip(before, tile.shape[-2:], strict=True))
+    padded[(slice(None), *within)], pixels[within] = tile, 1
+    with _replaced(path) as file:
+        for name, image in (("sums", padded), ("pixels", pixels)):
+            cut = image.unflatten(-1, (count[1], blocks[1])).unflatten(-3, (count[0], blocks[0]))
+            file[name] = cut.sum(dim=(-3, -1)).cpu().numpy()
+        file.attrs.update({"first": first, "extent": shown.extent})
+
+
+def join_tiles(out: Path, shown: Estimated) -> tuple[np.ndarray, int] | None:
+    """Return the object of all tiles on few pixels, and the side of each; None while a tile is missing.
+
+    Args:
+        out: folder with the tiles.
+        shown: one of them; those of an object of other sides are of an earlier stage.
+    """
+    blocks, (rows, columns) = _blocks_of(shown)
+    planes = min(len(shown.object), MOST_PLANES)
+    sums, pixels = np.zeros((planes, rows, columns), np.complex128), np.zeros((rows, columns))
+    for path in sorted(out.glob(TILE.format("*"))):
+        with suppress(OSError, KeyError, ValueError), h5py.File(path, "r", locking=False) as file:
+            if tuple(file.attrs["extent"]) != shown.extent or len(file["sums"]) != planes:
+                continue
+            top, left = (int(at) for at in file.attrs["first"])
+            some, counted = (
+                file["sums"][:, : rows - top, : columns - left],
+                file["pixels"][: rows - top, : columns - left],
+            )
+            place = slice(top, top + counted.shape[0]), slice(left, left + counted.shape[1])
+            sums[(slice(None), *place)] += some
+            pixels[place] += counted
+    if (pixels != blocks[0] * blocks[1]).any():
+        return None
+    return sums / pixels, max(blocks)
+
+
+def _blocks_of(shown: Estimated) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return the sides of a block of object pixels (y, x), and the number of whole blocks along each side."""
+    assert shown.extent is not None
+    side = max(1, math.ceil(max(shown.extent) / SIDE))
+    down, across = (min(side, length) for length in shown.extent)
+    return (down, across), (shown.extent[0] // down, shown.extent[1] // across)
 
 
 def binned(image: Tensor, largest: int = SIDE) -> tuple[Tensor, int]:
@@ -126,6 +214,7 @@ def binned(image: Tensor, largest: int = SIDE) -> tuple[Tensor, int]:
 
 def remove_preview(out: Path) -> None:
     """Remove the preview of a run, if there is one."""
-    for name in (NAME, f"{NAME}.new"):
+    tiles = out.glob(f"{TILE.format('*')}*")
+    for path in (out / NAME, out / f"{NAME}.new", *tiles):
         with suppress(OSError):
-            (out / name).unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
