@@ -7,9 +7,9 @@ simulated scan, and the models are evaluated where a reconstruction would begin:
 probe. ptymesh computes in double precision, CDTools in single.
 
 Rows are CDTools' options: dm_rank (`mode_mixing`), saturation (`detector_saturation` with `everywhere`), qe_mask
-(`detector_efficiency`), phase_only (`parametrisation: phase`); and Bragg2DPtycho (`surface_propagation`). Numbers are
-||ours - theirs|| / ||theirs||, of the intensities (largest of all views) and of the gradients of
-sum (sqrt I - sqrt y)^2 by object, probe and mixtures.
+(`detector_efficiency`), phase_only (`parametrisation: phase`); and Bragg2DPtycho (`surface_propagation`, and with
+correct_tilt `tilted_waves`). Numbers are ||ours - theirs|| / ||theirs||, of the intensities (largest of all views) and
+of the gradients of sum (sqrt I - sqrt y)^2 by object, probe and mixtures.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from compare import python_of
 from ptymesh.engines import Adam
 from ptymesh.engines.autodiff_function import intensities
 from ptymesh.measurement import ArraySource
+from ptymesh.physics.detector.surface import Grid, seen_areas
 from ptymesh.problem import Batch
 from ptymesh.simulate import simulate
 
@@ -50,6 +51,7 @@ class Case:
         uneven: True for pixels of uneven efficiency.
         phase_only: True for an object of phases.
         leaning: True for a surface that leans, and a stage that moves across the beam.
+        tilted: True for waves between the points of the transform, as the detector sees such a surface.
     """
 
     name: str
@@ -58,6 +60,12 @@ class Case:
     uneven: bool = False
     phase_only: bool = False
     leaning: bool = False
+    tilted: bool = False
+
+    @property
+    def window(self) -> int:
+        """Side of the window: CDTools counts a tilt from the middle, which is a pixel in odd windows alone."""
+        return WINDOW + self.tilted
 
 
 CASES = (
@@ -68,6 +76,7 @@ CASES = (
     Case("phase_only", phase_only=True),
     Case("dm_rank, saturation, qe_mask", mixing=True, saturated=True, uneven=True),
     Case("Bragg2D", leaning=True),
+    Case("Bragg2D, correct_tilt", leaning=True, tilted=True),
 )
 #: A surface at 40 degrees at 13.5 nm, whose stage moves across the beam.
 LEANING = {"energy_eV": 92, "pixel_m": 3e-7, "detector_pixel_m": 1e-5, "surface_deg": (0.0, 40.0)}
@@ -79,24 +88,27 @@ def arrays_of(case: Case) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]
     rng = np.random.default_rng(1)
     lengths: dict[str, Any] = LEANING if case.leaning else {}
     made = simulate(
-        views=VIEWS, window=WINDOW, modes=MODES, photons_per_view=1e5, probe_guess="true", seed=2, **lengths
+        views=VIEWS, window=case.window, modes=MODES, photons_per_view=1e5, probe_guess="true", seed=2, **lengths
     )
     # fractions of whole sixteenths below a half, which single precision holds, and all programs round alike
     positions = np.floor(made.measurement.positions) + rng.integers(0, 8, (VIEWS, 2)) / 16
     positions += 1 / 32 if case.leaning else 0  # which comes to CDTools in metres, never quite a whole pixel
     counts = made.measurement.patterns.read(np.arange(VIEWS)).astype(np.float32)
     level = float(np.quantile(counts, 0.98)) if case.saturated else 0.0
-    efficiency = rng.uniform(0.5, 1.5, (WINDOW, WINDOW)) if case.uneven else np.ones((WINDOW, WINDOW))
+    efficiency = (
+        rng.uniform(0.5, 1.5, (case.window, case.window)) if case.uneven else np.ones((case.window, case.window))
+    )
     scan = replace(
         made.measurement,
         positions=positions,
         patterns=ArraySource(np.minimum(counts, level) if level else counts),
-        background=np.full((WINDOW, WINDOW), BACKGROUND),
+        background=np.full((case.window, case.window), BACKGROUND),
         efficiency=efficiency / efficiency.mean(),
         checks=pm.measurement.NO_CHECKS,
     )
     optics: dict[str, Any] = {"mode_mixing": {"rank": RANK}} if case.mixing else {}
     optics |= BRAGG if case.leaning else {}
+    optics |= {"tilted_waves": {"finer": 1}} if case.tilted else {}
     optics |= {"detector_efficiency": True} if case.uneven else {}
     optics |= {"detector_saturation": {"level": level, "everywhere": True}} if level else {}
     recon = pm.Reconstruction(scan, optics=optics, precision="double", probe={"modes": MODES}, device="cpu", seed=1)
@@ -136,6 +148,10 @@ def arrays_of(case: Case) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]
         "wavelength": np.array(geometry.wavelength_m),
         "pixel_m": np.array(geometry.object_pixel_m),
         "sine": np.array(-np.sin(np.radians(geometry.surface_deg[1]))),
+        "tilted": np.array(case.tilted),
+        "distance": np.array(geometry.distance_m or 0.0),
+        "detector_pixel": np.array(geometry.detector_pixel_m or (0.0, 0.0)),
+        "areas": seen_areas(Grid.of_geometry(geometry), geometry.surface_deg[1]) if case.tilted else np.zeros(0),
         "along_beam": e.others["along_beam"].numpy() if case.leaning else np.zeros(0),
     }
     complexes = {n: s if case.phase_only and n == "object" else s[..., 0] + 1j * s[..., 1] for n, s in slopes.items()}

@@ -35,7 +35,7 @@ TOYS: dict[str, dict[str, Any]] = {"view_distance": {"propagation": "angular_spe
 
 
 #: Angles of the surface in the toys of those that are for one.
-SURFACES = {"surface_propagation": (0.0, 40.0)}
+SURFACES = {"surface_propagation": (0.0, 40.0), "tilted_waves": (0.0, 40.0)}
 
 
 def randn(*shape: int, seed: int, dtype: torch.dtype = torch.complex128) -> torch.Tensor:
@@ -172,9 +172,10 @@ def test_ranks_and_layouts_have_the_same_bits(ranks, name: str, engine: str) -> 
         pytest.skip("it moves nothing there, and says so")
     wanted = ranks(1, refined, name, "replicated", engine)[0]
     toy, operator = told_wrong(name)[0], OPTICS[name](**OPTIONS.get(name, {}))
-    first, told = operator.unknowns[0].name, operator.start_values(toy.measurement)
-    start = np.asarray(told.get(first, operator.starts(toy.truth.sizes(), "cpu", torch.float64)[first].numpy()))
-    assert (engine != "rpie") == bool((wanted[2] != start).any()), "Adam and L-BFGS move it"
+    told = operator.start_values(toy.measurement)
+    for first in [one.name for one in operator.unknowns][:1]:
+        start = np.asarray(told.get(first, operator.starts(toy.truth.sizes(), "cpu", torch.float64)[first].numpy()))
+        assert (engine != "rpie") == bool((wanted[2] != start).any()), "Adam and L-BFGS move it"
     for size in (2, 3):
         for layout in ("replicated", "tiled"):
             for found in ranks(size, refined, name, layout, engine):
@@ -215,6 +216,8 @@ def test_a_run_keeps_it(name: str, tmp_path: Path) -> None:
     for n in values:
         assert torch.equal(resumed.state.estimate.others[n], whole.state.estimate.others[n])
     assert torch.equal(resumed.state.estimate.object, whole.state.estimate.object)
+    if not values:
+        return
     with pytest.raises(BadInput, match="which no optics of the recipe have; add them, or start anew"):
         pm.Reconstruction(scan, saved=saved, **options)
     with pytest.raises(BadInput, match="unknown/"):
@@ -238,9 +241,11 @@ def test_engines_that_do_not_know_operators_say_so(name: str) -> None:
             Adam().check(problem)
     else:
         LSQML().check(problem)
-    unknown = next(iter(values))
-    with pytest.raises(BadInput, match=rf"unknowns.{unknown} belongs to optics.{name}, which the recipe does not have"):
-        Adam(unknowns={unknown: True}).check(make().problem())
+    for unknown in values:
+        with pytest.raises(
+            BadInput, match=rf"unknowns.{unknown} belongs to optics.{name}, which the recipe does not have"
+        ):
+            Adam(unknowns={unknown: True}).check(make().problem())
 
 
 def test_what_cannot_be_is_refused() -> None:

@@ -26,7 +26,9 @@ from torch import Tensor
 from ptymesh.errors import BadInput
 from ptymesh.geometry import Geometry
 from ptymesh.measurement import Measurement
+from ptymesh.models.tilted_waves import TiltedWaves
 from ptymesh.physics.detector.pieces import DetectorPiece
+from ptymesh.physics.detector.sparse_rows import Rows
 from ptymesh.physics.detector.surface import Grid, greatest_bend, seen_areas, seen_places
 from ptymesh.physics.operators import Piece, Tables, Values
 from ptymesh.unknowns import Unknown
@@ -132,48 +134,20 @@ def refuse_bent_patterns(geometry: Geometry, pieces: Iterable[Piece]) -> None:
         pieces: of the model.
 
     Raises:
-        BadInput: patterns are bent by more than a pixel, and the piece is not among these.
+        BadInput: patterns are bent by more than a pixel and no piece unbends them, or two do.
     """
-    if any(one.name == TiltedSurface.name for one in pieces):
+    named = {one.name for one in pieces} & {TiltedSurface.name, TiltedWaves.name}
+    if len(named) > 1:
+        raise BadInput("optics has tilted_surface and tilted_waves, which are two ways to the same; remove one.")
+    if named:
         return
     bent = greatest_bend(geometry)
     if bent > MOST_BENT_PX:
         y, x = geometry.surface_deg
         raise BadInput(
             f"data.surface_deg is [{y:g}, {x:g}], at which pixels see frequencies up to {bent:.3g} pixels from where a "
-            "plain transform has them; add optics: {tilted_surface: true}, or crop the patterns."
+            "plain transform has them; add optics: {tilted_surface: true} (or tilted_waves), or crop the patterns."
         )
-
-
-class Rows(NamedTuple):
-    """A sparse matrix whose rows have at most K entries.
-
-    Attributes:
-        columns: (K, n) int64.
-        entries: (K, n) float64, 0 where a row has fewer.
-    """
-
-    columns: Tensor
-    entries: Tensor
-
-    @classmethod
-    def of_matrix(cls, matrix: sparse.csr_array, device: torch.device) -> Rows:
-        """Return the rows of a matrix (n, n)."""
-        counts = np.diff(matrix.indptr)
-        row = np.repeat(np.arange(matrix.shape[0]), counts)
-        place = np.arange(matrix.nnz) - matrix.indptr[row]
-        columns = np.zeros((int(counts.max()), matrix.shape[0]), dtype=np.int64)
-        entries = np.zeros(columns.shape)
-        columns[place, row], entries[place, row] = matrix.indices, matrix.data
-        return cls(torch.from_numpy(columns).to(device), torch.from_numpy(entries).to(device))
-
-    def applied(self, S: Tensor) -> Tensor:
-        """Return the matrix times each image of S (..., h, w), in S's precision; sums are in an order of their own."""
-        images = S.reshape(-1, S.shape[-2] * S.shape[-1]).to(torch.float64)
-        found = torch.zeros_like(images)
-        for columns, entries in zip(self.columns, self.entries, strict=True):
-            found += entries * images[:, columns]
-        return found.to(S.dtype).reshape(S.shape)
 
 
 class Resampling(NamedTuple):
