@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -73,9 +75,10 @@ BOTH_WAYS = [
     ("py4dstem", ".emd", (1, 3)),
     ("cxi", ".cxi", (1, 3)),
     ("hyperspy", ".hspy", (1, 3)),
+    ("hyperspy_zarr", ".zspy", (1, 3)),
 ]
 #: Formats whose positions in metres keep the scan's own zero.
-KEEP_ORIGIN = ("ptychodus", "ptypy", "cxi", "hyperspy")
+KEEP_ORIGIN = ("ptychodus", "ptypy", "cxi", "hyperspy", "hyperspy_zarr")
 
 
 @pytest.mark.parametrize(("shape", "window"), SHAPES)
@@ -352,6 +355,26 @@ def test_signals_of_hyperspy(metric: bool, tmp_path: Path) -> None:
     for name in ("object", "probe", "positions_px", "opr", "weights"):
         np.testing.assert_array_equal(getattr(back, name), getattr(result, name))
     assert back.pixel_size_m == result.pixel_size_m and back.slice_spacing_m == result.slice_spacing_m
+
+
+def test_zarr_stores_that_cannot_be_are_refused(tmp_path: Path) -> None:
+    """A way of packing that may hold objects, and an array that fills a disk from nothing."""
+    path = tmp_path / "r.zspy"
+    convert.write_result(example(), path, convert.FORMATS["hyperspy_zarr"])
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    described = "Experiments/object/data/.zarray"
+    said = json.loads(members[described])
+    for change, sentence in (
+        ({"filters": [{"id": "pickle", "protocol": 5}]}, "packed by 'pickle', which is not read"),
+        ({"shape": [10**6, 10**6]}, "which this file cannot hold"),
+        ({"dtype": "<U3"}, "cannot be read|cannot hold"),
+    ):
+        with zipfile.ZipFile(path, "w") as archive:
+            for name, text in members.items():
+                archive.writestr(name, json.dumps(said | change) if name == described else text)
+        with pytest.raises(BadInput, match=sentence):
+            convert.read_result(path)
 
 
 @pytest.mark.parametrize("metric", [True, False])

@@ -41,9 +41,10 @@ def written(result: Result, path: Path, name: str) -> Path:
     return path
 
 
-def test_hyperspy(result: Result, tmp_path: Path) -> None:
-    reader: Any = pytest.importorskip("rsciio.hspy")
-    signals = reader.file_reader(written(result, tmp_path / "r.hspy", "hyperspy"))
+@pytest.mark.parametrize(("kind", "name"), [("hspy", "hyperspy"), ("zspy", "hyperspy_zarr")])
+def test_hyperspy(kind: str, name: str, result: Result, tmp_path: Path) -> None:
+    reader: Any = pytest.importorskip(f"rsciio.{kind}")
+    signals = reader.file_reader(written(result, tmp_path / f"r.{kind}", name))
     assert [one["metadata"]["General"]["title"] for one in signals] == ["object", "probe"]
     for one in signals:
         expected = getattr(result, one["metadata"]["General"]["title"])

@@ -9,6 +9,7 @@ from ptymesh.files import target_of, writing
 from ptymesh.io.exchange import (
     cxi_result,
     hyperspy,
+    hyperspy_zarr,
     own,
     ptychodus,
     ptychoshelves,
@@ -25,7 +26,19 @@ from ptymesh.sentences import quote
 #: Formats of results, ptymesh's own first.
 FORMATS: dict[str, ResultFormat] = {
     module.FORMAT.name: module.FORMAT
-    for module in (own, ptypy, ptychodus, ptyrad, ptychoshelves, ptychoshelves_h5, py4dstem, cxi_result, hyperspy, tiff)
+    for module in (
+        own,
+        ptypy,
+        ptychodus,
+        ptyrad,
+        ptychoshelves,
+        ptychoshelves_h5,
+        py4dstem,
+        cxi_result,
+        hyperspy,
+        hyperspy_zarr,
+        tiff,
+    )
 }
 
 

@@ -14,10 +14,10 @@ is where that of the positions is; of the probe, the optical axis. Source: Roset
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 
 from ptymesh.errors import BadInput
@@ -31,11 +31,24 @@ OWN = "Experiments/object/original_metadata/ptymesh"
 FURTHER = ("nominal_px", "background", "weights", "opr", "residuals")
 
 
-def write(result: Result, path: Path) -> None:
-    """Write object and probe as two signals of complex images.
+@dataclass
+class SignalTree:
+    """Arrays, and attributes of groups, of two signals by their paths, whatever file they are written to.
 
-    Raises:
-        BadInput: the path cannot be a file.
+    Attributes:
+        arrays: numbers by path.
+        attributes: of groups, by path; a group without any is empty.
+    """
+
+    arrays: dict[str, np.ndarray]
+    attributes: dict[str, dict[str, str | float | bool]]
+
+
+def signals_of(result: Result) -> SignalTree:
+    """Return object and probe as two signals of complex images, with what signals have no place for.
+
+    Args:
+        result: whole.
     """
     pixel = result.pixel_size_m or (1.0, 1.0)
     unit = "px" if result.pixel_size_m is None else "m"
@@ -43,24 +56,39 @@ def write(result: Result, path: Path) -> None:
     through = ("z", spacing, "m") if spacing > 0 else ("slice", 1.0, "")
     images = result.object[0] if len(result.object) == 1 else result.object
     window = result.probe.shape[-2:]
+    tree = SignalTree({}, {})
+    _add_signal(tree, "object", images, through, pixel, result.origin_px, unit)
+    _add_signal(tree, "probe", result.probe, ("mode", 1.0, ""), pixel, (window[0] // 2, window[1] // 2), unit)
+    tree.attributes[OWN] = {"recipe": result.recipe}
+    own: dict[str, Any] = {
+        "positions_px": result.positions_px,
+        "origin_px": result.origin_px,
+        "slice_spacing_m": spacing,
+        "tilt_rad": result.tilt_rad,
+        "pixel_size_m": result.pixel_size_m,
+        **{name: getattr(result, name) for name in FURTHER},
+    }
+    tree.arrays |= {f"{OWN}/{name}": np.asarray(array) for name, array in own.items() if array is not None}
+    return tree
+
+
+def write(result: Result, path: Path) -> None:
+    """Write object and probe as two signals of complex images.
+
+    Raises:
+        BadInput: the path cannot be a file.
+    """
+    tree = signals_of(result)
     with new_file(result, path) as file:
         file.attrs["file_format"], file.attrs["file_format_version"] = "HyperSpy", "3.1"
-        _write_signal(file, "object", images, through, pixel, result.origin_px, unit)
-        _write_signal(file, "probe", result.probe, ("mode", 1.0, ""), pixel, (window[0] // 2, window[1] // 2), unit)
-        own = file.create_group(OWN)
-        own["positions_px"] = result.positions_px
-        own["origin_px"] = np.array(result.origin_px)
-        own["slice_spacing_m"], own["tilt_rad"] = spacing, np.array(result.tilt_rad)
-        if result.pixel_size_m is not None:
-            own["pixel_size_m"] = np.array(result.pixel_size_m)
-        for name in FURTHER:
-            if (array := getattr(result, name)) is not None:
-                own[name] = array
-        own.attrs["recipe"] = result.recipe
+        for name, attributes in tree.attributes.items():
+            file.require_group(name).attrs.update(attributes)
+        for name, array in tree.arrays.items():
+            file[name] = array
 
 
-def _write_signal(
-    file: h5py.File,
+def _add_signal(
+    tree: SignalTree,
     title: str,
     images: np.ndarray,
     through: tuple[str, float, str],
@@ -68,10 +96,10 @@ def _write_signal(
     zero: tuple[float, float],
     unit: str,
 ) -> None:
-    """Write one signal.
+    """Add one signal.
 
     Args:
-        file: open for writing.
+        tree: changed in place.
         title: of the signal, and name of its group.
         images: (H, W) or (K, H, W) complex.
         through: name, scale and unit of the navigation axis of a stack.
@@ -79,21 +107,27 @@ def _write_signal(
         zero: pixel (y, x) at which they are zero.
         unit: of y and x.
     """
-    group = file.create_group(f"Experiments/{title}")
-    group.attrs["package"], group.attrs["package_version"] = "", ""
-    group["data"] = images
+    group = f"Experiments/{title}"
+    tree.attributes[group] = {"package": "", "package_version": ""}
+    tree.arrays[f"{group}/data"] = images
     axes = [(*through, 0.0, True)] if images.ndim == 3 else []
     axes += [("yx"[i], pixel[i], unit, -pixel[i] * zero[i], False) for i in range(2)]
     for index, (name, scale, units, offset, navigate) in enumerate(axes):
-        axis = group.create_group(f"axis-{index}")
-        axis.attrs.update({"_type": "UniformDataAxis", "name": name, "size": images.shape[index]})
-        axis.attrs.update({"scale": float(scale), "offset": float(offset), "units": units})
-        axis.attrs.update({"navigate": navigate, "is_binned": False, "index_in_array": index})
-    group.create_group("metadata/General").attrs["title"] = title
-    signal = group.create_group("metadata/Signal")
-    signal.attrs["signal_type"] = ""
-    signal.attrs["quantity"] = "transmission" if title == "object" else "amplitude"
-    group.require_group("original_metadata")
+        tree.attributes[f"{group}/axis-{index}"] = {
+            "_type": "UniformDataAxis",
+            "name": name,
+            "size": int(images.shape[index]),
+            "scale": float(scale),
+            "offset": float(offset),
+            "units": units,
+            "navigate": navigate,
+            "is_binned": False,
+            "index_in_array": index,
+        }
+    tree.attributes[f"{group}/metadata/General"] = {"title": title}
+    quantity = "transmission" if title == "object" else "amplitude"
+    tree.attributes[f"{group}/metadata/Signal"] = {"signal_type": "", "quantity": quantity}
+    tree.attributes[f"{group}/original_metadata"] = {}
 
 
 def recognises(path: Path) -> bool:
@@ -117,22 +151,37 @@ def read(path: Path) -> tuple[Result, list[str]]:
         pixel, origin, tilt = read_own("pixel_size_m"), read_own("origin_px"), read_own("tilt_rad")
         spacing = number_in(file, f"{OWN}/slice_spacing_m", 0.0)
         further: dict[str, Any] = {name: read_own(name) for name in FURTHER}
+    own = {"pixel_size_m": pixel, "origin_px": origin, "tilt_rad": tilt, **further}
+    return result_of_signals(path, {"object": obj, "probe": probe, "positions_px": positions}, own, spacing), []
+
+
+def result_of_signals(path: Path, arrays: dict[str, np.ndarray], own: dict[str, Any], slice_spacing_m: float) -> Result:
+    """Return the result of two signals.
+
+    Args:
+        path: of the file, for messages.
+        arrays: object, probe and positions_px.
+        own: pixel_size_m, origin_px, tilt_rad and FURTHER, None where the file has none.
+        slice_spacing_m: distance between slices.
+
+    Raises:
+        BadInput: arrays do not fit together.
+    """
+    pixel, origin, tilt = (own.get(name) for name in ("pixel_size_m", "origin_px", "tilt_rad"))
+    further: dict[str, Any] = {name: own.get(name) for name in FURTHER}
     for name, pair in (("pixel_size_m", pixel), ("origin_px", origin), ("tilt_rad", tilt)):
         if pair is not None and (pair.shape != (2,) or pair.dtype.kind not in "iuf"):
             raise BadInput(f"{name} in {path} has shape {pair.shape}; it should be two numbers.")
-    made = build_result(
+    return build_result(
         path,
         FORMAT.about.program,
-        object=obj,
-        probe=probe,
-        positions_px=positions,
         pixel_size_m=None if pixel is None else (float(pixel[0]), float(pixel[1])),
         origin_px=np.zeros(2) if origin is None else origin,
-        slice_spacing_m=spacing,
+        slice_spacing_m=slice_spacing_m,
         tilt_rad=(0.0, 0.0) if tilt is None else (float(tilt[0]), float(tilt[1])),
+        **arrays,
         **further,
     )
-    return made, []
 
 
 FORMAT = ResultFormat(
