@@ -71,9 +71,8 @@ def assumed_recipe(view: ResultView) -> Recipe:
     *_, engine = str(result.attrs.get("engine") or DEFAULT_STAGES[0]["engine"]).split("+")
     stage = {"engine": engine, "positions": result.nominal_px is not None}
     raw = {"data": {"path": "scan"}, "probe": {"modes": len(result.probe)}, "stages": [stage]}
-    raw["object"] = {"modes": 1 if result.object_modes is None else len(result.object_modes)}
-    if len(result.object) > 1:
-        raw["object"] |= {"slices": len(result.object), "slice_spacing_m": result.slice_spacing_m}
+    stack = {"slices": len(result.object), "slice_spacing_m": result.slice_spacing_m} if len(result.object) > 1 else {}
+    raw["object"] = {"modes": 1 if result.object_modes is None else len(result.object_modes), **stack}
     return Recipe.parse(raw)
 
 
