@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ptymesh.cli import main as module
-from ptymesh.diagnosis.table import CAUSES
+from ptymesh.diagnosis.causes import CAUSES
 from ptymesh.recipe.schema import Recipe
 from ptymesh.run.reconstruction import Reconstruction
 from ptymesh.run.simulate_file import write

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ptymesh.distributed.exact import Reduction, brightest
 from ptymesh.distributed.world import Solo
-from ptymesh.physics import views
+from ptymesh.physics import window_shifts
 from ptymesh.physics.rounding import bits_for, largest, narrowed, rounded, shifts_for, total_of
 from toy import relative
 
@@ -90,7 +90,7 @@ def test_windows_added_in_any_order_have_the_same_bits(dtype: torch.dtype) -> No
     def added(order: Tensor, pieces: int) -> Tensor:
         total = torch.zeros(parts * 2, 16, 16, dtype=wide)
         for some in order.chunk(pieces):
-            views.add_back(total, rounded(windows[some], shifts[0], parts), corners[some])
+            window_shifts.add_back(total, rounded(windows[some], shifts[0], parts), corners[some])
         return narrowed(total, dtype, 2)
 
     one = added(torch.arange(30), 1)

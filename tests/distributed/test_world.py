@@ -13,7 +13,7 @@ from ptymesh.distributed.layouts.layout import Replicated
 from ptymesh.distributed.layouts.owners import along_curve
 from ptymesh.distributed.world import Solo, World
 from ptymesh.errors import BadInput, PtymeshError
-from ptymesh.physics import views
+from ptymesh.physics import window_shifts
 from ptymesh.physics.blocks import blocked
 from ptymesh.physics.model import Subpixel, reach_of
 from toy import make
@@ -140,10 +140,10 @@ def test_touched_blocks_are_those_that_sums_reach_and_no_others(subpixel: Subpix
         anchors, reached = torch.tensor([[y, x]]), torch.zeros(1, 128, 160)
         if subpixel == "bilinear":
             for moved in ((-2.0, -2.0), (2.0, 2.0)):
-                spread = views.spread_bilinear(torch.ones(1, 1, *window), anchors, torch.tensor([moved]))
-                views.add_back(reached, *spread)
+                spread = window_shifts.spread_bilinear(torch.ones(1, 1, *window), anchors, torch.tensor([moved]))
+                window_shifts.add_back(reached, *spread)
         else:
-            views.add_back(reached, torch.ones(1, 1, *window), anchors)
+            window_shifts.add_back(reached, torch.ones(1, 1, *window), anchors)
         blocks = blocked(reached).amax((0, 3, 4)) > 0
         covered = Boxes.of(anchors, window, obj.shape, reach_of(subpixel)).cover(np.arange(1))
         assert np.array_equal(covered, blocks.numpy())

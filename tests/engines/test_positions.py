@@ -18,7 +18,7 @@ from ptymesh.engines.positions.moving import clip_outliers
 from ptymesh.errors import BadInput
 from ptymesh.models.scan_geometry import matrix_of
 from ptymesh.physics.correlation import find_shifts
-from ptymesh.physics.views import shift
+from ptymesh.physics.window_shifts import shift
 from ptymesh.run.loop import Loop
 from ptymesh.run.state import RunState
 from toy import Toy, make, share, smooth

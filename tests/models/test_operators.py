@@ -19,7 +19,7 @@ from ptymesh.io.results import Result
 from ptymesh.models import OPTICS, WaveOperator, declared
 from ptymesh.physics.model import Intermediates, Model
 from ptymesh.physics.operators import Placed
-from ptymesh.physics.views import derivative
+from ptymesh.physics.window_shifts import derivative
 from ptymesh.problem import Batch
 from ptymesh.recipe.schema import Recipe
 from ptymesh.unknowns import Unknown

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ptymesh.estimate import Estimate
-from ptymesh.physics import fidelity, views
+from ptymesh.physics import fidelity, window_shifts
 from ptymesh.physics.along import Direction, evaluated, exit_jet, exit_polynomial, power_polynomial
 from ptymesh.physics.fidelity import Data
 from ptymesh.physics.model import power
@@ -94,7 +94,7 @@ def test_bilinear_derivatives() -> None:
     y, x = torch.tensor([h, 0.0], dtype=torch.float64), torch.tensor([0.0, h], dtype=torch.float64)
 
     def cut(f: torch.Tensor, order: tuple[int, int] = (0, 0)) -> torch.Tensor:
-        return views.cut_bilinear(e.object, e.anchors, f, e.window, order)
+        return window_shifts.cut_bilinear(e.object, e.anchors, f, e.window, order)
 
     assert relative(cut(f, (1, 0)), (cut(f + y) - cut(f - y)) / (2 * h)) < 1e-9
     assert relative(cut(f, (1, 1)), (cut(f + x, (1, 0)) - cut(f - x, (1, 0))) / (2 * h)) < 1e-9

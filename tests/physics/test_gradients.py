@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ptymesh.physics import fidelity, views
+from ptymesh.physics import fidelity, window_shifts
 from ptymesh.physics.fidelity import Data
 from ptymesh.physics.model import power
 from toy import Toy, make
@@ -66,7 +66,7 @@ def test_gradients(case: dict) -> None:
     g = model.detect_adjoint(detected * slope[:, None], f)
     to_windows, to_probes = model.forward_adjoint(intermediates, g)
     to_object = torch.zeros_like(e.object)
-    views.add_back(to_object, *model.placed(to_windows, e.anchors, f))
+    window_shifts.add_back(to_object, *model.placed(to_windows, e.anchors, f))
     to_probe = model.unshifted(model.unshifted_terms(to_probes, f, e.weights[:, 0]).sum(0))
     rng = torch.Generator().manual_seed(2)
 

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ptymesh.physics import propagate, views
+from ptymesh.physics import propagate, window_shifts
 from ptymesh.physics.model import Intermediates, Model
 from toy import make
 
@@ -30,13 +30,13 @@ def test_cut(dtype: torch.dtype) -> None:
     obj, y = random(2, 40, 50, dtype=dtype), random(5, 2, *WINDOW, seed=1, dtype=dtype)
     anchors = torch.tensor([[0, 0], [3, 4], [3, 5], [28, 35], [10, 20]])
     out = torch.zeros_like(obj)
-    views.add_back(out, y, anchors)
-    assert agree(inner(views.cut(obj, anchors, WINDOW), y), inner(obj, out), dtype)
+    window_shifts.add_back(out, y, anchors)
+    assert agree(inner(window_shifts.cut(obj, anchors, WINDOW), y), inner(obj, out), dtype)
 
 
 def test_cut_is_a_window() -> None:
     obj, anchors = random(1, 40, 50), torch.tensor([[3, 4], [7, 9]])
-    cut = views.cut(obj, anchors, WINDOW)
+    cut = window_shifts.cut(obj, anchors, WINDOW)
     assert torch.equal(cut[1, 0], obj[0, 7 : 7 + 12, 9 : 9 + 15])
 
 
@@ -47,26 +47,26 @@ def test_bilinear(fractions: list[tuple[float, float]]) -> None:
     anchors = torch.tensor([[2, 3], [5, 5], [20, 30], [1, 1]])[: len(f)]
     obj, y = random(2, 40, 50), random(len(f), 2, *WINDOW, seed=1)
     out = torch.zeros_like(obj)
-    views.add_back(out, *views.spread_bilinear(y, anchors, f))
-    assert agree(inner(views.cut_bilinear(obj, anchors, f, WINDOW), y), inner(obj, out))
+    window_shifts.add_back(out, *window_shifts.spread_bilinear(y, anchors, f))
+    assert agree(inner(window_shifts.cut_bilinear(obj, anchors, f, WINDOW), y), inner(obj, out))
 
 
 def test_bilinear_at_whole_pixels_is_a_cut() -> None:
     obj, anchors = random(1, 40, 50), torch.tensor([[3, 4]])
-    moved = views.cut_bilinear(obj, anchors, torch.tensor([[1.0, -1.0]], dtype=torch.float64), WINDOW)
-    assert torch.allclose(moved, views.cut(obj, anchors + torch.tensor([[1, -1]]), WINDOW))
+    moved = window_shifts.cut_bilinear(obj, anchors, torch.tensor([[1.0, -1.0]], dtype=torch.float64), WINDOW)
+    assert torch.allclose(moved, window_shifts.cut(obj, anchors + torch.tensor([[1, -1]]), WINDOW))
 
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
 def test_shift(dtype: torch.dtype) -> None:
     f = torch.tensor([[0.3, -0.4], [0.9, 0.1], [0.0, 0.5]], dtype=dtype.to_real())
     probe, y = random(2, *WINDOW, dtype=dtype), random(3, 2, *WINDOW, seed=1, dtype=dtype)
-    assert agree(inner(views.shift(probe, f), y), inner(probe, views.shift(y, -f).sum(0)), dtype)
+    assert agree(inner(window_shifts.shift(probe, f), y), inner(probe, window_shifts.shift(y, -f).sum(0)), dtype)
 
 
 def test_shift_by_whole_pixels_is_a_roll() -> None:
     probe = random(2, *WINDOW)
-    moved = views.shift(probe, torch.tensor([[2.0, -3.0]], dtype=torch.float64))[0]
+    moved = window_shifts.shift(probe, torch.tensor([[2.0, -3.0]], dtype=torch.float64))[0]
     assert torch.allclose(moved, probe.roll((2, -3), (-2, -1)))
 
 
@@ -109,14 +109,14 @@ def test_model_is_linear_in_probe_and_in_each_slice(subpixel: str, propagation: 
     to_probe = model.unshifted(model.unshifted_terms(to_probes, f, truth.weights[:, 0]).sum(0))
     assert agree(inner(model.detect(intermediates.exit, f), y), inner(truth.probe, to_probe))
     out = torch.zeros_like(truth.object)
-    views.add_back(out, *model.placed(to_windows, truth.anchors, f))
+    window_shifts.add_back(out, *model.placed(to_windows, truth.anchors, f))
     for slice_ in range(slices):
         assert agree(inner(model.detect(intermediates.exit, f), y), inner(truth.object[slice_], out[slice_]))
 
 
 def test_add_back_adds_where_windows_overlap() -> None:
     out = torch.zeros(1, 20, 20, dtype=torch.float64)
-    views.add_back(out, torch.ones(2, 1, 5, 5, dtype=torch.float64), torch.tensor([[2, 2], [4, 4]]))
+    window_shifts.add_back(out, torch.ones(2, 1, 5, 5, dtype=torch.float64), torch.tensor([[2, 2], [4, 4]]))
     assert out[0, 5, 5] == 2 and out[0, 2, 2] == 1 and out.sum() == 50
 
 
@@ -125,4 +125,4 @@ def test_fourier_subpixel_moves_every_mode() -> None:
     f = toy.truth.fractions(torch.arange(3))
     moved = Model().probes(toy.truth.probe, f, toy.truth.weights)
     for mode in range(3):
-        assert torch.allclose(moved[:, mode], views.shift(toy.truth.probe[mode : mode + 1], f)[:, 0])
+        assert torch.allclose(moved[:, mode], window_shifts.shift(toy.truth.probe[mode : mode + 1], f)[:, 0])

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ptymesh.diagnosis.cause import Cause, Evidence, Finding, Remedy
-from ptymesh.diagnosis.table import CAUSES
+from ptymesh.diagnosis.causes import CAUSES
+from ptymesh.diagnosis.evidence import Cause, Evidence, Finding, Remedy
 from ptymesh.diagnosis.view import ResultView
 
 __all__ = ["CAUSES", "Cause", "Evidence", "Finding", "Remedy", "ResultView"]

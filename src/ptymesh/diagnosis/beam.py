@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ptymesh.diagnosis.cause import Evidence, Remedy
+from ptymesh.diagnosis.evidence import Evidence, Remedy
 from ptymesh.diagnosis.view import ResultView
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from scipy import ndimage
 
-from ptymesh.diagnosis.cause import Evidence, Remedy
+from ptymesh.diagnosis.evidence import Evidence, Remedy
 from ptymesh.diagnosis.shadows import upright
 from ptymesh.diagnosis.view import ResultView
 from ptymesh.io.options import MOST_BAD_PIXELS

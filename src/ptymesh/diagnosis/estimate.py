@@ -6,7 +6,7 @@ import shlex
 
 import numpy as np
 
-from ptymesh.diagnosis.cause import Evidence, Remedy
+from ptymesh.diagnosis.evidence import Evidence, Remedy
 from ptymesh.diagnosis.view import ResultView
 from ptymesh.verdict import judge_convergence
 

@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 
-from ptymesh.diagnosis.cause import Evidence, Remedy
+from ptymesh.diagnosis.evidence import Evidence, Remedy
 from ptymesh.diagnosis.propagation import defocus_asked
 from ptymesh.diagnosis.view import ResultView
 from ptymesh.io.prepare.preprocess import PreparedSource

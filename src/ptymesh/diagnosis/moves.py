@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ptymesh.diagnosis.cause import Evidence, Remedy
+from ptymesh.diagnosis.evidence import Evidence, Remedy
 from ptymesh.diagnosis.view import ResultView
 
 #: Standard errors by which a rotation or a scale must stand out; how far what is smooth in time may exceed it.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ptymesh.diagnosis.cause import Evidence, Remedy
+from ptymesh.diagnosis.evidence import Evidence, Remedy
 from ptymesh.diagnosis.view import ResultView
 from ptymesh.verdict.order import OrderedViews, lag_gain, serpentine_gain
 from ptymesh.verdict.scan_pass import thumbnail_pixels

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ptymesh.auto.orientation import unexplained
-from ptymesh.diagnosis.cause import Evidence, Remedy
+from ptymesh.diagnosis.evidence import Evidence, Remedy
 from ptymesh.diagnosis.frames import linear_centres
 from ptymesh.diagnosis.shadows import shadow_map
 from ptymesh.diagnosis.view import ResultView

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ptymesh.diagnosis.cause import Evidence, Remedy
+from ptymesh.diagnosis.evidence import Evidence, Remedy
 from ptymesh.diagnosis.view import ResultView
 
 #: Relative step of the distance over which intensities are differentiated.

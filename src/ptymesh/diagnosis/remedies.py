@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from ptymesh.diagnosis.cause import Remedy
+from ptymesh.diagnosis.evidence import Remedy
 from ptymesh.diagnosis.view import ResultView
 from ptymesh.errors import PtymeshError
 from ptymesh.recipe.schema import DEFAULT_STAGES, Recipe, put

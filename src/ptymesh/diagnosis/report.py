@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from ptymesh.compare import Moves, moves_of_result
-from ptymesh.diagnosis.cause import Cause, Evidence, Finding
+from ptymesh.diagnosis.causes import CAUSES
+from ptymesh.diagnosis.evidence import Cause, Evidence, Finding
 from ptymesh.diagnosis.remedies import UsableRemedy, usable_remedies
-from ptymesh.diagnosis.table import CAUSES
 from ptymesh.diagnosis.trials import Trials
 from ptymesh.diagnosis.view import ResultView
 from ptymesh.errors import PtymeshError

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ptymesh.diagnosis.cause import Evidence, Remedy
+from ptymesh.diagnosis.evidence import Evidence, Remedy
 from ptymesh.diagnosis.frames import WANDERS, find_descan
 from ptymesh.diagnosis.view import ResultView
 from ptymesh.io.prepare.near_field import SURELY_WIDE, NearFieldSigns, near_field_signs

@@ -17,7 +17,7 @@ from torch import Tensor
 from ptymesh.estimate import Estimate
 from ptymesh.physics.beam.modes import mixed
 from ptymesh.physics.elementwise import times
-from ptymesh.physics.views import shift
+from ptymesh.physics.window_shifts import shift
 from ptymesh.problem import KeptWaves, Problem
 from ptymesh.unknowns import Unknown
 

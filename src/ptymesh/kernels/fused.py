@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ptymesh.kernels.arrays import ExitInputs
 from ptymesh.kernels.capabilities import Request, Table, capability_for, varies
-from ptymesh.physics import views
+from ptymesh.physics import window_shifts
 from ptymesh.physics.backend import Adjoints, Backend, Chunk, Operation, step_along
 from ptymesh.physics.halves import Halves
 from ptymesh.physics.model import Intermediates, Model
@@ -89,7 +89,7 @@ class FusedIntermediates(Intermediates):
         """Windows of the object, (B, 1, h, w)."""
         if self.model.subpixel == "bilinear":
             return self.object.view(len(self.corners), 1, -1, self.object.shape[1])
-        return views.cut(self.whole_object, self.chunk.anchors, self.window)
+        return window_shifts.cut(self.whole_object, self.chunk.anchors, self.window)
 
     @cached_property
     def incoming(self) -> tuple[Tensor, ...]:

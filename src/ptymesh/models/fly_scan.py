@@ -4,7 +4,7 @@ v_j        path of the exposure of view j, from one end to the other, in object 
 b_jk       bend of the path: place k less that on the straight line, likewise
 a          factor of the length of all paths
 c_k, w_k   places along the path, and shares of the exposure, k = 1 ... K, sum_k w_k = 1
-T_d        shift of a wave by d pixels (physics/views.py);  d_jk = a (c_k v_j + b_jk)
+T_d        shift of a wave by d pixels (physics/window_shifts.py);  d_jk = a (c_k v_j + b_jk)
 
     P_jm -> sqrt(w_k) T_{d_jk} P_jm     M modes become M K, mode by mode;  I_j = sum_mk |D(O_j sqrt(w_k) T P_jm)|^2
 
@@ -31,7 +31,7 @@ from torch import Tensor
 from ptymesh.errors import BadInput
 from ptymesh.geometry import Geometry
 from ptymesh.measurement import Measurement
-from ptymesh.physics import views
+from ptymesh.physics import window_shifts
 from ptymesh.physics.model import inner
 from ptymesh.physics.operators import Place, ShiftOperator, Tables, Values
 from ptymesh.unknowns import Unknown
@@ -224,7 +224,7 @@ class FlyScan(ShiftOperator):
             back: (B, M K, h, w) complex, wave taken back to where it ends.
         """
         waves, length, points = self.forward(psi, values, tables), values["fly_length"], self.fan_out
-        moved = [-views.derivative(waves, axis) for axis in (0, 1)]
+        moved = [-window_shifts.derivative(waves, axis) for axis in (0, 1)]
         places = _offsets(values, tables, 1.0).repeat(1, psi.shape[1], 1)[..., None, None]
         along = places[:, :, 0] * moved[0] + places[:, :, 1] * moved[1]
         at = tables[0].repeat(psi.shape[1])[:, None, None]

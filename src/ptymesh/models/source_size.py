@@ -3,7 +3,7 @@
 sigma      width of the source's image in the sample's plane (px), a standard deviation, alike along y and x
 x_a, v_a   nodes and weights of Gauss and Hermite, a = 1 ... K
 d_ab       place of the beam, sqrt(2) sigma (x_a, x_b);  w_ab = v_a v_b / pi, sum_ab w_ab = 1
-T_d        shift of a wave by d pixels (physics/views.py)
+T_d        shift of a wave by d pixels (physics/window_shifts.py)
 
     P_m -> sqrt(w_ab) T_{d_ab} P_m      M modes become M K^2;  I_j = sum_mab |D(O_j sqrt(w_ab) T_{d_ab} P_jm)|^2
 
@@ -26,7 +26,7 @@ from torch import Tensor
 
 from ptymesh.errors import BadInput
 from ptymesh.geometry import Geometry
-from ptymesh.physics import views
+from ptymesh.physics import window_shifts
 from ptymesh.physics.model import inner
 from ptymesh.physics.operators import Place, ShiftOperator, Tables, Values
 from ptymesh.unknowns import Unknown
@@ -100,5 +100,5 @@ class SourceSize(ShiftOperator):
         """
         waves = self.forward(psi, values, tables)
         places = tables[0].repeat(psi.shape[1], 1)[..., None, None]
-        moved = -(places[:, 0] * views.derivative(waves, 0) + places[:, 1] * views.derivative(waves, 1))
+        moved = -(places[:, 0] * window_shifts.derivative(waves, 0) + places[:, 1] * window_shifts.derivative(waves, 1))
         return {"source_width": (inner(moved, back), inner(moved, moved))}

@@ -19,7 +19,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from ptymesh.physics import views
+from ptymesh.physics import window_shifts
 from ptymesh.physics.elementwise import overlap, times
 from ptymesh.physics.model import Intermediates, Model
 from ptymesh.physics.propagate import fft, frequencies, ifft
@@ -173,7 +173,7 @@ def _windows(
 
     def slid(of: Tensor, dp: Tensor) -> Tensor:
         """Return the derivative of an object's windows along the displacements dp (B, 2)."""
-        y, x = (views.cut_bilinear(of, anchors, fractions, size, order) for order in ((1, 0), (0, 1)))
+        y, x = (window_shifts.cut_bilinear(of, anchors, fractions, size, order) for order in ((1, 0), (0, 1)))
         return dp[:, 0, None, None, None] * y + dp[:, 1, None, None, None] * x
 
     for i, dp in moves.items():
@@ -183,7 +183,7 @@ def _windows(
         for k, other in moves.items():
             if i <= k:
                 mixed = (dp[:, 0] * other[:, 1] + dp[:, 1] * other[:, 0])[:, None, None, None]
-                _add(second, (i, k), mixed * views.cut_bilinear(obj, anchors, fractions, size, (1, 1)))
+                _add(second, (i, k), mixed * window_shifts.cut_bilinear(obj, anchors, fractions, size, (1, 1)))
     return Jet(intermediates.windows, first, second)
 
 

@@ -19,7 +19,7 @@ from typing import Concatenate, Literal, ParamSpec, TypeVar, cast
 import torch
 from torch import Tensor
 
-from ptymesh.physics import fidelity, views
+from ptymesh.physics import fidelity, window_shifts
 from ptymesh.physics.background import BackgroundSums
 from ptymesh.physics.elementwise import over_window, overlap, times
 from ptymesh.physics.fidelity import Data, Saturation
@@ -315,7 +315,7 @@ class Backend(BlockOperations):
                 (OBJECT_WEIGHT, into.object_weight, illumination),
             ):
                 terms, corners = model.placed(windows, chunk.anchors, chunk.fractions)
-                views.add_back(out, into.rounded(kind, terms), corners)
+                window_shifts.add_back(out, into.rounded(kind, terms), corners)
         if into.probe is not None:
             self.gather(model, chunk, to_probes, model.first_slice_power(intermediates.windows), into)
 
@@ -434,7 +434,7 @@ class Backend(BlockOperations):
             out: (parts, H, W) float64, added to.
         """
         many = light * chunk.weights[:, :1, None] ** 2
-        views.add_back(out, rounded(many[:, None], shifts[OBJECT_WEIGHT], len(out)), chunk.anchors)
+        window_shifts.add_back(out, rounded(many[:, None], shifts[OBJECT_WEIGHT], len(out)), chunk.anchors)
 
     @entry
     def position_step(
@@ -466,7 +466,7 @@ class Backend(BlockOperations):
         power_of_exit = inner(intermediates.exit, intermediates.exit)
         if model.subpixel == "fourier" and model.kernel is None and not model.operators:
             to_probes = model.forward_adjoint(intermediates, chi)[1]
-            moved = [-views.derivative(intermediates.incoming[0], axis) for axis in (0, 1)]
+            moved = [-window_shifts.derivative(intermediates.incoming[0], axis) for axis in (0, 1)]
             norms = self.position_derivative_norms(model, chunk, intermediates, probe, opr)
             if model.slice_kernel is not None:
                 norms = norms * transmitted_fraction(_power_behind_first_slice(intermediates), power_of_exit)[:, None]

@@ -32,7 +32,7 @@ from torch import Tensor
 from ptymesh.errors import BadInput
 from ptymesh.estimate import REACH
 from ptymesh.geometry import Geometry
-from ptymesh.physics import views
+from ptymesh.physics import window_shifts
 from ptymesh.physics.detector.pieces import DetectorPiece, Response
 from ptymesh.physics.elementwise import over_few, over_window, overlap, times
 from ptymesh.physics.fidelity import Saturation
@@ -261,7 +261,7 @@ class Model:
             for share, mode in zip(weights[:, 1:].unbind(1), fft(opr) if fourier else opr, strict=True):
                 first = first + share[:, None, None] * mode
             modes = torch.cat((first[:, None], modes[:, 1:]), dim=1)
-        return ifft(times(modes, views.ramps(fractions, _window(probe))[:, None])) if fourier else modes
+        return ifft(times(modes, window_shifts.ramps(fractions, _window(probe))[:, None])) if fourier else modes
 
     def windows(self, obj: Tensor, anchors: Tensor, fractions: Tensor, window: tuple[int, int]) -> Tensor:
         """Return the windows O_jl, (B, L, h, w).
@@ -273,8 +273,8 @@ class Model:
             window: (h, w).
         """
         if self.subpixel == "bilinear":
-            return views.cut_bilinear(obj, anchors, fractions, window)
-        return views.cut(obj, anchors, window)
+            return window_shifts.cut_bilinear(obj, anchors, fractions, window)
+        return window_shifts.cut(obj, anchors, window)
 
     def forward(self, windows: Tensor, probes: Tensor, values: Values = NOTHING) -> Intermediates:
         """Propagate the probes through operators and all slices.
@@ -456,7 +456,7 @@ class Model:
         weighted = waves * weights[:, None, None, None]
         if self.subpixel != "fourier":
             return weighted
-        return times(fft(weighted), views.ramps(fractions, _window(waves)).conj()[:, None])
+        return times(fft(weighted), window_shifts.ramps(fractions, _window(waves)).conj()[:, None])
 
     def unshifted(self, total: Tensor) -> Tensor:
         """Return the sum of `unshifted_terms` (M, h, w) as a probe."""
@@ -474,7 +474,7 @@ class Model:
             Windows (B, L, h', w'), and the object pixels (B, 2) under their corners.
         """
         if self.subpixel == "bilinear":
-            return views.spread_bilinear(windows, anchors, fractions)
+            return window_shifts.spread_bilinear(windows, anchors, fractions)
         return windows, anchors
 
     def position_derivative(
@@ -499,12 +499,12 @@ class Model:
         if self.subpixel == "none":
             raise BadInput("Positions cannot be refined with subpixel 'none'; use 'fourier' or 'bilinear'.")
         if self.subpixel == "bilinear":
-            moved = views.cut_bilinear_derivative(obj, anchors, fractions, _window(intermediates.exit), axis)
+            moved = window_shifts.cut_bilinear_derivative(obj, anchors, fractions, _window(intermediates.exit), axis)
             return self.exit_change(intermediates, None, moved)
         probes = intermediates.probes if self.operators else intermediates.incoming[0]
         assert probes is not None, "made by a model with operators"
-        derivative = self.exit_change(intermediates, -views.derivative(probes, axis), None)
-        return derivative if self.kernel is None else derivative + views.derivative(intermediates.exit, axis)
+        derivative = self.exit_change(intermediates, -window_shifts.derivative(probes, axis), None)
+        return derivative if self.kernel is None else derivative + window_shifts.derivative(intermediates.exit, axis)
 
     def exit_change(self, intermediates: Intermediates, probes: Tensor | None, windows: Tensor | None) -> Tensor:
         """Return the first-order change (B, M, h, w) of the exit waves for changes of probes and windows.
@@ -571,7 +571,7 @@ class Model:
         assert self.kernel is not None
         if self.subpixel != "fourier":
             return self.kernel
-        return times(self.kernel, views.ramps(fractions, _window(self.kernel)).conj())[:, None]
+        return times(self.kernel, window_shifts.ramps(fractions, _window(self.kernel)).conj())[:, None]
 
 
 def power(waves: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ from ptymesh.measurement import Measurement
 from ptymesh.options import Options
 from ptymesh.physics.elementwise import times
 from ptymesh.physics.propagate import fft, ifft, try_transforms
-from ptymesh.physics.views import ramps
+from ptymesh.physics.window_shifts import ramps
 from ptymesh.unknowns import Unknown
 
 Values = Mapping[str, Tensor]

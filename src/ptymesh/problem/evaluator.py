@@ -26,9 +26,9 @@ from ptymesh.physics.kinds import SUMS
 from ptymesh.physics.model import Intermediates, power
 from ptymesh.physics.rounding import largest, narrowed, shifts_for
 from ptymesh.problem.batch import CachedChunk
-from ptymesh.problem.fields import Fields
 from ptymesh.problem.kept_waves import KeptWaves
 from ptymesh.problem.loader import ViewLoader
+from ptymesh.problem.object_fields import Fields
 from ptymesh.problem.setup import Setup
 from ptymesh.problem.view_metrics import COLUMNS, ViewMetrics
 

@@ -26,8 +26,8 @@ from ptymesh.physics.propagate import try_transforms
 from ptymesh.problem.accumulator import Accumulator
 from ptymesh.problem.batch import Batch, Gradients
 from ptymesh.problem.evaluator import Evaluator
-from ptymesh.problem.fields import Fields
 from ptymesh.problem.loader import CHUNK_ARRAYS, ViewLoader, own_patterns
+from ptymesh.problem.object_fields import Fields
 from ptymesh.problem.setup import Setup
 from ptymesh.problem.view_metrics import ViewMetrics
 from ptymesh.storage.memory_budget import MemoryBudget

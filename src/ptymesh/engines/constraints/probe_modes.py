@@ -16,7 +16,7 @@ from ptymesh.engines.constraints.gauges.centring import offset_to_middle
 from ptymesh.estimate import Estimate
 from ptymesh.physics.elementwise import over_window
 from ptymesh.physics.model import power
-from ptymesh.physics.views import shift
+from ptymesh.physics.window_shifts import shift
 from ptymesh.problem import Problem
 
 

@@ -61,7 +61,7 @@ from ptymesh.kernels.cpu.pieces import AroundPieces
 from ptymesh.kernels.cpu.ready import make_ready, share_threads
 from ptymesh.kernels.cpu.sums import record_largest
 from ptymesh.kernels.fused import Beams, FusedBackend, FusedIntermediates, corners, steps_of, window_of
-from ptymesh.physics import views
+from ptymesh.physics import window_shifts
 from ptymesh.physics.backend import Adjoints, Chunk, Task
 from ptymesh.physics.background import BackgroundSums
 from ptymesh.physics.elementwise import times
@@ -549,7 +549,7 @@ class CpuBackend(CpuInputs, FusedBackend):
 def _ramped(spectrum: Tensor, fractions: Tensor, amplitudes: Tensor, axis: int) -> Tensor:
     """Return what `CpuBackend.ramped` does, where the kernels do not know the transform."""
     window = window_of(spectrum)
-    ramps = views.ramps(fractions, window) * amplitudes[:, None, None]
+    ramps = window_shifts.ramps(fractions, window) * amplitudes[:, None, None]
     if axis >= 0:
         ramps = times(ramps, derivatives(window, ramps.dtype, ramps.device)[axis])
     return ifft(times(ramps[:, None], spectrum))

@@ -24,7 +24,7 @@ from ptymesh.kernels.gpu import blocks
 from ptymesh.kernels.gpu import detector as at_detector
 from ptymesh.kernels.gpu import windows as kernels
 from ptymesh.kernels.gpu.graphs import Graphs
-from ptymesh.physics import views
+from ptymesh.physics import window_shifts
 from ptymesh.physics.backend import Adjoints, Backend, Chunk, Result, Task, reference_of
 from ptymesh.physics.background import BackgroundSums
 from ptymesh.physics.blocks import Expression, FieldView, Operation, RegularisedQuotient
@@ -147,7 +147,7 @@ class GpuBackend(FusedBackend):
             obj: (1, H, W) complex.
             window: pixels h, w.
         """
-        return views.cut_bilinear(obj, chunk.anchors, chunk.fractions, window).reshape(-1, window[1])
+        return window_shifts.cut_bilinear(obj, chunk.anchors, chunk.fractions, window).reshape(-1, window[1])
 
     def ramped(self, spectrum: Tensor, fractions: Tensor, amplitudes: Tensor, axis: int) -> Tensor:
         """Return F^H of a_j exp(-2 pi i k.f_j) spectrum_m, (B, M, h, w).

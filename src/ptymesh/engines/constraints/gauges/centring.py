@@ -12,7 +12,7 @@ from ptymesh.engines.constraints.base import Constraint
 from ptymesh.engines.waves import EngineMemory
 from ptymesh.estimate import Estimate
 from ptymesh.physics.rounding import total_of
-from ptymesh.physics.views import shift
+from ptymesh.physics.window_shifts import shift
 from ptymesh.problem import Problem
 
 

@@ -1,6 +1,6 @@
 """The table of causes: everything that `ptymesh diagnose` looks for.
 
-A new cause is a new row, and one function that returns its evidence (see cause.py). Thresholds were chosen on
+A new cause is a new row, and one function that returns its evidence (see evidence.py). Thresholds were chosen on
 simulated scans (docs/how-to/diagnosis.md says which).
 """
 
@@ -21,7 +21,7 @@ from ptymesh.diagnosis import (
     sampling,
     shadows,
 )
-from ptymesh.diagnosis.cause import Cause
+from ptymesh.diagnosis.evidence import Cause
 from ptymesh.verdict.judging import UNFINISHED, UNFINISHED_NAME
 
 CAUSES: tuple[Cause, ...] = (

@@ -1,6 +1,6 @@
 """Causes of a poor result: their evidence, their remedies, and the findings that are reported.
 
-A cause is a row of the table in table.py: a name, and one function that looks at a result (`ResultView`) and returns
+A cause is a row of the table in causes.py: a name, and one function that looks at a result (`ResultView`) and returns
 the evidence. It is reported where the evidence exceeds the row's threshold.
 """
 
