@@ -297,6 +297,24 @@ def test_a_run_that_was_stopped_goes_on_with_the_same_bits(
         outcome(Solo(), "replicated", engine, {"folder": tmp_path, "object": {"kind": "transmission", "absorption": 0}})
 
 
+def test_a_checkpoint_that_names_the_potential_alone_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As versions wrote it to which a potential was the only object with values."""
+    whole = checkpoint.save
+
+    def save_as_before(directory: Path, world: World, arrays: Any, meta: dict[str, Any]) -> None:
+        tiles = {{"object_values": "potential"}.get(name, name): tile for name, tile in arrays.tiles.items()}
+        counters = {name: value for name, value in meta["run"].items() if name != "object_kind"}
+        whole(directory, world, replace(arrays, tiles=tiles), {**meta, "run": counters})
+
+    one = outcome(Solo(), "replicated", "adam", {})
+    with monkeypatch.context() as patched:
+        patched.setattr("ptymesh.io.checkpoint.store.save", save_as_before)
+        outcome(Solo(), "replicated", "adam", {"folder": tmp_path, "stop": 6})
+    same_bits(one, outcome(Solo(), "replicated", "adam", {"folder": tmp_path}))
+
+
 # --- results and starts ---
 
 

@@ -37,6 +37,8 @@ _SHARED = (*of_scope("shared"), "anchors", "nominal")
 _PER_VIEW = of_scope("view")
 #: Name of the tiles of an object's values.
 _VALUES = "object_values"
+#: The same in checkpoints of versions that knew no other objects with values.
+_POTENTIAL = "potential"
 Arrays = dict[str, np.ndarray]
 #: Prefix of names of unknowns of the model's operators.
 OTHERS = "unknown/"
@@ -164,6 +166,7 @@ class RunState:
         if run.parts and same:
             part = problem.layout.hold(run.rectangles)  # the same shapes, the same bits
         of_object = {name: torch.as_tensor(saved.tiles.part(name, part), device=device) for name in saved.tiles}
+        older = of_object.pop(_POTENTIAL, None)  # of a version in which a potential was the only kind with values
         held = {"view": saved.per_view, "shared": saved.shared}
         others = {
             one.name: torch.as_tensor(held[one.scope][OTHERS + one.name], device=device)
@@ -181,8 +184,8 @@ class RunState:
             corner=part.corner,
             extent=run.extent,
             probe_count=problem.probe_count,
-            object_kind=run.object_kind,
-            object_values=of_object.pop(_VALUES, None),
+            object_kind=run.object_kind if older is None else _POTENTIAL,
+            object_values=of_object.pop(_VALUES, older),
             absorption=run.absorption or 0.0,
             object_modes=problem.model.object_modes,
             scan_index=None if problem.scan_index is None else torch.from_numpy(problem.scan_index).to(device),
