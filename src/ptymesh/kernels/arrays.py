@@ -27,6 +27,8 @@ CountArray = NDArray[np.number]
 Tables = tuple[RealArray, IntArray, RealArray]
 #: What exit waves are made of: object, corners of windows, beams, amplitudes (cpu/compiled/windows.py).
 ExitInputs = tuple[ComplexArray, IntArray, ComplexArray, RealArray]
+#: Changes of exit waves, object, corners of windows (cpu/compiled/probes.py).
+BackInputs = tuple[ComplexArray, ComplexArray, IntArray]
 #: Spectrum or probe, fractions, shares (cpu/compiled/shifts.py).
 ShiftInputs = tuple[ComplexArray, RealArray, RealArray]
 #: Number of slices, kernels between them and to the near field, whether probes are shifted (cpu/compiled/detector.py).

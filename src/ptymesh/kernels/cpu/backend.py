@@ -293,7 +293,8 @@ class CpuBackend(CpuInputs, FusedBackend):
         in_place = not keep and shape[0] == 1  # windows take the place of chi
         room = 0 if keep or in_place else size
         out = waves.numpy() if keep else self.workspace("waves", room, shape, waves.dtype)
-        reached, by_probe = np.zeros((bands_of_rows(), SUMS)), arrays_of(into.probe, into.probe_weight)
+        reached = np.zeros((bands_of_rows(), SUMS))
+        by_probe = arrays_of(into.shifts, into.probe, into.probe_weight)
         squares, background_sums = 1.0, self.background_arrays(into.background)
         for some in strips_of(count, size):
             at, f = n[some], a[some]
@@ -304,8 +305,7 @@ class CpuBackend(CpuInputs, FusedBackend):
             compiled_detector.detector(
                 work, made, *self._no_path, data, how, True, far.tables, chi, terms[some], *into_sums
             )
-            given = (chi, obj, at, f, beams, into.shifts.numpy())
-            compiled.to_probe(*given, *by_probe, windows, light, reached)
+            compiled.to_probe(chi, made, by_probe, (windows, light), reached)
             squares = max(squares, float(np.square(f).max()))
             self.add_windows(into, windows, light, at, f)
         reached[:, OBJECT_WEIGHT] *= squares
@@ -404,10 +404,9 @@ class CpuBackend(CpuInputs, FusedBackend):
             into: the sums of the batch.
         """
         assert into.probe is not None
-        obj, corner, beams, _ = kernel_arrays_of(intermediates)
-        arrays = (array_of(waves), obj, corner, array_of(amplitudes), beams, into.shifts.numpy())
-        reached = np.zeros((bands_of_rows(), SUMS))
-        compiled.to_probe(*arrays, *arrays_of(into.probe, into.probe_weight), *self.no_windows, reached)
+        made_of = *kernel_arrays_of(intermediates)[:3], array_of(amplitudes)
+        sums, reached = arrays_of(into.shifts, into.probe, into.probe_weight), np.zeros((bands_of_rows(), SUMS))
+        compiled.to_probe(array_of(waves), made_of, sums, self.no_windows, reached)
         record_largest(into, reached)
 
     def to_probes(self, intermediates: FusedIntermediates, waves: Tensor) -> Tensor:
@@ -448,9 +447,9 @@ class CpuBackend(CpuInputs, FusedBackend):
             return
         obj, corner, _, _ = kernel_arrays_of(intermediates)
         work, reached = self.work(threads_for(len(chi)), chi.shape[1:]), np.zeros((len(chi), SUMS))
-        given = (array_of(chi), obj, corner, *arrays_of(amplitudes, chunk.fractions))
+        given = (array_of(chi), obj, corner), *arrays_of(amplitudes, chunk.fractions)
         into_bands = (into.shifts.numpy(), *self.bands_of(into)[:2], reached)
-        compiled_probes.to_spectrum(work, *given, transform.tables, *into_bands)
+        compiled_probes.to_spectrum(work, *given, transform.tables, into_bands)
         record_largest(into, reached)
 
     # --- sums of single views ---
@@ -482,7 +481,7 @@ class CpuBackend(CpuInputs, FusedBackend):
         assert isinstance(intermediates, FusedIntermediates)
         found = torch.empty((len(chi), 5), dtype=torch.float64)
         work = self.workspace("images", threads_for(len(chi)), (compiled_moves.image_work_size(*window),), self.real)
-        given = (array_of(chi), *kernel_arrays_of(intermediates), self.transform(chi).tables)
+        given = array_of(chi), kernel_arrays_of(intermediates), self.transform(chi).tables
         compiled_moves.moves_of_images(work, *given, found.numpy())
         return steps_of(found[:, 0:4:2], found[:, 1:4:2], found[:, 4], chi)
 
@@ -496,7 +495,7 @@ class CpuBackend(CpuInputs, FusedBackend):
             by_x: (B, M, h, w) complex, derivative of the beams along x.
         """
         found = torch.empty((len(chi), 3), dtype=torch.float64)
-        arrays = (array_of(chi), *kernel_arrays_of(intermediates), *arrays_of(by_y, by_x))
+        arrays = array_of(chi), kernel_arrays_of(intermediates), *arrays_of(by_y, by_x)
         compiled.along_positions(*arrays, self.constants, found.numpy())
         return found
 
@@ -521,10 +520,10 @@ class CpuBackend(CpuInputs, FusedBackend):
         spectrum = self.spectrum(chunk, d_probe if modes == len(d_probe) else d_probe[:modes])
         obj, corner, _, amplitudes = kernel_arrays_of(intermediates)
         beams, d_beams = intermediates.beams.waves[:, :modes], chi.new_empty((threads, *chi.shape[1:]))
-        arrays = (array_of(chi), obj, array_of(d_object[0]), corner, array_of(beams), amplitudes, array_of(spectrum))
-        shift, out = (array_of(chunk.fractions), amplitudes_of(chunk)), torch.empty((len(chi), 5), dtype=torch.float64)
-        work = self.work(threads, chi.shape[1:])
-        compiled_probes.shifted_systems(work, *arrays, shift, far.tables, *arrays_of(d_beams, out))
+        made_of, work = (obj, corner, array_of(beams), amplitudes), self.work(threads, chi.shape[1:])
+        direction = *arrays_of(d_object[0], spectrum, chunk.fractions), amplitudes_of(chunk)
+        out = torch.empty((len(chi), 5), dtype=torch.float64)
+        compiled_probes.shifted_systems(work, array_of(chi), made_of, direction, far.tables, *arrays_of(d_beams, out))
         return out
 
     def step_systems(
@@ -541,8 +540,9 @@ class CpuBackend(CpuInputs, FusedBackend):
         """
         out = torch.empty((len(chi), 5), dtype=torch.float64)
         obj, corner, _, amplitudes = kernel_arrays_of(intermediates)
-        arrays = (array_of(chi), obj, array_of(change), corner, array_of(beams), amplitudes)
-        compiled.step_systems(*arrays, *arrays_of(d_beams.waves, d_beams.amplitudes), self.constants, out.numpy())
+        made_of = obj, corner, array_of(beams), amplitudes
+        direction = arrays_of(change, d_beams.waves, d_beams.amplitudes)
+        compiled.step_systems(array_of(chi), made_of, direction, self.constants, out.numpy())
         return out
 
 

@@ -184,7 +184,7 @@ def write(
         if y is not rows or x is not columns:
             where = np.repeat(common, FIELDS, axis=0) if where is common else where
             where[place] = y.numpy(), x.numpy()
-    c.write(steps, np.array(numbers, dtype=fields[-1].dtype), *fields, where, add, bands, target.numpy())
+    c.write(steps, np.array(numbers, dtype=fields[-1].dtype), tuple(fields), where, add, bands, target.numpy())
     return True
 
 

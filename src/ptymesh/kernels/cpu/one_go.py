@@ -417,7 +417,7 @@ class OneGo:
         out = torch.empty((count, 5), dtype=torch.float64)
         shift = start, direction[:modes], fractions, a, shares
         compiled_slices.sliced_systems(
-            work, array_of(chi), obj, change, n, shift, path, self.inputs.transform(chi).tables, out.numpy()
+            work, (array_of(chi), obj, n), change, shift, path, self.inputs.transform(chi).tables, out.numpy()
         )
         return out
 
@@ -442,7 +442,7 @@ class OneGo:
         work = self.inputs.workspace("gaps", threads_for(len(chi)), (numbers,), self.inputs.real)
         out = torch.empty((len(chi), len(rates), 2), dtype=torch.float64)
         shift, tables = (start, fractions, a, shares), self.inputs.transform(chi).tables
-        compiled_gaps.gap_products(work, array_of(chi), obj, n, shift, path, by_panel, tables, out.numpy())
+        compiled_gaps.gap_products(work, (array_of(chi), obj, n), shift, path, by_panel, tables, out.numpy())
         return out
 
 

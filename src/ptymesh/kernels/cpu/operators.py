@@ -169,8 +169,9 @@ class AroundOperators:
         sums, lights = self.inputs.bands_of(into)[:2]
         lights = lights if weigh else np.zeros_like(lights)
         reached, work = np.zeros((count, SUMS)), self.inputs.work(threads_for(count), (max(1, waves.shape[1]), h, w))
-        given = work, array_of(waves), obj, corners, amplitudes, fractions, self.inputs.transform(waves).tables
-        compiled_probes.to_spectrum(*given, into.shifts.numpy(), sums, lights, reached)
+        back, tables = (array_of(waves), obj, corners), self.inputs.transform(waves).tables
+        into_bands = into.shifts.numpy(), sums, lights, reached
+        compiled_probes.to_spectrum(work, back, amplitudes, fractions, tables, into_bands)
         if not weigh:
             reached[:, PROBE_WEIGHT] = 0
         record_largest(into, reached)

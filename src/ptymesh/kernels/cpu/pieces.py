@@ -97,8 +97,8 @@ class AroundPieces:
         searches = task == "exit_wave_update" and model.fidelity != "amplitude"
         data, how, found = self.inputs.comparison(model, chunk, "evaluate" if searches else task, product)
         changes = torch.empty_like(S)
-        given = work, _flat(signal.contiguous()), pixels, data, how, tables[0]
-        compiled_signals.compare_signals(*given, found.numpy(), _flat(changes))
+        of_views = _flat(signal.contiguous()), found.numpy(), _flat(changes)
+        compiled_signals.compare_signals(work, pixels, data, how, tables[0], of_views)
         if background_sums is not None:
             background_sums.add(signal, chunk.data)
         if task == "evaluate":

@@ -68,8 +68,8 @@ class CpuSums(BlockOperations):
         sums, weight = (self.arrays(name, field).reshape(shape) for name, field in named)
         if between is None:
             between = np.zeros((len(corners), 2), amplitudes.dtype)
-        given = (windows, light, corners, between, amplitudes, into.shifts.numpy(), bands_of_rows())
-        compiled_object.add_windows(*given, constants_of(self.real, 1.0), sums, weight)
+        placed, constants = (windows, light, corners, between, amplitudes), constants_of(self.real, 1.0)
+        compiled_object.add_windows(placed, into.shifts.numpy(), bands_of_rows(), constants, sums, weight)
 
     def bands_of(self, into: Adjoints) -> tuple[RealArray, ...]:
         """Return the probe's sums of each thread's views, panel after panel, and their lights; the same of OPR modes; 0
@@ -155,8 +155,8 @@ class CpuSums(BlockOperations):
             columns: (n,) int64, block coordinates along x.
             found: (L, H, W) complex and (L, H, W) real, written.
         """
-        given = places_of(rows, columns), reached.numpy(), sums.ranks, sums.parts, bands_of_rows()
-        compiled_shared.add_shared(*given, *arrays_of(sums.memory, *found))
+        blocks, (memory, *out) = (places_of(rows, columns), reached.numpy()), arrays_of(sums.memory, *found)
+        compiled_shared.add_shared(blocks, sums.ranks, sums.parts, bands_of_rows(), memory, tuple(out))
 
     def largest(self, leaf: FieldView) -> Tensor:
         """Return the largest value of a real field on its blocks in each slice, (L, 1, 1, 1)."""

@@ -1,6 +1,6 @@
 """Terms of the background's sums: a part of the detector's kernel.
 
-S, y, b, at, own, constants   see comparison.py;  h w'   numbers of a plane, panel after panel
+constants   see comparison.py;  h w'   numbers of a plane, panel after panel
 background_sums               sums (bands, 4 h w'), of slopes, darkness, and both again in a second part; shifts
                               (2, 2), limits (2,); no bands if the background stays as it is
 
@@ -13,44 +13,28 @@ import numpy as np
 
 from ptymesh.kernels.arrays import BackgroundArrays, RealArray
 from ptymesh.kernels.cpu.compiled.column_panels import ONE, TWO, ZERO
+from ptymesh.kernels.cpu.compiled.comparison import Panel
 from ptymesh.kernels.cpu.compiled.jit import inlined
 from ptymesh.kernels.cpu.compiled.vectors import LANES, add_rounded, broadcast, load
 
 
 @inlined
 def add_background_terms(
-    size: int,
-    S: RealArray,
-    slope: RealArray,
-    own: int,
-    y: RealArray,
-    b: RealArray,
-    at: int,
-    constants: RealArray,
-    counts: float,
-    kind: int,
-    band: int,
-    background_sums: BackgroundArrays,
+    panel: Panel, constants: RealArray, counts: float, kind: int, band: int, background_sums: BackgroundArrays
 ) -> None:
-    """Add a panel's slopes and darkness to the background's sums. S and `slope` are overwritten.
+    """Add a panel's slopes and darkness to the background's sums. `S` and `change` are overwritten.
 
     Args:
-        size: pixels of the panel.
-        S: real, power of the waves.
-        slope: real, workspace.
-        own: index of the panel in `S` and `slope`.
-        y: (h w',) real, counts, -1 where there are no data.
-        b: (h w',) real, background.
-        at: index of the panel in `y` and `b`.
+        panel: powers, counts and background.
         constants: (10,) real, see comparison.py.
         counts: sum of the view's counts.
         kind: fidelity, see comparison.KINDS.
         band: index of the thread's band.
         background_sums: sums, shifts and limits, see the module.
     """
-    sums, shifts, limits = background_sums
+    (sums, shifts, limits), (size, S, slope, own, _, b, at) = background_sums, panel
     plane, mine = np.uint64(len(b)), sums[band]
-    _slopes(size, S, slope, own, y, b, at, constants, constants[8] * counts, kind)
+    _slopes(panel, constants, constants[8] * counts, kind)
     for k, of in ((ZERO, slope), (ONE, S)):
         limit, shift, fine = limits[k], broadcast(shifts[k, 0]), broadcast(shifts[k, 1])
         for i in range(size):
@@ -60,19 +44,9 @@ def add_background_terms(
 
 
 @inlined
-def _slopes(
-    size: int,
-    S: RealArray,
-    slope: RealArray,
-    own: int,
-    y: RealArray,
-    b: RealArray,
-    at: int,
-    constants: RealArray,
-    faint: float,
-    kind: int,
-) -> None:
+def _slopes(panel: Panel, constants: RealArray, faint: float, kind: int) -> None:
     """Write dL/dI, and darkness in the place of S; `faint` is the least that I counts as."""
+    size, S, slope, own, y, b, at = panel
     zero, one, least = constants[0], constants[1], max(constants[9] * faint, constants[2])
     for i in range(size):
         S[own + i] = max(max(S[own + i], faint - b[at + i]), least) + b[at + i]

@@ -9,7 +9,7 @@ Blocks are independent of each other.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import prange
@@ -46,6 +46,38 @@ LONGEST = 2
 #: Rows of a large array are asked for so many rows before they are wanted: they lie far from each other, and nothing
 #: else would ask for them in time.
 AHEAD = U(4)
+#: Two complex fields, two real ones.
+Fields = tuple[ComplexArray, ComplexArray, NumberArray, NumberArray]
+
+
+class Program(NamedTuple):
+    """What `write` does, operation by operation.
+
+    Attributes:
+        steps: (k, 3) int64, operation and two registers; for loads, a register and a field.
+        numbers: (k, L, 2) real, an operation's number in each slice, or a load's factor and summand.
+    """
+
+    steps: IntArray
+    numbers: RealArray
+
+
+class Strip(NamedTuple):
+    """Rows of pixels of blocks that lie side by side.
+
+    Attributes:
+        at: index of the first block.
+        l: which slice.
+        top: first of the rows in the blocks.
+        rows: number of rows.
+        width: pixels of a row.
+    """
+
+    at: int
+    l: int
+    top: int
+    rows: int
+    width: int
 
 
 @inlined
@@ -64,18 +96,14 @@ def _side_by_side(first: int, last: int, places: IntArray) -> int:
 
 @inlined
 def _load(
-    parts: int,
-    field: NumberArray,
-    l: int,
-    y: int,
-    x: int,
-    rows: int,
-    width: int,
-    numbers: RealArray,
-    place: int,
-    out: NumberArray,
+    parts: int, field: NumberArray, strip: Strip, where: IntArray, numbers: RealArray, place: int, out: NumberArray
 ) -> None:
-    """Load rows of a field times a number plus another to `out` from a place on; `parts` is the reals of a pixel."""
+    """Load rows of a field times a number plus another to `out` from a place on.
+
+    parts: reals of a pixel; where: (2, n), places of blocks in the field.
+    """
+    at, l, top, rows, width = strip
+    y, x = where[0, at] * SIDE + top, where[1, at] * SIDE
     by, plus = broadcast(numbers[0]), broadcast(numbers[1])
     stride, count, k = U(parts * field.shape[2]), U(parts * width), U(place)
     first = U(parts * x) + stride * (U(l) * U(field.shape[1]) + U(y))
@@ -134,59 +162,37 @@ def _of_field(k: int, places: IntArray) -> IntArray:
 
 
 @inlined
-def _run(
-    at: int,
-    l: int,
-    top: int,
-    rows: int,
-    width: int,
-    program: IntArray,
-    numbers: RealArray,
-    c0: ComplexArray,
-    c1: ComplexArray,
-    r0: NumberArray,
-    r1: NumberArray,
-    places: IntArray,
-    C: ComplexArray,
-    R: NumberArray,
-) -> None:
-    """Run the program over some rows of pixels of blocks side by side; the result is left in C[0]."""
-    for k in range(len(program)):
-        op, a, b = program[k, 0], program[k, 1], program[k, 2]
+def _run(strip: Strip, program: Program, fields: Fields, places: IntArray, C: ComplexArray, R: NumberArray) -> None:
+    """Run the program over a strip; the result is left in C[0]."""
+    (steps, numbers), (c0, c1, r0, r1), l = program, fields, strip.l
+    for k in range(len(steps)):
+        op, a, b = steps[k, 0], steps[k, 1], steps[k, 2]
         where = _of_field(COMPLEX_FIELDS + b if op == LOAD_R else b, places)
-        y, x = where[0, at] * SIDE + top, where[1, at] * SIDE
         if op == LOAD_C:
-            _load(2, c0 if b == 0 else c1, l, y, x, rows, width, numbers[k, l], 2 * ROOM * a, C)
+            _load(2, c0 if b == 0 else c1, strip, where, numbers[k, l], 2 * ROOM * a, C)
         elif op == LOAD_R:
-            _load(1, r0 if b == 0 else r1, l, y, x, rows, width, numbers[k, l], ROOM * a, R)
+            _load(1, r0 if b == 0 else r1, strip, where, numbers[k, l], ROOM * a, R)
         else:
-            _operate(op, rows * width, C[a], C[b], R[a], R[b], numbers[k, l, 0])
+            _operate(op, strip.rows * strip.width, C[a], C[b], R[a], R[b], numbers[k, l, 0])
 
 
 @inlined
-def _is_quotient(program: IntArray) -> bool:
-    """Return True if all that the program does is to divide a complex field by a real one."""
-    if len(program) != 3 or program[2, 0] != C_OVER_R or program[0, 0] != LOAD_C or program[1, 0] != LOAD_R:
+def _is_quotient(steps: IntArray) -> bool:
+    """Return True if all that a program does is to divide a complex field by a real one."""
+    if len(steps) != 3 or steps[2, 0] != C_OVER_R or steps[0, 0] != LOAD_C or steps[1, 0] != LOAD_R:
         return False
-    return program[0, 2] == 0 and program[1, 2] == 0
+    return steps[0, 2] == 0 and steps[1, 2] == 0
 
 
 @inlined
 def _quotient(
-    at: int,
-    l: int,
-    width: int,
-    numbers: RealArray,
-    c0: ComplexArray,
-    r0: NumberArray,
-    places: IntArray,
-    add: bool,
-    target: NumberArray,
+    strip: Strip, numbers: RealArray, fields: Fields, places: IntArray, add: bool, target: NumberArray
 ) -> None:
     """Write what most engines write, without registers: (c0 times a number) / (r0 times a number plus another).
 
     It is written over blocks side by side. Nothing is added where the numerator is 0, whatever divides it.
     """
+    (at, l, _, _, width), (c0, _, r0, _) = strip, fields
     by, divisor, plus = broadcast(numbers[0, l, 0]), broadcast(numbers[1, l, 0]), broadcast(numbers[1, l, 1])
     C, R, T = U(c0.shape[2]), U(r0.shape[2]), U(target.shape[2])
     c = U(SIDE) * (C * U(places[0, 0, at]) + U(places[0, 1, at])) + U(l) * U(c0.shape[1]) * C
@@ -211,21 +217,11 @@ def _quotient(
 
 @inlined
 def _write(
-    first: int,
-    last: int,
-    program: IntArray,
-    numbers: RealArray,
-    c0: ComplexArray,
-    c1: ComplexArray,
-    r0: NumberArray,
-    r1: NumberArray,
-    places: IntArray,
-    add: bool,
-    target: NumberArray,
+    first: int, last: int, program: Program, fields: Fields, places: IntArray, add: bool, target: NumberArray
 ) -> None:
     """Write the program's result to blocks first ... last - 1."""
-    C, R = np.empty((REGISTERS, ROOM), c0.dtype), np.empty((REGISTERS, ROOM), r0.dtype)
-    quotient = _is_quotient(program)
+    C, R = np.empty((REGISTERS, ROOM), fields[0].dtype), np.empty((REGISTERS, ROOM), fields[2].dtype)
+    quotient = _is_quotient(program.steps)
     at = first
     while at < last:
         count = _side_by_side(at, last, places)
@@ -233,11 +229,11 @@ def _write(
         together = ROOM // width
         for l in range(target.shape[0]):
             if quotient:
-                _quotient(at, l, width, numbers, c0, r0, places, add, target)
+                _quotient(Strip(at, l, 0, SIDE, width), program.numbers, fields, places, add, target)
                 continue
             for top in range(0, SIDE, together):
                 rows = min(together, SIDE - top)
-                _run(at, l, top, rows, width, program, numbers, c0, c1, r0, r1, places, C, R)
+                _run(Strip(at, l, top, rows, width), program, fields, places, C, R)
                 for r in range(rows):
                     into, row = target[l, y + top + r, x : x + width], C[0, r * width : (r + 1) * width]
                     if add:
@@ -251,12 +247,9 @@ def _write(
 
 @parallel
 def write(
-    program: IntArray,
+    steps: IntArray,
     numbers: RealArray,
-    c0: ComplexArray,
-    c1: ComplexArray,
-    r0: NumberArray,
-    r1: NumberArray,
+    fields: Fields,
     places: IntArray,
     add: bool,
     bands: int,
@@ -265,12 +258,9 @@ def write(
     """Write, or add, what a program leaves in the first complex register to blocks of a field.
 
     Args:
-        program: (k, 3) int64, operation and two registers; for loads, a register and a field.
-        numbers: (k, L, 2) real, an operation's number in each slice, or a load's factor and summand.
-        c0: (L, H', W') complex, first complex field.
-        c1: (L, H', W') complex, second complex field.
-        r0: (L, H', W') real, first real field.
-        r1: (L, H', W') real, second real field.
+        steps: (k, 3) int64, see `Program`.
+        numbers: (k, L, 2) real, see `Program`.
+        fields: two complex ones and two real ones, (L, H', W') each.
         places: (5, 2, n) int64, block coordinates y x in each field, then in the target; or (1, 2, n), the same in all.
         add: True to add.
         bands: number of bands that threads share.
@@ -280,7 +270,7 @@ def write(
     for i in prange(bands):
         band = np.int64(i)
         first, last = n * band // bands, n * (band + 1) // bands
-        _write(first, last, program, numbers, c0, c1, r0, r1, places, add, target)
+        _write(first, last, Program(steps, numbers), fields, places, add, target)
 
 
 @inlined
@@ -416,9 +406,9 @@ def largest(places: IntArray, bands: int, field: NumberArray, out: NumberArray) 
         _largest(n * band // bands, n * (band + 1) // bands, places, field, out[i])
 
 
-#: See compiled.SIGNATURES.
+#: See compiled.SIGNATURES; what stands in brackets is a tuple.
 SIGNATURES = {
-    write: "i2 r3 c3 c3 r3 r3 i3 b i c3",
+    write: "i2 r3 (c3 c3 r3 r3) i3 b i c3",
     clear: "i3 i z3 d3",
     narrow: "i3 i z3 d3 c3 r3",
     largest: "i3 i r3 r2",

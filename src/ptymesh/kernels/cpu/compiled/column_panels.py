@@ -17,11 +17,11 @@ conjugated: what is to be transformed inversely is made conjugate, and made so a
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ptymesh.kernels.arrays import ComplexArray, IntArray, RealArray
+from ptymesh.kernels.arrays import ComplexArray, IntArray, RealArray, Tables
 from ptymesh.kernels.cpu.compiled.jit import inlined
 from ptymesh.kernels.cpu.compiled.vectors import (
     LANES,
@@ -45,8 +45,71 @@ ZERO, ONE, TWO, THREE = U(0), U(1), U(2), U(3)
 PAIR = TWO * LANES
 #: Columns of a panel, for others to count with.
 WIDTH = int(LANES)
+#: Pixels of eight rows: real and imaginary parts of each.
+EightRows = tuple[
+    ComplexVector,
+    ComplexVector,
+    ComplexVector,
+    ComplexVector,
+    ComplexVector,
+    ComplexVector,
+    ComplexVector,
+    ComplexVector,
+]
 #: Stages that `transform` knows, in this order: those of radix 8 and 2 are the last.
 RADICES = (3, 5, 7, 4, 2)
+
+
+class WindowTransform(NamedTuple):
+    """The transform of waves of one size, with its workspace.
+
+    Attributes:
+        h: rows of a window.
+        w: columns of a window.
+        row: (2 w' 8,) real, workspace of eight rows.
+        spare: (4 max(h, w) 8,) real, workspace of `transform`.
+        plan: (2, k) int64, radices by axis.
+        twiddles: (2, 2 max(h, w)) real, by axis.
+    """
+
+    h: int
+    w: int
+    row: RealArray
+    spare: RealArray
+    plan: IntArray
+    twiddles: RealArray
+
+
+class Window(NamedTuple):
+    """A window of complex pixels in an array: a wave of several, or a view's part of an object.
+
+    Attributes:
+        array: complex, C-contiguous.
+        place: index at which the window starts, in reals.
+        stride: reals from one row to the next.
+        h: rows of the window.
+        w: columns of the window.
+    """
+
+    array: ComplexArray
+    place: int
+    stride: int
+    h: int
+    w: int
+
+
+class Planes(NamedTuple):
+    """Planes of several waves, one after the other.
+
+    Attributes:
+        numbers: (2 h w' waves,) real or longer.
+        size: pixels h w' of a plane.
+        waves: number of waves.
+    """
+
+    numbers: RealArray
+    size: int
+    waves: int
 
 
 def stages(size: int) -> list[int]:
@@ -88,12 +151,12 @@ def work_size(modes: int, h: int, w: int, slices: int = 1) -> int:
 
 
 @inlined
-def _stage4(x: RealArray, at: int, y: RealArray, to: int, n: int, s: int, twiddles: RealArray, step: int) -> None:
-    """Compute n / 4 butterflies, each over a run of s pixels; `step` is the step through the twiddles."""
+def _stage4(x: RealArray, at: int, y: RealArray, to: int, n: int, s: int, twiddles: RealArray) -> None:
+    """Compute n / 4 butterflies, each over a run of s pixels, which is the step through the twiddles, too."""
     m, between = n // U(4), PAIR * s
     far = m * between
     for p in range(m):
-        t = TWO * p * step
+        t = TWO * p * s
         c1, d1 = broadcast(twiddles[t]), broadcast(twiddles[t + ONE])
         c2, d2 = broadcast(twiddles[TWO * t]), broadcast(twiddles[TWO * t + ONE])
         c3, d3 = broadcast(twiddles[THREE * t]), broadcast(twiddles[THREE * t + ONE])
@@ -185,14 +248,12 @@ def _turned_on(y: RealArray, o: int, c: Vector, d: Vector, real: Vector, imagina
 
 
 @inlined
-def _stage3(
-    x: RealArray, at: int, y: RealArray, to: int, n: int, s: int, size: int, twiddles: RealArray, step: int
-) -> None:
-    """Compute n / 3 butterflies, each over a run of s pixels; `size` is the length of the whole transform."""
-    m, between, third = n // THREE, PAIR * s, TWO * (size // THREE)
+def _stage3(x: RealArray, at: int, y: RealArray, to: int, n: int, s: int, twiddles: RealArray) -> None:
+    """Compute n / 3 butterflies, each over a run of s pixels; the length of the whole transform is n s."""
+    m, between, third = n // THREE, PAIR * s, TWO * (n // THREE * s)
     far, cos, sin = m * between, broadcast(twiddles[third]), broadcast(-twiddles[third + ONE])
     for p in range(m):
-        t = TWO * p * step
+        t = TWO * p * s
         c1, d1 = broadcast(twiddles[t]), broadcast(twiddles[t + ONE])
         c2, d2 = broadcast(twiddles[TWO * t]), broadcast(twiddles[TWO * t + ONE])
         begin, o = at + p * between, to + THREE * p * between
@@ -210,16 +271,14 @@ def _stage3(
 
 
 @inlined
-def _stage5(
-    x: RealArray, at: int, y: RealArray, to: int, n: int, s: int, size: int, twiddles: RealArray, step: int
-) -> None:
-    """Compute n / 5 butterflies, each over a run of s pixels; `size` is the length of the whole transform."""
-    m, between, fifth = n // U(5), PAIR * s, TWO * (size // U(5))
+def _stage5(x: RealArray, at: int, y: RealArray, to: int, n: int, s: int, twiddles: RealArray) -> None:
+    """Compute n / 5 butterflies, each over a run of s pixels; the length of the whole transform is n s."""
+    m, between, fifth = n // U(5), PAIR * s, TWO * (n // U(5) * s)
     far = m * between
     cos1, sin1 = broadcast(twiddles[fifth]), broadcast(-twiddles[fifth + ONE])
     cos2, sin2 = broadcast(twiddles[TWO * fifth]), broadcast(-twiddles[TWO * fifth + ONE])
     for p in range(m):
-        t = TWO * p * step
+        t = TWO * p * s
         c1, d1 = broadcast(twiddles[t]), broadcast(twiddles[t + ONE])
         c2, d2 = broadcast(twiddles[TWO * t]), broadcast(twiddles[TWO * t + ONE])
         c3, d3 = broadcast(twiddles[THREE * t]), broadcast(twiddles[THREE * t + ONE])
@@ -248,11 +307,9 @@ def _stage5(
 
 
 @inlined
-def _stage(
-    radix: int, x: RealArray, at: int, y: RealArray, to: int, n: int, s: int, size: int, twiddles: RealArray, step: int
-) -> None:
-    """Compute n / radix butterflies of any radix, term by term; `size` is the length of the whole transform."""
-    m, between = n // radix, PAIR * s
+def _stage(radix: int, x: RealArray, at: int, y: RealArray, to: int, n: int, s: int, twiddles: RealArray) -> None:
+    """Compute n / radix butterflies of any radix, term by term; the length of the whole transform is n s."""
+    m, between, size = n // radix, PAIR * s, n * s
     for p in range(m):
         for k in range(radix):
             o = to + (radix * p + k) * between
@@ -260,10 +317,10 @@ def _stage(
                 i = at + p * between + q
                 a, b = load(x, i), load(x, i + LANES)
                 # exp(-2 pi i (j / radix + p / n) k): the butterfly's, and the twiddle of what it gives
-                c, d = broadcast(twiddles[TWO * p * k * step]), broadcast(twiddles[TWO * p * k * step + ONE])
+                c, d = broadcast(twiddles[TWO * p * k * s]), broadcast(twiddles[TWO * p * k * s + ONE])
                 e, f = c * a - d * b, c * b + d * a
                 for j in range(ONE, radix):
-                    place = TWO * ((j * k * (size // radix) + p * k * step) % size)
+                    place = TWO * ((j * k * (size // radix) + p * k * s) % size)
                     c, d = broadcast(twiddles[place]), broadcast(twiddles[place + ONE])
                     i += m * between
                     a, b = load(x, i), load(x, i + LANES)
@@ -284,7 +341,7 @@ def transform(x: RealArray, at: int, spare: RealArray, size: int, plan: IntArray
         plan: (k,) int64, radices.
         twiddles: (2 size,) real.
     """
-    n, s, step, half = size, ONE, ONE, PAIR * size
+    n, s, half = size, ONE, PAIR * size
     last = U(len(plan))
     while plan[last - ONE] == 0:
         last -= ONE
@@ -296,19 +353,43 @@ def transform(x: RealArray, at: int, spare: RealArray, size: int, plan: IntArray
         else:
             target, o = spare, half * (k % TWO)
         if radix == 4:
-            _stage4(source, i, target, o, n, s, twiddles, step)
+            _stage4(source, i, target, o, n, s, twiddles)
         elif radix == 8:
             _stage8(source, i, target, o, s, broadcast(twiddles[size // U(4)]))
         elif radix == 2:
             _stage2(source, i, target, o, s)
         elif radix == 3:
-            _stage3(source, i, target, o, n, s, size, twiddles, step)
+            _stage3(source, i, target, o, n, s, twiddles)
         elif radix == 5:
-            _stage5(source, i, target, o, n, s, size, twiddles, step)
+            _stage5(source, i, target, o, n, s, twiddles)
         else:
-            _stage(radix, source, i, target, o, n, s, size, twiddles, step)
-        n, s, step = n // radix, s * radix, step * radix
+            _stage(radix, source, i, target, o, n, s, twiddles)
+        n, s = n // radix, s * radix
         source, i = target, o
+
+
+@inlined
+def transform_panel(plane: RealArray, at: int, fourier: WindowTransform) -> None:
+    """Transform eight columns of a plane, in place.
+
+    Args:
+        plane: (2 h w',) real, a wave panel after panel.
+        at: index in `plane` of the panel's first number.
+        fourier: the transform.
+    """
+    transform(plane, at, fourier.spare, fourier.h, fourier.plan[0], fourier.twiddles[0])
+
+
+@inlined
+def transform_row(row: RealArray, at: int, fourier: WindowTransform) -> None:
+    """Transform eight rows of a wave, in place.
+
+    Args:
+        row: (2 w' 8,) real or longer.
+        at: index in `row` of the first number.
+        fourier: the transform.
+    """
+    transform(row, at, fourier.spare, fourier.w, fourier.plan[1], fourier.twiddles[1])
 
 
 # --- rows to panels and back ---
@@ -354,20 +435,9 @@ def row_panel_back(row: RealArray, at: int, plane: RealArray, first: int, h: int
 
 
 @inlined
-def _put_eight(
-    row: RealArray,
-    at: int,
-    a: ComplexVector,
-    b: ComplexVector,
-    c: ComplexVector,
-    d: ComplexVector,
-    e: ComplexVector,
-    f: ComplexVector,
-    g: ComplexVector,
-    h: ComplexVector,
-) -> None:
-    """Write eight pixels of eight rows from row[at] on; each argument holds real and imaginary parts of one row's
-    pixels."""
+def _put_eight(row: RealArray, at: int, pixels: EightRows) -> None:
+    """Write eight pixels of eight rows from row[at] on."""
+    a, b, c, d, e, f, g, h = pixels
     real = (a[0], b[0], c[0], d[0], e[0], f[0], g[0], h[0])
     imaginary = (a[1], b[1], c[1], d[1], e[1], f[1], g[1], h[1])
     store_eight(row, at, PAIR, transposed(real))
@@ -389,61 +459,49 @@ def _factored(
 
 @inlined
 def rows_in(
-    waves: ComplexArray,
-    wave: int,
-    obj: ComplexArray,
-    window: int,
-    stride: int,
+    wave: Window,
+    window: Window,
     real: float,
     imaginary: float,
     product: bool,
-    h: int,
-    w: int,
-    row: RealArray,
-    spare: RealArray,
-    plan: IntArray,
-    twiddles: RealArray,
+    fourier: WindowTransform,
     plane: RealArray,
 ) -> None:
     """Transform the rows of a wave, and write them to a plane; with `product`, of the wave times the object in its
     window.
 
     Args:
-        waves: complex, C-contiguous.
-        wave: index at which the wave starts, in reals.
-        obj: (H, W) complex.
-        window: index at which the window starts in `obj`, in reals.
-        stride: reals from one row of the object to the next.
+        wave: the wave, whose rows follow each other.
+        window: the object's window.
         real: factor of the object's real parts.
         imaginary: factor of the object's imaginary parts.
         product: True to multiply by the object.
-        h: rows of a window.
-        w: columns of a window.
-        row: (2 w' 8,) real, workspace of eight rows.
-        spare: (4 max(h, w) 8,) real, workspace of `transform`.
-        plan: (2, k) int64, radices by axis.
-        twiddles: (2, 2 max(h, w)) real, by axis.
+        fourier: the transform.
         plane: (2 h w',) real, a wave panel after panel.
     """
-    f, g, wide = broadcast(real), broadcast(imaginary), TWO * w
+    h, w, row = fourier.h, fourier.w, fourier.row
+    waves, obj, wide, stride = wave.array, window.array, wave.stride, window.stride
+    f, g = broadcast(real), broadcast(imaginary)
     for r in range(ZERO, h, LANES):
         first = min(r, h - LANES)
         for c in range(ZERO, w, LANES):
             start = min(c, w - LANES)
-            i, o = wave + wide * first + TWO * start, window + stride * first + TWO * start
+            i, o = wave.place + wide * first + TWO * start, window.place + stride * first + TWO * start
             _put_eight(
                 row,
                 PAIR * start,
-                _factored(waves, i, obj, o, f, g, product),
-                _factored(waves, i + wide, obj, o + stride, f, g, product),
-                _factored(waves, i + TWO * wide, obj, o + TWO * stride, f, g, product),
-                _factored(waves, i + THREE * wide, obj, o + THREE * stride, f, g, product),
-                _factored(waves, i + U(4) * wide, obj, o + U(4) * stride, f, g, product),
-                _factored(waves, i + U(5) * wide, obj, o + U(5) * stride, f, g, product),
-                _factored(waves, i + U(6) * wide, obj, o + U(6) * stride, f, g, product),
-                _factored(waves, i + U(7) * wide, obj, o + U(7) * stride, f, g, product),
+                (
+                    _factored(waves, i, obj, o, f, g, product),
+                    _factored(waves, i + wide, obj, o + stride, f, g, product),
+                    _factored(waves, i + TWO * wide, obj, o + TWO * stride, f, g, product),
+                    _factored(waves, i + THREE * wide, obj, o + THREE * stride, f, g, product),
+                    _factored(waves, i + U(4) * wide, obj, o + U(4) * stride, f, g, product),
+                    _factored(waves, i + U(5) * wide, obj, o + U(5) * stride, f, g, product),
+                    _factored(waves, i + U(6) * wide, obj, o + U(6) * stride, f, g, product),
+                    _factored(waves, i + U(7) * wide, obj, o + U(7) * stride, f, g, product),
+                ),
             )
-        transform(row, ZERO, spare, w, plan[1], twiddles[1])
+        transform_row(row, ZERO, fourier)
         row_panel_back(row, ZERO, plane, first, h, w)
 
 
@@ -465,14 +523,16 @@ def row_panel_in(waves: ComplexArray, place: int, stride: int, w: int, row: Real
         _put_eight(
             row,
             at + PAIR * start,
-            load_complex(waves, i),
-            load_complex(waves, i + stride),
-            load_complex(waves, i + TWO * stride),
-            load_complex(waves, i + THREE * stride),
-            load_complex(waves, i + U(4) * stride),
-            load_complex(waves, i + U(5) * stride),
-            load_complex(waves, i + U(6) * stride),
-            load_complex(waves, i + U(7) * stride),
+            (
+                load_complex(waves, i),
+                load_complex(waves, i + stride),
+                load_complex(waves, i + TWO * stride),
+                load_complex(waves, i + THREE * stride),
+                load_complex(waves, i + U(4) * stride),
+                load_complex(waves, i + U(5) * stride),
+                load_complex(waves, i + U(6) * stride),
+                load_complex(waves, i + U(7) * stride),
+            ),
         )
 
 
@@ -504,35 +564,20 @@ def row_panel_out(row: RealArray, at: int, w: int, sign: Vector, out: ComplexArr
 
 
 @inlined
-def rows_back(
-    plane: RealArray,
-    h: int,
-    w: int,
-    row: RealArray,
-    spare: RealArray,
-    plan: IntArray,
-    twiddles: RealArray,
-    out: ComplexArray,
-    place: int,
-) -> None:
+def rows_back(plane: RealArray, fourier: WindowTransform, out: ComplexArray, place: int) -> None:
     """Transform the rows of a plane whose columns are transformed, and write the conjugate as a wave (h, w).
 
     Args:
         plane: (2 h w',) real, a wave panel after panel.
-        h: rows of a window.
-        w: columns of a window.
-        row: (2 w' 8,) real, workspace of eight rows.
-        spare: (4 max(h, w) 8,) real, workspace of `transform`.
-        plan: (2, k) int64, radices by axis.
-        twiddles: (2, 2 max(h, w)) real, by axis.
+        fourier: the transform.
         out: complex, C-contiguous, written.
         place: index at which the wave starts in `out`, in reals.
     """
-    minus = broadcast(-twiddles[0, 0])
+    h, w, row, minus = fourier.h, fourier.w, fourier.row, broadcast(-fourier.twiddles[0, 0])
     for r in range(ZERO, h, LANES):
         first = min(r, h - LANES)
         row_panel_from(plane, first, h, w, row, ZERO)
-        transform(row, ZERO, spare, w, plan[1], twiddles[1])
+        transform_row(row, ZERO, fourier)
         row_panel_out(row, ZERO, w, minus, out, place + TWO * w * first)
 
 
@@ -602,28 +647,50 @@ def panel_out(plane: RealArray, h: int, w: int, start: int, out: ComplexArray, p
 
 
 @inlined
-def rows_of(work: RealArray, at: int, h: int, w: int) -> tuple[RealArray, RealArray, int]:
-    """Return a row, whose pixels beyond w are zero, the workspace of `transform`, and the index in `work` behind them.
+def transform_in(work: RealArray, at: int, h: int, w: int, tables: Tables) -> tuple[WindowTransform, int]:
+    """Return the transform with its workspace, whose row is zero beyond w, and the index in `work` behind that.
 
     Args:
         work: (k,) real, workspace of a band.
-        at: index in `work` at which they start.
+        at: index in `work` at which the workspace starts.
         h: rows of a window.
         w: columns of a window.
+        tables: constants, plan and twiddles of the transform.
     """
     long, room = PAIR * ((w + LANES - ONE) // LANES * LANES), PAIR * max(h, w)
     row = work[at : at + long]
     row[PAIR * w :] = 0
-    return row, work[at + long : at + long + TWO * room], at + long + TWO * room
+    end = at + long + TWO * room
+    return WindowTransform(h, w, row, work[at + long : end], tables[1], tables[2]), end
 
 
 @inlined
-def plane_of(planes: RealArray, m: int, size: int) -> RealArray:
-    """Return the plane of mode m.
+def plane_of(planes: Planes, m: int) -> RealArray:
+    """Return the plane of wave m."""
+    return planes.numbers[TWO * planes.size * m : TWO * planes.size * (m + ONE)]
+
+
+@inlined
+def wave_at(waves: ComplexArray, m: int) -> Window:
+    """Return wave m of an array.
 
     Args:
-        planes: real, planes of several waves one after the other.
-        m: which mode.
-        size: pixels h w' of a plane.
+        waves: (..., h, w) complex, C-contiguous.
+        m: which of all waves.
     """
-    return planes[TWO * size * m : TWO * size * (m + ONE)]
+    h, w = U(waves.shape[-2]), U(waves.shape[-1])
+    return Window(waves, TWO * h * w * m, TWO * w, h, w)
+
+
+@inlined
+def window_at(obj: ComplexArray, corner: IntArray, h: int, w: int) -> Window:
+    """Return a view's window of an object.
+
+    Args:
+        obj: (H, W) complex.
+        corner: (2,) int64, pixel y x under the window's corner.
+        h: rows of a window.
+        w: columns of a window.
+    """
+    stride = TWO * U(obj.shape[1])
+    return Window(obj, stride * U(corner[0]) + TWO * U(corner[1]), stride, h, w)

@@ -10,6 +10,8 @@ The equations are those of physics/fidelity.py.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from ptymesh.kernels.arrays import CountArray, IntArray, RealArray
@@ -26,19 +28,41 @@ NATIVE = ("uint8", "uint16", "uint32", "float32", "float64")
 KINDS = {"amplitude": 0, "poisson": 1, "intensity": 2}
 
 
+class Panel(NamedTuple):
+    """Eight columns of powers and of what they are compared with.
+
+    Attributes:
+        size: pixels of the panel.
+        S: real, power of the waves.
+        change: real, factor by which waves are to change.
+        own: index of the panel in `S` and `change`.
+        y: (h w',) real, counts, -1 where there are no data.
+        b: (h w',) real, background.
+        at: index of the panel in `y` and `b`.
+    """
+
+    size: int
+    S: RealArray
+    change: RealArray
+    own: int
+    y: RealArray
+    b: RealArray
+    at: int
+
+
 @inlined
-def _data(planes: CountArray, j: int, h: int, w: int, good: RealArray, constants: RealArray, out: RealArray) -> float:
-    """Write plane j of (n, h, w), panel after panel, as real numbers, -1 where there are no data; return their sum."""
+def _data(counts: CountArray, h: int, w: int, good: RealArray, constants: RealArray, out: RealArray) -> float:
+    """Write counts (h, w), panel after panel, as real numbers, -1 where there are no data; return their sum."""
     zero, one, none = broadcast(constants[0]), broadcast(constants[1]), broadcast(-constants[1])
     sums = zero
     for start in range(ZERO, w, LANES):
         for r in range(h):
-            i, o = w * (h * j + r) + start, h * start + r * LANES
+            i, o = w * r + start, h * start + r * LANES
             if start + LANES <= w:
-                store(out, o, load_as(planes, i, out))
+                store(out, o, load_as(counts, i, out))
             else:
                 for c in range(w - start):
-                    out[o + c] = planes[j, r, start + c]
+                    out[o + c] = counts[r, start + c]
             y = where_at_least(load(good, o), one, load(out, o), none)
             store(out, o, where_at_least(y, zero, y, none))  # NaN is no datum either
             sums = sums + where_at_least(y, zero, y, zero)
@@ -47,13 +71,12 @@ def _data(planes: CountArray, j: int, h: int, w: int, good: RealArray, constants
 
 @inlined
 def counts_in_panels(
-    counts: IntArray, j: int, code: int, h: int, w: int, good: RealArray, constants: RealArray, out: RealArray
+    counts: IntArray, code: int, h: int, w: int, good: RealArray, constants: RealArray, out: RealArray
 ) -> float:
-    """Write pattern j, panel after panel, as real numbers, -1 where there are no data; return the sum of its data.
+    """Write a pattern, panel after panel, as real numbers, -1 where there are no data; return the sum of its data.
 
     Args:
-        counts: (n, h, w times the bytes of one) uint8.
-        j: which pattern.
+        counts: (h, w times the bytes of one) uint8.
         code: dtype of the counts, its place in NATIVE.
         h: rows of a window.
         w: columns of a window.
@@ -62,53 +85,34 @@ def counts_in_panels(
         out: (h w',) real, written.
     """
     if code == 0:
-        return _data(counts, j, h, w, good, constants, out)
+        return _data(counts, h, w, good, constants, out)
     if code == 1:
-        return _data(counts.view(np.uint16), j, h, w, good, constants, out)
+        return _data(counts.view(np.uint16), h, w, good, constants, out)
     if code == 2:
-        return _data(counts.view(np.uint32), j, h, w, good, constants, out)
+        return _data(counts.view(np.uint32), h, w, good, constants, out)
     if code == 3:
-        return _data(counts.view(np.float32), j, h, w, good, constants, out)
-    return _data(counts.view(np.float64), j, h, w, good, constants, out)
+        return _data(counts.view(np.float32), h, w, good, constants, out)
+    return _data(counts.view(np.float64), h, w, good, constants, out)
 
 
 @inlined
 def compare(
-    size: int,
-    S: RealArray,
-    change: RealArray,
-    own: int,
-    y: RealArray,
-    b: RealArray,
-    at: int,
-    constants: RealArray,
-    least: float,
-    has_background: bool,
-    kind: int,
-    task: int,
-    j: int,
-    terms: RealArray,
+    panel: Panel, constants: RealArray, least: float, has_background: bool, kind: int, task: int, terms: RealArray
 ) -> None:
     """Add a panel's terms to the sums of a view, and write the factor by which its waves are to change.
 
     For Newton steps the factor is the direction of the step.
 
     Args:
-        size: pixels of the panel.
-        S: real, power of the waves.
-        change: real, written.
-        own: index of the panel in `S` and `change`.
-        y: (h w',) real, counts, -1 where there are no data.
-        b: (h w',) real, background.
-        at: index of the panel in `y` and `b`.
+        panel: powers, counts and background; `change` is written.
         constants: (10,) real, see comparison.py.
         least: power below which a pixel has no light.
         has_background: True if the background is not 0 everywhere.
         kind: fidelity, see KINDS.
         task: 0, 1 or 2, see detector.py.
-        j: index of the view.
-        terms: (B, 6) float64; see Backend.at_detector.
+        terms: (6,) float64, of the view; see Backend.at_detector.
     """
+    size, S, change, own, y, b, at = panel
     zero, one, dark, dark_root = constants[0], constants[1], constants[2], constants[3]
     misfit, total, absolute, roots, squares = zero, zero, zero, zero, zero
     for i in range(size):
@@ -123,28 +127,27 @@ def compare(
         squares += counts * counts
         # 1 - sqrt(y / I), or without background the same as the projection
         change[own + i] = root_y / max(root_I, dark_root) - one if good and S[own + i] >= least else zero
-    terms[j, 1] += misfit
-    terms[j, 2] += total
-    terms[j, 3] += absolute
-    terms[j, 4] += roots
-    terms[j, 5] += squares
+    terms[1] += misfit
+    terms[2] += total
+    terms[3] += absolute
+    terms[4] += roots
+    terms[5] += squares
     if kind == 0:
-        terms[j, 0] += misfit
+        terms[0] += misfit
         if has_background and task == 1:
             for i in range(size):
                 signal = max(y[at + i] - b[at + i], zero)
                 lit = y[at + i] >= zero and S[own + i] >= least
                 change[own + i] = np.sqrt(signal / max(S[own + i], dark)) - one if lit else zero
     else:
-        terms[j, 0] += _loss(kind, size, S, own, y, b, at, dark, zero)
-        _slope(kind, size, S, change, own, y, b, at, constants, least, task == 1)
+        terms[0] += _loss(kind, panel, dark, zero)
+        _slope(kind, panel, constants, least, task == 1)
 
 
 @inlined
-def _loss(
-    kind: int, size: int, S: RealArray, own: int, y: RealArray, b: RealArray, at: int, dark: float, zero: float
-) -> float:
+def _loss(kind: int, panel: Panel, dark: float, zero: float) -> float:
     """Return the loss of a panel, for the fidelities with a likelihood of their own."""
+    size, S, _, own, y, b, at = panel
     total = zero
     if kind == 1:
         for i in range(size):
@@ -158,20 +161,9 @@ def _loss(
 
 
 @inlined
-def _slope(
-    kind: int,
-    size: int,
-    S: RealArray,
-    out: RealArray,
-    own: int,
-    y: RealArray,
-    b: RealArray,
-    at: int,
-    constants: RealArray,
-    least: float,
-    newton: bool,
-) -> None:
+def _slope(kind: int, panel: Panel, constants: RealArray, least: float, newton: bool) -> None:
     """Write -dL/dI; for a Newton step its direction xi = dL/dI, with y/I capped."""
+    size, S, out, own, y, b, at = panel
     zero, one, dark, brightest = constants[0], constants[1], constants[2], constants[4]
     sign = -one if newton else one
     if kind == 1:
@@ -186,24 +178,21 @@ def _slope(
 
 
 @inlined
-def newton_step(kind: int, S: RealArray, y: RealArray, xi: RealArray, b: RealArray, constants: RealArray) -> float:
+def newton_step(kind: int, view: Panel, constants: RealArray) -> float:
     """Return -alpha of Psi' = (1 - alpha xi) Psi of a view; see fidelity._poisson_step.
 
     Args:
         kind: fidelity, see KINDS.
-        S: (h w',) real, power of the waves.
-        y: (h w',) real, counts, -1 where there are no data.
-        xi: (h w',) real, direction of the step.
-        b: (h w',) real, background.
+        view: all panels as one, with the direction of the step in `change`.
         constants: (10,) real, see comparison.py.
     """
     one, dark, steps = constants[1], constants[2], int(constants[5])
-    alpha = np.empty(1, S.dtype)  # a cell, so that alpha keeps its precision
+    alpha = np.empty(1, constants.dtype)  # a cell, so that alpha keeps its precision
     alpha[0] = one / (one + one)
     for _ in range(steps if kind == 1 else 1):
-        first, second, size = 0.0, 0.0, U(len(S))
+        first, second, size = 0.0, 0.0, view.size
         for k in range(ZERO, size, PART):
-            parts = _newton_part(kind, S, y, xi, b, k, min(k + PART, size), alpha[0], constants)
+            parts = _newton_part(kind, view, k, min(k + PART, size), alpha[0], constants)
             first += parts[0]
             second += parts[1]
         if kind == 1:
@@ -214,18 +203,9 @@ def newton_step(kind: int, S: RealArray, y: RealArray, xi: RealArray, b: RealArr
 
 
 @inlined
-def _newton_part(
-    kind: int,
-    S: RealArray,
-    y: RealArray,
-    xi: RealArray,
-    b: RealArray,
-    begin: int,
-    end: int,
-    a: float,
-    constants: RealArray,
-) -> tuple[float, float]:
+def _newton_part(kind: int, view: Panel, begin: int, end: int, a: float, constants: RealArray) -> tuple[float, float]:
     """Return the first and second derivative of the loss by alpha, over some pixels."""
+    S, xi, y, b = view.S, view.change, view.y, view.b
     zero, one, dark = constants[0], constants[1], constants[2]
     two, first, second = one + one, zero, zero
     if kind == 1:

@@ -10,6 +10,8 @@ they are in its cache: the fewer passes over them, the better.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numba import prange
 
@@ -19,7 +21,6 @@ from ptymesh.kernels.arrays import (
     DetectorInputs,
     DetectorOptions,
     ExitInputs,
-    IntArray,
     PathInputs,
     RealArray,
     ShiftInputs,
@@ -33,22 +34,37 @@ from ptymesh.kernels.cpu.compiled.column_panels import (
     THREE,
     TWO,
     ZERO,
+    Planes,
     U,
+    WindowTransform,
     panel_in,
     panel_out,
     plane_of,
     rows_back,
     rows_in,
-    rows_of,
-    transform,
+    transform_in,
+    transform_panel,
+    wave_at,
+    window_at,
 )
-from ptymesh.kernels.cpu.compiled.comparison import compare, counts_in_panels, newton_step
+from ptymesh.kernels.cpu.compiled.comparison import Panel, compare, counts_in_panels, newton_step
 from ptymesh.kernels.cpu.compiled.jit import inlined, parallel
 from ptymesh.kernels.cpu.compiled.moves import add_products, power_behind
 from ptymesh.kernels.cpu.compiled.probes import halves
 from ptymesh.kernels.cpu.compiled.propagation import columns_through, transform_rows
-from ptymesh.kernels.cpu.compiled.row_panels import BACK, ON, row_panels_of, through_rows, window_in, windows_out
+from ptymesh.kernels.cpu.compiled.row_panels import (
+    BACK,
+    ON,
+    Passage,
+    row_panels_of,
+    through_rows,
+    window_in,
+    windows_out,
+)
 from ptymesh.kernels.cpu.compiled.shifts import (
+    Beam,
+    Ramps,
+    RoundedSums,
     add_plane,
     add_power,
     columns_in,
@@ -89,300 +105,274 @@ def _times(plane: RealArray, at: int, h: int, change: RealArray, own: int, real:
         store(plane, i + LANES, t * f * load(plane, i + LANES))
 
 
+class View(NamedTuple):
+    """A view and its indices.
+
+    Attributes:
+        j: index of the view.
+        beam: index of its beam.
+        band: index of the thread's band.
+    """
+
+    j: int
+    beam: int
+    band: np.int64
+
+
+class Comparison(NamedTuple):
+    """What waves on the detector are compared with, and what comes of it; see `detector`.
+
+    Attributes:
+        constants: (10,) real, see comparison.py.
+        data: counts, indices of patterns, mask, background.
+        how: dtype of the counts, background, product, fidelity, task.
+        terms: (B, 6) float64, written.
+        background_sums: see background.py.
+    """
+
+    constants: RealArray
+    data: DetectorInputs
+    how: DetectorOptions
+    terms: RealArray
+    background_sums: BackgroundArrays
+
+
+class DetectorWork(NamedTuple):
+    """Workspace of a band.
+
+    Attributes:
+        panels: counts, powers and factors, (h w',) real each.
+        fourier: the transform.
+        planes: waves of all modes.
+        behind: real, what lies behind the planes: a second row and row panels (row_panels.py).
+        factors: of rows and columns.
+    """
+
+    panels: tuple[RealArray, RealArray, RealArray]
+    fourier: WindowTransform
+    planes: Planes
+    behind: RealArray
+    factors: Ramps
+
+
+class Journey(NamedTuple):
+    """What a view's waves are made of, and how they go; see `detector`.
+
+    Attributes:
+        intermediates: object, corners, beams, amplitudes.
+        shift: spectrum or probe, fractions, shares.
+        path: number of slices, kernels, True if probes are shifted.
+        constants: (10,) real, see comparison.py.
+        keep: True to write waves.
+    """
+
+    intermediates: ExitInputs
+    shift: ShiftInputs
+    path: PathInputs
+    constants: RealArray
+    keep: bool
+
+
 @inlined
-def _split_work(
-    work: RealArray, size: int, h: int, w: int
-) -> tuple[tuple[RealArray, RealArray, RealArray], RealArray, RealArray, RealArray]:
-    """Divide a band's workspace: counts, powers and factors; a row; workspace of transforms; planes."""
-    row, spare, at = rows_of(work, THREE * size, h, w)
-    return (work[:size], work[size : TWO * size], work[TWO * size : THREE * size]), row, spare, work[at:]
+def _split_work(work: RealArray, size: int, out: ComplexArray, tables: Tables) -> DetectorWork:
+    """Divide a band's workspace for waves of so many modes and pixels as `out` has; a plane has `size` pixels."""
+    M, h, w = U(out.shape[1]), U(out.shape[2]), U(out.shape[3])
+    fourier, at = transform_in(work, THREE * size, h, w, tables)
+    panels = work[:size], work[size : TWO * size], work[TWO * size : THREE * size]
+    behind, factors = work[at + TWO * M * size :], empty_factors(h, w, tables[0].dtype)
+    return DetectorWork(panels, fourier, Planes(work[at:], size, M), behind, factors)
 
 
 @inlined
 def _apply_at_detector(
-    j: int,
-    view: int,
-    band: int,
-    work: RealArray,
-    intermediates: ExitInputs,
-    data: DetectorInputs,
-    how: DetectorOptions,
-    tables: Tables,
-    out: ComplexArray,
-    terms: RealArray,
-    background_sums: BackgroundArrays,
+    view: View, work: RealArray, intermediates: ExitInputs, tables: Tables, out: ComplexArray, comparison: Comparison
 ) -> None:
-    """Take view j, whose beam is the `view`th, to the detector: its sums, and with a task what comes back in out[j]."""
-    (obj, n, beams, a), product, task, (_, plan, twiddles) = intermediates, how[2], how[4], tables
-    M, h, w = U(out.shape[1]), U(out.shape[2]), U(out.shape[3])
-    size, far = U(len(data[2])), plan[0, 0] > 0
-    rooms, row, spare, planes = _split_work(work, size, h, w)
+    """Take a view to the detector: its sums, and with a task what comes back in out[j]."""
+    (obj, n, beams, a), product, task = intermediates, comparison.how[2], comparison.how[4]
+    M, h, w, j = U(out.shape[1]), U(out.shape[2]), U(out.shape[3]), view.j
+    far, parts = tables[1][0, 0] > 0, _split_work(work, U(len(comparison.data[2])), out, tables)
     for m in range(M):
-        beam, plane = TWO * h * w * (view * M + m), plane_of(planes, m, size)
+        beam, plane = wave_at(beams, view.beam * M + m), plane_of(parts.planes, m)
         if far:
-            stride, f = TWO * U(obj.shape[1]), a[j]
-            window = stride * U(n[j, 0]) + TWO * U(n[j, 1])
-            rows_in(beams, beam, obj, window, stride, f, f, product, h, w, row, spare, plan, twiddles, plane)
+            rows_in(beam, window_at(obj, n[j], h, w), a[j], a[j], product, parts.fourier, plane)
         else:
             for start in range(ZERO, w, LANES):
-                panel_in(beams, beam, h, w, start, plane)
-    _compare(j, band, M, h, w, far, rooms, spare, planes, data, how, tables, terms, background_sums)
+                panel_in(beams, beam.place, h, w, start, plane)
+    _compare(view, far, parts, comparison)
     if task > 0:
         for m in range(M):
-            wave, plane = TWO * h * w * (j * M + m), plane_of(planes, m, size)
+            wave, plane = TWO * h * w * (j * M + m), plane_of(parts.planes, m)
             if far:
-                rows_back(plane, h, w, row, spare, plan, twiddles, out, wave)
+                rows_back(plane, parts.fourier, out, wave)
             else:
                 for start in range(ZERO, w, LANES):
                     panel_out(plane, h, w, start, out, wave)
 
 
 @inlined
-def _compare(
-    j: int,
-    band: int,
-    M: int,
-    h: int,
-    w: int,
-    far: bool,
-    rooms: tuple[RealArray, RealArray, RealArray],
-    spare: RealArray,
-    planes: RealArray,
-    data: DetectorInputs,
-    how: DetectorOptions,
-    tables: Tables,
-    terms: RealArray,
-    background_sums: BackgroundArrays,
-) -> None:
+def _compare(view: View, far: bool, work: DetectorWork, comparison: Comparison) -> None:
     """Apply the task to the waves of a view, which stand in planes on the detector, and write their sums.
 
     far: rows are transformed and columns not, and conjugates come back the same way. Otherwise planes hold waves on the
-    detector, or their conjugates if our own transform made them. background_sums: see background.py.
+    detector, or their conjugates if our own transform made them.
     """
-    (counts, places, good, b), (code, has_background, _, kind, task), (constants, plan, twiddles) = data, how, tables
-    (y, S, change), scale = rooms, constants[1]
+    constants, (counts, places, good, b), how, all_terms, background_sums = comparison
+    (code, has_background, _, kind, task), terms = how, all_terms[view.j]
+    (y, S, change), fourier, planes, scale = work.panels, work.fourier, work.planes, constants[1]
     if far:
         scale = constants[6] * constants[6]
-    size, panel = U(len(good)), LANES * h
-    newton = task == 1 and kind != 0
+    h, w, M, newton = fourier.h, fourier.w, planes.waves, task == 1 and kind != 0
     for t in range(6):
-        terms[j, t] = 0.0
-    total_counts = counts_in_panels(counts, U(places[j]), code, h, w, good, constants, y)
+        terms[t] = 0.0
+    total_counts = counts_in_panels(counts[places[view.j]], code, h, w, good, constants, y)
     least = constants[7] * total_counts
     for start in range(ZERO, w, LANES):
         at = h * start
         own = at if newton else ZERO
         for m in range(M):
             if far:
-                transform(plane_of(planes, m, size), TWO * at, spare, h, plan[0], twiddles[0])
-            _add_power(plane_of(planes, m, size), TWO * at, h, m == ZERO, scale, S, own)
-        compare(panel, S, change, own, y, b, at, constants, least, has_background, kind, task, j, terms)
+                transform_panel(plane_of(planes, m), TWO * at, fourier)
+            _add_power(plane_of(planes, m), TWO * at, h, m == ZERO, scale, S, own)
+        panel = Panel(LANES * h, S, change, own, y, b, at)
+        compare(panel, constants, least, has_background, kind, task, terms)
         if task > 0 and not newton:
             for m in range(M):
-                _change_panel(plane_of(planes, m, size), at, h, change, own, scale, far, spare, plan, twiddles)
+                _change_panel(plane_of(planes, m), at, change, own, scale, far, fourier)
         if len(background_sums[0]) > 0:
-            add_background_terms(panel, S, change, own, y, b, at, constants, total_counts, kind, band, background_sums)
+            add_background_terms(panel, constants, total_counts, kind, view.band, background_sums)
     if newton:
-        alpha = scale * newton_step(kind, S, y, change, b, constants)
+        alpha = scale * newton_step(kind, Panel(U(len(good)), S, change, ZERO, y, b, ZERO), constants)
         for start in range(ZERO, w, LANES):
             for m in range(M):
-                _change_panel(
-                    plane_of(planes, m, size), h * start, h, change, h * start, alpha, far, spare, plan, twiddles
-                )
+                _change_panel(plane_of(planes, m), h * start, change, h * start, alpha, far, fourier)
 
 
 @inlined
 def _change_panel(
-    plane: RealArray,
-    at: int,
-    h: int,
-    change: RealArray,
-    own: int,
-    scale: float,
-    far: bool,
-    spare: RealArray,
-    plan: IntArray,
-    twiddles: RealArray,
+    plane: RealArray, at: int, change: RealArray, own: int, scale: float, far: bool, fourier: WindowTransform
 ) -> None:
     """Multiply a panel by its factors, which leaves the conjugate if our own transform made it; with `far`, transform
     it."""
-    _times(plane, TWO * at, h, change, own, scale, -scale if plan[0, 0] > 0 else scale)
+    _times(plane, TWO * at, fourier.h, change, own, scale, -scale if fourier.plan[0, 0] > 0 else scale)
     if far:
-        transform(plane, TWO * at, spare, h, plan[0], twiddles[0])
+        transform_panel(plane, TWO * at, fourier)
 
 
 @inlined
-def _through_slices(
-    j: int,
-    planes: RealArray,
-    size: int,
-    M: int,
-    row: RealArray,
-    spare: RealArray,
-    room: RealArray,
-    intermediates: ExitInputs,
-    shift: ShiftInputs,
-    path: PathInputs,
-    keep: bool,
-    tables: Tables,
-    ramps_of: tuple[RealArray, RealArray],
-) -> None:
+def _through_slices(j: int, journey: Journey, work: DetectorWork) -> None:
     """Take view j's waves from the probe, or its spectrum, through all slices, to planes; their rows are transformed
     then."""
-    (obj, n, beams, a), (spectrum, fractions, shares), (slices, between, _, ramped) = intermediates, shift, path
-    (constants, plan, twiddles), (down, across) = tables, ramps_of
-    L, h, w, one = U(slices), U(spectrum.shape[1]), U(spectrum.shape[2]), constants[1]
-    stride, minus = TWO * U(obj.shape[1]), broadcast(-one)
-    window, height = stride * U(n[j, 0]) + TWO * U(n[j, 1]), stride * (U(obj.shape[0]) // L)
+    (obj, n, beams, a), (spectrum, fractions, shares), (slices, between, _, ramped), constants, keep = journey
+    fourier, planes, factors = work.fourier, work.planes, work.factors
+    L, h, w, M, one = U(slices), fourier.h, fourier.w, planes.waves, constants[1]
+    window, height = window_at(obj, n[j], h, w), TWO * U(obj.shape[1]) * (U(obj.shape[0]) // L)
+    beam = Beam(spectrum, M, shares[j])
     if ramped:
-        ramps(fractions[j], np.int64(w), -1, a[j] * constants[6], down, across)
+        ramps(fractions[j], np.int64(w), -1, a[j] * constants[6], factors)
     for l in range(L):
-        row_panels = row_panels_of(room, l, L, M, h, w)
-        window_in(obj, window + height * l, stride, h, w, row_panels[1])
+        row_panels = row_panels_of(work.behind, l, L, M, h, w)
+        window_in(window, height * l, row_panels.window)
         for m in range(M):
-            wave, plane, start = TWO * h * w * (j * M + m), plane_of(planes, m, size), l == ZERO
+            plane, start = plane_of(planes, m), l == ZERO
             if start and ramped:
-                columns_in(spectrum, m, M, shares[j], down, across, minus, h, spare, plan, twiddles, plane)
+                columns_in(beam, m, factors, fourier, plane)
             elif start:
-                waves_in(spectrum, m, M, shares[j], a[j], h, spare, plane)
-            plain, kept = start and not ramped, keep and ramped and L == ONE
-            through_rows(plane, ON, one, m, h, w, row, spare, row_panels, plan, twiddles, plain, kept, beams, wave)
+                waves_in(beam, m, a[j], fourier, plane)
+            passage = Passage(ON, start and not ramped, keep and ramped and L == ONE)
+            through_rows(plane, passage, one, m, fourier, row_panels, wave_at(beams, j * M + m))
             if l + ONE < L:
-                columns_through(plane, between, one, False, down, across, h, w, spare, plan, twiddles)
+                columns_through(plane, between, one, False, factors, fourier)
 
 
 @inlined
-def _near_field(
-    planes: RealArray,
-    size: int,
-    M: int,
-    sign: float,
-    h: int,
-    w: int,
-    row: RealArray,
-    room: RealArray,
-    spare: RealArray,
-    path: PathInputs,
-    tables: Tables,
-    ramps_of: tuple[RealArray, RealArray],
-) -> None:
+def _near_field(sign: float, path: PathInputs, work: DetectorWork) -> None:
     """Propagate waves in planes, whose rows are transformed, to a detector in the near field, as conjugates; with sign
     -1 from there back, where their rows are transformed again."""
-    (_, _, near, ramped), (_, plan, twiddles), (down, across) = path, tables, ramps_of
-    for m in range(M):
-        plane = plane_of(planes, m, size)
+    (_, _, near, ramped), fourier = path, work.fourier
+    for m in range(work.planes.waves):
+        plane = plane_of(work.planes, m)
         if sign < 0:
-            transform_rows(plane, h, w, row, room, spare, plan, twiddles)
-        columns_through(plane, near, sign, ramped, down, across, h, w, spare, plan, twiddles)
+            transform_rows(plane, work.behind, fourier)
+        columns_through(plane, near, sign, ramped, work.factors, fourier)
         if sign > 0:
-            transform_rows(plane, h, w, row, room, spare, plan, twiddles)
+            transform_rows(plane, work.behind, fourier)
 
 
 @inlined
-def _back_through_slices(
-    j: int,
-    band: int,
-    planes: RealArray,
-    size: int,
-    M: int,
-    row: RealArray,
-    spare: RealArray,
-    room: RealArray,
-    intermediates: ExitInputs,
-    shift: ShiftInputs,
-    path: PathInputs,
-    keep: bool,
-    tables: Tables,
-    ramps_of: tuple[RealArray, RealArray],
-    out: ComplexArray,
-    into: SumArrays,
-) -> None:
+def _back_through_slices(view: View, journey: Journey, work: DetectorWork, out: ComplexArray, into: SumArrays) -> None:
     """Take conjugates of chi in planes, columns transformed, back to the sums of the slices and of the probe."""
-    (obj, n, _, a), (spectrum, fractions, shares), (slices, between, _, ramped) = intermediates, shift, path
-    (constants, plan, twiddles), (down, across) = tables, ramps_of
-    windows, light, sums, lights, opr_sums, opr_lights, shifts, reached, probes, asked = into
-    L, h, w, one = U(slices), U(spectrum.shape[1]), U(spectrum.shape[2]), constants[1]
+    (obj, n, _, a), (_, fractions, shares), (slices, between, _, ramped), constants, keep = journey
+    windows, light, sums, lights, opr_sums, opr_lights, shifts, all_reached, probes, all_asked = into
+    fourier, planes, factors, j, band = work.fourier, work.planes, work.factors, view.j, view.band
+    L, h, w, M, one, reached = U(slices), fourier.h, fourier.w, planes.waves, constants[1], all_reached[j]
     parts, parts_of_beam = lights.shape[1] // (out.shape[2] * out.shape[3]), max(U(shares.shape[1]), ONE)
     (half, light_half), (opr_half, opr_light_half) = halves(sums, lights, parts), halves(opr_sums, opr_lights, parts)
-    varies = shares.shape[1] > 0
+    varies, asks = shares.shape[1] > 0, len(all_asked) > 0
     if ramped:
-        ramps(-fractions[j], np.int64(w), -1, constants[6], down, across)
+        ramps(-fractions[j], np.int64(w), -1, constants[6], factors)
     for k in range(L):
         l = L - ONE - k
-        row_panels = row_panels_of(room, l, L, M, h, w)
+        row_panels = row_panels_of(work.behind, l, L, M, h, w)
         for m in range(M):
-            wave, plane, end = TWO * h * w * (j * M + m), plane_of(planes, m, size), l == ZERO
-            f, plain, kept = a[j] if end else one, end and not ramped, keep and k == ZERO
-            through_rows(plane, BACK, f, m, h, w, row, spare, row_panels, plan, twiddles, plain, kept, out, wave)
+            plane, end = plane_of(planes, m), l == ZERO
+            passage = Passage(BACK, end and not ramped, keep and k == ZERO)
+            f = a[j] if end else one
+            through_rows(plane, passage, f, m, fourier, row_panels, wave_at(out, j * M + m))
             if not end:
-                columns_through(plane, between, -one, False, down, across, h, w, spare, plan, twiddles)
+                columns_through(plane, between, -one, False, factors, fourier)
                 continue
             if ramped:
-                turn_columns(plane, down, across, h, w, spare, plan, twiddles)
+                turn_columns(plane, factors, fourier)
             for i in range(parts_of_beam if m == ZERO else ONE):
                 first, share = i == ZERO, shares[j, i] if varies else one
                 kind, which, behind = (PROBE, m, half) if first else (OPR, i - ONE, opr_half)
-                add_plane(plane, share, kind, which, shifts, (sums if first else opr_sums)[band], behind, reached[j])
-                if len(asked) > 0:
-                    add_products(plane, m if first else M + i - ONE, h, w, probes, asked[j], THREE * i)
-        pixel = h * w * (j * L + l)
-        windows_out(row_panels[3], row_panels[4], h, w, broadcast(one), windows, light, pixel, reached[j])
-        if len(asked) > 0 and l == ZERO:
-            asked[j, THREE * parts_of_beam] = power_behind(row_panels[1], row_panels[4], h, w)
-        if len(asked) > 0 and k == ZERO:
-            asked[j, THREE * parts_of_beam + ONE] = power_behind(row_panels[1], row_panels[4], h, w)
+                to = RoundedSums((sums if first else opr_sums)[band], behind, shifts, reached)
+                add_plane(plane, share, kind, which, to)
+                if asks:
+                    add_products(plane, m if first else M + i - ONE, h, w, probes, all_asked[j], THREE * i)
+        windows_out(row_panels, fourier, windows, light, h * w * (j * L + l), reached)
+        if asks and l == ZERO:
+            all_asked[j, THREE * parts_of_beam] = power_behind(row_panels.window, row_panels.light, h, w)
+        if asks and k == ZERO:
+            all_asked[j, THREE * parts_of_beam + ONE] = power_behind(row_panels.window, row_panels.light, h, w)
     for i in range(parts_of_beam):
         first, share = i == ZERO, shares[j, i] if varies else a[j]
         kind, which, behind = (PROBE_WEIGHT, ZERO, light_half) if first else (OPR_WEIGHT, i - ONE, opr_light_half)
-        into_light = (lights if first else opr_lights)[band]
-        add_power(obj, U(n[j, 0]), U(n[j, 1]), share, kind, which, shifts, h, w, into_light, behind, reached[j])
+        to = RoundedSums((lights if first else opr_lights)[band], behind, shifts, reached)
+        add_power(window_at(obj, n[j], h, w), share, kind, which, to)
 
 
 @inlined
 def _sweep_view(
-    j: int,
-    band: int,
+    view: View,
     work: RealArray,
-    intermediates: ExitInputs,
-    shift: ShiftInputs,
-    path: PathInputs,
-    data: DetectorInputs,
-    how: DetectorOptions,
-    keep: bool,
+    journey: Journey,
     tables: Tables,
+    comparison: Comparison,
     out: ComplexArray,
-    terms: RealArray,
     into: SumArrays,
-    background_sums: BackgroundArrays,
 ) -> None:
-    """Take view j from the probe to the detector and back to the sums, or to waves if there are no sums."""
-    (constants, plan, twiddles), (_, fractions, _), (_, _, near, ramped) = tables, shift, path
-    M, h, w, size = U(out.shape[1]), U(out.shape[2]), U(out.shape[3]), U(len(data[2]))
-    rooms, row, spare, planes = _split_work(work, size, h, w)
-    ramps_of, room, one, far = (
-        empty_factors(h, w, constants.dtype),
-        planes[TWO * M * size :],
-        constants[1],
-        len(near) == 0,
-    )
-    given = (row, spare, room, intermediates, shift, path, keep, tables, ramps_of)
-    _through_slices(j, planes, size, M, *given)
+    """Take a view from the probe to the detector and back to the sums, or to waves if there are no sums."""
+    (_, fractions, _), path, one, j = journey.shift, journey.path, journey.constants[1], view.j
+    parts, far, ramped = _split_work(work, U(len(comparison.data[2])), out, tables), len(path[2]) == 0, path[3]
+    w, M = parts.fourier.w, parts.planes.waves
+    _through_slices(j, journey, parts)
     if not far:
         if ramped:  # on the detector the image moves back with the probe
-            ramps(-fractions[j], np.int64(w), -1, one, *ramps_of)
-        _near_field(planes, size, M, one, h, w, row, room, spare, path, tables, ramps_of)
-    _compare(j, band, M, h, w, far, rooms, spare, planes, data, how, tables, terms, background_sums)
-    if how[4] == 0:
+            ramps(-fractions[j], np.int64(w), -1, one, parts.factors)
+        _near_field(one, path, parts)
+    _compare(view, far, parts, comparison)
+    if comparison.how[4] == 0:
         return
     if not far:
         if ramped:
-            ramps(fractions[j], np.int64(w), -1, one, *ramps_of)
-        _near_field(planes, size, M, -one, h, w, row, room, spare, path, tables, ramps_of)
+            ramps(fractions[j], np.int64(w), -1, one, parts.factors)
+        _near_field(-one, path, parts)
     if len(into[0]) > 0:
-        _back_through_slices(j, band, planes, size, M, *given, out, into)
+        _back_through_slices(view, journey, parts, out, into)
         return
     for m in range(M):
-        rows_back(plane_of(planes, m, size), h, w, row, spare, plan, twiddles, out, TWO * h * w * (j * M + m))
+        rows_back(plane_of(parts.planes, m), parts.fourier, out, wave_at(out, j * M + m).place)
 
 
 @parallel
@@ -437,13 +427,13 @@ def detector(
     for i in prange(bands):
         band = np.int64(i)
         for j in range(count * band // bands, count * (band + 1) // bands):
+            beam = ZERO if len(intermediates[2]) == 1 else U(j)
+            view, comparison = View(U(j), beam, band), Comparison(tables[0], data, how, terms, background_sums)
             if len(shift[0]) > 0:
-                given, found = (shift, path, data, how, keep, tables), (out, terms, into, background_sums)
-                _sweep_view(U(j), band, work[band], intermediates, *given, *found)
+                journey = Journey(intermediates, shift, path, tables[0], keep)
+                _sweep_view(view, work[band], journey, tables, comparison, out, into)
             else:
-                view = ZERO if len(intermediates[2]) == 1 else U(j)
-                made = (work[band], intermediates, data, how, tables)
-                _apply_at_detector(U(j), view, band, *made, out, terms, background_sums)
+                _apply_at_detector(view, work[band], intermediates, tables, out, comparison)
 
 
 #: See compiled.SIGNATURES; what stands in brackets is a tuple.

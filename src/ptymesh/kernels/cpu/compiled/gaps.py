@@ -18,22 +18,29 @@ from __future__ import annotations
 import numpy as np
 from numba import prange
 
-from ptymesh.kernels.arrays import ComplexArray, IntArray, PathInputs, RealArray, Tables
+from ptymesh.kernels.arrays import BackInputs, ComplexArray, PathInputs, RealArray, Tables
 from ptymesh.kernels.cpu.compiled.column_panels import (
     ONE,
     PAIR,
     TWO,
     WIDTH,
     ZERO,
+    Planes,
     U,
+    Window,
+    WindowTransform,
     plane_of,
     row_panel_from,
     row_panel_in,
-    transform,
+    transform_panel,
+    transform_row,
+    wave_at,
+    window_at,
 )
 from ptymesh.kernels.cpu.compiled.jit import inlined, parallel
 from ptymesh.kernels.cpu.compiled.propagation import panel_through
 from ptymesh.kernels.cpu.compiled.row_panels import (
+    SystemsWork,
     count_row_panels,
     first_row_of,
     rows_on,
@@ -41,36 +48,27 @@ from ptymesh.kernels.cpu.compiled.row_panels import (
     split_systems_work,
     window_in,
 )
-from ptymesh.kernels.cpu.compiled.shifts import columns_in, empty_factors, ramps, waves_in
+from ptymesh.kernels.cpu.compiled.shifts import Beam, columns_in, empty_factors, ramps, waves_in
 from ptymesh.kernels.cpu.compiled.vectors import LANES, Vector, broadcast, load, store, total
+
+#: Spectrum of the probe, fractions, amplitudes, shares.
+StartInputs = tuple[ComplexArray, RealArray, RealArray, RealArray]
 
 
 @inlined
-def _over_gap(
-    planes: RealArray,
-    size: int,
-    waves: int,
-    begins: bool,
-    rates: RealArray,
-    kernel: RealArray,
-    h: int,
-    w: int,
-    spare: RealArray,
-    plan: IntArray,
-    twiddles: RealArray,
-) -> None:
+def _over_gap(planes: Planes, begins: bool, rates: RealArray, kernel: RealArray, fourier: WindowTransform) -> None:
     """Propagate all waves, whose rows are transformed, to the next slice. They are conjugate afterwards.
 
     begins: nothing has changed before this gap.
     """
-    wave, minus = plane_of(planes, ZERO, size), broadcast(-twiddles[0, 0])
+    h, w, wave, minus = fourier.h, fourier.w, plane_of(planes, ZERO), broadcast(-fourier.twiddles[0, 0])
     for start in range(ZERO, w, LANES):
         at, end = TWO * h * start, TWO * h * start + PAIR * h
-        transform(wave, at, spare, h, plan[0], twiddles[0])
-        for k in range(ONE, waves):
-            change, ahead = plane_of(planes, k, size), size * (k - ONE)
+        transform_panel(wave, at, fourier)
+        for k in range(ONE, planes.waves):
+            change, ahead = plane_of(planes, k), planes.size * (k - ONE)
             if not begins:
-                transform(change, at, spare, h, plan[0], twiddles[0])
+                transform_panel(change, at, fourier)
             for i in range(at, end, PAIR):
                 rate = load(rates, ahead + i // TWO)
                 p, q = minus * rate * load(wave, i + LANES), rate * load(wave, i)
@@ -78,16 +76,17 @@ def _over_gap(
                     p, q = p + load(change, i), q + load(change, i + LANES)
                 store(change, i, p)
                 store(change, i + LANES, q)
-            panel_through(change, at, kernel, minus, h, spare, plan, twiddles)
-        panel_through(wave, at, kernel, minus, h, spare, plan, twiddles)
+            panel_through(change, at, kernel, minus, fourier)
+        panel_through(wave, at, kernel, minus, fourier)
 
 
 @inlined
 def _times(
-    rows: RealArray, block: int, first: int, waves: int, minus: Vector, windows: RealArray, at: int, w: int
+    rows: RealArray, block: int, first: int, waves: int, windows: RealArray, at: int, fourier: WindowTransform
 ) -> None:
     """Multiply rows of conjugate waves, `block` numbers each, from the first wave on, by the object, as waves."""
-    for i in range(ZERO, PAIR * w, PAIR):
+    minus = broadcast(-fourier.twiddles[0, 0])
+    for i in range(ZERO, PAIR * fourier.w, PAIR):
         s, t = load(windows, at + i), load(windows, at + i + LANES)
         for k in range(block * first + i, block * waves, block):
             a, b = load(rows, k), minus * load(rows, k + LANES)
@@ -110,30 +109,15 @@ def _add_products(rows: RealArray, block: int, waves: int, w: int, by: Vector, c
 
 @inlined
 def _through_slice(
-    planes: RealArray,
-    size: int,
-    waves: int,
-    l: int,
-    L: int,
-    h: int,
-    w: int,
-    rooms: tuple[RealArray, RealArray, RealArray],
-    spare: RealArray,
-    windows: RealArray,
-    plan: IntArray,
-    twiddles: RealArray,
-    plain: bool,
-    chi: ComplexArray,
-    place: int,
-    mask: RealArray,
-    sums: RealArray,
+    work: SystemsWork, l: int, L: int, plain: bool, chi: Window, mask: RealArray, sums: RealArray
 ) -> None:
     """Take rows of all waves, whose columns are transformed, through a slice, and transform them again.
 
-    Of the last slice the products with chi, whose wave starts at `place`, are taken instead. plain: rows are not
-    transformed before.
+    Of the last slice the products with chi are taken instead. plain: rows are not transformed
+    before.
     """
-    (usual, late, other), minus, last = rooms, broadcast(-twiddles[0, 0]), l + ONE == L
+    fourier, planes, (usual, late, other), windows = work
+    h, w, waves, last = fourier.h, fourier.w, planes.waves, l + ONE == L
     block = U(len(other))
     panels = block * count_row_panels(h)
     # nothing has changed before the first gap, and of the last slice the wave itself is not wanted
@@ -142,71 +126,59 @@ def _through_slice(
         first, overlaps = first_row_of(i, h), h % LANES > ZERO and i == 0
         rows = late if overlaps else usual
         for k in range(begin, end):
-            row_panel_from(plane_of(planes, k, size), first, h, w, rows, block * k)
+            row_panel_from(plane_of(planes, k), first, h, w, rows, block * k)
             if not plain:
-                transform(rows, block * k, spare, w, plan[1], twiddles[1])
-        _times(rows, block, begin, end, minus, windows, panels * l + block * U(i), w)
+                transform_row(rows, block * k, fourier)
+        _times(rows, block, begin, end, windows, panels * l + block * U(i), fourier)
         if last:
-            row_panel_in(chi, place + TWO * w * first, TWO * w, w, other, ZERO)
-            by = load(mask, ZERO) if overlaps else broadcast(twiddles[0, 0])
+            row_panel_in(chi.array, chi.place + chi.stride * first, chi.stride, w, other, ZERO)
+            by = load(mask, ZERO) if overlaps else broadcast(fourier.twiddles[0, 0])
             _add_products(rows, block, waves, w, by, other, sums)
             continue
-        rows_on(rows, planes, size, begin, end, first, overlaps, h, w, spare, plan, twiddles)
+        rows_on(rows, planes, begin, end, first, overlaps, fourier)
     if h % LANES > ZERO and not last:
-        rows_to_planes(late, planes, size, begin, end, h - LANES, h, w)
+        rows_to_planes(late, planes, begin, end, h - LANES, fourier)
 
 
 @inlined
 def _products(
     j: int,
     work: RealArray,
-    chi: ComplexArray,
-    obj: ComplexArray,
-    n: IntArray,
-    shift: tuple[ComplexArray, RealArray, RealArray, RealArray],
-    path: PathInputs,
-    rates: RealArray,
+    back: BackInputs,
+    start: tuple[StartInputs, PathInputs, RealArray],
     tables: Tables,
     mask: RealArray,
     out: RealArray,
 ) -> None:
-    """Write row j of `gap_products`."""
+    """Write row j of `gap_products`; start: shift, path and rates."""
+    (chi, obj, n), (shift, path, rates), constants = back, start, tables[0]
     (spectrum, fractions, a, shares), (slices, between, _, ramped) = shift, path
-    constants, plan, twiddles = tables
-    M, h, w, L, waves = U(chi.shape[1]), U(chi.shape[2]), U(chi.shape[3]), U(slices), U(out.shape[1]) + ONE
-    (spare, planes, rooms, windows), (down, across) = (
-        split_systems_work(work, waves, h, w),
-        empty_factors(h, w, constants.dtype),
-    )
-    minus, stride, panels = broadcast(-constants[1]), TWO * U(obj.shape[1]), U(len(rooms[2])) * count_row_panels(h)
-    window, height = stride * U(n[j, 0]) + TWO * U(n[j, 1]), stride * (U(obj.shape[0]) // L)
-    size, wave = U(len(planes)) // (TWO * waves), planes[: U(len(planes)) // waves]
+    M, h, w, L = U(chi.shape[1]), U(chi.shape[2]), U(chi.shape[3]), U(slices)
+    parts = split_systems_work(work, U(out.shape[1]) + ONE, h, w, tables)
+    factors, (fourier, planes, rooms, windows) = empty_factors(h, w, constants.dtype), parts
+    panels, ahead = U(len(rooms[2])) * count_row_panels(h), TWO * U(obj.shape[1]) * (U(obj.shape[0]) // L)
+    window, wave, beam = window_at(obj, n[j], h, w), plane_of(planes, ZERO), Beam(spectrum, M, shares[j])
     for l in range(L):
-        window_in(obj, window + height * l, stride, h, w, windows[panels * l : panels * (l + ONE)])
+        window_in(window, ahead * l, windows[panels * l : panels * (l + ONE)])
     out[j] = 0.0
     if ramped:
-        ramps(fractions[j], np.int64(w), -1, a[j] * constants[6], down, across)
+        ramps(fractions[j], np.int64(w), -1, a[j] * constants[6], factors)
     for m in range(M):
         if ramped:
-            columns_in(spectrum, m, M, shares[j], down, across, minus, h, spare, plan, twiddles, wave)
+            columns_in(beam, m, factors, fourier, wave)
         else:
-            waves_in(spectrum, m, M, shares[j], a[j], h, spare, wave)
-        place = TWO * h * w * (j * M + m)
+            waves_in(beam, m, a[j], fourier, wave)
         for l in range(L):
-            begins, plain = l == ZERO, l == ZERO and not ramped
-            given = planes, size, waves, l, L, h, w, rooms, spare, windows, plan, twiddles
-            _through_slice(*given, plain, chi, place, mask, out[j])
+            _through_slice(parts, l, L, l == ZERO and not ramped, wave_at(chi, j * M + m), mask, out[j])
             if l + ONE < L:
-                _over_gap(planes, size, waves, begins, rates, between, h, w, spare, plan, twiddles)
+                _over_gap(planes, l == ZERO, rates, between, fourier)
 
 
 @parallel
 def gap_products(
     work: RealArray,
-    chi: ComplexArray,
-    obj: ComplexArray,
-    n: IntArray,
-    shift: tuple[ComplexArray, RealArray, RealArray, RealArray],
+    back: BackInputs,
+    shift: StartInputs,
     path: PathInputs,
     rates: RealArray,
     tables: Tables,
@@ -216,9 +188,7 @@ def gap_products(
 
     Args:
         work: (bands, k) real, workspace of each band.
-        chi: (B, M, h, w) complex, changes of the exit waves.
-        obj: (L H, W) complex, slices one below the other.
-        n: (B, 2) int64, object pixel y x under each window's corner.
+        back: changes of the exit waves (B, M, h, w); slices one below the other, (L H, W); corners (B, 2).
         shift: spectrum of the probe, with OPR modes if the beam varies, or the probe itself if views do not shift it;
             fractions (B, 2); amplitudes (B,); shares (B, 1 + K), or (B, 0).
         path: see compiled_detector.detector.
@@ -226,17 +196,16 @@ def gap_products(
         tables: constants, plan and twiddles of the transform.
         out: (B, K, 2) float64, written.
     """
-    count, bands = len(out), len(work)
-    rest = chi.shape[2] % WIDTH
+    count, bands, rest = len(out), len(work), back[0].shape[2] % WIDTH
     for i in prange(bands):
         band = np.int64(i)
         mask = np.zeros(WIDTH, work.dtype)
         mask[WIDTH - rest :] = 1  # of the last eight rows, those that are in no other eight
         for j in range(count * band // bands, count * (band + 1) // bands):
-            _products(U(j), work[band], chi, obj, n, shift, path, rates, tables, mask, out)
+            _products(U(j), work[band], back, (shift, path, rates), tables, mask, out)
 
 
 #: See compiled.SIGNATURES; what stands in brackets is a tuple.
 SIGNATURES = {
-    gap_products: "r2 c4 c2 i2 (c3 r2 r1 r2) (i r1 r1 b) r1 (r1 i2 r2) d3",
+    gap_products: "r2 (c4 c2 i2) (c3 r2 r1 r2) (i r1 r1 b) r1 (r1 i2 r2) d3",
 }

@@ -20,7 +20,7 @@ from __future__ import annotations
 import numpy as np
 from numba import prange
 
-from ptymesh.kernels.arrays import ComplexArray, IntArray, RealArray, Tables
+from ptymesh.kernels.arrays import ComplexArray, ExitInputs, IntArray, RealArray, Tables
 from ptymesh.kernels.cpu.compiled.column_panels import (
     ONE,
     PAIR,
@@ -29,8 +29,11 @@ from ptymesh.kernels.cpu.compiled.column_panels import (
     WIDTH,
     ZERO,
     U,
+    Window,
     row_panel_in,
     transform,
+    wave_at,
+    window_at,
 )
 from ptymesh.kernels.cpu.compiled.jit import inlined, parallel
 from ptymesh.kernels.cpu.compiled.row_panels import count_row_panels, first_row_of
@@ -146,13 +149,9 @@ def image_work_size(h: int, w: int) -> int:
 
 
 @inlined
-def _eight_in(
-    waves: ComplexArray, place: int, stride: int, axis: int, first: int, size: int, room: RealArray, at: int
-) -> None:
-    """Copy eight lines of `size` complex pixels along an axis, from line `first` on, to room[at] on.
-
-    The window of the waves starts at `place`, and its rows are `stride` numbers apart.
-    """
+def _eight_in(window: Window, axis: int, first: int, size: int, room: RealArray, at: int) -> None:
+    """Copy eight lines of `size` pixels of a window along an axis, from line `first` on, to room[at] on."""
+    waves, place, stride = window.array, window.place, window.stride
     if axis == 1:
         row_panel_in(waves, place + stride * first, stride, size, room, at)
         return
@@ -213,21 +212,17 @@ def _multiply_beside(room: RealArray, far: int, size: int, mask: RealArray) -> f
 @inlined
 def _moves_of_image(
     j: int,
-    view: int,
     room: RealArray,
     chi: ComplexArray,
-    obj: ComplexArray,
-    n: IntArray,
-    beams: ComplexArray,
-    a: RealArray,
+    made_of: ExitInputs,
     tables: Tables,
     rates: RealArray,
     out: RealArray,
 ) -> None:
-    """Write row j of `moves_of_images`; the view's beam is the `view`th."""
-    constants, plan, twiddles = tables
-    M, h, w, stride = U(chi.shape[1]), U(chi.shape[2]), U(chi.shape[3]), TWO * U(obj.shape[1])
-    far, corner = PAIR * max(h, w), stride * U(n[j, 0]) + TWO * U(n[j, 1])
+    """Write row j of `moves_of_images`."""
+    (constants, plan, twiddles), (obj, n, beams, a) = tables, made_of
+    M, h, w = U(chi.shape[1]), U(chi.shape[2]), U(chi.shape[3])
+    far, window, view = PAIR * max(h, w), window_at(obj, n[j], h, w), ZERO if len(beams) == 1 else j
     spare, found, ones = room[U(4) * far :], np.zeros(5), np.ones(WIDTH, constants.dtype)
     for axis in range(2):
         size, lines = (h, w) if axis == 0 else (w, h)
@@ -235,10 +230,10 @@ def _moves_of_image(
         for i in range(count_row_panels(lines)):
             first, overlaps = first_row_of(U(i), lines), lines % LANES > ZERO and i == 0
             mask = last if overlaps else ones
-            _eight_in(obj, corner, stride, axis, first, size, room, TWO * far)
+            _eight_in(window, axis, first, size, room, TWO * far)
             for m in range(M):
-                _eight_in(beams, TWO * h * w * (view * M + m), TWO * w, axis, first, size, room, ZERO)
-                _eight_in(chi, TWO * h * w * (j * M + m), TWO * w, axis, first, size, room, THREE * far)
+                _eight_in(wave_at(beams, view * M + m), axis, first, size, room, ZERO)
+                _eight_in(wave_at(chi, j * M + m), axis, first, size, room, THREE * far)
                 power = _multiply_beside(room, far, size, mask)
                 if axis == 0:
                     found[4] += power
@@ -253,10 +248,7 @@ def _moves_of_image(
 def moves_of_images(
     work: RealArray,
     chi: ComplexArray,
-    obj: ComplexArray,
-    n: IntArray,
-    beams: ComplexArray,
-    a: RealArray,
+    made_of: ExitInputs,
     tables: Tables,
     out: RealArray,
 ) -> None:
@@ -266,10 +258,7 @@ def moves_of_images(
     Args:
         work: (bands, k) real, workspace of each band.
         chi: (B, M, h, w) complex, changes of the exit waves.
-        obj: (H, W) complex, the object's slice.
-        n: (B, 2) int64, object pixel y x under each window's corner.
-        beams: (1 or B, M, h, w) complex, probes.
-        a: (B,) real, amplitude of each view's beam.
+        made_of: object (H, W), corners (B, 2), beams (1 or B, M, h, w) and amplitudes (B,), see windows.py.
         tables: constants, plan and twiddles of the transform.
         out: (B, 5) float64, written.
     """
@@ -281,12 +270,11 @@ def moves_of_images(
             for k in range(size):
                 rates[axis, k] = 2 * np.pi * frequency(k, size) / size
         for j in range(count * band // bands, count * (band + 1) // bands):
-            view = ZERO if len(beams) == 1 else U(j)
-            _moves_of_image(U(j), view, work[band], chi, obj, n, beams, a, tables, rates, out)
+            _moves_of_image(U(j), work[band], chi, made_of, tables, rates, out)
 
 
 #: See compiled.SIGNATURES; what stands in brackets is a tuple.
 SIGNATURES = {
     sum_illumination: "r3 c2 i2 r3 d2",
-    moves_of_images: "r2 c4 c2 i2 c4 r1 (r1 i2 r2) d2",
+    moves_of_images: "r2 c4 (c2 i2 c4 r1) (r1 i2 r2) d2",
 }

@@ -34,6 +34,8 @@ from ptymesh.physics.kinds import OBJECT, OBJECT_WEIGHT
 U: Any = np.uint64
 ZERO, ONE, TWO = U(0), U(1), U(2)
 WIDTH = int(LANES)
+#: Windows, light, corners, weights of the next pixels, amplitudes.
+PlacedWindows = tuple[ComplexArray, RealArray, IntArray, RealArray, RealArray]
 
 
 @inlined
@@ -44,6 +46,12 @@ def _reach(n: IntArray, h: int, rows: int) -> tuple[int, int]:
         top, bottom = min(top, n[j, 0]), max(bottom, n[j, 0])
     top, bottom = min(max(top, 0), rows), min(bottom + h + 1, rows)
     return top, max(top, bottom)
+
+
+@inlined
+def _rows_of_band(band: int, bands: int, top: int, bottom: int) -> tuple[int, int]:
+    """Return the first row of a band's share of rows top ... bottom - 1, and the one after the last."""
+    return top + (bottom - top) * band // bands, top + (bottom - top) * (band + 1) // bands
 
 
 # --- to sums ---
@@ -59,9 +67,13 @@ def _add_row(windows: ComplexArray, i: int, w: int, shifts: RealArray, sums: Com
 
 @inlined
 def _light_row(
-    light: RealArray, e: int, squared: float, w: int, shifts: RealArray, weight: RealArray, half: int, k: int
+    light: RealArray, e: int, squared: float, w: int, into: tuple[RealArray, int, RealArray], k: int
 ) -> None:
-    """Add whole vectors of a row of a window's light, times a number, to pixel k of the weight."""
+    """Add whole vectors of a row of a window's light, times a number, to pixel k of the weight.
+
+    into: weight, numbers from its first part to the second, rounding shifts.
+    """
+    weight, half, shifts = into
     shift, fine, by = broadcast(shifts[OBJECT_WEIGHT, 0]), broadcast(shifts[OBJECT_WEIGHT, 1]), broadcast(squared)
     for c in range(ZERO, w // LANES * LANES, LANES):
         add_rounded(weight, k + c, half, by * load(light, e + c), shift, fine)
@@ -91,24 +103,18 @@ def _light_rest(
 
 @inlined
 def _add_windows(
-    band: int,
-    windows: ComplexArray,
-    light: RealArray,
-    n: IntArray,
-    t: RealArray,
-    a: RealArray,
+    start: int,
+    stop: int,
+    placed: PlacedWindows,
     shifts: RealArray,
-    top: int,
-    bottom: int,
-    bands: int,
     one: float,
     sums: ComplexArray,
     weight: RealArray,
 ) -> None:
-    """Add the windows to the rows of a band."""
+    """Add the windows to rows start ... stop - 1."""
+    windows, light, n, t, a = placed
     half, light_half = second_part(2 * sums.size, len(weight)), second_part(weight.size, len(weight))
     h, w, W = U(windows.shape[1]), U(windows.shape[2]), U(weight.shape[2])
-    start, stop = top + (bottom - top) * band // bands, top + (bottom - top) * (band + 1) // bands
     full = int(w // LANES * LANES)
     for j in range(len(n)):
         y, x, squared, ty, tx = n[j, 0], n[j, 1], a[j] * a[j], t[j, 0], t[j, 1]
@@ -129,17 +135,13 @@ def _add_windows(
             e = w * (h * U(lit) + U(r))
             _add_row(windows, w * (h * U(j) + U(r)), w, shifts, sums, half, k)
             _add_rest(windows[j, r], one, full, shifts, sums, half, k)
-            _light_row(light, e, squared, w, shifts, weight, light_half, k)
+            _light_row(light, e, squared, w, (weight, light_half, shifts), k)
             _light_rest(light[lit, r], squared, full, shifts, weight, light_half, k)
 
 
 @parallel
 def add_windows(
-    windows: ComplexArray,
-    light: RealArray,
-    n: IntArray,
-    t: RealArray,
-    a: RealArray,
+    placed: PlacedWindows,
     shifts: RealArray,
     bands: int,
     constants: RealArray,
@@ -149,37 +151,26 @@ def add_windows(
     """Add sum_j S_j^H windows_j to the sums, and sum_j a_j^2 S_j^H light_j to the weight, on rows that they have.
 
     Args:
-        windows: (B, h, w) complex.
-        light: (1 or B, h, w) real, the windows' light.
-        n: (B, 2) int64, object pixel y x under each window's corner.
-        t: (B, 2) real, weights of the next pixel down and right (bilinear), or 0.
-        a: (B,) real, amplitude of each view's beam.
+        placed: windows (B, h, w); their light (1 or B, h, w); object pixels y x under their corners (B, 2); weights of
+            the next pixel down and right (B, 2) (bilinear), or 0; amplitude of each view's beam (B,).
         shifts: (n, 2) float64, rounding shifts by kind of sum and part.
         bands: number of bands that threads share.
         constants: (10,) real, see comparison.py.
         sums: (parts, H, W) complex128, changed in place.
         weight: (parts, H, W) float64, changed in place.
     """
-    top, bottom = _reach(n, windows.shape[1], weight.shape[1])
+    top, bottom = _reach(placed[2], placed[0].shape[1], weight.shape[1])
     for i in prange(bands):
-        _add_windows(np.int64(i), windows, light, n, t, a, shifts, top, bottom, bands, constants[1], sums, weight)
+        start, stop = _rows_of_band(np.int64(i), bands, top, bottom)
+        _add_windows(start, stop, placed, shifts, constants[1], sums, weight)
 
 
 @inlined
 def _add_light(
-    band: int,
-    light: RealArray,
-    n: IntArray,
-    a: RealArray,
-    shifts: RealArray,
-    top: int,
-    bottom: int,
-    bands: int,
-    out: RealArray,
+    start: int, stop: int, light: RealArray, n: IntArray, a: RealArray, shifts: RealArray, out: RealArray
 ) -> None:
-    """Add the light to the rows of a band."""
+    """Add the light to rows start ... stop - 1."""
     h, w, W, half = light.shape[0], light.shape[1], U(out.shape[2]), second_part(out.size, len(out))
-    start, stop = top + (bottom - top) * band // bands, top + (bottom - top) * (band + 1) // bands
     for j in range(len(n)):
         y, x, squared = n[j, 0], n[j, 1], a[j] * a[j]
         for r in range(max(0, start - y), min(h, stop - y)):
@@ -204,11 +195,12 @@ def add_light(light: RealArray, n: IntArray, a: RealArray, shifts: RealArray, ba
     """
     top, bottom = _reach(n, light.shape[0], out.shape[1])
     for i in prange(bands):
-        _add_light(np.int64(i), light, n, a, shifts, top, bottom, bands, out)
+        start, stop = _rows_of_band(np.int64(i), bands, top, bottom)
+        _add_light(start, stop, light, n, a, shifts, out)
 
 
-#: See compiled.SIGNATURES.
+#: See compiled.SIGNATURES; what stands in brackets is a tuple.
 SIGNATURES = {
-    add_windows: "c3 r3 i2 r2 r1 d2 i r1 z3 d3",
+    add_windows: "(c3 r3 i2 r2 r1) d2 i r1 z3 d3",
     add_light: "r2 i2 r1 d2 i d3",
 }

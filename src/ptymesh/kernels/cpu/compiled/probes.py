@@ -11,10 +11,10 @@ from __future__ import annotations
 import numpy as np
 from numba import prange
 
-from ptymesh.kernels.arrays import ComplexArray, IntArray, RealArray, Tables
-from ptymesh.kernels.cpu.compiled.column_panels import TWO, ZERO, U, panel_out
+from ptymesh.kernels.arrays import BackInputs, ComplexArray, ExitInputs, RealArray, Tables
+from ptymesh.kernels.cpu.compiled.column_panels import TWO, ZERO, U, panel_out, window_at
 from ptymesh.kernels.cpu.compiled.jit import inlined, parallel
-from ptymesh.kernels.cpu.compiled.shifts import add_power, add_shifted_back, write_shifted_probes
+from ptymesh.kernels.cpu.compiled.shifts import RoundedSums, add_power, add_shifted_back, write_shifted_probes
 from ptymesh.kernels.cpu.compiled.vectors import LANES, load, second_part, store
 from ptymesh.kernels.cpu.compiled.windows import step_system
 from ptymesh.physics.kinds import PROBE_WEIGHT
@@ -45,49 +45,41 @@ def ramped(
     for i in prange(bands):
         band = np.int64(i)
         for j in range(count * band // bands, count * (band + 1) // bands):
-            write_shifted_probes(work[band], spectrum, fractions[j], a[j], axis, tables, out, U(j))
+            write_shifted_probes(work[band], spectrum, fractions[j], a[j], axis, tables, out[j])
 
 
 @parallel
 def to_spectrum(
     work: RealArray,
-    chi: ComplexArray,
-    obj: ComplexArray,
-    n: IntArray,
+    back: BackInputs,
     a: RealArray,
     fractions: RealArray,
     tables: Tables,
-    shifts: RealArray,
-    sums: RealArray,
-    lights: RealArray,
-    reached: RealArray,
+    into: tuple[RealArray, RealArray, RealArray, RealArray],
 ) -> None:
     """Add exp(+2 pi i k.f_j) F a_j conj(S_j O) chi_jm and a_j^2 |S_j O|^2, rounded, to the sums and lights of each
     band.
 
     Args:
         work: (bands, k) real, workspace of each band.
-        chi: (B, M, h, w) complex, changes of the exit waves.
-        obj: (H, W) complex, the object's slice.
-        n: (B, 2) int64, object pixel y x under each window's corner.
+        back: changes of the exit waves (B, M, h, w), the object's slice (H, W), corners (B, 2).
         a: (B,) real, amplitude of each view's beam.
         fractions: (B, 2) real, sub-pixel parts of the positions in pixels.
         tables: constants, plan and twiddles of the transform.
-        shifts: (n, 2) float64, rounding shifts by kind of sum and part.
-        sums: (bands, parts M 2 h w') float64, panel after panel.
-        lights: (bands, parts h w) float64.
-        reached: (B, n) float64, largest terms of each view by kind of sum, updated.
+        into: rounding shifts (n, 2) float64 by kind of sum and part; sums (bands, parts M 2 h w') float64, panel after
+            panel; lights (bands, parts h w) float64; largest terms (B, n) float64 of each view by kind of sum, updated.
     """
+    (chi, obj, n), (shifts, sums, lights, reached) = back, into
     B, bands, (h, w) = len(chi), len(work), chi.shape[2:]
     for i in prange(bands):
         band = np.int64(i)
         half, light_half = halves(sums, lights, lights.shape[1] // (h * w))
         for j in range(B * band // bands, B * (band + 1) // bands):
-            y, x, view = U(n[j, 0]), U(n[j, 1]), U(j)
-            given, found = (a[j], fractions[j], tables, shifts), (sums[band], half, reached[j])
-            add_shifted_back(work[band], chi, view, obj, y, x, *given, *found)
-            power = (PROBE_WEIGHT, ZERO, shifts, U(h), U(w), lights[band], light_half, reached[j])
-            add_power(obj, y, x, a[j], *power)
+            window = window_at(obj, n[j], U(h), U(w))
+            to_sums = RoundedSums(sums[band], half, shifts, reached[j])
+            add_shifted_back(work[band], chi[j], window, a[j], fractions[j], tables, to_sums)
+            to_lights = RoundedSums(lights[band], light_half, shifts, reached[j])
+            add_power(window, a[j], PROBE_WEIGHT, ZERO, to_lights)
 
 
 @inlined
@@ -163,13 +155,8 @@ def add_quotient(change: ComplexArray, weight: RealArray, numbers: RealArray, ba
 def shifted_systems(
     work: RealArray,
     chi: ComplexArray,
-    obj: ComplexArray,
-    change: ComplexArray,
-    n: IntArray,
-    beams: ComplexArray,
-    a: RealArray,
-    spectrum: ComplexArray,
-    shift: tuple[RealArray, RealArray],
+    made_of: ExitInputs,
+    direction: tuple[ComplexArray, ComplexArray, RealArray, RealArray],
     tables: Tables,
     d_beams: ComplexArray,
     out: RealArray,
@@ -179,13 +166,9 @@ def shifted_systems(
     Args:
         work: (bands, k) real, workspace of each band.
         chi: (B, M, h, w) complex, changes of the exit waves.
-        obj: (H, W) complex, the object's slice.
-        change: (H, W) complex, direction dO of the object at the same pixels.
-        n: (B, 2) int64, object pixel y x under each window's corner.
-        beams: (1 or B, M, h, w) complex, probes.
-        a: (B,) real, amplitude of each view's beam.
-        spectrum: (M, h, w) complex, direction of the probe in Fourier space.
-        shift: fractions (B, 2) and amplitudes (B,).
+        made_of: object (H, W), corners (B, 2), beams (1 or B, M, h, w) and amplitudes (B,), see windows.py.
+        direction: of the object at the same pixels, (H, W); of the probe in Fourier space, (M, h, w); fractions (B, 2)
+            and amplitudes (B,) of the latter.
         tables: constants, plan and twiddles of the transform.
         d_beams: (bands, M, h, w) complex, workspace.
         out: (B, 5) float64, written.
@@ -194,16 +177,16 @@ def shifted_systems(
     for i in prange(bands):
         band = np.int64(i)
         for j in range(count * band // bands, count * (band + 1) // bands):
-            (fractions, amplitudes), constants = shift, tables[0]
-            write_shifted_probes(work[band], spectrum, fractions[j], constants[1], -1, tables, d_beams, U(i))
-            step_system(U(j), U(i), chi, obj, change, n, beams, a, d_beams, amplitudes, constants, out)
+            (change, spectrum, fractions, amplitudes), constants = direction, tables[0]
+            write_shifted_probes(work[band], spectrum, fractions[j], constants[1], -1, tables, d_beams[band])
+            step_system(U(j), U(i), chi, made_of, (change, d_beams, amplitudes), constants, out)
 
 
 #: See compiled.SIGNATURES; what stands in brackets is a tuple.
 SIGNATURES = {
     ramped: "r2 c3 r2 r1 i (r1 i2 r2) c4",
-    to_spectrum: "r2 c4 c2 i2 r1 r2 (r1 i2 r2) d2 d2 d2 d2",
+    to_spectrum: "r2 (c4 c2 i2) r1 r2 (r1 i2 r2) (d2 d2 d2 d2)",
     gather: "i d2 d2 z3 d1",
     add_quotient: "c3 r2 r1 i c3",
-    shifted_systems: "r2 c4 c2 c2 i2 c4 r1 c3 (r2 r1) (r1 i2 r2) c4 d2",
+    shifted_systems: "r2 c4 (c2 i2 c4 r1) (c2 c3 r2 r1) (r1 i2 r2) c4 d2",
 }

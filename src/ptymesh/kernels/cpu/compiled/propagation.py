@@ -2,7 +2,7 @@
 
 h, w         window pixels;  h, w >= 8
 kernel       (2 h w',) real, a transfer function over h w, panel after panel, with the scale of both transforms
-panel, plane, row   see column_panels.py;  down, across   see shifts.py
+panel, plane, row   see column_panels.py
 
 Between rows that were transformed and rows that are to be transformed back, a wave needs its columns alone: they are
 transformed, multiplied and transformed back eight at a time, while they are in the first cache.
@@ -10,11 +10,20 @@ transformed, multiplied and transformed back eight at a time, while they are in 
 
 from __future__ import annotations
 
-from ptymesh.kernels.arrays import IntArray, RealArray
-from ptymesh.kernels.cpu.compiled.column_panels import PAIR, TWO, ZERO, row_panel_back, row_panel_from, transform
+from ptymesh.kernels.arrays import RealArray
+from ptymesh.kernels.cpu.compiled.column_panels import (
+    PAIR,
+    TWO,
+    ZERO,
+    WindowTransform,
+    row_panel_back,
+    row_panel_from,
+    transform_panel,
+    transform_row,
+)
 from ptymesh.kernels.cpu.compiled.jit import inlined
 from ptymesh.kernels.cpu.compiled.row_panels import count_row_panels, first_row_of
-from ptymesh.kernels.cpu.compiled.shifts import turned_by
+from ptymesh.kernels.cpu.compiled.shifts import Ramps, turned_by
 from ptymesh.kernels.cpu.compiled.vectors import LANES, Vector, broadcast, load, store
 
 
@@ -24,13 +33,8 @@ def columns_through(
     kernel: RealArray,
     sign: float,
     ramped: bool,
-    down: RealArray,
-    across: RealArray,
-    h: int,
-    w: int,
-    spare: RealArray,
-    plan: IntArray,
-    twiddles: RealArray,
+    factors: Ramps,
+    fourier: WindowTransform,
 ) -> None:
     """Propagate waves whose rows are transformed: transform columns, multiply by the kernel, transform back. They are
     conjugate afterwards.
@@ -39,39 +43,25 @@ def columns_through(
         plane: (2 h w',) real, rows transformed; changed in place.
         kernel: (2 h w',) real, transfer function.
         sign: 1, or -1 for the conjugate kernel, which is the adjoint.
-        ramped: True to multiply by the factors down and across, too.
-        down: (2, h) real, factors of rows.
-        across: (2, w') real, factors of columns.
-        h: rows of a window.
-        w: columns of a window.
-        spare: (4 max(h, w) 8,) real, workspace of `transform`.
-        plan: (2, k) int64, radices by axis.
-        twiddles: (2, 2 max(h, w)) real, by axis.
+        ramped: True to multiply by the factors, too.
+        factors: of rows and columns.
+        fourier: the transform.
     """
-    minus = broadcast(-sign)
+    h, w, (down, across), minus = fourier.h, fourier.w, factors, broadcast(-sign)
     for start in range(ZERO, w, LANES):
         at = TWO * h * start
-        transform(plane, at, spare, h, plan[0], twiddles[0])
+        transform_panel(plane, at, fourier)
         if ramped:
             c, d = load(across[0], start), load(across[1], start)
             for r in range(h):
                 p, q = turned_by(plane, at + PAIR * r, c, d, down, r)
                 store(plane, at + PAIR * r, p)
                 store(plane, at + PAIR * r + LANES, q)
-        panel_through(plane, at, kernel, minus, h, spare, plan, twiddles)
+        panel_through(plane, at, kernel, minus, fourier)
 
 
 @inlined
-def panel_through(
-    plane: RealArray,
-    at: int,
-    kernel: RealArray,
-    minus: Vector,
-    h: int,
-    spare: RealArray,
-    plan: IntArray,
-    twiddles: RealArray,
-) -> None:
+def panel_through(plane: RealArray, at: int, kernel: RealArray, minus: Vector, fourier: WindowTransform) -> None:
     """Multiply a panel in Fourier space by the kernel, and transform it back. It is conjugate afterwards.
 
     Args:
@@ -79,47 +69,31 @@ def panel_through(
         at: index of the panel's first number in `plane`.
         kernel: (2 h w',) real, transfer function.
         minus: vector of -1, or of 1 for the conjugate kernel.
-        h: rows of a window.
-        spare: (4 max(h, w) 8,) real, workspace of `transform`.
-        plan: (2, k) int64, radices by axis.
-        twiddles: (2, 2 max(h, w)) real, by axis.
+        fourier: the transform.
     """
-    turn = broadcast(-twiddles[0, 0])
-    for i in range(at, at + PAIR * h, PAIR):
+    turn = broadcast(-fourier.twiddles[0, 0])
+    for i in range(at, at + PAIR * fourier.h, PAIR):
         p, q, s, t = load(plane, i), load(plane, i + LANES), load(kernel, i), minus * load(kernel, i + LANES)
         store(plane, i, p * s + q * t)
         store(plane, i + LANES, p * t + turn * (q * s))
-    transform(plane, at, spare, h, plan[0], twiddles[0])
+    transform_panel(plane, at, fourier)
 
 
 @inlined
-def transform_rows(
-    plane: RealArray,
-    h: int,
-    w: int,
-    row: RealArray,
-    late: RealArray,
-    spare: RealArray,
-    plan: IntArray,
-    twiddles: RealArray,
-) -> None:
+def transform_rows(plane: RealArray, late: RealArray, fourier: WindowTransform) -> None:
     """Transform the rows of a plane, in place.
 
     Args:
         plane: (2 h w',) real, a wave panel after panel.
-        h: rows of a window.
-        w: columns of a window.
-        row: (2 w' 8,) real, workspace of eight rows.
         late: (2 w' 8,) real, workspace of a second eight rows.
-        spare: (4 max(h, w) 8,) real, workspace of `transform`.
-        plan: (2, k) int64, radices by axis.
-        twiddles: (2, 2 max(h, w)) real, by axis.
+        fourier: the transform.
     """
+    h, w = fourier.h, fourier.w
     for i in range(count_row_panels(h)):
         first, overlaps = first_row_of(i, h), h % LANES > ZERO and i == 0
-        eight = late if overlaps else row
+        eight = late if overlaps else fourier.row
         row_panel_from(plane, first, h, w, eight, ZERO)
-        transform(eight, ZERO, spare, w, plan[1], twiddles[1])
+        transform_row(eight, ZERO, fourier)
         if not overlaps:  # rows that are still to be taken out
             row_panel_back(eight, ZERO, plane, first, h, w)
     if h % LANES > ZERO:

@@ -12,22 +12,27 @@ cache. Pixels stay in the order of the transform meanwhile: object and probes ar
 
 from __future__ import annotations
 
-from ptymesh.kernels.arrays import ComplexArray, IntArray, RealArray
+from typing import NamedTuple
+
+from ptymesh.kernels.arrays import ComplexArray, RealArray, Tables
 from ptymesh.kernels.cpu.compiled.column_panels import (
     ONE,
     PAIR,
     TWO,
     WIDTH,
     ZERO,
+    Planes,
     U,
+    Window,
+    WindowTransform,
     panel_pixels,
     plane_of,
     row_panel_back,
     row_panel_from,
     row_panel_in,
     row_panel_out,
-    rows_of,
-    transform,
+    transform_in,
+    transform_row,
 )
 from ptymesh.kernels.cpu.compiled.jit import inlined
 from ptymesh.kernels.cpu.compiled.vectors import (
@@ -45,12 +50,56 @@ from ptymesh.kernels.cpu.compiled.vectors import (
 )
 from ptymesh.physics.kinds import OBJECT, OBJECT_WEIGHT
 
-#: A second row; row panels of a window, of the modes that enter it, of the gathered window, of its light.
-RowPanels = tuple[RealArray, RealArray, RealArray, RealArray, RealArray]
-#: Workspace of transforms, planes, three workspaces of rows, windows.
-SystemsWork = tuple[RealArray, RealArray, tuple[RealArray, RealArray, RealArray], RealArray]
 #: Ways through rows; numbers, as functions are compiled anew for True and for False.
 ON, BACK = ZERO, ONE
+
+
+class RowPanels(NamedTuple):
+    """What waves find on their way through a slice, in row panels.
+
+    Attributes:
+        late: a second row.
+        window: the object's window.
+        beams: conjugates of all modes that enter the slice.
+        total: the gathered window.
+        light: its light.
+    """
+
+    late: RealArray
+    window: RealArray
+    beams: RealArray
+    total: RealArray
+    light: RealArray
+
+
+class Passage(NamedTuple):
+    """How waves go through a slice.
+
+    Attributes:
+        way: ON or BACK.
+        plain: True if nobody has shifted the probes.
+        keep: True to write the waves, too.
+    """
+
+    way: int
+    plain: bool
+    keep: bool
+
+
+class SystemsWork(NamedTuple):
+    """Workspace of a band where several waves are carried on together.
+
+    Attributes:
+        fourier: the transform.
+        planes: planes of all waves.
+        rows: real, rows of all waves, the same again, and another row.
+        windows: row panels of objects.
+    """
+
+    fourier: WindowTransform
+    planes: Planes
+    rows: tuple[RealArray, RealArray, RealArray]
+    windows: RealArray
 
 
 @inlined
@@ -78,15 +127,12 @@ def row_panels_of(room: RealArray, l: int, L: int, M: int, h: int, w: int) -> Ro
         M: number of modes.
         h: rows of a window.
         w: columns of a window.
-
-    Returns:
-        Row; row panels of slice l's window, of all modes that enter it, of the gathered window, and of its light.
     """
     wide = (w + LANES - ONE) // LANES * LANES
     row, size = PAIR * wide, PAIR * wide * count_row_panels(h)
     window, modes, total = row + size * l, row + size * (L + M * l), row + size * L * (M + ONE)
     light = total + size
-    return (
+    return RowPanels(
         room[:row],
         room[window : window + size],
         room[modes : modes + size * M],
@@ -110,7 +156,7 @@ def systems_work_size(waves: int, windows: int, h: int, w: int) -> int:
 
 
 @inlined
-def split_systems_work(work: RealArray, waves: int, h: int, w: int) -> SystemsWork:
+def split_systems_work(work: RealArray, waves: int, h: int, w: int, tables: Tables) -> SystemsWork:
     """Divide a band's workspace where several waves are carried on together.
 
     Args:
@@ -118,17 +164,15 @@ def split_systems_work(work: RealArray, waves: int, h: int, w: int) -> SystemsWo
         waves: number of waves.
         h: rows of a window.
         w: columns of a window.
-
-    Returns:
-        Workspace of transforms; planes of all waves; rows of all waves, the same again, and another row; windows.
+        tables: constants, plan and twiddles of the transform.
     """
-    _, spare, at = rows_of(work, ZERO, h, w)
+    fourier, at = transform_in(work, ZERO, h, w, tables)
     wide = (w + LANES - ONE) // LANES * LANES
     block, start = PAIR * wide, at + TWO * waves * h * wide
     late, other = start + block * waves, start + TWO * block * waves
-    return (
-        spare,
-        work[at:start],
+    return SystemsWork(
+        fourier,
+        Planes(work[at:start], h * wide, waves),
         (work[start:late], work[late:other], work[other : other + block]),
         work[other + block :],
     )
@@ -136,79 +180,58 @@ def split_systems_work(work: RealArray, waves: int, h: int, w: int) -> SystemsWo
 
 @inlined
 def rows_on(
-    rows: RealArray,
-    planes: RealArray,
-    size: int,
-    begin: int,
-    end: int,
-    first: int,
-    overlaps: bool,
-    h: int,
-    w: int,
-    spare: RealArray,
-    plan: IntArray,
-    twiddles: RealArray,
+    rows: RealArray, planes: Planes, begin: int, end: int, first: int, overlaps: bool, fourier: WindowTransform
 ) -> None:
     """Transform rows of several waves, and write them to their planes, unless they overlap rows that are still to be
     read.
 
     Args:
         rows: real, rows of several waves, read and overwritten.
-        planes: real, planes of several waves one after the other.
-        size: pixels h w' of a plane.
+        planes: planes of the waves.
         begin: first of the waves.
         end: one after the last of the waves.
         first: first of the eight rows.
         overlaps: True if they overlap rows that are still to be read.
-        h: rows of a window.
-        w: columns of a window.
-        spare: (4 max(h, w) 8,) real, workspace of `transform`.
-        plan: (2, k) int64, radices by axis.
-        twiddles: (2, 2 max(h, w)) real, by axis.
+        fourier: the transform.
     """
-    block = PAIR * ((w + LANES - ONE) // LANES * LANES)
+    block = PAIR * ((fourier.w + LANES - ONE) // LANES * LANES)
     for k in range(begin, end):
-        transform(rows, block * k, spare, w, plan[1], twiddles[1])
+        transform_row(rows, block * k, fourier)
     if not overlaps:
-        rows_to_planes(rows, planes, size, begin, end, first, h, w)
+        rows_to_planes(rows, planes, begin, end, first, fourier)
 
 
 @inlined
-def rows_to_planes(
-    rows: RealArray, planes: RealArray, size: int, begin: int, end: int, first: int, h: int, w: int
-) -> None:
+def rows_to_planes(rows: RealArray, planes: Planes, begin: int, end: int, first: int, fourier: WindowTransform) -> None:
     """Write rows of several waves to their planes.
 
     Args:
         rows: real, rows of several waves, read and overwritten.
-        planes: real, planes of several waves one after the other.
-        size: pixels h w' of a plane.
+        planes: planes of the waves.
         begin: first of the waves.
         end: one after the last of the waves.
         first: first of the eight rows.
-        h: rows of a window.
-        w: columns of a window.
+        fourier: the transform.
     """
+    h, w = fourier.h, fourier.w
     block = PAIR * ((w + LANES - ONE) // LANES * LANES)
     for k in range(begin, end):
-        row_panel_back(rows, block * k, plane_of(planes, k, size), first, h, w)
+        row_panel_back(rows, block * k, plane_of(planes, k), first, h, w)
 
 
 @inlined
-def window_in(obj: ComplexArray, place: int, stride: int, h: int, w: int, window: RealArray) -> None:
-    """Copy the object's window to row panels.
+def window_in(window: Window, ahead: int, out: RealArray) -> None:
+    """Copy a window of the object to row panels.
 
     Args:
-        obj: (H, W) complex, the object's slice.
-        place: index at which the window starts in `obj`, in reals.
-        stride: reals from one row of the object to the next.
-        h: rows of a window.
-        w: columns of a window.
-        window: row panels, written.
+        window: the window in the first slice.
+        ahead: reals from there to the same window of another slice.
+        out: row panels, written.
     """
+    w, place, stride = window.w, window.place + ahead, window.stride
     block = PAIR * ((w + LANES - ONE) // LANES * LANES)
-    for k in range(count_row_panels(h)):
-        row_panel_in(obj, place + stride * first_row_of(U(k), h), stride, w, window, block * U(k))
+    for k in range(count_row_panels(window.h)):
+        row_panel_in(window.array, place + stride * first_row_of(U(k), window.h), stride, w, out, block * U(k))
 
 
 @inlined
@@ -225,20 +248,15 @@ def _multiply_by_object(row: RealArray, at: int, w: int, minus: Vector, window: 
 
 @inlined
 def _multiply_back(
-    row: RealArray,
-    at: int,
-    w: int,
-    minus: Vector,
-    window: RealArray,
-    beam: RealArray,
-    f: float,
-    first: bool,
-    total: RealArray,
-    light: RealArray,
+    row: RealArray, at: int, f: float, m: int, beam: RealArray, row_panels: RowPanels, fourier: WindowTransform
 ) -> None:
-    """Turn a row of conjugate waves chi into f conj(O) chi; total = or += conj(P) chi, light = or += |P|^2."""
-    by = broadcast(f)
-    for i in range(ZERO, PAIR * w, PAIR):
+    """Turn a row of conjugate waves chi into f conj(O) chi; total = or += conj(P) chi, light = or += |P|^2.
+
+    Gathering begins with mode m = 0.
+    """
+    _, window, _, total, light = row_panels
+    by, minus, first = broadcast(f), broadcast(-fourier.twiddles[0, 0]), m == ZERO
+    for i in range(ZERO, PAIR * fourier.w, PAIR):
         a, b, o = load(row, i), minus * load(row, i + LANES), at + i
         p, q, s, t = load(beam, o), load(beam, o + LANES), by * load(window, o), by * load(window, o + LANES)
         store(row, i, s * a + t * b)
@@ -255,20 +273,12 @@ def _multiply_back(
 @inlined
 def through_rows(
     plane: RealArray,
-    way: int,
+    passage: Passage,
     f: float,
     m: int,
-    h: int,
-    w: int,
-    row: RealArray,
-    spare: RealArray,
+    fourier: WindowTransform,
     row_panels: RowPanels,
-    plan: IntArray,
-    twiddles: RealArray,
-    plain: bool,
-    keep: bool,
-    waves: ComplexArray,
-    place: int,
+    wave: Window,
 ) -> None:
     """Take mode m through a slice, or back through it, eight rows at a time and in place.
 
@@ -276,55 +286,44 @@ def through_rows(
     become those that leave it. On the way BACK chi becomes f conj(O) chi, and its share of the window is gathered.
 
     Args:
-        plane: (2 h w',) real, columns transformed; with `plain` the waves themselves before the way ON and after the
-            way BACK.
-        way: ON or BACK.
+        plane: (2 h w',) real, columns transformed; for a plain passage the waves themselves before the way ON and after
+            the way BACK.
+        passage: way, and what is done on it.
         f: amplitude by which chi is multiplied.
         m: which mode.
-        h: rows of a window.
-        w: columns of a window.
-        row: (2 w' 8,) real, workspace of eight rows.
-        spare: (4 max(h, w) 8,) real, workspace of `transform`.
+        fourier: the transform.
         row_panels: from `row_panels_of`.
-        plan: (2, k) int64, radices by axis.
-        twiddles: (2, 2 max(h, w)) real, by axis.
-        plain: True if nobody has shifted the probes.
-        keep: True to write the waves, too.
-        waves: (B, M, h, w) complex, written with `keep`.
-        place: index in `waves` at which the wave starts, in reals.
+        wave: written if the passage keeps waves.
     """
-    late, window, beams, total, light = row_panels
+    (way, plain, keep), h, w = passage, fourier.h, fourier.w
     block = PAIR * ((w + LANES - ONE) // LANES * LANES)
-    size, minus = block * count_row_panels(h), broadcast(-twiddles[0, 0])
-    beam = beams[size * m : size * (m + ONE)]
+    size, minus = block * count_row_panels(h), broadcast(-fourier.twiddles[0, 0])
+    beam = row_panels.beams[size * m : size * (m + ONE)]
     for i in range(count_row_panels(h)):
         k = U(i)
         first, overlaps = first_row_of(k, h), h % LANES > 0 and i == 0
-        eight = late if overlaps else row
+        eight = row_panels.late if overlaps else fourier.row
         row_panel_from(plane, first, h, w, eight, ZERO)
         if way == BACK or not plain:
-            transform(eight, ZERO, spare, w, plan[1], twiddles[1])
+            transform_row(eight, ZERO, fourier)
         if keep:
-            row_panel_out(eight, ZERO, w, minus, waves, place + TWO * w * first)
+            row_panel_out(eight, ZERO, w, minus, wave.array, wave.place + TWO * w * first)
         if way == BACK:
-            _multiply_back(eight, block * k, w, minus, window, beam, f, m == ZERO, total, light)
+            _multiply_back(eight, block * k, f, m, beam, row_panels, fourier)
         else:
-            _multiply_by_object(eight, block * k, w, minus, window, beam)
+            _multiply_by_object(eight, block * k, w, minus, row_panels.window, beam)
         if way == ON or not plain:
-            transform(eight, ZERO, spare, w, plan[1], twiddles[1])
+            transform_row(eight, ZERO, fourier)
         if not overlaps:  # rows that are still to be taken out
             row_panel_back(eight, ZERO, plane, first, h, w)
     if h % LANES > 0:
-        row_panel_back(late, ZERO, plane, h - LANES, h, w)
+        row_panel_back(row_panels.late, ZERO, plane, h - LANES, h, w)
 
 
 @inlined
 def windows_out(
-    total: RealArray,
-    light: RealArray,
-    h: int,
-    w: int,
-    one: Vector,
+    row_panels: RowPanels,
+    fourier: WindowTransform,
     windows: ComplexArray,
     lights: RealArray,
     pixel: int,
@@ -333,16 +332,20 @@ def windows_out(
     """Write what has been gathered from row panels to a window of complex and one of real pixels.
 
     Args:
-        total: row panels of the window.
-        light: row panels of its light.
-        h: rows of a window.
-        w: columns of a window.
-        one: vector of 1.
+        row_panels: what has been gathered.
+        fourier: the transform.
         windows: complex, written.
         lights: real, written.
         pixel: index of the first pixel in both.
         reached: (n,) float64, largest terms so far by kind of sum, updated.
     """
+    h, w, one, total, light = (
+        fourier.h,
+        fourier.w,
+        broadcast(fourier.twiddles[0, 0]),
+        row_panels.total,
+        row_panels.light,
+    )
     block = PAIR * ((w + LANES - ONE) // LANES * LANES)
     top = light_top = one - one
     for i in range(count_row_panels(h)):

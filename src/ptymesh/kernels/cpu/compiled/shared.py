@@ -24,13 +24,14 @@ NONE: Any = U(0)
 
 @plainly_inlined
 def _row(
-    sums: RealArray, at: IntArray, half: IntArray, step: IntArray, count: int, numbers: int, out: NumberArray, to: int
+    sums: RealArray, of_ranks: tuple[IntArray, IntArray, IntArray], count: int, numbers: int, out: NumberArray, to: int
 ) -> None:
     """Write `numbers` numbers of `out`, from a place on: the totals over `count` ranks.
 
-    at: index of each rank's number; half: how far behind it the second part is, 0 if there is none; step: from row to
+    of_ranks: index of each rank's number; how far behind it the second part is, 0 if there is none; numbers from row to
     row.
     """
+    at, half, step = of_ranks
     for c in range(NONE, numbers, LANES):
         fetch(sums, at[0] + c + AHEAD * step[0], LANES)
         found = load(sums, at[0] + c)
@@ -60,16 +61,15 @@ def _places(rank: IntArray, l: int, y: int, x: int) -> tuple[int, int, int, int]
 def _add(
     first: int,
     last: int,
-    places: IntArray,
-    reached: IntArray,
+    blocks: tuple[IntArray, IntArray],
     ranks: IntArray,
     parts: int,
     sums: RealArray,
-    field: ComplexArray,
-    weight: RealArray,
+    out: tuple[ComplexArray, RealArray],
 ) -> None:
-    # of the sums and of their weight, by rank: see _row
     """Add the ranks' sums of blocks first ... last - 1."""
+    (places, reached), (field, weight) = blocks, out
+    # of the sums and of their weight, by rank: see _row
     at, half, step = (
         np.empty((2, len(ranks)), np.uint64),
         np.empty((2, len(ranks)), np.uint64),
@@ -89,39 +89,36 @@ def _add(
                     count += 1
             to = U(l) * U(weight.shape[1]) * W + U(SIDE * y) * W + U(SIDE * x)
             for _ in range(SIDE):
-                _row(sums, at[0], half[0], step[0], count, U(2 * SIDE), field, U(2) * to)
-                _row(sums, at[1], half[1], step[1], count, U(SIDE), weight, to)
+                _row(sums, (at[0], half[0], step[0]), count, U(2 * SIDE), field, U(2) * to)
+                _row(sums, (at[1], half[1], step[1]), count, U(SIDE), weight, to)
                 to += W
 
 
 @plainly_parallel
 def add_shared(
-    places: IntArray,
-    reached: IntArray,
+    blocks: tuple[IntArray, IntArray],
     ranks: IntArray,
     parts: int,
     bands: int,
     sums: RealArray,
-    field: ComplexArray,
-    weight: RealArray,
+    out: tuple[ComplexArray, RealArray],
 ) -> None:
     """Write the totals of the sums of some ranks to blocks of a complex and a real field.
 
     Args:
-        places: (1, 2, n) int64, block coordinates y x.
-        reached: (n,) int64, ranks that contribute to each block, as bits of a number that is not 0; -1 for all.
+        blocks: block coordinates y x, (1, 2, n) int64; ranks that contribute to each block, (n,) int64, as bits of a
+            number that is not 0, or -1 for all.
         ranks: (k, 6) int64, as in `physics.sums.RankSums`.
         parts: of each sum, 1 or 2.
         bands: number of bands that threads share.
         sums: (m,) float64, sums and weights of all ranks.
-        field: (L, H, W) complex, written.
-        weight: (L, H, W) real, written.
+        out: field (L, H, W) complex and weight (L, H, W) real, written.
     """
-    n = places.shape[2]
+    n = blocks[0].shape[2]
     for i in prange(bands):
         band = np.int64(i)
-        _add(n * band // bands, n * (band + 1) // bands, places, reached, ranks, parts, sums, field, weight)
+        _add(n * band // bands, n * (band + 1) // bands, blocks, ranks, parts, sums, out)
 
 
-#: See compiled.SIGNATURES.
-SIGNATURES = {add_shared: "i3 i1 i2 i i d1 c3 r3"}
+#: See compiled.SIGNATURES; what stands in brackets is a tuple.
+SIGNATURES = {add_shared: "(i3 i1) i2 i i d1 (c3 r3)"}

@@ -12,22 +12,26 @@ panel, plane, row, work  see column_panels.py
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 
-from ptymesh.kernels.arrays import ComplexArray, IntArray, RealArray, Tables
+from ptymesh.kernels.arrays import ComplexArray, RealArray, Tables
 from ptymesh.kernels.cpu.compiled.column_panels import (
     ONE,
     PAIR,
     TWO,
     ZERO,
     U,
+    Window,
+    WindowTransform,
     columns_of,
     panel_in,
     rows_back,
     rows_in,
-    rows_of,
-    transform,
+    transform_in,
+    transform_panel,
+    wave_at,
 )
 from ptymesh.kernels.cpu.compiled.jit import inlined
 from ptymesh.kernels.cpu.compiled.vectors import (
@@ -41,9 +45,52 @@ from ptymesh.kernels.cpu.compiled.vectors import (
     load,
     load_complex,
     magnitude,
+    number,
     store,
 )
 from ptymesh.physics.kinds import PROBE
+
+
+class Ramps(NamedTuple):
+    """Factors of a plane: real parts, imaginary parts.
+
+    Attributes:
+        down: (2, h) real, factors of rows.
+        across: (2, w') real, factors of columns, 0 beyond w.
+    """
+
+    down: RealArray
+    across: RealArray
+
+
+class Beam(NamedTuple):
+    """A view's beam.
+
+    Attributes:
+        waves: (M + K, h, w) complex, modes of the probe, then OPR modes.
+        modes: number of modes M.
+        shares: (1 + K,) real, see the module.
+    """
+
+    waves: ComplexArray
+    modes: int
+    shares: RealArray
+
+
+class RoundedSums(NamedTuple):
+    """Sums of rounded terms.
+
+    Attributes:
+        numbers: float64, changed in place.
+        half: numbers from the first part of the sums to the second; 0 if there is one part.
+        shifts: (n, 2) float64, rounding shifts by kind of sum and part.
+        reached: (n,) float64, largest terms so far by kind of sum, updated.
+    """
+
+    numbers: RealArray
+    half: int
+    shifts: RealArray
+    reached: RealArray
 
 
 @inlined
@@ -69,7 +116,7 @@ def frequency(k: int, size: int) -> float:
 
 
 @inlined
-def ramps(f: RealArray, w: int, axis: int, factor: float, down: RealArray, across: RealArray) -> None:
+def ramps(f: RealArray, w: int, axis: int, factor: float, out: Ramps) -> None:
     """Write the factors exp(-2 pi i k.f) of rows and columns; those of `axis` also times 2 pi i k.
 
     Args:
@@ -77,9 +124,9 @@ def ramps(f: RealArray, w: int, axis: int, factor: float, down: RealArray, acros
         w: columns of a window, not padded.
         axis: 0 or 1 to take the derivative along y or x; -1 for none.
         factor: multiplies the factors of rows.
-        down: (2, h) real, factors of rows: real parts, imaginary parts.
-        across: (2, w') real, factors of columns: real parts, imaginary parts.
+        out: factors of rows and columns, written.
     """
+    down, across = out
     ry, rx = np.empty(down.shape[1], np.complex128), np.empty(w, np.complex128)
     _ramp(f[0], ry)
     _ramp(f[1], rx)
@@ -92,28 +139,22 @@ def ramps(f: RealArray, w: int, axis: int, factor: float, down: RealArray, acros
 
 
 @inlined
-def split_shift_work(
-    work: RealArray, h: int, w: int, dtype: np.dtype
-) -> tuple[RealArray, RealArray, RealArray, RealArray, RealArray]:
-    """Divide a band's workspace.
+def split_shift_work(work: RealArray, h: int, w: int, tables: Tables) -> tuple[WindowTransform, RealArray, Ramps]:
+    """Divide a band's workspace: the transform, a plane, and factors.
 
     Args:
         work: (k,) real, workspace of a band.
         h: rows of a window.
         w: columns of a window.
-        dtype: of the factors.
-
-    Returns:
-        Row, workspace of transforms, plane, and factors of rows and of columns (0 beyond w).
+        tables: constants, plan and twiddles of the transform.
     """
     wide = (w + LANES - ONE) // LANES * LANES
-    row, spare, at = rows_of(work, ZERO, h, w)
-    down, across = empty_factors(h, w, dtype)
-    return row, spare, work[at : at + TWO * h * wide], down, across
+    fourier, at = transform_in(work, ZERO, h, w, tables)
+    return fourier, work[at : at + TWO * h * wide], empty_factors(h, w, tables[0].dtype)
 
 
 @inlined
-def empty_factors(h: int, w: int, dtype: np.dtype) -> tuple[RealArray, RealArray]:
+def empty_factors(h: int, w: int, dtype: np.dtype) -> Ramps:
     """Return arrays for the factors of rows and of columns (0 beyond w).
 
     Args:
@@ -121,7 +162,7 @@ def empty_factors(h: int, w: int, dtype: np.dtype) -> tuple[RealArray, RealArray
         w: columns of a window.
         dtype: of the factors.
     """
-    return np.empty((TWO, h), dtype), np.zeros((TWO, (w + LANES - ONE) // LANES * LANES), dtype)
+    return Ramps(np.empty((TWO, h), dtype), np.zeros((TWO, (w + LANES - ONE) // LANES * LANES), dtype))
 
 
 @inlined
@@ -142,22 +183,18 @@ def turned_by(plane: RealArray, i: int, c: Vector, d: Vector, down: RealArray, r
 
 
 @inlined
-def beam_in(
-    waves: ComplexArray, m: int, M: int, shares: RealArray, h: int, start: int, spare: RealArray, plane: RealArray
-) -> None:
+def beam_in(beam: Beam, m: int, start: int, fourier: WindowTransform, plane: RealArray) -> None:
     """Write eight columns of mode m of a view's beam to a plane.
 
     Args:
-        waves: (M + K, h, w) complex.
+        beam: modes and shares.
         m: which mode.
-        M: number of modes.
-        shares: (1 + K,) real, see the module.
-        h: rows of a window.
         start: first of the eight columns.
-        spare: (4 max(h, w) 8,) real, workspace of `transform`.
+        fourier: the transform, whose workspace is used.
         plane: (2 h w',) real, a wave panel after panel.
     """
-    w, at = U(waves.shape[2]), TWO * h * start
+    (waves, modes, shares), h, w, spare = beam, fourier.h, fourier.w, fourier.spare
+    at = TWO * h * start
     panel_in(waves, TWO * h * w * m, h, w, start, plane)
     if len(shares) == 0:
         return
@@ -165,83 +202,56 @@ def beam_in(
     for i in range(ZERO, PAIR * h, LANES):
         store(plane, at + i, f * load(plane, at + i))
     for k in range(ONE, U(len(shares)) if m == ZERO else ZERO):
-        columns_of(waves, TWO * h * w * (M + k - ONE), h, w, start, spare, ZERO)
+        columns_of(waves, TWO * h * w * (modes + k - ONE), h, w, start, spare, ZERO)
         f = broadcast(shares[k])
         for i in range(ZERO, PAIR * h, LANES):
             store(plane, at + i, load(plane, at + i) + f * load(spare, i))
 
 
 @inlined
-def columns_in(
-    spectrum: ComplexArray,
-    m: int,
-    M: int,
-    shares: RealArray,
-    down: RealArray,
-    across: RealArray,
-    minus: Vector,
-    h: int,
-    spare: RealArray,
-    plan: IntArray,
-    twiddles: RealArray,
-    plane: RealArray,
-) -> None:
+def columns_in(beam: Beam, m: int, factors: Ramps, fourier: WindowTransform, plane: RealArray) -> None:
     """Write the columns of F^H of mode m times its factors to a plane, as conjugates.
 
     Args:
-        spectrum: (M + K, h, w) complex, probes in Fourier space.
+        beam: modes in Fourier space, and shares.
         m: which mode.
-        M: number of modes.
-        shares: (1 + K,) real, see the module.
-        down: (2, h) real, factors of rows: real parts, imaginary parts.
-        across: (2, w') real, factors of columns: real parts, imaginary parts.
-        minus: vector of -1.
-        h: rows of a window.
-        spare: (4 max(h, w) 8,) real, workspace of `transform`.
-        plan: (2, k) int64, radices by axis.
-        twiddles: (2, 2 max(h, w)) real, by axis.
+        factors: of rows and columns.
+        fourier: the transform.
         plane: (2 h w',) real, written.
     """
-    w = U(spectrum.shape[2])
-    for start in range(ZERO, w, LANES):
-        beam_in(spectrum, m, M, shares, h, start, spare, plane)
+    h, (down, across), minus = fourier.h, factors, broadcast(-fourier.twiddles[0, 0])
+    for start in range(ZERO, fourier.w, LANES):
+        beam_in(beam, m, start, fourier, plane)
         c, d = load(across[0], start), load(across[1], start)
         for r in range(h):
             i = TWO * h * start + PAIR * r
             p, q = turned_by(plane, i, c, d, down, r)
             store(plane, i, p)
             store(plane, i + LANES, minus * q)
-        transform(plane, TWO * h * start, spare, h, plan[0], twiddles[0])
+        transform_panel(plane, TWO * h * start, fourier)
 
 
 @inlined
-def waves_in(
-    probe: ComplexArray, m: int, M: int, shares: RealArray, f: float, h: int, spare: RealArray, plane: RealArray
-) -> None:
+def waves_in(beam: Beam, m: int, f: float, fourier: WindowTransform, plane: RealArray) -> None:
     """Write mode m of a view's beam times f to a plane, as conjugates.
 
     Args:
-        probe: (M + K, h, w) complex.
+        beam: modes and shares.
         m: which mode.
-        M: number of modes.
-        shares: (1 + K,) real, see the module.
         f: factor.
-        h: rows of a window.
-        spare: (4 max(h, w) 8,) real, workspace of `transform`.
+        fourier: the transform, whose workspace is used.
         plane: (2 h w',) real, written.
     """
-    w, by, back = U(probe.shape[2]), broadcast(f), broadcast(-f)
-    for start in range(ZERO, w, LANES):
-        beam_in(probe, m, M, shares, h, start, spare, plane)
+    h, by, back = fourier.h, broadcast(f), broadcast(-f)
+    for start in range(ZERO, fourier.w, LANES):
+        beam_in(beam, m, start, fourier, plane)
         for i in range(TWO * h * start, TWO * h * (start + LANES), PAIR):
             store(plane, i, by * load(plane, i))
             store(plane, i + LANES, back * load(plane, i + LANES))
 
 
 @inlined
-def add_plane(
-    plane: RealArray, f: float, kind: int, m: int, shifts: RealArray, sums: RealArray, half: int, reached: RealArray
-) -> None:
+def add_plane(plane: RealArray, f: float, kind: int, m: int, into: RoundedSums) -> None:
     """Add f times the wave in a plane to the sums of mode m, rounded.
 
     Args:
@@ -249,11 +259,9 @@ def add_plane(
         f: factor.
         kind: kind of sum (physics/kinds.py).
         m: which mode.
-        shifts: (n, 2) float64, rounding shifts by kind of sum and part.
-        sums: (parts M 2 h w',) float64, panel after panel.
-        half: numbers from the first part of the sums to the second; 0 if there is one part.
-        reached: (n,) float64, largest terms so far by kind of sum, updated.
+        into: sums of (parts M 2 h w',) numbers, panel after panel.
     """
+    sums, half, shifts, reached = into
     shift, fine, top, by = (
         broadcast(shifts[kind, 0]),
         broadcast(shifts[kind, 1]),
@@ -268,30 +276,17 @@ def add_plane(
 
 
 @inlined
-def turn_columns(
-    plane: RealArray,
-    down: RealArray,
-    across: RealArray,
-    h: int,
-    w: int,
-    spare: RealArray,
-    plan: IntArray,
-    twiddles: RealArray,
-) -> None:
+def turn_columns(plane: RealArray, factors: Ramps, fourier: WindowTransform) -> None:
     """Transform the columns of a wave whose rows are transformed, and multiply it by the factors.
 
     Args:
         plane: (2 h w',) real, a wave panel after panel.
-        down: (2, h) real, factors of rows: real parts, imaginary parts.
-        across: (2, w') real, factors of columns: real parts, imaginary parts.
-        h: rows of a window.
-        w: columns of a window.
-        spare: (4 max(h, w) 8,) real, workspace of `transform`.
-        plan: (2, k) int64, radices by axis.
-        twiddles: (2, 2 max(h, w)) real, by axis.
+        factors: of rows and columns.
+        fourier: the transform.
     """
-    for start in range(ZERO, w, LANES):
-        transform(plane, TWO * h * start, spare, h, plan[0], twiddles[0])
+    h, (down, across) = fourier.h, factors
+    for start in range(ZERO, fourier.w, LANES):
+        transform_panel(plane, TWO * h * start, fourier)
         c, d = load(across[0], start), load(across[1], start)
         for r in range(h):
             i = TWO * h * start + PAIR * r
@@ -309,7 +304,6 @@ def write_shifted_probes(
     axis: int,
     tables: Tables,
     out: ComplexArray,
-    view: int,
 ) -> None:
     """Write the probes shifted to a view's position: F^H of a exp(-2 pi i k.f) spectrum_m.
 
@@ -320,108 +314,71 @@ def write_shifted_probes(
         a: amplitude.
         axis: 0 or 1 to take the derivative along y or x, which is times 2 pi i k_axis; -1 for none.
         tables: constants, plan and twiddles of the transform.
-        out: (B, M, h, w) complex, out[view] is written.
-        view: index of the view.
+        out: (M, h, w) complex, written.
     """
-    M, h, w = U(out.shape[1]), U(out.shape[2]), U(out.shape[3])
-    constants, plan, twiddles = tables
-    row, spare, plane, down, across = split_shift_work(work, h, w, constants.dtype)
-    ramps(f, np.int64(w), axis, a * constants[6], down, across)
-    minus = broadcast(-constants[1])
+    (M, h, w), constants = (U(out.shape[0]), U(out.shape[1]), U(out.shape[2])), tables[0]
+    fourier, plane, factors = split_shift_work(work, h, w, tables)
+    ramps(f, np.int64(w), axis, a * constants[6], factors)
     for m in range(M):
-        columns_in(spectrum, m, M, constants[:0], down, across, minus, h, spare, plan, twiddles, plane)
-        rows_back(plane, h, w, row, spare, plan, twiddles, out, TWO * h * w * (view * M + m))
+        columns_in(Beam(spectrum, M, constants[:0]), m, factors, fourier, plane)
+        rows_back(plane, fourier, out, TWO * h * w * m)
 
 
 @inlined
 def add_shifted_back(
     work: RealArray,
     waves: ComplexArray,
-    view: int,
-    obj: ComplexArray,
-    y: int,
-    x: int,
+    window: Window,
     a: float,
     f: RealArray,
     tables: Tables,
-    shifts: RealArray,
-    sums: RealArray,
-    half: int,
-    reached: RealArray,
+    into: RoundedSums,
 ) -> None:
-    """Add exp(+2 pi i k.f) F conj(a O) waves[view] to the sums, O being the object in the view's window.
+    """Add exp(+2 pi i k.f) F conj(a O) waves to the sums, O being the object in the view's window.
 
     Args:
         work: (k,) real, workspace of a band.
-        waves: (B, M, h, w) complex.
-        view: index of the view.
-        obj: (H, W) complex, the object's slice.
-        y: first row of the window in the object.
-        x: first column of the window in the object.
+        waves: (M, h, w) complex, the view's.
+        window: the object's window.
         a: amplitude.
         f: (2,) real, the view's fraction y x in pixels.
         tables: constants, plan and twiddles of the transform.
-        shifts: (n, 2) float64, rounding shifts by kind of sum and part.
-        sums: (parts M 2 h w',) float64, panel after panel.
-        half: numbers from the first part of the sums to the second; 0 if there is one part.
-        reached: (n,) float64, largest terms so far by kind of sum, updated.
+        into: sums of (parts M 2 h w',) numbers, panel after panel.
     """
-    M, h, w = U(waves.shape[1]), U(waves.shape[2]), U(waves.shape[3])
-    constants, plan, twiddles = tables
-    row, spare, plane, down, across = split_shift_work(work, h, w, constants.dtype)
-    ramps(-f, np.int64(w), -1, constants[6], down, across)
-    stride = TWO * U(obj.shape[1])
-    window = stride * y + TWO * x
-    for m in range(M):
-        wave = TWO * h * w * (view * M + m)
-        rows_in(waves, wave, obj, window, stride, a, -a, True, h, w, row, spare, plan, twiddles, plane)
-        turn_columns(plane, down, across, h, w, spare, plan, twiddles)
-        add_plane(plane, constants[1], PROBE, m, shifts, sums, half, reached)
+    fourier, plane, factors = split_shift_work(work, window.h, window.w, tables)
+    constants = tables[0]
+    ramps(-f, np.int64(window.w), -1, constants[6], factors)
+    for m in range(U(len(waves))):
+        rows_in(wave_at(waves, m), window, a, -a, True, fourier, plane)
+        turn_columns(plane, factors, fourier)
+        add_plane(plane, constants[1], PROBE, m, into)
 
 
 @inlined
-def add_power(
-    obj: ComplexArray,
-    y: int,
-    x: int,
-    a: float,
-    kind: int,
-    m: int,
-    shifts: RealArray,
-    h: int,
-    w: int,
-    out: RealArray,
-    half: int,
-    reached: RealArray,
-) -> None:
+def add_power(window: Window, a: float, kind: int, m: int, into: RoundedSums) -> None:
     """Add |a O|^2 of the object's window to the m-th of several weights, rounded.
 
     Args:
-        obj: (H, W) complex, the object's slice.
-        y: first row of the window in the object.
-        x: first column of the window in the object.
+        window: the object's window.
         a: amplitude.
         kind: kind of sum (physics/kinds.py).
         m: which of the weights.
-        shifts: (n, 2) float64, rounding shifts by kind of sum and part.
-        h: rows of a window.
-        w: columns of a window.
-        out: (parts n h w,) float64.
-        half: numbers from the first part of the sums to the second; 0 if there is one part.
-        reached: (n,) float64, largest terms so far by kind of sum, updated.
+        into: sums of (parts n h w,) numbers.
     """
-    W, by2, full, at = U(obj.shape[1]), broadcast(a * a), w // LANES * LANES, h * w * m
+    obj, place, stride, h, w = window
+    out, half, shifts, reached = into
+    by2, full, at = broadcast(a * a), w // LANES * LANES, h * w * m
     shift, fine, top = broadcast(shifts[kind, 0]), broadcast(shifts[kind, 1]), broadcast(a - a)
     for r in range(h):
-        o = TWO * (W * (y + r) + x)
+        o = place + stride * r
         for c in range(ZERO, full, LANES):
             u, v = load_complex(obj, o + TWO * c)
             power = by2 * (u * u + v * v)
             top = larger(power, top)
             add_rounded(out, at + w * r + c, half, power, shift, fine)
         for c in range(full, w):
-            O = obj[y + r, x + c]
-            power = a * a * (O.real * O.real + O.imag * O.imag)
-            add_number(out, at + w * r + c, half, power, shifts[kind, 0], shifts[kind, 1])
-            reached[kind] = max(reached[kind], power)
+            real, imaginary = number(obj, o + TWO * c), number(obj, o + TWO * c + ONE)
+            light = a * a * (real * real + imaginary * imaginary)
+            add_number(out, at + w * r + c, half, light, shifts[kind, 0], shifts[kind, 1])
+            reached[kind] = max(reached[kind], light)
     reached[kind] = max(reached[kind], highest(top))

@@ -14,8 +14,19 @@ import numpy as np
 from numba import prange
 
 from ptymesh.kernels.arrays import ComplexArray, DetectorInputs, DetectorOptions, ExitInputs, RealArray, Tables
-from ptymesh.kernels.cpu.compiled.column_panels import ONE, PAIR, TWO, ZERO, U, rows_back, rows_in, rows_of, transform
-from ptymesh.kernels.cpu.compiled.comparison import compare, counts_in_panels
+from ptymesh.kernels.cpu.compiled.column_panels import (
+    PAIR,
+    TWO,
+    ZERO,
+    U,
+    rows_back,
+    rows_in,
+    transform_in,
+    transform_panel,
+    wave_at,
+    window_at,
+)
+from ptymesh.kernels.cpu.compiled.comparison import Panel, compare, counts_in_panels
 from ptymesh.kernels.cpu.compiled.jit import inlined, parallel
 from ptymesh.kernels.cpu.compiled.vectors import LANES, Vector, broadcast, load, store
 
@@ -29,27 +40,25 @@ FOUR = U(4) * LANES
 @inlined
 def _to_detector(
     j: int,
-    view: int,
     work: RealArray,
     made_of: ExitInputs,
     product: bool,
     window: tuple[int, int],
     tables: Tables,
-    planes: RealArray,
-    powers: RealArray,
+    out: tuple[RealArray, RealArray],
 ) -> None:
-    """Write planes and powers of view j, whose beam is the `view`th."""
-    (obj, n, beams, a), (constants, plan, twiddles) = made_of, tables
-    M, h, w = U(planes.shape[1]), U(window[0]), U(window[1])
-    row, spare, _ = rows_of(work, ZERO, h, w)
-    stride, f, scale, own = TWO * U(obj.shape[1]), a[j], broadcast(constants[6] * constants[6]), powers[j]
-    place = stride * U(n[j, 0]) + TWO * U(n[j, 1])
+    """Write planes and powers of view j."""
+    (obj, n, beams, a), constants, (planes, powers) = made_of, tables[0], out
+    M, h, w, view = U(planes.shape[1]), U(window[0]), U(window[1]), ZERO if len(beams) == 1 else j
+    fourier, _ = transform_in(work, ZERO, h, w, tables)
+    spare, f, scale, own = fourier.spare, a[j], broadcast(constants[6] * constants[6]), powers[j]
+    place = window_at(obj, n[j], h, w)
     for m in range(M):
-        beam, plane = TWO * h * w * (view * M + m), planes[j, m]
-        rows_in(beams, beam, obj, place, stride, f, f, product, h, w, row, spare, plan, twiddles, plane)
+        plane = planes[j, m]
+        rows_in(wave_at(beams, view * M + m), place, f, f, product, fourier, plane)
         for start in range(ZERO, w, LANES):
             at = TWO * h * start
-            transform(plane, at, spare, h, plan[0], twiddles[0])
+            transform_panel(plane, at, fourier)
             for r in range(h):
                 p, q, o = load(plane, at + PAIR * r), load(plane, at + PAIR * r + LANES), w * r + start
                 power = scale * (p * p + q * q)
@@ -86,8 +95,7 @@ def to_detector(
     for i in prange(bands):
         band = np.int64(i)
         for j in range(count * band // bands, count * (band + 1) // bands):
-            view = ZERO if len(made_of[2]) == 1 else U(j)
-            _to_detector(U(j), view, work[band], made_of, product, window, tables, planes, powers)
+            _to_detector(U(j), work[band], made_of, product, window, tables, (planes, powers))
 
 
 # --- back from it ---
@@ -98,10 +106,9 @@ def _from_detector(
     j: int, work: RealArray, planes: RealArray, factors: RealArray, tables: Tables, out: ComplexArray
 ) -> None:
     """Write what comes back of view j."""
-    constants, plan, twiddles = tables
-    M, h, w = U(out.shape[1]), U(out.shape[2]), U(out.shape[3])
-    row, spare, _ = rows_of(work, ZERO, h, w)
-    own, scale = factors[j], constants[6] * constants[6]
+    M, h, w, constants = U(out.shape[1]), U(out.shape[2]), U(out.shape[3]), tables[0]
+    fourier, _ = transform_in(work, ZERO, h, w, tables)
+    spare, own, scale = fourier.spare, factors[j], constants[6] * constants[6]
     s, t, zero = broadcast(scale), broadcast(-scale), broadcast(constants[0])
     for m in range(M):
         plane = planes[j, m]
@@ -118,8 +125,8 @@ def _from_detector(
                     f = load(spare, ZERO)
                 store(plane, i, s * f * load(plane, i))
                 store(plane, i + LANES, t * f * load(plane, i + LANES))
-            transform(plane, at, spare, h, plan[0], twiddles[0])
-        rows_back(plane, h, w, row, spare, plan, twiddles, out, TWO * h * w * (j * M + m))
+            transform_panel(plane, at, fourier)
+        rows_back(plane, fourier, out, TWO * h * w * (j * M + m))
 
 
 @parallel
@@ -147,22 +154,20 @@ def from_detector(work: RealArray, planes: RealArray, factors: RealArray, tables
 def _compare_signals(
     j: int,
     work: RealArray,
-    signals: RealArray,
     window: tuple[int, int],
     data: DetectorInputs,
     how: DetectorOptions,
     constants: RealArray,
-    terms: RealArray,
-    changes: RealArray,
+    of_views: tuple[RealArray, RealArray, RealArray],
 ) -> None:
     """Write the sums and factors of view j."""
-    (counts, places, good, b), (code, has_background, _, kind, task) = data, how
-    h, w, size, zero = U(window[0]), U(window[1]), U(len(good)), broadcast(constants[0])
-    y, S, change = work[:size], work[size : TWO * size], work[TWO * size : U(3) * size]
+    (counts, places, good, b), (code, has_background, _, kind, task), (signals, terms, changes) = data, how, of_views
+    h, w, pixels, zero = U(window[0]), U(window[1]), U(len(good)), broadcast(constants[0])
+    y, S, change = work[:pixels], work[pixels : TWO * pixels], work[TWO * pixels : U(3) * pixels]
     for t in range(6):
         terms[j, t] = 0.0
-    least = constants[7] * counts_in_panels(counts, U(places[j]), code, h, w, good, constants, y)
-    of_view, out, panel = signals[j], changes[j], LANES * h
+    least = constants[7] * counts_in_panels(counts[places[j]], code, h, w, good, constants, y)
+    of_view, out, size = signals[j], changes[j], LANES * h
     for start in range(ZERO, w, LANES):
         at = h * start
         for r in range(h):
@@ -173,7 +178,8 @@ def _compare_signals(
                 store(S, i, zero)
                 for c in range(w - start):
                     S[i + c] = of_view[o + c]
-        compare(panel, S, change, at, y, b, at, constants, least, has_background, kind, task, j, terms)
+        panel = Panel(size, S, change, at, y, b, at)
+        compare(panel, constants, least, has_background, kind, task, terms[j])
         for r in range(h):
             i, o = at + LANES * r, w * r + start
             if start + LANES <= w:
@@ -186,31 +192,28 @@ def _compare_signals(
 @parallel
 def compare_signals(
     work: RealArray,
-    signals: RealArray,
     window: tuple[int, int],
     data: DetectorInputs,
     how: DetectorOptions,
     constants: RealArray,
-    terms: RealArray,
-    changes: RealArray,
+    of_views: tuple[RealArray, RealArray, RealArray],
 ) -> None:
     """Compare signals with counts: write the sums of each view, and -dL/dI or, for task 1, the factor less 1.
 
     Args:
         work: (bands, k) real, workspace of each band.
-        signals: (B, h w) real, behind the pieces of the detector, without the background.
         window: h and w.
         data: counts, indices of patterns, mask and background, as for `detector.detector`.
         how: dtype of the counts, background, unused, fidelity and task, likewise.
         constants: (10,) real, see comparison.py.
-        terms: (B, 6) float64, written; see Backend.at_detector.
-        changes: (B, h w) real, written.
+        of_views: signals (B, h w) real, behind the pieces of the detector, without the background; sums (B, 6) float64,
+            written, see Backend.at_detector; changes (B, h w) real, written.
     """
-    count, bands = len(terms), len(work)
+    count, bands = len(of_views[0]), len(work)
     for i in prange(bands):
         band = np.int64(i)
         for j in range(count * band // bands, count * (band + 1) // bands):
-            _compare_signals(j, work[band], signals, window, data, how, constants, terms, changes)
+            _compare_signals(j, work[band], window, data, how, constants, of_views)
 
 
 @inlined
@@ -254,18 +257,18 @@ def _convolved(
     Sums over neighbours stay in registers, of 32 columns at a time as long as there are so many: each pixel's terms
     come in the same order.
     """
-    deep, reach, wide = U(len(down)), U(len(across)) - ONE, w // FOUR * FOUR
+    deep, reach, wide = U(len(down)), U(len(across)) - U(1), w // FOUR * FOUR
     for r in range(h):
         for c in range(ZERO, wide, FOUR):
             many = _scaled_four(x, w * r + c, broadcast(down[0]))
-            for k in range(ONE, deep):
+            for k in range(U(1), deep):
                 above, below = (r - k if r >= k else r + h - k), (r + k if r + k < h else r + k - h)
                 many = _add_four(x, w * above + c, w * below + c, broadcast(down[k]), many)
             _store_four(line, reach + c, many)
         for c in range(wide, w, LANES):
             at = min(c, w - LANES)  # the last eight, though some of them have been written
             found = broadcast(down[0]) * load(x, w * r + at)
-            for k in range(ONE, deep):
+            for k in range(U(1), deep):
                 above, below = (r - k if r >= k else r + h - k), (r + k if r + k < h else r + k - h)
                 found = _add_neighbours(x, w * above + at, w * below + at, broadcast(down[k]), found)
             store(line, reach + at, found)
@@ -273,13 +276,13 @@ def _convolved(
             line[c], line[reach + w + c] = line[w + c], line[reach + c]
         for c in range(ZERO, wide, FOUR):
             many = _scaled_four(line, reach + c, broadcast(across[0]))
-            for k in range(ONE, reach + ONE):
+            for k in range(U(1), reach + U(1)):
                 many = _add_four(line, reach + c - k, reach + c + k, broadcast(across[k]), many)
             _store_four(out, w * r + c, many)
         for c in range(wide, w, LANES):
             at = min(c, w - LANES)
             found = broadcast(across[0]) * load(line, reach + at)
-            for k in range(ONE, reach + ONE):
+            for k in range(U(1), reach + U(1)):
                 found = _add_neighbours(line, reach + at - k, reach + at + k, broadcast(across[k]), found)
             store(out, w * r + at, found)
 
@@ -309,6 +312,6 @@ def convolved(
 SIGNATURES = {
     to_detector: "r2 (c2 i2 c4 r1) b (i i) (r1 i2 r2) r3 r2",
     from_detector: "r2 r3 r2 (r1 i2 r2) c4",
-    compare_signals: "r2 r2 (i i) (u3 i1 r1 r1) (i b b i i) r1 d2 r2",
+    compare_signals: "r2 (i i) (u3 i1 r1 r1) (i b b i i) r1 (r2 d2 r2)",
     convolved: "r2 r2 (i i) r1 r1 r2",
 }

@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 from numba import prange
 
-from ptymesh.kernels.arrays import ComplexArray, IntArray, PathInputs, RealArray, Tables
+from ptymesh.kernels.arrays import BackInputs, ComplexArray, PathInputs, RealArray, Tables
 from ptymesh.kernels.cpu.compiled.column_panels import (
     ONE,
     PAIR,
@@ -22,14 +22,18 @@ from ptymesh.kernels.cpu.compiled.column_panels import (
     WIDTH,
     ZERO,
     U,
+    Window,
     plane_of,
     row_panel_from,
     row_panel_in,
-    transform,
+    transform_row,
+    wave_at,
+    window_at,
 )
 from ptymesh.kernels.cpu.compiled.jit import inlined, parallel
 from ptymesh.kernels.cpu.compiled.propagation import columns_through
 from ptymesh.kernels.cpu.compiled.row_panels import (
+    SystemsWork,
     count_row_panels,
     first_row_of,
     rows_on,
@@ -37,8 +41,11 @@ from ptymesh.kernels.cpu.compiled.row_panels import (
     split_systems_work,
     window_in,
 )
-from ptymesh.kernels.cpu.compiled.shifts import columns_in, empty_factors, ramps, waves_in
+from ptymesh.kernels.cpu.compiled.shifts import Beam, columns_in, empty_factors, ramps, waves_in
 from ptymesh.kernels.cpu.compiled.vectors import LANES, Vector, broadcast, load, store, total
+
+#: Spectra of the probe and of its direction, fractions, amplitudes, shares.
+StartInputs = tuple[ComplexArray, ComplexArray, RealArray, RealArray, RealArray]
 
 
 @inlined
@@ -88,29 +95,15 @@ def _add_products(rows: RealArray, block: int, w: int, by: Vector, chi: RealArra
 
 @inlined
 def _through_slice(
-    planes: RealArray,
-    size: int,
-    l: int,
-    L: int,
-    h: int,
-    w: int,
-    rooms: tuple[RealArray, RealArray, RealArray],
-    spare: RealArray,
-    windows: RealArray,
-    plan: IntArray,
-    twiddles: RealArray,
-    plain: bool,
-    chi: ComplexArray,
-    place: int,
-    mask: RealArray,
-    sums: RealArray,
+    work: SystemsWork, l: int, L: int, plain: bool, chi: Window, mask: RealArray, sums: RealArray
 ) -> None:
     """Take rows of phi, p and q, whose columns are transformed, through a slice, and transform them again.
 
-    Of the last slice the products with chi, whose wave starts at `place`, are taken instead. plain: rows are not
-    transformed before.
+    Of the last slice the products with chi are taken instead. plain: rows are not transformed
+    before.
     """
-    (usual, late, other), minus, last = rooms, broadcast(-twiddles[0, 0]), l + ONE == L
+    fourier, planes, (usual, late, other), windows = work
+    h, w, minus, last = fourier.h, fourier.w, broadcast(-fourier.twiddles[0, 0]), l + ONE == L
     block = U(len(other))
     panels = block * count_row_panels(h)
     for i in range(count_row_panels(h)):
@@ -120,81 +113,66 @@ def _through_slice(
             if l == ZERO and k == ONE:  # the object has not changed the wave yet
                 rows[block : TWO * block] = 0
             else:
-                row_panel_from(plane_of(planes, k, size), first, h, w, rows, block * k)
+                row_panel_from(plane_of(planes, k), first, h, w, rows, block * k)
                 if not plain:
-                    transform(rows, block * k, spare, w, plan[1], twiddles[1])
+                    transform_row(rows, block * k, fourier)
         _multiply_tangents(rows, block, panels * l + block * U(i), w, minus, windows, panels * L)
         if last:
-            row_panel_in(chi, place + TWO * w * first, TWO * w, w, other, ZERO)
-            by = load(mask, ZERO) if overlaps else broadcast(twiddles[0, 0])
+            row_panel_in(chi.array, chi.place + chi.stride * first, chi.stride, w, other, ZERO)
+            by = load(mask, ZERO) if overlaps else broadcast(fourier.twiddles[0, 0])
             _add_products(rows, block, w, by, other, sums)
             continue
-        rows_on(rows, planes, size, ZERO, THREE, first, overlaps, h, w, spare, plan, twiddles)
+        rows_on(rows, planes, ZERO, THREE, first, overlaps, fourier)
     if h % LANES > ZERO and not last:
-        rows_to_planes(late, planes, size, ZERO, THREE, h - LANES, h, w)
+        rows_to_planes(late, planes, ZERO, THREE, h - LANES, fourier)
 
 
 @inlined
 def _system(
     j: int,
     work: RealArray,
-    chi: ComplexArray,
-    obj: ComplexArray,
-    change: ComplexArray,
-    n: IntArray,
-    shift: tuple[ComplexArray, ComplexArray, RealArray, RealArray, RealArray],
-    path: PathInputs,
+    back: BackInputs,
+    direction: tuple[ComplexArray, StartInputs, PathInputs],
     tables: Tables,
     mask: RealArray,
     out: RealArray,
 ) -> None:
-    """Write row j of `sliced_systems`."""
+    """Write row j of `sliced_systems`; direction: change, shift and path."""
+    (chi, obj, n), (change, shift, path), constants = back, direction, tables[0]
     (spectrum, d_spectrum, fractions, a, shares), (slices, between, _, ramped) = shift, path
-    constants, plan, twiddles = tables
     M, h, w, L = U(chi.shape[1]), U(chi.shape[2]), U(chi.shape[3]), U(slices)
-    (spare, planes, rooms, windows), (down, across) = (
-        split_systems_work(work, THREE, h, w),
-        empty_factors(h, w, constants.dtype),
-    )
-    one, minus, stride, panels = (
-        constants[1],
-        broadcast(-constants[1]),
-        TWO * U(obj.shape[1]),
-        U(len(rooms[2])) * count_row_panels(h),
-    )
-    window, height = stride * U(n[j, 0]) + TWO * U(n[j, 1]), stride * (U(obj.shape[0]) // L)
-    size = U(len(planes)) // (TWO * THREE)
+    parts, factors = split_systems_work(work, THREE, h, w, tables), empty_factors(h, w, constants.dtype)
+    fourier, planes, rooms, windows = parts
+    one, panels = constants[1], U(len(rooms[2])) * count_row_panels(h)
+    window, d_window = window_at(obj, n[j], h, w), window_at(change, n[j], h, w)
+    ahead = TWO * U(obj.shape[1]) * (U(obj.shape[0]) // L)
     for l in range(L):
-        window_in(obj, window + height * l, stride, h, w, windows[panels * l : panels * (l + ONE)])
-        window_in(change, window + height * l, stride, h, w, windows[panels * (L + l) : panels * (L + l + ONE)])
+        window_in(window, ahead * l, windows[panels * l : panels * (l + ONE)])
+        window_in(d_window, ahead * l, windows[panels * (L + l) : panels * (L + l + ONE)])
     out[j] = 0.0
     if ramped:
-        ramps(fractions[j], np.int64(w), -1, a[j] * constants[6], down, across)
+        ramps(fractions[j], np.int64(w), -1, a[j] * constants[6], factors)
+    beam, d_beam = Beam(spectrum, M, shares[j]), Beam(d_spectrum, M, shares[j, :1])
     for m in range(M):
-        wave, by_probe = plane_of(planes, ZERO, size), plane_of(planes, TWO, size)
+        wave, by_probe = plane_of(planes, ZERO), plane_of(planes, TWO)
         if ramped:
-            columns_in(spectrum, m, M, shares[j], down, across, minus, h, spare, plan, twiddles, wave)
-            columns_in(d_spectrum, m, M, shares[j, :1], down, across, minus, h, spare, plan, twiddles, by_probe)
+            columns_in(beam, m, factors, fourier, wave)
+            columns_in(d_beam, m, factors, fourier, by_probe)
         else:
-            waves_in(spectrum, m, M, shares[j], a[j], h, spare, wave)
-            waves_in(d_spectrum, m, M, shares[j, :1], a[j], h, spare, by_probe)
-        place = TWO * h * w * (j * M + m)
+            waves_in(beam, m, a[j], fourier, wave)
+            waves_in(d_beam, m, a[j], fourier, by_probe)
         for l in range(L):
-            plain, given = l == ZERO and not ramped, (planes, size, l, L, h, w, rooms, spare, windows, plan, twiddles)
-            _through_slice(*given, plain, chi, place, mask, out[j])
+            _through_slice(parts, l, L, l == ZERO and not ramped, wave_at(chi, j * M + m), mask, out[j])
             for k in range(THREE if l + ONE < L else ZERO):
-                plane = plane_of(planes, k, size)
-                columns_through(plane, between, one, False, down, across, h, w, spare, plan, twiddles)
+                columns_through(plane_of(planes, k), between, one, False, factors, fourier)
 
 
 @parallel
 def sliced_systems(
     work: RealArray,
-    chi: ComplexArray,
-    obj: ComplexArray,
+    back: BackInputs,
     change: ComplexArray,
-    n: IntArray,
-    shift: tuple[ComplexArray, ComplexArray, RealArray, RealArray, RealArray],
+    shift: StartInputs,
     path: PathInputs,
     tables: Tables,
     out: RealArray,
@@ -203,27 +181,24 @@ def sliced_systems(
 
     Args:
         work: (bands, k) real, workspace of each band.
-        chi: (B, M, h, w) complex, changes of the exit waves.
-        obj: (L H, W) complex, slices one below the other.
-        change: (L H, W) complex, their direction at the same pixels.
-        n: (B, 2) int64, object pixel y x under each window's corner.
+        back: changes of the exit waves (B, M, h, w); slices one below the other, (L H, W); corners (B, 2).
+        change: (L H, W) complex, direction of the slices at the same pixels.
         shift: spectra of the probe, with OPR modes if the beam varies, and of its direction (M, h, w), or they
             themselves if views do not shift them; fractions (B, 2); amplitudes (B,); shares (B, 1 + K), or (B, 0).
         path: see compiled_detector.detector.
         tables: constants, plan and twiddles of the transform.
         out: (B, 5) float64, written.
     """
-    count, bands = len(out), len(work)
-    rest = chi.shape[2] % WIDTH
+    count, bands, rest = len(out), len(work), back[0].shape[2] % WIDTH
     for i in prange(bands):
         band = np.int64(i)
         mask = np.zeros(WIDTH, work.dtype)
         mask[WIDTH - rest :] = 1  # of the last eight rows, those that are in no other eight
         for j in range(count * band // bands, count * (band + 1) // bands):
-            _system(U(j), work[band], chi, obj, change, n, shift, path, tables, mask, out)
+            _system(U(j), work[band], back, (change, shift, path), tables, mask, out)
 
 
 #: See compiled.SIGNATURES; what stands in brackets is a tuple.
 SIGNATURES = {
-    sliced_systems: "r2 c4 c2 c2 i2 (c3 c3 r2 r1 r2) (i r1 r1 b) (r1 i2 r2) d2",
+    sliced_systems: "r2 (c4 c2 i2) c2 (c3 c3 r2 r1 r2) (i r1 r1 b) (r1 i2 r2) d2",
 }

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numba import prange
 
-from ptymesh.kernels.arrays import ComplexArray, IntArray, RealArray
+from ptymesh.kernels.arrays import ComplexArray, ExitInputs, IntArray, RealArray
 from ptymesh.kernels.cpu.compiled.blocks import AHEAD
 from ptymesh.kernels.cpu.compiled.jit import inlined, parallel, plainly_inlined, plainly_parallel
 from ptymesh.kernels.cpu.compiled.vectors import (
@@ -39,6 +39,10 @@ from ptymesh.physics.kinds import OBJECT, OBJECT_WEIGHT, PROBE, PROBE_WEIGHT
 
 U: Any = np.uint64
 ZERO, ONE, TWO = U(0), U(1), U(2)
+#: Directions of the object and of the beams, amplitudes of the latter.
+DirectionInputs = tuple[ComplexArray, ComplexArray, RealArray]
+#: Rounding shifts, sums of the probe, their weight.
+ProbeSums = tuple[RealArray, ComplexArray, RealArray]
 # What one thread does stands in a function of its own: numba takes several times longer over the body of a parallel
 # loop. The index of such a loop is unsigned, and with a signed one it would make a float.
 
@@ -123,9 +127,10 @@ def _light_of(b: int, r: int, beams: ComplexArray, light: RealArray, reached: Re
 
 @inlined
 def _gather_row(
-    j: int, b: int, r: int, chi: ComplexArray, f: float, beams: ComplexArray, windows: ComplexArray, reached: RealArray
+    j: int, r: int, chi: ComplexArray, f: float, beams: ComplexArray, windows: ComplexArray, reached: RealArray
 ) -> None:
-    """Write row r of view j, beam b: sum_m conj(f P_m) chi_m, which may take the place of the only chi."""
+    """Write row r of view j: sum_m conj(f P_m) chi_m, which may take the place of the only chi."""
+    b = ZERO if len(beams) == 1 else j
     M, h, w = U(chi.shape[1]), U(chi.shape[2]), U(chi.shape[3])
     mode, i, e, o = TWO * h * w, TWO * w * (h * M * j + r), TWO * w * (h * M * b + r), TWO * w * (h * j + r)
     by, full, top = broadcast(f), w // LANES * LANES, broadcast(f - f)
@@ -161,7 +166,7 @@ def _to_windows(
     """Write window j of `to_windows`, and its light."""
     b = ZERO if len(beams) == 1 else j
     for r in range(U(chi.shape[2])):
-        _gather_row(j, b, r, chi, a[j], beams, windows, reached)
+        _gather_row(j, r, chi, a[j], beams, windows, reached)
         if b < U(len(light)) and (j == ZERO or b == j):
             _light_of(b, r, beams, light, reached)
 
@@ -189,17 +194,17 @@ def _probe_row(
     j: int,
     r: int,
     chi: ComplexArray,
-    obj: ComplexArray,
-    n: IntArray,
-    f: float,
-    shifts: RealArray,
-    half: int,
-    light_half: int,
-    out: ComplexArray,
-    weight: RealArray,
+    made_of: ExitInputs,
+    sums: ProbeSums,
+    halves: tuple[int, int],
     reached: RealArray,
 ) -> None:
-    """Add f conj(S_j O) chi_jm and f^2 |S_j O|^2 of row r of view j, rounded."""
+    """Add f conj(S_j O) chi_jm and f^2 |S_j O|^2 of row r of view j, f = a_j, rounded.
+
+    halves: numbers from the first part of the sums, and of the weight, to the second.
+    """
+    (obj, n, _, a), (shifts, out, weight), (half, light_half) = made_of, sums, halves
+    f = a[j]
     M, h, w, W = U(chi.shape[1]), U(chi.shape[2]), U(chi.shape[3]), U(obj.shape[1])
     y, x, full, by, by2 = U(n[j, 0]) + r, U(n[j, 1]), w // LANES * LANES, broadcast(f), broadcast(f * f)
     shift, fine = broadcast(shifts[PROBE, 0]), broadcast(shifts[PROBE, 1])
@@ -234,44 +239,32 @@ def _probe_row(
 @inlined
 def _to_probe(
     band: int,
-    chi: ComplexArray,
-    obj: ComplexArray,
-    n: IntArray,
-    a: RealArray,
-    beams: ComplexArray,
-    shifts: RealArray,
     bands: int,
-    out: ComplexArray,
-    weight: RealArray,
-    windows: ComplexArray,
-    light: RealArray,
+    chi: ComplexArray,
+    made_of: ExitInputs,
+    sums: ProbeSums,
+    gathered: tuple[ComplexArray, RealArray],
     reached: RealArray,
 ) -> None:
     """Add a band of rows of `to_probe`."""
-    h = U(chi.shape[2])
-    half, light_half = second_part(2 * out.size, len(weight)), second_part(weight.size, len(weight))
+    (_, _, beams, a), (_, out, weight), (windows, light), h = made_of, sums, gathered, U(chi.shape[2])
+    halves = second_part(2 * out.size, len(weight)), second_part(weight.size, len(weight))
     start, stop = h * band // bands, h * (band + U(1)) // bands
     for r in range(start, stop if len(windows) > 0 else start):
         _light_of(ZERO, r, beams, light, reached)
     for j in range(U(len(chi))):
         for r in range(start, stop):
-            _probe_row(j, r, chi, obj, n, a[j], shifts, half, light_half, out, weight, reached)
+            _probe_row(j, r, chi, made_of, sums, halves, reached)
             if len(windows) > 0:
-                _gather_row(j, ZERO, r, chi, a[j], beams, windows, reached)
+                _gather_row(j, r, chi, a[j], beams, windows, reached)
 
 
 @parallel
 def to_probe(
     chi: ComplexArray,
-    obj: ComplexArray,
-    n: IntArray,
-    a: RealArray,
-    beams: ComplexArray,
-    shifts: RealArray,
-    out: ComplexArray,
-    weight: RealArray,
-    windows: ComplexArray,
-    light: RealArray,
+    made_of: ExitInputs,
+    sums: ProbeSums,
+    gathered: tuple[ComplexArray, RealArray],
     reached: RealArray,
 ) -> None:
     """Add sum_j a_j conj(S_j O) chi_jm to a probe's sums, and sum_j a_j^2 |S_j O|^2 to its weight, rounded.
@@ -280,21 +273,15 @@ def to_probe(
 
     Args:
         chi: (B, M, h, w) complex, changes of the exit waves.
-        obj: (H, W) complex, the object's slice.
-        n: (B, 2) int64, object pixel y x under each window's corner.
-        a: (B,) real, amplitude of each view's beam.
-        beams: (1, M, h, w) complex, probes.
-        shifts: (n, 2) float64, rounding shifts by kind of sum and part.
-        out: (parts M, h, w) complex128, changed in place.
-        weight: (parts, h, w) float64, changed in place.
-        windows: (0 or B, h, w) complex, sum_m conj(a_j beams_m) chi_jm, written; may be the memory of chi if there is
-            one mode.
-        light: (1, h, w) real, sum_m |beams_m|^2, written.
+        made_of: object, corners, beams (1, M, h, w) and amplitudes: obj, n, beams, a.
+        sums: rounding shifts (n, 2) float64 by kind of sum and part; sums (parts M, h, w) complex128 and weight (parts,
+            h, w) float64, changed in place.
+        gathered: windows (0 or B, h, w) complex, sum_m conj(a_j beams_m) chi_jm, written, which may be the memory of
+            chi if there is one mode; light (1, h, w) real, sum_m |beams_m|^2, written.
         reached: (bands, n) float64, largest terms of each band by kind of sum, updated.
     """
     for i in prange(len(reached)):
-        given, found = (chi, obj, n, a, beams, shifts), (out, weight, windows, light, reached[i])
-        _to_probe(U(i), *given, U(len(reached)), *found)
+        _to_probe(U(i), U(len(reached)), chi, made_of, sums, gathered, reached[i])
 
 
 @inlined
@@ -336,17 +323,14 @@ def to_probes(chi: ComplexArray, obj: ComplexArray, n: IntArray, a: RealArray, b
 def _along_positions(
     j: int,
     chi: ComplexArray,
-    obj: ComplexArray,
-    n: IntArray,
-    beams: ComplexArray,
-    a: RealArray,
+    made_of: ExitInputs,
     by_y: ComplexArray,
     by_x: ComplexArray,
     constants: RealArray,
     out: RealArray,
 ) -> None:
     """Write row j of `along_positions`."""
-    M, h, w = chi.shape[1:]
+    (obj, n, beams, a), (M, h, w) = made_of, chi.shape[1:]
     shared = beams.shape[0] == 1
     zero = constants[0]
     y, x = n[j, 0], n[j, 1]
@@ -372,10 +356,7 @@ def _along_positions(
 @parallel
 def along_positions(
     chi: ComplexArray,
-    obj: ComplexArray,
-    n: IntArray,
-    beams: ComplexArray,
-    a: RealArray,
+    made_of: ExitInputs,
     by_y: ComplexArray,
     by_x: ComplexArray,
     constants: RealArray,
@@ -385,17 +366,14 @@ def along_positions(
 
     Args:
         chi: (B, M, h, w) complex, changes of the exit waves.
-        obj: (H, W) complex, the object's slice.
-        n: (B, 2) int64, object pixel y x under each window's corner.
-        beams: (1 or B, M, h, w) complex, probes.
-        a: (B,) real, amplitude of each view's beam.
+        made_of: object, corners, beams and amplitudes: obj, n, beams, a.
         by_y: (B, M, h, w) complex, derivative of the beams along y.
         by_x: (B, M, h, w) complex, derivative of the beams along x.
         constants: (10,) real, see comparison.py.
         out: (B, 3) float64, written.
     """
     for i in prange(len(out)):
-        _along_positions(np.int64(i), chi, obj, n, beams, a, by_y, by_x, constants, out)
+        _along_positions(np.int64(i), chi, made_of, by_y, by_x, constants, out)
 
 
 @inlined
@@ -403,13 +381,8 @@ def step_system(
     j: int,
     d_view: int,
     chi: ComplexArray,
-    obj: ComplexArray,
-    change: ComplexArray,
-    n: IntArray,
-    beams: ComplexArray,
-    a: RealArray,
-    d_beams: ComplexArray,
-    d_a: RealArray,
+    made_of: ExitInputs,
+    direction: DirectionInputs,
     constants: RealArray,
     out: RealArray,
 ) -> None:
@@ -419,16 +392,12 @@ def step_system(
         j: index of the view.
         d_view: index in `d_beams` of the view's beam.
         chi: (B, M, h, w) complex, changes of the exit waves.
-        obj: (H, W) complex, the object's slice.
-        change: (H, W) complex, direction dO of the object at the same pixels.
-        n: (B, 2) int64, object pixel y x under each window's corner.
-        beams: (1 or B, M, h, w) complex, probes.
-        a: (B,) real, amplitude of each view's beam.
-        d_beams: (n, M, h, w) complex, direction of the beams.
-        d_a: (B,) real, amplitudes of `d_beams`.
+        made_of: object, corners, beams and amplitudes: obj, n, beams, a.
+        direction: dO of the object at the same pixels (H, W); of the beams (n, M, h, w); amplitudes of the latter (B,).
         constants: (10,) real, see comparison.py.
         out: (B, 5) float64, written.
     """
+    (obj, n, beams, a), (change, d_beams, d_a) = made_of, direction
     M, h, w, W = U(chi.shape[1]), U(chi.shape[2]), U(chi.shape[3]), U(obj.shape[1])
     y, x, full = U(n[j, 0]), U(n[j, 1]), w // LANES * LANES
     f, g, nothing = broadcast(a[j]), broadcast(d_a[j]), broadcast(constants[0])
@@ -465,34 +434,21 @@ def step_system(
 
 @parallel
 def step_systems(
-    chi: ComplexArray,
-    obj: ComplexArray,
-    change: ComplexArray,
-    n: IntArray,
-    beams: ComplexArray,
-    a: RealArray,
-    d_beams: ComplexArray,
-    d_a: RealArray,
-    constants: RealArray,
-    out: RealArray,
+    chi: ComplexArray, made_of: ExitInputs, direction: DirectionInputs, constants: RealArray, out: RealArray
 ) -> None:
     """Write out_j: ||p||^2, ||q||^2, Re <p, q>, Re <p, chi>, Re <q, chi> with p = a beams S dO, q = d_a d_beams S O.
 
     Args:
         chi: (B, M, h, w) complex, changes of the exit waves.
-        obj: (H, W) complex, the object's slice.
-        change: (H, W) complex, direction dO of the object at the same pixels.
-        n: (B, 2) int64, object pixel y x under each window's corner.
-        beams: (1 or B, M, h, w) complex, probes.
-        a: (B,) real, amplitude of each view's beam.
-        d_beams: (1 or B, M, h, w) complex, direction of the beams.
-        d_a: (B,) real, amplitudes of `d_beams`.
+        made_of: object, corners, beams and amplitudes: obj, n, beams, a.
+        direction: dO of the object at the same pixels (H, W); of the beams (1 or B, M, h, w); amplitudes of the latter
+            (B,).
         constants: (10,) real, see comparison.py.
         out: (B, 5) float64, written.
     """
     for i in prange(len(out)):
-        d_view = ZERO if len(d_beams) == 1 else U(i)
-        step_system(U(i), d_view, chi, obj, change, n, beams, a, d_beams, d_a, constants, out)
+        d_view = ZERO if len(direction[1]) == 1 else U(i)
+        step_system(U(i), d_view, chi, made_of, direction, constants, out)
 
 
 # --- products ---
@@ -556,15 +512,15 @@ def turned(a: ComplexArray, each: int, rows: ComplexArray, columns: ComplexArray
 
 
 #: Types of arguments, kernel by kernel: c complex, r real, z complex128, d float64, u uint8, i int64, b bool; behind
-#: those of arrays, their dimensions.
+#: those of arrays, their dimensions; what stands in brackets is a tuple.
 SIGNATURES = {
     products: "c2 i1 r c2 i1 r c2",
     turned: "c2 i c2 c2 r c2",
     exit_waves: "c2 i2 c4 r1 c4",
     interpolated: "c2 i2 r2 r1 c3",
     to_windows: "c4 c4 r1 c3 r3 d2",
-    to_probe: "c4 c2 i2 r1 c4 d2 z3 d3 c3 r3 d2",
+    to_probe: "c4 (c2 i2 c4 r1) (d2 z3 d3) (c3 r3) d2",
     to_probes: "c4 c2 i2 r1 i c4",
-    along_positions: "c4 c2 i2 c4 r1 c4 c4 r1 d2",
-    step_systems: "c4 c2 c2 i2 c4 r1 c4 r1 r1 d2",
+    along_positions: "c4 (c2 i2 c4 r1) c4 c4 r1 d2",
+    step_systems: "c4 (c2 i2 c4 r1) (c2 c4 r1) r1 d2",
 }
