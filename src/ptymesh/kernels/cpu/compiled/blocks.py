@@ -51,7 +51,7 @@ Fields = tuple[ComplexArray, ComplexArray, NumberArray, NumberArray]
 
 
 class Program(NamedTuple):
-    """What `write` does, operation by operation.
+    """The operations that `write` runs, one after the other.
 
     Attributes:
         steps: (k, 3) int64, operation and two registers; for loads, a register and a field.

@@ -120,7 +120,7 @@ class View(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """What waves on the detector are compared with, and what comes of it; see `detector`.
+    """The data that waves on the detector are compared with, and the results; see `detector`.
 
     Attributes:
         constants: (10,) real, see comparison.py.
@@ -156,7 +156,7 @@ class DetectorWork(NamedTuple):
 
 
 class Journey(NamedTuple):
-    """What a view's waves are made of, and how they go; see `detector`.
+    """The parts that a view's waves are made of, and their path; see `detector`.
 
     Attributes:
         intermediates: object, corners, beams, amplitudes.

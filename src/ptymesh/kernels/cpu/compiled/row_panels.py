@@ -55,7 +55,7 @@ ON, BACK = ZERO, ONE
 
 
 class RowPanels(NamedTuple):
-    """What waves find on their way through a slice, in row panels.
+    """Row panels that belong to a slice, which waves go through.
 
     Attributes:
         late: a second row.
@@ -73,7 +73,7 @@ class RowPanels(NamedTuple):
 
 
 class Passage(NamedTuple):
-    """How waves go through a slice.
+    """The way of waves through a slice, and what is done on it.
 
     Attributes:
         way: ON or BACK.
