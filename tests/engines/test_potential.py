@@ -297,9 +297,7 @@ def test_a_run_that_was_stopped_goes_on_with_the_same_bits(
         outcome(Solo(), "replicated", engine, {"folder": tmp_path, "object": {"kind": "transmission", "absorption": 0}})
 
 
-def test_a_checkpoint_that_names_the_potential_alone_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_that_names_the_potential_alone_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As versions wrote it to which a potential was the only object with values."""
     whole = checkpoint.save
 
