@@ -10,8 +10,7 @@ from torch.nn.functional import grid_sample
 import ptymesh as pm
 from ptymesh.errors import BadInput
 from ptymesh.geometry import Geometry
-from ptymesh.models.tilted_surface import TiltedSurface
-from ptymesh.models.tilted_waves import TiltedWaves
+from ptymesh.models.tilted_surface import TiltedSurface, TiltedWaves
 from ptymesh.physics.detector.surface import Grid, seen_areas, seen_pixels, seen_places
 from ptymesh.physics.propagate import fft
 from ptymesh.simulate import simulate

@@ -50,7 +50,7 @@ AHEAD = U(4)
 Fields = tuple[ComplexArray, ComplexArray, NumberArray, NumberArray]
 
 
-class Program(NamedTuple):
+class StepProgram(NamedTuple):
     """The operations that `write` runs, one after the other.
 
     Attributes:
@@ -162,7 +162,7 @@ def _of_field(k: int, places: IntArray) -> IntArray:
 
 
 @inlined
-def _run(strip: Strip, program: Program, fields: Fields, places: IntArray, C: ComplexArray, R: NumberArray) -> None:
+def _run(strip: Strip, program: StepProgram, fields: Fields, places: IntArray, C: ComplexArray, R: NumberArray) -> None:
     """Run the program over a strip; the result is left in C[0]."""
     (steps, numbers), (c0, c1, r0, r1), l = program, fields, strip.l
     for k in range(len(steps)):
@@ -217,7 +217,7 @@ def _quotient(
 
 @inlined
 def _write(
-    first: int, last: int, program: Program, fields: Fields, places: IntArray, add: bool, target: NumberArray
+    first: int, last: int, program: StepProgram, fields: Fields, places: IntArray, add: bool, target: NumberArray
 ) -> None:
     """Write the program's result to blocks first ... last - 1."""
     C, R = np.empty((REGISTERS, ROOM), fields[0].dtype), np.empty((REGISTERS, ROOM), fields[2].dtype)
@@ -258,8 +258,8 @@ def write(
     """Write, or add, what a program leaves in the first complex register to blocks of a field.
 
     Args:
-        steps: (k, 3) int64, see `Program`.
-        numbers: (k, L, 2) real, see `Program`.
+        steps: (k, 3) int64, see `StepProgram`.
+        numbers: (k, L, 2) real, see `StepProgram`.
         fields: two complex ones and two real ones, (L, H', W') each.
         places: (5, 2, n) int64, block coordinates y x in each field, then in the target; or (1, 2, n), the same in all.
         add: True to add.
@@ -270,7 +270,7 @@ def write(
     for i in prange(bands):
         band = np.int64(i)
         first, last = n * band // bands, n * (band + 1) // bands
-        _write(first, last, Program(steps, numbers), fields, places, add, target)
+        _write(first, last, StepProgram(steps, numbers), fields, places, add, target)
 
 
 @inlined

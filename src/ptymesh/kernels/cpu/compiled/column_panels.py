@@ -80,7 +80,7 @@ class WindowTransform(NamedTuple):
     twiddles: RealArray
 
 
-class Window(NamedTuple):
+class WindowPlace(NamedTuple):
     """A window of complex pixels in an array: a wave of several, or a view's part of an object.
 
     Attributes:
@@ -98,7 +98,7 @@ class Window(NamedTuple):
     w: int
 
 
-class Planes(NamedTuple):
+class WavePlanes(NamedTuple):
     """Planes of several waves, one after the other.
 
     Attributes:
@@ -459,8 +459,8 @@ def _factored(
 
 @inlined
 def rows_in(
-    wave: Window,
-    window: Window,
+    wave: WindowPlace,
+    window: WindowPlace,
     real: float,
     imaginary: float,
     product: bool,
@@ -665,13 +665,13 @@ def transform_in(work: RealArray, at: int, h: int, w: int, tables: Tables) -> tu
 
 
 @inlined
-def plane_of(planes: Planes, m: int) -> RealArray:
+def plane_of(planes: WavePlanes, m: int) -> RealArray:
     """Return the plane of wave m."""
     return planes.numbers[TWO * planes.size * m : TWO * planes.size * (m + ONE)]
 
 
 @inlined
-def wave_at(waves: ComplexArray, m: int) -> Window:
+def wave_at(waves: ComplexArray, m: int) -> WindowPlace:
     """Return wave m of an array.
 
     Args:
@@ -679,11 +679,11 @@ def wave_at(waves: ComplexArray, m: int) -> Window:
         m: which of all waves.
     """
     h, w = U(waves.shape[-2]), U(waves.shape[-1])
-    return Window(waves, TWO * h * w * m, TWO * w, h, w)
+    return WindowPlace(waves, TWO * h * w * m, TWO * w, h, w)
 
 
 @inlined
-def window_at(obj: ComplexArray, corner: IntArray, h: int, w: int) -> Window:
+def window_at(obj: ComplexArray, corner: IntArray, h: int, w: int) -> WindowPlace:
     """Return a view's window of an object.
 
     Args:
@@ -693,4 +693,4 @@ def window_at(obj: ComplexArray, corner: IntArray, h: int, w: int) -> Window:
         w: columns of a window.
     """
     stride = TWO * U(obj.shape[1])
-    return Window(obj, stride * U(corner[0]) + TWO * U(corner[1]), stride, h, w)
+    return WindowPlace(obj, stride * U(corner[0]) + TWO * U(corner[1]), stride, h, w)

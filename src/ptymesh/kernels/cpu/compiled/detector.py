@@ -34,8 +34,8 @@ from ptymesh.kernels.cpu.compiled.column_panels import (
     THREE,
     TWO,
     ZERO,
-    Planes,
     U,
+    WavePlanes,
     WindowTransform,
     panel_in,
     panel_out,
@@ -62,9 +62,9 @@ from ptymesh.kernels.cpu.compiled.row_panels import (
     windows_out,
 )
 from ptymesh.kernels.cpu.compiled.shifts import (
-    Beam,
     Ramps,
     RoundedSums,
+    ViewBeam,
     add_plane,
     add_power,
     columns_in,
@@ -119,7 +119,7 @@ class View(NamedTuple):
     band: np.int64
 
 
-class Comparison(NamedTuple):
+class ComparedData(NamedTuple):
     """The data that waves on the detector are compared with, and the results; see `detector`.
 
     Attributes:
@@ -150,7 +150,7 @@ class DetectorWork(NamedTuple):
 
     panels: tuple[RealArray, RealArray, RealArray]
     fourier: WindowTransform
-    planes: Planes
+    planes: WavePlanes
     behind: RealArray
     factors: Ramps
 
@@ -180,12 +180,12 @@ def _split_work(work: RealArray, size: int, out: ComplexArray, tables: Tables) -
     fourier, at = transform_in(work, THREE * size, h, w, tables)
     panels = work[:size], work[size : TWO * size], work[TWO * size : THREE * size]
     behind, factors = work[at + TWO * M * size :], empty_factors(h, w, tables[0].dtype)
-    return DetectorWork(panels, fourier, Planes(work[at:], size, M), behind, factors)
+    return DetectorWork(panels, fourier, WavePlanes(work[at:], size, M), behind, factors)
 
 
 @inlined
 def _apply_at_detector(
-    view: View, work: RealArray, intermediates: ExitInputs, tables: Tables, out: ComplexArray, comparison: Comparison
+    view: View, work: RealArray, intermediates: ExitInputs, tables: Tables, out: ComplexArray, comparison: ComparedData
 ) -> None:
     """Take a view to the detector: its sums, and with a task what comes back in out[j]."""
     (obj, n, beams, a), product, task = intermediates, comparison.how[2], comparison.how[4]
@@ -210,7 +210,7 @@ def _apply_at_detector(
 
 
 @inlined
-def _compare(view: View, far: bool, work: DetectorWork, comparison: Comparison) -> None:
+def _compare(view: View, far: bool, work: DetectorWork, comparison: ComparedData) -> None:
     """Apply the task to the waves of a view, which stand in planes on the detector, and write their sums.
 
     far: rows are transformed and columns not, and conjugates come back the same way. Otherwise planes hold waves on the
@@ -266,7 +266,7 @@ def _through_slices(j: int, journey: Journey, work: DetectorWork) -> None:
     fourier, planes, factors = work.fourier, work.planes, work.factors
     L, h, w, M, one = U(slices), fourier.h, fourier.w, planes.waves, constants[1]
     window, height = window_at(obj, n[j], h, w), TWO * U(obj.shape[1]) * (U(obj.shape[0]) // L)
-    beam = Beam(spectrum, M, shares[j])
+    beam = ViewBeam(spectrum, M, shares[j])
     if ramped:
         ramps(fractions[j], np.int64(w), -1, a[j] * constants[6], factors)
     for l in range(L):
@@ -348,7 +348,7 @@ def _sweep_view(
     work: RealArray,
     journey: Journey,
     tables: Tables,
-    comparison: Comparison,
+    comparison: ComparedData,
     out: ComplexArray,
     into: SumArrays,
 ) -> None:
@@ -428,7 +428,7 @@ def detector(
         band = np.int64(i)
         for j in range(count * band // bands, count * (band + 1) // bands):
             beam = ZERO if len(intermediates[2]) == 1 else U(j)
-            view, comparison = View(U(j), beam, band), Comparison(tables[0], data, how, terms, background_sums)
+            view, comparison = View(U(j), beam, band), ComparedData(tables[0], data, how, terms, background_sums)
             if len(shift[0]) > 0:
                 journey = Journey(intermediates, shift, path, tables[0], keep)
                 _sweep_view(view, work[band], journey, tables, comparison, out, into)

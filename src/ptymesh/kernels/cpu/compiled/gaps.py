@@ -25,9 +25,9 @@ from ptymesh.kernels.cpu.compiled.column_panels import (
     TWO,
     WIDTH,
     ZERO,
-    Planes,
     U,
-    Window,
+    WavePlanes,
+    WindowPlace,
     WindowTransform,
     plane_of,
     row_panel_from,
@@ -48,7 +48,7 @@ from ptymesh.kernels.cpu.compiled.row_panels import (
     split_systems_work,
     window_in,
 )
-from ptymesh.kernels.cpu.compiled.shifts import Beam, columns_in, empty_factors, ramps, waves_in
+from ptymesh.kernels.cpu.compiled.shifts import ViewBeam, columns_in, empty_factors, ramps, waves_in
 from ptymesh.kernels.cpu.compiled.vectors import LANES, Vector, broadcast, load, store, total
 
 #: Spectrum of the probe, fractions, amplitudes, shares.
@@ -56,7 +56,7 @@ StartInputs = tuple[ComplexArray, RealArray, RealArray, RealArray]
 
 
 @inlined
-def _over_gap(planes: Planes, begins: bool, rates: RealArray, kernel: RealArray, fourier: WindowTransform) -> None:
+def _over_gap(planes: WavePlanes, begins: bool, rates: RealArray, kernel: RealArray, fourier: WindowTransform) -> None:
     """Propagate all waves, whose rows are transformed, to the next slice. They are conjugate afterwards.
 
     begins: nothing has changed before this gap.
@@ -109,7 +109,7 @@ def _add_products(rows: RealArray, block: int, waves: int, w: int, by: Vector, c
 
 @inlined
 def _through_slice(
-    work: SystemsWork, l: int, L: int, plain: bool, chi: Window, mask: RealArray, sums: RealArray
+    work: SystemsWork, l: int, L: int, plain: bool, chi: WindowPlace, mask: RealArray, sums: RealArray
 ) -> None:
     """Take rows of all waves, whose columns are transformed, through a slice, and transform them again.
 
@@ -157,7 +157,7 @@ def _products(
     parts = split_systems_work(work, U(out.shape[1]) + ONE, h, w, tables)
     factors, (fourier, planes, rooms, windows) = empty_factors(h, w, constants.dtype), parts
     panels, ahead = U(len(rooms[2])) * count_row_panels(h), TWO * U(obj.shape[1]) * (U(obj.shape[0]) // L)
-    window, wave, beam = window_at(obj, n[j], h, w), plane_of(planes, ZERO), Beam(spectrum, M, shares[j])
+    window, wave, beam = window_at(obj, n[j], h, w), plane_of(planes, ZERO), ViewBeam(spectrum, M, shares[j])
     for l in range(L):
         window_in(window, ahead * l, windows[panels * l : panels * (l + ONE)])
     out[j] = 0.0

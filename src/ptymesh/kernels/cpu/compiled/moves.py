@@ -29,7 +29,7 @@ from ptymesh.kernels.cpu.compiled.column_panels import (
     WIDTH,
     ZERO,
     U,
-    Window,
+    WindowPlace,
     row_panel_in,
     transform,
     wave_at,
@@ -149,7 +149,7 @@ def image_work_size(h: int, w: int) -> int:
 
 
 @inlined
-def _eight_in(window: Window, axis: int, first: int, size: int, room: RealArray, at: int) -> None:
+def _eight_in(window: WindowPlace, axis: int, first: int, size: int, room: RealArray, at: int) -> None:
     """Copy eight lines of `size` pixels of a window along an axis, from line `first` on, to room[at] on."""
     waves, place, stride = window.array, window.place, window.stride
     if axis == 1:

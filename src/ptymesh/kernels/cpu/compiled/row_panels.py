@@ -21,9 +21,9 @@ from ptymesh.kernels.cpu.compiled.column_panels import (
     TWO,
     WIDTH,
     ZERO,
-    Planes,
     U,
-    Window,
+    WavePlanes,
+    WindowPlace,
     WindowTransform,
     panel_pixels,
     plane_of,
@@ -97,7 +97,7 @@ class SystemsWork(NamedTuple):
     """
 
     fourier: WindowTransform
-    planes: Planes
+    planes: WavePlanes
     rows: tuple[RealArray, RealArray, RealArray]
     windows: RealArray
 
@@ -172,7 +172,7 @@ def split_systems_work(work: RealArray, waves: int, h: int, w: int, tables: Tabl
     late, other = start + block * waves, start + TWO * block * waves
     return SystemsWork(
         fourier,
-        Planes(work[at:start], h * wide, waves),
+        WavePlanes(work[at:start], h * wide, waves),
         (work[start:late], work[late:other], work[other : other + block]),
         work[other + block :],
     )
@@ -180,7 +180,7 @@ def split_systems_work(work: RealArray, waves: int, h: int, w: int, tables: Tabl
 
 @inlined
 def rows_on(
-    rows: RealArray, planes: Planes, begin: int, end: int, first: int, overlaps: bool, fourier: WindowTransform
+    rows: RealArray, planes: WavePlanes, begin: int, end: int, first: int, overlaps: bool, fourier: WindowTransform
 ) -> None:
     """Transform rows of several waves, and write them to their planes, unless they overlap rows that are still to be
     read.
@@ -202,7 +202,9 @@ def rows_on(
 
 
 @inlined
-def rows_to_planes(rows: RealArray, planes: Planes, begin: int, end: int, first: int, fourier: WindowTransform) -> None:
+def rows_to_planes(
+    rows: RealArray, planes: WavePlanes, begin: int, end: int, first: int, fourier: WindowTransform
+) -> None:
     """Write rows of several waves to their planes.
 
     Args:
@@ -220,7 +222,7 @@ def rows_to_planes(rows: RealArray, planes: Planes, begin: int, end: int, first:
 
 
 @inlined
-def window_in(window: Window, ahead: int, out: RealArray) -> None:
+def window_in(window: WindowPlace, ahead: int, out: RealArray) -> None:
     """Copy a window of the object to row panels.
 
     Args:
@@ -278,7 +280,7 @@ def through_rows(
     m: int,
     fourier: WindowTransform,
     row_panels: RowPanels,
-    wave: Window,
+    wave: WindowPlace,
 ) -> None:
     """Take mode m through a slice, or back through it, eight rows at a time and in place.
 

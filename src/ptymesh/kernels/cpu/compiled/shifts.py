@@ -23,7 +23,7 @@ from ptymesh.kernels.cpu.compiled.column_panels import (
     TWO,
     ZERO,
     U,
-    Window,
+    WindowPlace,
     WindowTransform,
     columns_of,
     panel_in,
@@ -63,7 +63,7 @@ class Ramps(NamedTuple):
     across: RealArray
 
 
-class Beam(NamedTuple):
+class ViewBeam(NamedTuple):
     """A view's beam.
 
     Attributes:
@@ -183,7 +183,7 @@ def turned_by(plane: RealArray, i: int, c: Vector, d: Vector, down: RealArray, r
 
 
 @inlined
-def beam_in(beam: Beam, m: int, start: int, fourier: WindowTransform, plane: RealArray) -> None:
+def beam_in(beam: ViewBeam, m: int, start: int, fourier: WindowTransform, plane: RealArray) -> None:
     """Write eight columns of mode m of a view's beam to a plane.
 
     Args:
@@ -209,7 +209,7 @@ def beam_in(beam: Beam, m: int, start: int, fourier: WindowTransform, plane: Rea
 
 
 @inlined
-def columns_in(beam: Beam, m: int, factors: Ramps, fourier: WindowTransform, plane: RealArray) -> None:
+def columns_in(beam: ViewBeam, m: int, factors: Ramps, fourier: WindowTransform, plane: RealArray) -> None:
     """Write the columns of F^H of mode m times its factors to a plane, as conjugates.
 
     Args:
@@ -232,7 +232,7 @@ def columns_in(beam: Beam, m: int, factors: Ramps, fourier: WindowTransform, pla
 
 
 @inlined
-def waves_in(beam: Beam, m: int, f: float, fourier: WindowTransform, plane: RealArray) -> None:
+def waves_in(beam: ViewBeam, m: int, f: float, fourier: WindowTransform, plane: RealArray) -> None:
     """Write mode m of a view's beam times f to a plane, as conjugates.
 
     Args:
@@ -320,7 +320,7 @@ def write_shifted_probes(
     fourier, plane, factors = split_shift_work(work, h, w, tables)
     ramps(f, np.int64(w), axis, a * constants[6], factors)
     for m in range(M):
-        columns_in(Beam(spectrum, M, constants[:0]), m, factors, fourier, plane)
+        columns_in(ViewBeam(spectrum, M, constants[:0]), m, factors, fourier, plane)
         rows_back(plane, fourier, out, TWO * h * w * m)
 
 
@@ -328,7 +328,7 @@ def write_shifted_probes(
 def add_shifted_back(
     work: RealArray,
     waves: ComplexArray,
-    window: Window,
+    window: WindowPlace,
     a: float,
     f: RealArray,
     tables: Tables,
@@ -355,7 +355,7 @@ def add_shifted_back(
 
 
 @inlined
-def add_power(window: Window, a: float, kind: int, m: int, into: RoundedSums) -> None:
+def add_power(window: WindowPlace, a: float, kind: int, m: int, into: RoundedSums) -> None:
     """Add |a O|^2 of the object's window to the m-th of several weights, rounded.
 
     Args:

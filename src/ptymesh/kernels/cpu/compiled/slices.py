@@ -22,7 +22,7 @@ from ptymesh.kernels.cpu.compiled.column_panels import (
     WIDTH,
     ZERO,
     U,
-    Window,
+    WindowPlace,
     plane_of,
     row_panel_from,
     row_panel_in,
@@ -41,7 +41,7 @@ from ptymesh.kernels.cpu.compiled.row_panels import (
     split_systems_work,
     window_in,
 )
-from ptymesh.kernels.cpu.compiled.shifts import Beam, columns_in, empty_factors, ramps, waves_in
+from ptymesh.kernels.cpu.compiled.shifts import ViewBeam, columns_in, empty_factors, ramps, waves_in
 from ptymesh.kernels.cpu.compiled.vectors import LANES, Vector, broadcast, load, store, total
 
 #: Spectra of the probe and of its direction, fractions, amplitudes, shares.
@@ -95,7 +95,7 @@ def _add_products(rows: RealArray, block: int, w: int, by: Vector, chi: RealArra
 
 @inlined
 def _through_slice(
-    work: SystemsWork, l: int, L: int, plain: bool, chi: Window, mask: RealArray, sums: RealArray
+    work: SystemsWork, l: int, L: int, plain: bool, chi: WindowPlace, mask: RealArray, sums: RealArray
 ) -> None:
     """Take rows of phi, p and q, whose columns are transformed, through a slice, and transform them again.
 
@@ -152,7 +152,7 @@ def _system(
     out[j] = 0.0
     if ramped:
         ramps(fractions[j], np.int64(w), -1, a[j] * constants[6], factors)
-    beam, d_beam = Beam(spectrum, M, shares[j]), Beam(d_spectrum, M, shares[j, :1])
+    beam, d_beam = ViewBeam(spectrum, M, shares[j]), ViewBeam(d_spectrum, M, shares[j, :1])
     for m in range(M):
         wave, by_probe = plane_of(planes, ZERO), plane_of(planes, TWO)
         if ramped:
