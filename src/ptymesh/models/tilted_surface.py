@@ -6,7 +6,7 @@ m          place (y, x) of a detector's pixel on the grid of the exit wave's tra
 
     R S = J S(m),    S(m) linear between the four points around m
 
-R has no negative entries, which engines that revise waves rely on, and makes and loses no light. Resampling points it is
+R has no negative entries, which engines that revise waves rely on, and makes and loses no light. Between points it is
 as exact as the window samples the intensity: a residual of 5e-4 is left at most for exit waves of a quarter of the
 window, 3e-5 for those of an eighth. The counts stay as they were measured, with their own noise. An angle of 0 is a
 flat detector that reaches to large angles in transmission.
