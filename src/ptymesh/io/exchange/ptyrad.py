@@ -24,7 +24,6 @@ from ptymesh.io.exchange.building import build_result, file_has, in_metres, numb
 from ptymesh.io.exchange.result_format import ANGSTROM_M, FormatAbout, ResultFormat, new_file, pixel_size_of, unit_of
 from ptymesh.io.hdf5.reading import has, open_hdf5, read_dataset
 from ptymesh.io.results import Result
-from ptymesh.physics.object_modes import mean_object
 
 TENSORS, MODEL = "optimizable_tensors", "model_attributes"
 
@@ -92,6 +91,11 @@ def read(path: Path) -> tuple[Result, list[str]]:
     if np.ptp(occupancy) > 1e-3 * np.abs(occupancy).max():
         notes.append("The object modes are taken as equally likely, though the file says otherwise.")
     modes = amplitude * np.exp(1j * phase)
+    obj = modes[0]
+    if len(modes) > 1:
+        from ptymesh.physics.object_modes import mean_object  # torch, which a single mode does not need
+
+        obj = mean_object(modes)
     if len(tilts) > 1 and np.ptp(tilts, axis=0).any():
         notes.append(f"Of the tilts of {len(tilts)} views the mean is taken.")
     if is_angstrom:
@@ -101,7 +105,7 @@ def read(path: Path) -> tuple[Result, list[str]]:
     made = build_result(
         path,
         FORMAT.about.program,
-        object=mean_object(modes) if len(modes) > 1 else modes[0],
+        object=obj,
         object_modes=modes if len(modes) > 1 else None,
         probe=probe,
         positions_px=corners + shifts,
