@@ -69,13 +69,7 @@ class TiltedSurface(DetectorPiece):
         Raises:
             BadInput: it is not.
         """
-        if geometry.propagation != "far_field":
-            raise BadInput("optics.tilted_surface is for far fields, and this scan is in the near field; leave it out.")
-        if geometry.distance_m is None or geometry.detector_pixel_m is None:
-            raise BadInput(
-                "optics.tilted_surface needs the distance and the pixel of the detector, which this data set does not "
-                "have; give data.distance_m and data.detector_pixel_m."
-            )
+        _check_far_detector(self.name, geometry)
 
     def for_scan(self, measurement: Measurement) -> tuple[Piece, str]:
         """Return the piece with the angle that the geometry knows, unless `start` says another.
@@ -165,6 +159,22 @@ def refuse_bent_patterns(geometry: Geometry, pieces: Iterable[Piece]) -> None:
         )
 
 
+def _check_far_detector(name: str, geometry: Geometry) -> None:
+    """Raise BadInput unless a geometry is a far field of which distance and detector pixel are known.
+
+    Args:
+        name: of the piece that needs them.
+        geometry: of the scan.
+    """
+    if geometry.propagation != "far_field":
+        raise BadInput(f"optics.{name} is for far fields, and this scan is in the near field; leave it out.")
+    if geometry.distance_m is None or geometry.detector_pixel_m is None:
+        raise BadInput(
+            f"optics.{name} needs the distance and the pixel of the detector, which this data set does not have; give "
+            "data.distance_m and data.detector_pixel_m."
+        )
+
+
 class Resampling(NamedTuple):
     """R, or W, and its adjoint."""
 
@@ -221,13 +231,7 @@ class TiltedWaves(WaveOperator):
         Raises:
             BadInput: it is not.
         """
-        if geometry.propagation != "far_field":
-            raise BadInput("optics.tilted_waves is for far fields, and this scan is in the near field; leave it out.")
-        if geometry.distance_m is None or geometry.detector_pixel_m is None:
-            raise BadInput(
-                "optics.tilted_waves needs the distance and the pixel of the detector, which this data set does not "
-                "have; give data.distance_m and data.detector_pixel_m."
-            )
+        _check_far_detector(self.name, geometry)
 
     def transforms(self, geometry: Geometry) -> tuple[tuple[int, int], ...]:
         """Return the sides of the padded window."""
