@@ -10,7 +10,7 @@ Far-field patterns have DC at the corner (index 0, 0), near-field images are as 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Protocol, cast
 
 import numpy as np
@@ -361,6 +361,24 @@ def evenly_spread(views: int, most: int) -> np.ndarray:
     if views <= most:
         return np.arange(views, dtype=np.int64)
     return np.unique(np.linspace(0, views - 1, most).round().astype(np.int64))
+
+
+def select_views(scan: Measurement, views: np.ndarray) -> Measurement:
+    """Return some views of a scan, their patterns read into memory.
+
+    Args:
+        scan: one scan.
+        views: (n,) indices.
+    """
+    return replace(
+        scan,
+        patterns=ArraySource(np.ascontiguousarray(scan.patterns.read(views))),
+        positions=scan.positions[views],
+        stored_positions=None if scan.stored_positions is None else scan.stored_positions[views],
+        steps=scan.line_steps[views],
+        paths=None if scan.paths is None else scan.paths[views],
+        intensity=None if scan.intensity is None else scan.intensity[views] / scan.intensity[views].mean(),
+    )
 
 
 def centres_of_mass(measurement: Measurement, views: np.ndarray | None = None) -> np.ndarray:

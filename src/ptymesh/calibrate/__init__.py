@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from ptymesh.calibrate.calibration import Calibration, calibrate
+from ptymesh.calibrate.calibration import Calibration
+from ptymesh.calibrate.measuring import calibrate
 
 __all__ = ["Calibration", "calibrate"]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from ptymesh.diagnosis.view import ResultView
 from ptymesh.errors import PtymeshError
 from ptymesh.io import load_measurement
 from ptymesh.io.options import DataOptions
-from ptymesh.measurement import ArraySource, Measurement
+from ptymesh.measurement import Measurement, select_views
 from ptymesh.recipe.schema import Recipe
 from ptymesh.run.reconstruction import Reconstruction
 
@@ -81,9 +81,9 @@ class Trials:
         try:
             chosen = self._central_views()
             if self._without is None:
-                self._without = _residual(_part(scan, chosen), recipe)
+                self._without = _residual(select_views(scan, chosen), recipe)
             other = self._changed_scan(recipe, changed)
-            ended = _residual(_part(other, chosen), changed)
+            ended = _residual(select_views(other, chosen[chosen < other.views]), changed)
         except PtymeshError:
             return None
         return RemedyTrial(self._without, ended, EPOCHS, len(chosen))
@@ -102,20 +102,6 @@ class Trials:
         p = self.view.result_positions
         middle = (p.min(axis=0) + p.max(axis=0)) / 2
         return np.sort(np.argsort(((p - middle) ** 2).sum(axis=1), kind="stable")[:VIEWS])
-
-
-def _part(scan: Measurement, views: np.ndarray) -> Measurement:
-    """Return these views of a scan; those that it has no longer are left out."""
-    views = views[views < scan.views]
-    return replace(
-        scan,
-        patterns=ArraySource(np.ascontiguousarray(scan.patterns.read(views))),
-        positions=scan.positions[views],
-        stored_positions=None if scan.stored_positions is None else scan.stored_positions[views],
-        steps=scan.line_steps[views],
-        paths=None if scan.paths is None else scan.paths[views],
-        intensity=None if scan.intensity is None else scan.intensity[views] / scan.intensity[views].mean(),
-    )
 
 
 def _residual(scan: Measurement, recipe: Recipe) -> float:

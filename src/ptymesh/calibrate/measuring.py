@@ -1,0 +1,100 @@
+"""The whole calibration: two passes over the patterns, two short reconstructions, and what follows from them.
+
+h, w    window pixels, the direct beam near the middle
+N       views
+R, C    rows and columns of the scan grid
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import sqrt
+from typing import Any
+
+import numpy as np
+
+from ptymesh.calibrate.calibration import Calibration
+from ptymesh.calibrate.centre_of_mass import fit_curl, integrated, turned
+from ptymesh.calibrate.descan import aligned_mean, fit_descan
+from ptymesh.calibrate.description import Description, describe, mean_pixel
+from ptymesh.calibrate.disc import Disc, fit_disc
+from ptymesh.calibrate.parallax import BrightField, Lens, fit_parallax
+from ptymesh.calibrate.pattern_sums import VirtualDetectors, add_patterns, count_virtually, places_of
+from ptymesh.calibrate.scan_grid import ScanGrid, scan_grid
+from ptymesh.calibrate.twins import PhaseSign, Sign, choose_twin
+from ptymesh.errors import BadInput
+from ptymesh.io.prepare.survey import upright
+
+
+def calibrate(recipe: dict[str, Any], *, c10: Sign = "unknown", phase: PhaseSign = "bright") -> Calibration:
+    """Return the calibration of an electron scan.
+
+    Args:
+        recipe: plain dicts with absolute paths; the file, and what it does not say.
+        c10: sign of C10 (minus the defocus), where it is known.
+        phase: whether features of the object advance the phase (atoms do) or retard it; used where c10 is unknown.
+
+    Raises:
+        BadInput: the data are none that can be calibrated.
+    """
+    known = describe(recipe)
+    scan = known.scan
+    mask = upright(scan, scan.mask)
+    grid = scan_grid(known.positions * (1e-10 if known.in_pixels else 1.0))  # pixels: of any size for the first pass
+    sums = add_patterns(scan, grid)
+    disc = fit_disc(sums.mean, mask)
+    descan = fit_descan(sums, disc, mask, places_of(grid))
+    if descan.degree:  # the disc of the plain mean is blurred by its way
+        disc = fit_disc(aligned_mean(sums, descan), mask)
+        descan = fit_descan(sums, disc, mask, places_of(grid))
+    semiangle, pixel = _scale(known, disc)
+    if known.in_pixels:
+        grid = scan_grid(known.positions * np.array(pixel))
+    counted = count_virtually(scan, disc, descan.centres)
+    if not counted.centres.std() > 0:
+        raise BadInput(f"All patterns of {scan.name} have the same centre of mass, as those of no sample do.")
+    centres = grid.image(counted.centres) * (semiangle / disc.radius / known.wavelength_m)
+    curl = fit_curl(centres, grid)
+    bright = BrightField(counted.pixels, counted.angles, grid, semiangle, known.wavelength_m)
+    extent = min(n * d for n, d in zip(scan.window, pixel, strict=True))
+    parallax = fit_parallax(bright, 0.5 * extent / semiangle)
+    lens = parallax.lens if parallax.is_sure else Lens(curl.transpose, curl.rotation_deg, 0.0)
+    counts = float(sums.totals.mean())
+    found = Calibration(
+        known, grid, sums, disc, descan, curl, parallax, lens, "", semiangle, pixel, counts,
+        counts / (grid.area_m2 * 1e20), {}, bright.shifts(lens), counted.angles,
+    )  # fmt: skip
+    by_gradient = integrated(turned(centres, lens.transpose, lens.rotation_deg), grid)
+    lens, settled = choose_twin(found, bright.phase_image(lens) if parallax.is_sure else by_gradient, c10, phase)
+    images = _images(counted, grid, centres * known.wavelength_m, lens)
+    images["icom"] = integrated(turned(centres, lens.transpose, lens.rotation_deg), grid)
+    if parallax.is_sure:
+        images["parallax"], images["ssb"] = bright.aligned_image(lens), bright.phase_image(lens)
+    return replace(found, lens=lens, settled=settled, images=images, shifts_m=bright.shifts(lens))
+
+
+def _scale(known: Description, disc: Disc) -> tuple[float, tuple[float, float]]:
+    """Return the semi-angle, and the object pixel of the window (y, x): one follows from the other by the disc."""
+    h, w = known.scan.window
+    if known.semiangle_rad is not None:
+        angle = known.semiangle_rad
+        per_pixel = angle / disc.radius
+        return angle, (known.wavelength_m / (h * per_pixel), known.wavelength_m / (w * per_pixel))
+    if known.stored_pixel_m is None:
+        raise BadInput(
+            f"{known.scan.name} says neither the semi-angle of its beam nor the size of its pixels; give --semiangle "
+            "RAD, such as --semiangle 20e-3 (probe.start.semiangle_rad in a recipe)."
+        )
+    y, x = (pixel * ratio for pixel, ratio in zip(known.stored_pixel_m, known.ratio, strict=True))
+    return known.wavelength_m * disc.radius / sqrt(h * w) / mean_pixel((y, x)), (y, x)
+
+
+def _images(counted: VirtualDetectors, grid: ScanGrid, angles: np.ndarray, lens: Lens) -> dict[str, np.ndarray]:
+    """Return the images of the virtual detectors; vectors are in the scan's axes."""
+    return {
+        "bf": grid.image(counted.bright),
+        "abf": grid.image(counted.annular),
+        "adf": grid.image(counted.dark),
+        "com": turned(angles - angles.mean(axis=(0, 1)), lens.transpose, lens.rotation_deg),
+        "dpc": turned(grid.image(counted.halves), lens.transpose, lens.rotation_deg),
+    }

@@ -1,0 +1,132 @@
+"""The lens that was found or its twin, which is the opposite one with the scan turned by half a turn.
+
+A thin object of the opposite phase explains the same patterns with the other one. But atoms advance the phase of
+electrons: both are reconstructed from some views, as a potential that may not be negative, and the right one explains
+held-out views better.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import sqrt
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from scipy import ndimage
+
+from ptymesh.calibrate.calibration import Calibration
+from ptymesh.calibrate.parallax import Lens
+from ptymesh.calibrate.recipe import recipe_of
+from ptymesh.io import load_measurement
+from ptymesh.measurement import select_views
+from ptymesh.recipe.starts import ObjectOptions
+from ptymesh.run.reconstruction import Reconstruction
+
+#: Views, views of a batch, epochs and probe modes of a reconstruction, and the share of the views that is held out.
+VIEWS, BATCH, EPOCHS, MODES, HELD_OUT = 196, 16, 12, 2, 0.1
+#: Pixels of all patterns, beyond which fewer views are taken, but no fewer than so many.
+MOST_PIXELS, FEWEST_VIEWS = VIEWS * 128 * 128, 100
+#: Fraction of the pixels that lie below the zero of the potential.
+BASELINE = 0.2
+#: Residual of the better twin over that of the other, below which it is believed.
+BETTER = 0.97
+#: Share of the images' borders that is left out where their sign is judged.
+BORDER = 0.12
+#: Skewness of a phase image from which on its sign is believed, and in its standard errors.
+SKEWED, SKEWED_ERRORS = 0.15, 3.0
+
+Sign = Literal["negative", "positive", "unknown"]
+PhaseSign = Literal["bright", "dark"]
+
+
+@dataclass(frozen=True)
+class TwinTrial:
+    """Held-out residuals of two short reconstructions.
+
+    Attributes:
+        residual: with the lens that was found.
+        of_twin: with its twin.
+        views: number of views of each.
+    """
+
+    residual: float
+    of_twin: float
+    views: int
+
+    @property
+    def is_clear(self) -> bool:
+        """True if one twin explains held-out views clearly better."""
+        return min(self.residual, self.of_twin) < BETTER * max(self.residual, self.of_twin)
+
+
+def choose_twin(found: Calibration, image: np.ndarray, c10: Sign, phase: PhaseSign) -> tuple[Lens, str]:
+    """Return the lens or its twin, and what tells them apart; empty where nothing does.
+
+    Args:
+        found: the calibration, of one of the two.
+        image: (R, C) phase with this lens, which is looked at where reconstructions do not tell.
+        c10: known sign of C10.
+        phase: sign of the phase of features; where C10 is unknown.
+    """
+    lens = found.lens
+    if c10 != "unknown" and lens.c10_m:
+        right = (lens.c10_m < 0) == (c10 == "negative")
+        return (lens if right else lens.twin), f"C10, said to be {c10}"
+    if found.orientation_from != "nothing":
+        trial = compare_twins(found)
+        if trial.is_clear:
+            right = (trial.residual < trial.of_twin) == (phase == "bright")
+            low, high = sorted((trial.residual, trial.of_twin))
+            return (lens if right else lens.twin), (
+                f"features that are {phase} in the phase (a potential that is nowhere negative explains {trial.views} "
+                f"patterns to {low:.3g} with the one, to {high:.3g} with the other)"
+            )
+    skewness = skewness_of(image)
+    if abs(skewness) < max(SKEWED, SKEWED_ERRORS * sqrt(6 / image.size)):
+        return lens, ""
+    right = (skewness > 0) == (phase == "bright")
+    return (lens if right else lens.twin), f"features that are {phase} in the phase (skewness {abs(skewness):.2g})"
+
+
+def compare_twins(found: Calibration) -> TwinTrial:
+    """Return how well a positive potential explains held-out views with the lens that was found, and with its twin.
+
+    Args:
+        found: the calibration.
+    """
+    h, w = found.description.scan.window
+    views = max(FEWEST_VIEWS, min(VIEWS, MOST_PIXELS // (h * w)))
+    residual, of_twin = (_held_out_residual(replace(found, lens=lens), views) for lens in (found.lens, found.lens.twin))
+    return TwinTrial(residual, of_twin, views)
+
+
+def _held_out_residual(found: Calibration, views: int) -> float:
+    """Return the residual of held-out views that a short reconstruction by a calibration's recipe ends with."""
+    recipe, _ = recipe_of(found, Path())
+    scan = load_measurement(recipe.data, recipe.positions)
+    middle = (scan.positions.min(axis=0) + scan.positions.max(axis=0)) / 2
+    away = np.abs(scan.positions - middle).max(axis=1)
+    central = np.sort(np.argsort(away, kind="stable")[:views])
+    recon = Reconstruction(
+        select_views(scan, central),
+        object=ObjectOptions(kind="potential"),
+        probe=recipe.probe.model_copy(update={"modes": MODES}),
+        subpixel=recipe.positions.subpixel,
+        optics=recipe.optics,
+        device="cpu",
+    )
+    stage = recipe.stages[-1]
+    changed = {"epochs": EPOCHS, "batch": BATCH, "constraints": {"positivity": {"baseline": BASELINE}}}
+    recon.stages = [type(stage).parse({**stage.model_dump(), **changed})]
+    recon.loop(hold_out=HELD_OUT).run()
+    return float(recon.state.history["held_out"][-1])
+
+
+def skewness_of(image: np.ndarray) -> float:
+    """Return the skewness of the features of an image (R, C) away from its borders."""
+    rows, columns = (max(1, int(BORDER * n)) for n in image.shape)
+    smooth = ndimage.gaussian_filter(image, 0.7) - ndimage.gaussian_filter(image, min(image.shape) / 8)
+    inner = smooth[rows:-rows, columns:-columns]
+    spread = float(inner.std())
+    return float(((inner - inner.mean()) ** 3).mean()) / spread**3 if spread else 0.0
