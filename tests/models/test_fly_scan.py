@@ -267,6 +267,19 @@ def test_a_length_is_found() -> None:
     assert abs(float(recon.state.estimate.others["fly_length"]) - 0.7) < 0.05
 
 
+@pytest.mark.parametrize("engine", ["rpie", "lsqml", "adam"])
+def test_held_out_views_are_explained_better(engine: str) -> None:
+    """By a model that knows of the motion, whichever engine moves object and probe."""
+    scan = simulate(**SCAN, views=36, optics={"fly_scan": {"points": 16}}).measurement
+    held_out = []
+    for optics in (None, {"fly_scan": {"points": 4}}):
+        recon = pm.Reconstruction(scan, optics=optics, seed=1)
+        recon.stages = [ENGINES[engine](epochs=12, batch=8)]
+        recon.loop(hold_out=0.15).run()
+        held_out.append(recon.state.history["held_out"][-1])
+    assert held_out[1] < 0.8 * held_out[0], held_out
+
+
 FLY: dict[str, Any] = {"fly_scan": {"points": 3}}
 
 
