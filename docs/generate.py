@@ -101,8 +101,8 @@ for them in [engines](engines.md). Each stands under its name, on/off, with a [s
 OPERATORS = """\
 Pieces of the forward model, on the way from the probe to the counts, in their order, each under its name, on/off. What
 they declare stays where it starts unless a stage of an elementwise optimiser has it among its `unknowns` (`unknowns:
-{object: true, probe: true, NAME: true}`); lbfgs moves it always. epie, rpie, mpie and lsqml move what pieces of the
-detector (`detector_...`) declare, if it stands in theirs (`unknowns: {NAME: true}`). Engines that cannot move it
+{object: true, probe: true, NAME: true}`); lbfgs moves it always. epie, rpie, mpie and lsqml move what stands in
+theirs (`unknowns: {NAME: true}`), beside object and probe. Engines that cannot move it
 refuse, unless another stage does, or it is known from the scan, or the recipe says where it starts: `optics: {PIECE:
 {start: {NAME: 0.1}}}`, one number for all views and elements. Results hold it as `/unknowns/NAME`. A piece that takes
 the object's part leaves object and probe as they are.

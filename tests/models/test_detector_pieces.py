@@ -214,8 +214,8 @@ def refined(world: Any, name: str, layout: str, engine: str) -> list[np.ndarray]
     problem.begin_epoch(e)
     made.before_epoch(problem, e)
     for number in range(4):
-        gains = made.due_detector(1)
-        batch = Batch(np.arange(len(e.positions))[number::4], detector=frozenset(gains))
+        gains = made.due_unknowns(1)
+        batch = Batch(np.arange(len(e.positions))[number::4], pieces=frozenset(gains))
         made.step(problem, e, batch)
         sweeping.after_batch(problem, e, batch, gains)
     whole = problem.layout.gather_whole(e.object, e)
@@ -270,10 +270,8 @@ def test_a_run_keeps_it(name: str, engine: str, tmp_path: Path) -> None:
 
 def test_what_cannot_be_is_refused() -> None:
     scan = make(views=6).measurement
-    with pytest.raises(BadInput, match=r"unknowns names blurwidth, which no piece of the detector declares"):
+    with pytest.raises(BadInput, match=r"unknowns names blurwidth, which no piece of the model declares"):
         RPIE.parse({"unknowns": {"blurwidth": True}}, "stages.0")
-    with pytest.raises(BadInput, match=r"unknowns names defocus of optics\.view_defocus, which this engine"):
-        LSQML.parse({"unknowns": {"defocus": True}}, "stages.0")
     with pytest.raises(BadInput, match=r"optics\.detector_blur starts blur_width with values beyond its bounds"):
         pm.Reconstruction(scan, optics={"detector_blur": {"start": {"blur_width": 0}}})
     recon = pm.Reconstruction(scan, optics={"detector_blur": True})

@@ -192,10 +192,10 @@ class Engine(Options):
     remembers: ClassVar[tuple[Unknown, ...]] = ()
     #: True if it works with operators in the model (`optics`).
     with_optics: ClassVar[bool] = True
-    #: True if it moves the unknowns that these operators declare.
+    #: True if it moves the unknowns that these operators declare, unless its options say otherwise.
     moves_optics: ClassVar[bool] = False
-    #: True if it moves unknowns of the detector's pieces, where its `unknowns` name them.
-    moves_detector: ClassVar[bool] = False
+    #: True if it moves those unknowns of the model's pieces alone that its `unknowns` name.
+    moves_named_unknowns: ClassVar[bool] = False
     #: True if its steps move a probe for each of several scans.
     moves_own_probes: ClassVar[bool] = False
     #: True if it moves an object that follows from values: by slopes, or by steps of the transmission in each batch.
@@ -366,8 +366,8 @@ class Engine(Options):
         """Return the names of those of the operators' unknowns that this stage moves, in whichever of its epochs."""
         return frozenset()
 
-    def due_detector(self, epoch: int) -> dict[str, float]:
-        """Return the factors of the steps that the loop takes of the detector's unknowns in this epoch, by name."""
+    def due_unknowns(self, epoch: int) -> dict[str, float]:
+        """Return the factors of the steps that the loop takes of the pieces' unknowns in this epoch, by name."""
         return {}
 
     def view_unknowns(self, optics: Sequence[Unknown], opr_modes: int) -> frozenset[str]:

@@ -1,11 +1,14 @@
-"""Common part of the engines whose steps are those of a revised wave: they move unknowns of the detector's pieces, too.
+"""Common part of the engines whose steps are those of a revised wave: they move unknowns of the model's pieces, too.
 
-theta     an unknown of a piece between intensities and counts (physics/detector/pieces.py)
+theta     an unknown of an operator on waves (physics/operators.py), or of a piece between intensities and counts
+          (physics/detector/pieces.py)
 
     theta <- theta + gain x sum slope / sum norm      over the views of a batch, after the engine's own step
 
 The quotient is the Gauss-Newton step of theta alone; half of it is the default, as object and probe have moved towards
-the same counts. It is cut off at a change that matters, and theta stays within its bounds.
+the same counts. It is cut off at a change that matters, and theta stays within its bounds. An unknown with a row for
+each view has sums of its own in each row; where another unknown takes what all views have in common (`common_to`),
+the mean of the batch's steps is left out.
 """
 
 from __future__ import annotations
@@ -15,17 +18,20 @@ from typing import Annotated, Any, ClassVar
 
 import torch
 from pydantic import ConfigDict, Field, model_validator
+from torch import Tensor
 
+from ptymesh.distributed.devices import sent
 from ptymesh.estimate import Estimate
-from ptymesh.models import OPTICS, DetectorPiece, declared, refuse_fixed
+from ptymesh.models import declared, refuse_fixed
 from ptymesh.options import Options
+from ptymesh.physics.elementwise import means
 from ptymesh.problem import Batch, Problem
 from ptymesh.schedule import OnOff, Schedule
 from ptymesh.unknowns import Unknown
 
 
-class DetectorStep(Schedule, Options):
-    """An unknown of the detector: the epochs in which it moves, and how far.
+class PieceStep(Schedule, Options):
+    """An unknown of a piece of the model: the epochs in which it moves, and how far.
 
     Attributes:
         gain: factor of its Gauss-Newton step.
@@ -34,11 +40,11 @@ class DetectorStep(Schedule, Options):
     gain: float = Field(0.5, gt=0, le=2)
 
 
-class DetectorUnknowns(Options):
-    """Unknowns of the detector's pieces that move, by name, on/off."""
+class PieceUnknowns(Options):
+    """Unknowns of the model's pieces that move, by name, on/off."""
 
     model_config = ConfigDict(extra="allow")
-    __pydantic_extra__: dict[str, Annotated[DetectorStep | None, OnOff]]
+    __pydantic_extra__: dict[str, Annotated[PieceStep | None, OnOff]]
 
     @model_validator(mode="before")
     @classmethod
@@ -46,37 +52,27 @@ class DetectorUnknowns(Options):
         known = declared()
         for name in values if isinstance(values, dict) else ():
             if name not in known:
-                there = ", ".join(one for one in known if _of_detector(known[one].operator))
-                raise ValueError(f"unknowns names {name}, which no piece of the detector declares; there are {there}")
-            if not _of_detector(known[name].operator):
-                raise ValueError(
-                    f"unknowns names {name} of optics.{known[name].operator}, which this engine cannot move; use adam"
-                )
+                there = ", ".join(known)
+                raise ValueError(f"unknowns names {name}, which no piece of the model declares; there are {there}")
             refuse_fixed(name)
         return values
 
-    def moving(self) -> dict[str, DetectorStep]:
+    def moving(self) -> dict[str, PieceStep]:
         """Return the unknowns that are on, by name."""
         return {name: one for name, one in self if one}
-
-
-def _of_detector(name: str) -> bool:
-    """Return True if this piece stands between intensities and counts."""
-    kind = OPTICS.find(name)
-    return kind is not None and issubclass(kind, DetectorPiece)
 
 
 class Sweeping(Options):
     """Steps of a revised wave: what engines that take them have beside what all engines have.
 
     Attributes:
-        unknowns: unknowns of the detector's pieces that move after each batch.
+        unknowns: unknowns of the model's pieces that move after each batch.
     """
 
-    moves_detector: ClassVar[bool] = True
+    moves_named_unknowns: ClassVar[bool] = True
     meets_new_views: ClassVar[bool] = True
 
-    unknowns: DetectorUnknowns = DetectorUnknowns()
+    unknowns: PieceUnknowns = PieceUnknowns()
 
     def named_unknowns(self) -> list[str]:
         """Return the names of the pieces' unknowns that the stage names."""
@@ -86,13 +82,13 @@ class Sweeping(Options):
         """Return the names of those of the pieces' unknowns that this stage moves, in whichever of its epochs."""
         return frozenset(one.name for one in optics) & self.unknowns.moving().keys()
 
-    def due_detector(self, epoch: int) -> dict[str, float]:
-        """Return the gains of the detector's unknowns that move in this epoch, by name."""
+    def due_unknowns(self, epoch: int) -> dict[str, float]:
+        """Return the gains of the pieces' unknowns that move in this epoch, by name."""
         return {name: one.gain for name, one in self.unknowns.moving().items() if one.active(epoch)}
 
 
 def after_batch(problem: Problem, estimate: Estimate, batch: Batch, gains: dict[str, float]) -> None:
-    """Move unknowns of the detector's pieces by their Gauss-Newton steps. Collective.
+    """Move unknowns of the model's pieces by their Gauss-Newton steps. Collective.
 
     Args:
         problem: the problem that is solved.
@@ -100,25 +96,33 @@ def after_batch(problem: Problem, estimate: Estimate, batch: Batch, gains: dict[
         batch: the views, with their slopes and norms.
         gains: factors of the steps, by name.
     """
-    bounds = {one.name: one for one in problem.model.unknowns}
+    declared_here = {one.name: one for one in problem.model.unknowns}
     for name in sorted(gains):
-        theta, one, most = estimate.others[name], bounds[name], problem.model.sizes[name]
-        rows = batch.view_updates.detector.get(name, [])
+        theta, one = estimate.others[name], declared_here[name]
+        reals = torch.view_as_real(theta) if one.complex else theta
+        rows, limit = batch.view_updates.pieces.get(name, []), problem.model.sizes[name]
         if one.scope == "view":
-            for views, terms in rows:
-                theta[views] = _moved(theta[views], terms[:, 0], terms[:, 1], gains[name], most, one)
+            numbers = reals[0].numel()
+            parts = [terms.reshape(len(terms), 2 * numbers) for _, terms in rows]
+            of_batch = problem.loader.of_batch(batch, parts, 2 * numbers)
+            steps = _steps(of_batch[:, :numbers], of_batch[:, numbers:], gains[name], limit)
+            if one.common_to and one.common_to not in batch.frozen and len(steps) > 1:
+                steps = steps - means(steps)
+            views = sent(batch.views, problem.device)
+            reals[views] = _moved(reals[views], steps.view(-1, *reals.shape[1:]), one)
             continue
-        total = problem.fields.reduction(2, *theta.shape)
+        total = problem.fields.reduction(2, *reals.shape)
         for _, terms in rows:
             total.add(terms)
         along, norm = problem.fields.totals(total)[0]
-        theta.copy_(_moved(theta, along, norm, gains[name], most, one))
+        reals.copy_(_moved(reals, _steps(along, norm, gains[name], limit), one))
 
 
-def _moved(
-    theta: torch.Tensor, along: torch.Tensor, norm: torch.Tensor, gain: float, most: float, one: Unknown
-) -> torch.Tensor:
-    """Return theta + gain along / norm, each step at most `most`, within the unknown's bounds."""
-    step = gain * along / norm.clamp(min=torch.finfo(norm.dtype).tiny)
-    moved = theta + step.clamp(-most, most).to(theta.dtype)
-    return moved.clamp(min=one.least, max=one.largest)
+def _steps(along: Tensor, norm: Tensor, gain: float, limit: float) -> Tensor:
+    """Return gain along / norm, each at most `limit`."""
+    return (gain * along / norm.clamp(min=torch.finfo(norm.dtype).tiny)).clamp(-limit, limit)
+
+
+def _moved(theta: Tensor, steps: Tensor, one: Unknown) -> Tensor:
+    """Return theta + steps, within the unknown's bounds."""
+    return (theta + steps.to(theta.dtype)).clamp(min=one.least, max=one.largest)

@@ -61,6 +61,9 @@ class Accumulator:
         self.setup, self.loader, self.fields = evaluator.setup, evaluator.loader, evaluator.fields
         self.with_object = only != "probe" and "object" not in batch.frozen
         self.with_background = background
+        at_detector = {one.name for placed in self.setup.model.detector for one in placed.operator.unknowns}
+        #: Names of the unknowns of the detector's pieces, and of those that act on waves, whose slopes are wanted.
+        self._of_detector, self._of_waves = batch.pieces & at_detector, batch.pieces - at_detector
         self.with_probe = only != "object" and "probe" not in batch.frozen
         blocks = self.loader.local_views.blocks(estimate, batch.views)
         self.blocks = blocks if self.with_object else blocks.none()
@@ -151,7 +154,8 @@ class Accumulator:
 
     def chunks(self) -> Iterator[Chunk]:
         """Return the batch's views for one sweep, whose waves `exit_wave_update` or `loss_gradient` adds."""
-        waves: WaveUse = "used" if not self._complete else "kept" if self.keep else "dropped"
+        apart = not self._complete or self._of_waves
+        waves: WaveUse = "used" if apart else "kept" if self.keep else "dropped"
         return self.loader.chunks(self.estimate, self.batch.views, waves=waves, steps=self._needs_steps)
 
     @property
@@ -189,10 +193,11 @@ class Accumulator:
             self.batch.view_updates.weights.append(
                 (chunk.views, self.evaluator.weight_step(self.estimate, chunk, intermediates, waves))
             )
-        if self.batch.detector:
-            found = self.evaluator.detector_slopes(chunk, intermediates)
-            for name in self.batch.detector:
-                self.batch.view_updates.detector.setdefault(name, []).append((chunk.views, found[name]))
+        found = self.evaluator.detector_slopes(chunk, intermediates) if self._of_detector else {}
+        if self._of_waves:
+            found |= self.evaluator.operator_slopes(intermediates, waves)
+        for name in self.batch.pieces:
+            self.batch.view_updates.pieces.setdefault(name, []).append((chunk.views, found[name]))
 
     def exit_wave_update(self, chunk: Chunk, intermediates: Intermediates) -> Tensor:
         """Add the adjoints of chi of a chunk, and record loss and residual of its views.
@@ -226,7 +231,7 @@ class Accumulator:
         """Run the task on a chunk and add its adjoints, in one pass if the backend can do so."""
         backend, model, task, asks = self.setup.backend, self.setup.model, self.task, self._needs_steps
         assert task
-        if not self._complete or (asks and not backend.supports(model, chunk, "steps")):
+        if not self._complete or self._of_waves or (asks and not backend.supports(model, chunk, "steps")):
             waves, found = backend.detector(model, chunk, intermediates, task, self.sums.background)
             self.add(chunk, intermediates, waves)
             return waves, found

@@ -30,20 +30,20 @@ class ViewUpdates:
     Attributes:
         positions: steps (B, 2) in pixels, with the views (B,), chunk by chunk.
         weights: steps (B, 1 + K) of the beam's intensity and the weights of OPR modes, with the views (B,).
-        detector: slopes and norms (B, 2, ...) of the detector's unknowns, by name, with the views.
+        pieces: slopes and norms (B, 2, ...) of the unknowns of the model's pieces, by name, with the views.
         gradients: sums of the whole batch, of the last summation.
         stop: 0-d, number of ranks that were asked to stop; None if nothing was summed.
     """
 
     positions: Rows = field(default_factory=list)
     weights: Rows = field(default_factory=list)
-    detector: dict[str, Rows] = field(default_factory=dict)
+    pieces: dict[str, Rows] = field(default_factory=dict)
     gradients: Gradients | None = None
     stop: Tensor | None = None
 
     def clear(self) -> None:
         """Remove steps and gradients."""
-        self.positions, self.weights, self.detector, self.gradients = [], [], {}, None
+        self.positions, self.weights, self.pieces, self.gradients = [], [], {}, None
 
     def scaled(self, by: Tensor | float) -> None:
         """Multiply the steps of positions and weights by a number."""
@@ -63,7 +63,7 @@ class Batch:
         frozen: names of unknowns that no engine may move.
         stop: True if this rank was asked to stop; the other ranks learn it with the sums.
         view_updates: steps for the unknowns that the loop moves.
-        detector: names of unknowns of the detector's pieces whose slopes and norms are wanted.
+        pieces: names of unknowns of the model's pieces whose slopes and norms are wanted.
     """
 
     views: np.ndarray
@@ -73,7 +73,7 @@ class Batch:
     frozen: frozenset[str] = frozenset()
     stop: bool = False
     view_updates: ViewUpdates = field(default_factory=lambda: ViewUpdates())
-    detector: frozenset[str] = frozenset()
+    pieces: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -159,6 +159,23 @@ class Evaluator:
         slope, weight = fidelity.slope(model.fidelity, signal, data), fidelity.norm(model.fidelity, signal, data) / 2
         return {name: torch.stack(pair, dim=1) for name, pair in response.slopes(S, slope, weight).items()}
 
+    def operator_slopes(self, intermediates: Intermediates, chi: Tensor) -> dict[str, Tensor]:
+        """Return slope and norm of each view, (B, 2, ...) float64, by name of the unknowns of the operators.
+
+        Of complex unknowns, both are pairs of reals. The norm of a view may be that of all its numbers together.
+
+        Args:
+            intermediates: windows and waves of the chunk.
+            chi: (B, M, h, w) complex, wanted change of the exit waves.
+        """
+        found = {}
+        for name, (slope, norm) in self.setup.model.operator_slopes(intermediates, chi).items():
+            if slope.is_complex():
+                slope, norm = torch.view_as_real(slope), norm[..., None]
+            along = slope.to(torch.float64)
+            found[name] = torch.stack((along, norm.to(torch.float64).expand_as(along)), dim=1)
+        return found
+
     def at_once(self, name: str, work: Callable[..., Tensor], *few: Tensor) -> Tensor:
         """Return work(*few), which a GPU may launch as one operation.
 

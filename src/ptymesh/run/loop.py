@@ -26,7 +26,6 @@ from ptymesh.engines.base import Positions
 from ptymesh.errors import BadInput, Diverged, Interrupted
 from ptymesh.estimate import Estimate
 from ptymesh.measurement import evenly_spread
-from ptymesh.physics.detector.pieces import DetectorPiece
 from ptymesh.physics.operators import Piece, Placed
 from ptymesh.planning import batches
 from ptymesh.problem import Batch, Problem
@@ -240,7 +239,7 @@ class Loop:
         refine = self._refined(engine, epoch)
         vary = variable.due(engine.probe, state.estimate, epoch)
         frozen = problem.model.replaced | ({"probe", "opr"} if epoch <= engine.probe.frozen else set())
-        models, gains = parametrised.due(engine, epoch), engine.due_detector(epoch)
+        models, gains = parametrised.due(engine, epoch), engine.due_unknowns(epoch)
         stepping = refine is not None and refine.method == "gradient"
         moving = stepping or any(model.of == "positions" for model in models)
         state.estimate.moving = moving or refine is not None
@@ -253,7 +252,7 @@ class Loop:
             problem.loader.coming, before = coming, _count_traffic(problem.world)
             # a stage's first batch may compile what it needs
             first, self._compiled_for = engine is not self._compiled_for, engine
-            one = Batch(batch, moving, epoch, vary, frozen, self.stop(), detector=frozenset(gains))
+            one = Batch(batch, moving, epoch, vary, frozen, self.stop(), pieces=frozenset(gains))
             probe = state.estimate.probe.clone() if models else state.estimate.probe
             with heartbeat.doing("compile" if first else "batch"):
                 memory.step(engine, problem, state.estimate, one, first=first)
@@ -420,13 +419,7 @@ def refuse_resting_unknowns(
             moves = any(one.name in stage.moved_optics(operator.unknowns) for stage in stages)
             known = one.may_rest or one.name in operator.start
             if not moves and not known and not world.agree(_has_left_start(estimate, operator, one)):
-                if isinstance(operator, DetectorPiece):
-                    raise BadInput(_resting_at_detector(fixed, operator, one))
-                raise BadInput(
-                    f"{fixed.name} cannot move {one.name} of optics.{operator.name}, which would stay as it starts; "
-                    f"add a stage of adam with unknowns: {{object: true, probe: true, {one.name}: true}}, or one of "
-                    f"lbfgs, or remove optics.{operator.name}."
-                )
+                raise BadInput(_describe_resting_unknown(fixed, operator, one))
 
 
 def _has_left_start(estimate: Estimate, operator: Piece, one: Unknown) -> bool:
@@ -435,10 +428,10 @@ def _has_left_start(estimate: Estimate, operator: Piece, one: Unknown) -> bool:
     return bool((array != operator.starts(estimate.sizes(), array.device, array.real.dtype)[one.name]).any())
 
 
-def _resting_at_detector(engine: Engine, piece: DetectorPiece, one: Unknown) -> str:
-    """Return the sentence about an unknown of the detector that no stage moves, and that has no value in the recipe."""
-    remedy = f"unknowns: {{{one.name}: true}}"
-    how = f"add {remedy} to the stage" if engine.moves_detector else f"add a stage of rpie, lsqml or adam with {remedy}"
+def _describe_resting_unknown(engine: Engine, piece: Piece, one: Unknown) -> str:
+    """Return the sentence about an unknown of a piece that no stage moves, and that has no value in the recipe."""
+    remedy, how = f"unknowns: {{{one.name}: true}}", "add a stage of rpie, lsqml or adam with"
+    how = f"add {remedy} to the stage" if engine.moves_named_unknowns else f"{how} {remedy}"
     return (
         f"{one.name} of optics.{piece.name} would stay as it starts; {how}, or say what it is: "
         f"optics: {{{piece.name}: {{start: {{{one.name}: {one.start:g}}}}}}}."
