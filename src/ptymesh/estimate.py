@@ -123,7 +123,8 @@ class Estimate:
         """Return the lengths of the axes by which unknowns are declared."""
         (slices, height, width), (modes, h, w), count = self.object.shape, self.probe.shape, len(self.opr)
         named = {"N": len(self.positions), "L": slices, "H": height, "W": width, "M": modes, "h": h, "w": w}
-        return named | {"K": count, "1+K": 1 + count}
+        scans = 1 if self.scan_index is None else int(self.scan_index.max()) + 1
+        return named | {"K": count, "1+K": 1 + count, "S": scans}
 
     @property
     def probes(self) -> tuple[torch.Tensor, ...]:

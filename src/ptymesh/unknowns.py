@@ -5,6 +5,7 @@ Files, checkpoints, copies and engines use these declarations; an unknown that a
 
 N, M, K, L      views; probe modes; variable-probe modes; slices
 H, W, h, w      object pixels; window pixels
+S               scans that the views are of, 1 of a single one
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ class Unknown:
 
     Attributes:
         name: in engines, recipes and files.
-        axes: of its array, by the letters above; empty for a number.
+        axes: of its array, by the letters above; empty for a number. An operator's unknown whose first axis is S is
+            shared, and the operator is given the rows of its views' scans, as of one with a row per view.
         scope: tiled, distributed as the object; shared, the same on every rank; view, one row per view, updated by the
             view's owner.
         unit: of its values; "" for none.
@@ -57,6 +59,11 @@ class Unknown:
     def __post_init__(self) -> None:
         if self.least is not None and (self.complex or not self.least <= self.start <= self.largest):
             raise ValueError(f"least of {self.name} is {self.least:g}; it needs a real unknown that starts no lower")
+
+    @property
+    def is_per_scan(self) -> bool:
+        """True if it has a row for each scan."""
+        return self.axes[:1] == ("S",)
 
     def shape(self, sizes: dict[str, int]) -> tuple[int, ...]:
         """Return the shape of its array, given the lengths of the axes."""

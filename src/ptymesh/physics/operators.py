@@ -74,7 +74,8 @@ class Piece(Options):
     """A piece of the forward model, with its options as they stand under `optics` of a recipe.
 
     Pieces are registered in `ptymesh.models`. `values` holds theta by name: for an unknown of scope `view` the rows
-    of the chunk's views, (B, ...); for a shared one the whole array.
+    of the chunk's views, (B, ...), for one with a row per scan (axis S) those of their scans, (B, ...); for another
+    shared one the whole array.
     """
 
     #: Its key under `optics`.
@@ -341,6 +342,24 @@ def sum_in_order(waves: Tensor, axis: int) -> Tensor:
     for term in others:
         total += term
     return total
+
+
+def rows_for_views(one: Unknown, array: Tensor, views: Tensor, scan_index: Tensor | None) -> Tensor:
+    """Return what the methods of a piece are given of an unknown: rows of views or of their scans, or all of it.
+
+    Args:
+        one: the unknown.
+        array: its values, of all views, scans, or whatever else its axes are.
+        views: (B,) int64, indices.
+        scan_index: (N,) int64, number of the scan that each view is of; None for a single scan.
+    """
+    if one.scope == "view":
+        return array.index_select(0, views)
+    if one.is_per_scan:
+        return array.index_select(
+            0, torch.zeros_like(views) if scan_index is None else scan_index.index_select(0, views)
+        )
+    return array
 
 
 @cache

@@ -195,7 +195,7 @@ class Accumulator:
             )
         found = self.evaluator.detector_slopes(chunk, intermediates) if self._of_detector else {}
         if self._of_waves:
-            found |= self.evaluator.operator_slopes(intermediates, waves)
+            found |= self.evaluator.operator_slopes(chunk, intermediates, waves)
         for name in self.batch.pieces:
             self.batch.view_updates.pieces.setdefault(name, []).append((chunk.views, found[name]))
 

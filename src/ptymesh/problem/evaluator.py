@@ -157,23 +157,28 @@ class Evaluator:
             return {}
         signal = response.signal(S)
         slope, weight = fidelity.slope(model.fidelity, signal, data), fidelity.norm(model.fidelity, signal, data) / 2
-        return {name: torch.stack(pair, dim=1) for name, pair in response.slopes(S, slope, weight).items()}
+        return self._stack_pairs(chunk, response.slopes(S, slope, weight))
 
-    def operator_slopes(self, intermediates: Intermediates, chi: Tensor) -> dict[str, Tensor]:
+    def operator_slopes(self, chunk: Chunk, intermediates: Intermediates, chi: Tensor) -> dict[str, Tensor]:
         """Return slope and norm of each view, (B, 2, ...) float64, by name of the unknowns of the operators.
 
-        Of complex unknowns, both are pairs of reals. The norm of a view may be that of all its numbers together.
+        Of complex unknowns, both are pairs of reals.
 
         Args:
+            chunk: the views.
             intermediates: windows and waves of the chunk.
             chi: (B, M, h, w) complex, wanted change of the exit waves.
         """
-        found = {}
-        for name, (slope, norm) in self.setup.model.operator_slopes(intermediates, chi).items():
-            if slope.is_complex():
-                slope, norm = torch.view_as_real(slope), norm[..., None]
-            along = slope.to(torch.float64)
-            found[name] = torch.stack((along, norm.to(torch.float64).expand_as(along)), dim=1)
+        return self._stack_pairs(chunk, self.setup.model.operator_slopes(intermediates, chi))
+
+    def _stack_pairs(self, chunk: Chunk, pairs: dict[str, tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
+        """Return slopes and norms (B, ...) of the pieces' unknowns as (B, 2, ...) float64, as they are summed."""
+        declared, found = {one.name: one for one in self.setup.model.unknowns}, {}
+        for name, pair in pairs.items():
+            along, norm = (self.loader.spread_over_scans(declared[name], terms, chunk.views) for terms in pair)
+            if along.is_complex():
+                along, norm = torch.view_as_real(along), norm[..., None]
+            found[name] = torch.stack((along, norm.expand_as(along)), dim=1).to(torch.float64)
         return found
 
     def at_once(self, name: str, work: Callable[..., Tensor], *few: Tensor) -> Tensor:

@@ -22,13 +22,14 @@ from ptymesh.distributed.layouts.tiled import Tiled
 from ptymesh.estimate import Estimate
 from ptymesh.measurement import Measurement, evenly_spread
 from ptymesh.physics.backend import BatchCache, Chunk
-from ptymesh.physics.operators import Views, ViewValues
+from ptymesh.physics.operators import Views, ViewValues, rows_for_views
 from ptymesh.physics.resample import corner_crop
 from ptymesh.problem.batch import Batch
 from ptymesh.problem.local_views import LocalViewIndex
 from ptymesh.problem.setup import Setup
 from ptymesh.storage.memory_budget import MemoryBudget, stored
 from ptymesh.storage.patterns import Patterns
+from ptymesh.unknowns import Unknown
 
 #: Bytes of one array of waves of a chunk; about ten such arrays are alive at a time, on a CPU with kernels fewer.
 #: Torch's operations on a CPU are up to three times slower if a chunk does not fit the cache.
@@ -69,6 +70,10 @@ class ViewLoader:
         self.setup, self.views, self.patterns = setup, measurement.views, patterns
         #: (N, 2) float64, positions as measured, in pixels of the running problem, for operators of the model.
         self.scan = torch.as_tensor(measurement.positions, dtype=torch.float64).to(setup.device)
+        #: (N,) int64, number of the scan that each view is of; None for a single scan. And the number of scans.
+        index = measurement.scan_index
+        self.scan_index = None if index is None else torch.from_numpy(index).to(setup.device)
+        self.scans = measurement.scans
         self.mask = torch.as_tensor(measurement.mask, device=setup.device)
         #: Views of the next batch, if known: their patterns are read while this batch is computed.
         self.coming = np.empty(0, dtype=np.int64)
@@ -184,7 +189,7 @@ class ViewLoader:
         return 0 if settings is None or first >= len(views) else int(settings[views[first]])
 
     def _values(self, estimate: Estimate, views: Tensor, fractions: Tensor) -> dict[str, Tensor]:
-        """Return the unknowns of the model's pieces, the rows of these views or all of a shared one, with the views.
+        """Return the unknowns of the model's pieces, as `rows_for_views` gives them, with the views.
 
         Args:
             estimate: the unknowns.
@@ -194,11 +199,30 @@ class ViewLoader:
         if not self.setup.model.pieces:
             return {}
         found = {
-            one.name: estimate[one.name].index_select(0, views) if one.scope == "view" else estimate[one.name]
+            one.name: rows_for_views(one, estimate[one.name], views, self.scan_index)
             for one in self.setup.model.unknowns
         }
         positions = estimate.positions.index_select(0, views)
         return ViewValues(found, Views(positions, fractions, self.scan.index_select(0, views), views))
+
+    def spread_over_scans(self, one: Unknown, terms: Tensor, views: Tensor) -> Tensor:
+        """Return terms of a piece's unknown as they are summed over views.
+
+        Args:
+            one: the unknown.
+            terms: (B, ...), as the piece's methods return them.
+            views: (B,) int64, global indices.
+
+        Returns:
+            Of an unknown with a row per scan (B, S, ...), terms in the row of the view's scan and 0 elsewhere; of any
+            other the terms themselves.
+        """
+        if not one.is_per_scan:
+            return terms
+        spread = terms.new_zeros((len(terms), self.scans, *terms.shape[1:]))
+        rows = torch.arange(len(terms), device=terms.device)
+        spread[rows, torch.zeros_like(views) if self.scan_index is None else self.scan_index[views]] = terms
+        return spread
 
     def integer_positions(self, estimate: Estimate, views: np.ndarray) -> bool:
         """Return True if all views of the scan lie on whole pixels, so that nothing needs to be shifted.

@@ -306,6 +306,7 @@ def _check_arrays(saved: checkpoint.Checkpoint, run: Counters, problem: Problem)
         "seen": problem.evaluator.view_metrics.values.shape,
     }
     sizes = {"N": views, "M": len(shared["probe"]), "h": height, "w": width, "K": opr, "1+K": 1 + opr}
+    sizes |= {"S": problem.scans}
     sizes |= problem.model.axes((height, width))
     for one in problem.model.unknowns:
         (rows if one.scope == "view" else shapes)[OTHERS + one.name] = one.shape(sizes)

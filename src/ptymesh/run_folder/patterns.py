@@ -18,7 +18,7 @@ from ptymesh.measurement import Measurement, evenly_spread
 from ptymesh.models import OPTICS, named
 from ptymesh.physics.model import Model, SliceStack
 from ptymesh.physics.object_modes import with_object_modes
-from ptymesh.physics.operators import Piece, Values, Views, ViewValues
+from ptymesh.physics.operators import Piece, Values, Views, ViewValues, rows_for_views
 from ptymesh.recipe.yaml_text import parsed
 
 #: Most views of which the typical and the worst pattern are chosen; in larger scans they are evenly spaced.
@@ -163,17 +163,18 @@ def optics_of(result: Result) -> tuple[Piece, ...]:
 
 
 def _values(model: Model, result: Result, views: np.ndarray, real: np.dtype) -> dict[str, torch.Tensor]:
-    """Return the values of the operators' unknowns: the rows of these views, or all of a shared one.
+    """Return the values of the operators' unknowns, as `rows_for_views` gives them.
 
     Raises:
         BadInput: the result does not hold one of them.
     """
-    found = {}
+    found, index = {}, result.scan_index
+    scans = None if index is None else torch.as_tensor(index)
     for one in model.unknowns:
         if one.name not in result.unknowns:
             raise BadInput(f"The result holds no /unknowns/{one.name}, which its recipe's optics need; run again.")
         array, kind = result.unknowns[one.name], result.probe.dtype if one.complex else real
-        found[one.name] = torch.as_tensor((array[views] if one.scope == "view" else array).astype(kind))
+        found[one.name] = rows_for_views(one, torch.as_tensor(array.astype(kind)), torch.as_tensor(views), scans)
     return found
 
 

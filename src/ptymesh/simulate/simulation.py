@@ -30,7 +30,7 @@ from ptymesh.physics.beam import probes
 from ptymesh.physics.detector.surface import seen_pixels
 from ptymesh.physics.model import Model, SliceStack
 from ptymesh.physics.object_modes import with_object_modes
-from ptymesh.physics.operators import Views, ViewValues, pieces_for_scan
+from ptymesh.physics.operators import Views, ViewValues, pieces_for_scan, rows_for_views
 from ptymesh.simulate import phantoms, scans
 from ptymesh.simulate.beams import default_spacing_m, designed_probe, geometry_of, sampling_of
 from ptymesh.simulate.multislice import Specimen
@@ -399,8 +399,7 @@ def patterns(made: Truth) -> Iterator[np.ndarray]:
     for start in range(0, options.views, CHUNK):
         views = torch.arange(start, min(start + CHUNK, options.views))
         fractions = estimate.fractions(views)
-        rows = {one.name: estimate[one.name] for one in model.unknowns}
-        rows |= {one.name: rows[one.name][views] for one in model.unknowns if one.scope == "view"}
+        rows = {one.name: rows_for_views(one, estimate[one.name], views, None) for one in model.unknowns}
         intensity = model.intensity(
             estimate.object,
             estimate.probe,

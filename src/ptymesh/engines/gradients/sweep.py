@@ -112,7 +112,7 @@ class Sweep:
         self._add_gaps(chunk, intermediates, waves)
         if self._of_waves:
             found |= problem.model.operator_slopes(intermediates, waves)
-        self._add_others(found)
+        self._add_others(chunk, found)
 
     def _add_gaps(self, chunk: Chunk, intermediates: Intermediates, waves: Tensor) -> None:
         """Add the sums for spacing and tilt of the slices, if they are wanted."""
@@ -126,14 +126,19 @@ class Sweep:
         if "slice_spacing" in self._gaps:
             self.reductions["slice_spacing"].add(found[:, 0])
 
-    def _add_others(self, found: dict[str, tuple[Tensor, Tensor]]) -> None:
-        """Add slopes and curvatures of the operators' unknowns; with a row per view, a row's largest curvature."""
+    def _add_others(self, chunk: Chunk, found: dict[str, tuple[Tensor, Tensor]]) -> None:
+        """Add slopes and curvatures of the operators' unknowns; with a row per view, a row's largest curvature.
+
+        They are those of the chunk's views, (B, ...).
+        """
         for name, one in self._others.items():
             along, norm = (real(t).to(torch.float64) for t in found[name])
             if one.scope == "view":
                 rows = (along.reshape(len(along), -1), norm.reshape(len(norm), -1).amax(1, keepdim=True))
                 self._of_views.setdefault(name, []).append(torch.cat(rows, dim=1))
             else:
+                spread = self.problem.loader.spread_over_scans
+                along, norm = (spread(one, terms, chunk.views) for terms in (along, norm))
                 norm = norm[..., None] if one.complex else norm
                 self.reductions[name].add(torch.stack((along, norm.expand_as(along)), dim=1))
 

@@ -165,4 +165,4 @@ class Response:
 
 def _differs_by_view(piece: DetectorPiece) -> bool:
     """Return True if what a piece does may differ from view to view."""
-    return takes_views(type(piece), "adjoint") or any(one.scope == "view" for one in piece.unknowns)
+    return takes_views(type(piece), "adjoint") or any(one.scope == "view" or one.is_per_scan for one in piece.unknowns)
