@@ -308,6 +308,51 @@ def test_the_same_bits_on_any_ranks(
         assert [(row["frames"], row["views"]) for row in read_log(out / "live.jsonl")] == log
 
 
+def admitted_views() -> Any:
+    """Return the class of sources that the page shows."""
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "live.md").read_text()
+    code = page.split("```python\n")[1].split("```")[0]
+    names: dict[str, Any] = {"__name__": "page"}
+    exec(compile(code, "live.md", "exec"), names)
+    return names["AdmittedViews"]
+
+
+def go_on(world: World, path: Path, scan: Path, out: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Return object and probe of a run that goes on with all views, on these ranks."""
+    source = admitted_views()(pm.load(scan))
+    source.admit(VIEWS)
+    given = source if world.rank == 0 else None
+    reconstruct_live(load_recipe(path), given, out, LiveOptions(2), world=world)
+    world.barrier()
+    found = Result.load(out / "live.h5")
+    return found.object, found.probe
+
+
+@pytest.mark.long
+def test_a_program_admits_views(ranks: Callable[..., list[Any]], scan: Path, recipe: Recipe, tmp_path: Path) -> None:
+    """Between segments; stopped and gone on with on two ranks, the same bits as a replay on one and on two."""
+    out, source = tmp_path / "out", admitted_views()(pm.load(scan))
+    source.admit(64)
+
+    def admit_and_stop() -> bool:
+        done = len(read_log(out / "live.jsonl"))
+        source.admit(64 + 32 * done)
+        return done >= 2
+
+    with pytest.raises(Interrupted, match="goes on with them"):
+        reconstruct_live(recipe, source, out, LiveOptions(2), stop=admit_and_stop)
+    before = read_log(out / "live.jsonl")
+    assert len(before) == 2 and before[0]["frames"] == 64 < VIEWS
+    wanted = ranks(2, go_on, scan.with_name("live.yaml"), scan, out)[0]
+    log = [(row["frames"], row["views"]) for row in read_log(out / "live.jsonl")]
+    assert log[:2] == [(row["frames"], row["views"]) for row in before] and log[-1][0] == VIEWS
+    for size in (1, 2):
+        again = tmp_path / str(size)
+        for obj, probe, *_ in ranks(size, replay, scan.with_name("live.yaml"), out, again):
+            assert np.array_equal(obj, wanted[0]) and np.array_equal(probe, wanted[1])
+        assert [(row["frames"], row["views"]) for row in read_log(again / "live.jsonl")] == log
+
+
 def test_replays_of_other_runs(scan: Path, recipe: Recipe, tmp_path: Path) -> None:
     reconstruct_live(recipe, Prepared(scan, 200), tmp_path / "made", LiveOptions(uses=1))
     stream = SpooledStream(tmp_path / "made")
