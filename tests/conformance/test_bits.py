@@ -78,6 +78,11 @@ RUNS = {
         {**POSITIONS, "models": MODELS},
     ),
     "models beside pixels": ("adam", dict(), {"models": {"aberrations": {"residue": True}, "scan_geometry": True}}),
+    "rotation by patterns": (
+        "adam",
+        dict(slices=2, modes=2),
+        {"models": {"scan_geometry": {"terms": ["rotation"], "rotation_from": "patterns"}}},
+    ),
     "opr": ("rpie", dict(modes=2), {**POSITIONS, "probe": {"intensity": True}}),
     "between slices": (
         "adam",

@@ -16,10 +16,12 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ptymesh.engines.base import Engine
+from ptymesh.engines.turning import measure_rotation
 from ptymesh.estimate import Estimate
 from ptymesh.models import Parametrisation
 from ptymesh.physics.elementwise import over_window, overlap
@@ -59,28 +61,46 @@ def after_batch(
         start: (N, 2) positions at the epoch's start, which are moved along.
     """
     for one in due:
+        if one.moves_between_epochs:
+            continue
         numbers = estimate.parameters.setdefault(one.name, {})
-        before = torch.tensor([numbers.get(name, 0.0) for name in one.units()], dtype=torch.float64)
+        before = _numbers(one, numbers)
         after = before + _step(engine, problem, estimate, batch, one, probe)
         if one.of == "positions":
-            for x in (estimate.positions, start, estimate.nominal):  # nominal last, as the centre is computed from it
-                x.copy_(one.moved(problem.geometry, estimate, x, before, after))
+            start.copy_(one.moved(problem.geometry, estimate, start, before, after))
+            _move_positions(problem, estimate, one, (before, after))
         else:
             x = probe if one.moves_alone else estimate.probe
             estimate.probe.copy_(one.moved(problem.geometry, estimate, x, before, after))
         numbers |= dict(zip(one.units(), after.tolist(), strict=True))
 
 
-def after_epoch(engine: Engine, problem: Problem, estimate: Estimate, models: list[Parametrisation]) -> None:
-    """Fit the numbers to the probe, if the engine moves its pixels, too.
+def after_epoch(
+    engine: Engine,
+    problem: Problem,
+    estimate: Estimate,
+    models: list[Parametrisation],
+    views: np.ndarray,
+    epoch: int,
+) -> None:
+    """Fit the numbers to the probe, if the engine moves its pixels, too; turn the scan by its patterns. Collective.
 
     Args:
         engine: of the stage.
         problem: the problem that is solved.
         estimate: the unknowns, whose `parameters` are set.
-        models: parametrisations that have moved in this epoch.
+        models: parametrisations that move in this epoch.
+        views: global indices of the views that are reconstructed from.
+        epoch: of the stage, from 1.
     """
     for one in models:
+        if one.moves_between_epochs:
+            numbers = estimate.parameters.setdefault(one.name, {})
+            before = _numbers(one, numbers)
+            after = before + measure_rotation(problem, estimate, views, _pace(one, epoch, engine.epochs), one.lr)
+            _move_positions(problem, estimate, one, (before, after))
+            numbers |= dict(zip(one.units(), after.tolist(), strict=True))
+            continue
         key = _key_of(one)
         if f"{key}.reference" not in engine.state:
             continue
@@ -89,6 +109,17 @@ def after_epoch(engine: Engine, problem: Problem, estimate: Estimate, models: li
         reference = engine.state[f"{key}.reference"]
         read = origin + one.read(problem.geometry, reference, estimate.probe, now - origin)
         numbers |= dict(zip(one.units(), read.tolist(), strict=True))
+
+
+def _numbers(one: Parametrisation, numbers: dict[str, float]) -> Tensor:
+    """Return the numbers of a parametrisation, (n,) float64 on the host; 0 for those that have none yet."""
+    return torch.tensor([numbers.get(name, 0.0) for name in one.units()], dtype=torch.float64)
+
+
+def _move_positions(problem: Problem, estimate: Estimate, one: Parametrisation, numbers: tuple[Tensor, Tensor]) -> None:
+    """Move positions, and nominal ones last, as the centre is computed from these, by a change of the numbers."""
+    for x in (estimate.positions, estimate.nominal):
+        x.copy_(one.moved(problem.geometry, estimate, x, *numbers))
 
 
 def _key_of(one: Parametrisation) -> str:
@@ -107,8 +138,7 @@ def _step(
         state[f"{key}.memory"] = torch.zeros(2, len(J), dtype=torch.float64)
         state[f"{key}.steps"] = torch.zeros((), dtype=torch.int64)
         if one.of == "probe" and not one.moves_alone:
-            numbers = estimate.parameters[one.name]
-            state[f"{key}.origin"] = torch.tensor([numbers.get(n, 0.0) for n in one.units()], dtype=torch.float64)
+            state[f"{key}.origin"] = _numbers(one, estimate.parameters[one.name])
             state[f"{key}.reference"] = probe[:1].clone()
     T = state[f"{key}.combinations"].cpu()
     along = _by_probe(batch, J) if one.of == "probe" else _by_positions(problem, batch, J)

@@ -45,6 +45,11 @@ class Parametrisation(Schedule, Options):
         """True if x moves by the numbers alone; otherwise the engine moves it pixel by pixel, too."""
         return False
 
+    @property
+    def moves_between_epochs(self) -> bool:
+        """True if it moves after an epoch, by the turn of its patterns, and not after each batch."""
+        return False
+
     def units(self) -> dict[str, str]:
         """Return the names of the numbers theta_k, in order, and the unit of each."""
         raise NotImplementedError

@@ -4,7 +4,8 @@ p       = c + A (p_0 - c), c the mean of the nominal positions, y before x
 A       = (1 + scale) [[cos r, -sin r], [sin r, cos r]] [[1 + aspect, shear], [shear, 1 - aspect]], r the rotation
 
 The refinement of single positions cannot do this: an object that was made with wrong positions agrees with them, so
-that the step of each view is a hundredth of the step that all of them need together.
+that the step of each view is a hundredth of the step that all of them need together. The patterns show a rotation more
+plainly: the object of a scan whose rotation is wrong is turned with it, and so are its patterns (engines/turning.py).
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from typing import ClassVar, Literal
 
 import numpy as np
 import torch
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 from torch import Tensor
 
+from ptymesh.errors import BadInput
 from ptymesh.estimate import Estimate
 from ptymesh.geometry import Geometry
 from ptymesh.models.base import Parametrisation
@@ -39,6 +41,11 @@ class ScanGeometry(Parametrisation):
         min_length=1,
         description="which are refined: rotation (rad), scale, aspect (y longer and x shorter), shear",
     )
+    rotation_from: Literal["positions", "patterns"] = Field(
+        "positions",
+        description="what a rotation follows: steps of positions after each batch; or, of a far-field scan and with no "
+        "other terms, the turn of the patterns against their models after each epoch, of at most lr",
+    )
 
     @field_validator("terms")
     @classmethod
@@ -46,6 +53,29 @@ class ScanGeometry(Parametrisation):
         if len(set(terms)) < len(terms):
             raise ValueError(f"terms names one twice: {', '.join(terms)}; name each once")
         return terms
+
+    @model_validator(mode="after")
+    def _check_rotation_alone(self) -> ScanGeometry:
+        if self.rotation_from == "patterns" and self.terms != ["rotation"]:
+            raise ValueError("rotation_from: patterns moves the rotation alone; write terms: [rotation] beside it")
+        return self
+
+    @property
+    def moves_between_epochs(self) -> bool:
+        """True if the rotation follows the turn of the patterns."""
+        return self.rotation_from == "patterns"
+
+    def check(self, geometry: Geometry) -> None:
+        """Check that patterns turn with the scan, where the rotation follows them.
+
+        Raises:
+            BadInput: the scan is in the near field, where a pattern is an image.
+        """
+        if self.moves_between_epochs and geometry.propagation != "far_field":
+            raise BadInput(
+                "models.scan_geometry.rotation_from: patterns is for far-field scans, and this is a near field; use "
+                "rotation_from: positions."
+            )
 
     def units(self) -> dict[str, str]:
         """Return the names of the numbers, with their units."""

@@ -45,7 +45,7 @@ from ptymesh.io.samples import PREFIX
 from ptymesh.models import OPTICS, Piece, named
 from ptymesh.options import FilePath
 from ptymesh.paths import usable
-from ptymesh.recipe.starts import ObjectOptions, ProbeOptions
+from ptymesh.recipe.starts import ObjectOptions, ProbeOptions, is_lens_refined
 from ptymesh.recipe.writers import WRITERS
 from ptymesh.recipe.yaml_text import DEEPEST, parsed, text_of
 from ptymesh.sentences import quote, shown_key, unknown_word
@@ -69,6 +69,8 @@ LENS_MODELS: RawGroup = {
     "scan_geometry": {"terms": ["rotation"]},
     "aberrations": {"terms": ["C10", "C12"], "residue": True},
 }
+#: Rotation through several slices: it follows the patterns, from 1 pixel at most (rms) in the first epoch.
+THICK_ROTATION: RawGroup = {"scan_geometry": {"terms": ["rotation"], "rotation_from": "patterns", "lr": 1.0}}
 #: Default stage where a lens is told, by Adam alone: an object that rPIE makes with a wrong defocus holds it fast.
 LENS_STAGE: RawGroup = {
     **DEFAULT_STAGES[-1],
@@ -358,10 +360,12 @@ def default_stages(obj: ObjectOptions, probe: ProbeOptions) -> list[RawGroup]:
         obj: the object of the recipe.
         probe: the probe of the recipe.
     """
-    told = any(probe.start.parameters().get("aberrations", {}).values())
-    stages = deepcopy([LENS_STAGE] if told and probe.scans == "shared" else DEFAULT_STAGES)
+    told = is_lens_refined(probe)
+    stages = deepcopy([LENS_STAGE] if told else DEFAULT_STAGES)
     if obj.slices > 1:
         stages = [{**stage, "constraints": deepcopy(DEPTH_PRIOR)} for stage in stages]
+    if obj.slices > 1 and told:
+        stages = [{**stage, "models": {**stage["models"], **deepcopy(THICK_ROTATION)}} for stage in stages]
     return stages
 
 

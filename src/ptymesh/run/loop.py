@@ -241,8 +241,8 @@ class Loop:
         frozen = problem.model.replaced | ({"probe", "opr"} if epoch <= engine.probe.frozen else set())
         models, gains = parametrised.due(engine, epoch), engine.due_unknowns(epoch)
         stepping = refine is not None and refine.method == "gradient"
-        moving = stepping or any(model.of == "positions" for model in models)
-        state.estimate.moving = moving or refine is not None
+        moving = stepping or any(model.of == "positions" and not model.moves_between_epochs for model in models)
+        state.estimate.moving = moving or refine is not None or any(model.moves_between_epochs for model in models)
         drawn = batches.deal_batches(self._curve(), engine.batch, self.seed, state.done_epochs, engine.order)
         views = sum(len(batch) for batch in drawn[: state.batch])
         heartbeat, stops = problem.world.heartbeat, Later(problem.device)
@@ -316,7 +316,8 @@ class Loop:
         if variable.due(engine.probe, state.estimate, epoch):
             variable.after_epoch(problem, state.estimate, engine.probe, self.training)
         engine.apply_constraints(problem, state.estimate, epoch)
-        parametrised.after_epoch(engine, problem, state.estimate, parametrised.due(engine, epoch))
+        models = parametrised.due(engine, epoch)
+        parametrised.after_epoch(engine, problem, state.estimate, models, self.training, epoch)
         self._check_positions(engine)
         self._epoch_end = sample_unknowns(problem, state.estimate)
         moved = measure_changes(state.before, self._epoch_end)
