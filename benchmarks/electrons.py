@@ -58,14 +58,15 @@ PIXELS = {"detector_transfer": {"pixel_side": 1}}
 
 
 def recipes() -> dict[str, dict[str, Any]]:
-    """Return options of a reconstruction, by name: none, a single mode, and a potential with pixels that integrate.
+    """Return options of a reconstruction, by name: none, modes for a source of some size, a potential, and its pixels.
 
-    All have the default stages; the first and the last three modes, by default.
+    All have the default stages, which for a potential let the rotation follow the patterns.
     """
     return {
         "default": {},
-        "coherent": {"modes": 1},
-        "refined": {"object": {"kind": "potential"}, "optics": PIXELS},
+        "modes": {"modes": 3},
+        "potential": {"object": {"kind": "potential"}, "modes": 3},
+        "refined": {"object": {"kind": "potential"}, "modes": 3, "optics": PIXELS},
     }
 
 
@@ -213,7 +214,7 @@ def run(made: Truth, scan: Measurement, options: dict[str, Any], seed: int) -> t
     recon = pm.Reconstruction(
         scan,
         object={"slices": SLICES, "slice_spacing_m": made.slice_spacing_m, **options.get("object", {})},
-        probe={"modes": options.get("modes"), "start": LENS},
+        probe={"modes": options.get("modes", 1), "start": LENS},
         optics=options.get("optics"),
         seed=seed,
     )

@@ -13,7 +13,6 @@ from ptymesh.engines import ENGINES, MPIE, RPIE
 from ptymesh.errors import BadInput
 from ptymesh.io.options import DataOptions
 from ptymesh.recipe.schema import Recipe, load_recipe
-from ptymesh.recipe.starts import ObjectOptions, ProbeOptions, with_default_modes
 
 FULL = """
 data: {path: scan.cxi, mask: masks/m.npy, dark: dark.h5:/a/b, energy_eV: 3e5, crop: 64, centre: [31.5, 32]}
@@ -283,31 +282,16 @@ def test_default_stages_follow_slices_and_lens() -> None:
     (stage,) = Recipe.parse({"data": data, "object": slices, "probe": {"start": lens}}).stages
     assert (stage.name, stage.epochs, list(stage.constraints)) == ("adam", 25, ["depth_smoothness"])
     assert list(stage.models) == ["scan_geometry", "aberrations"]
-    assert stage.models["scan_geometry"].moves_between_epochs
-    (thin,) = Recipe.parse({"data": data, "probe": {"start": lens}}).stages
-    assert not thin.models["scan_geometry"].moves_between_epochs and not thin.constraints
+    assert not stage.models["scan_geometry"].moves_between_epochs
+    potential = {"kind": "potential"}
+    for obj, by_patterns in (({**slices, **potential}, True), (potential, False)):
+        (stage,) = Recipe.parse({"data": data, "object": obj, "probe": {"start": lens}}).stages
+        assert stage.models["scan_geometry"].moves_between_epochs is by_patterns
     aperture = Recipe.parse({"data": data, "probe": {"start": {**lens, "aberrations_m": {}}}})
     assert [one.name for one in aperture.stages] == ["rpie", "adam"] and not aperture.stages[0].models
     raw = f"data: {{path: scan.cxi}}\nobject: {json.dumps(slices)}\n"
     changed = Recipe.from_yaml(raw, ["stages.1.epochs=7"])
     assert changed.stages[1].epochs == 7 and list(changed.stages[1].constraints) == ["depth_smoothness"]
-
-
-@pytest.mark.parametrize(
-    ("slices", "aberrations", "given", "modes"),
-    [
-        (4, {"C10": -1e-8}, {}, 3),
-        (4, {"C10": -1e-8}, {"modes": 1}, 1),
-        (4, {}, {}, None),
-        (1, {"C10": -1e-8}, {}, None),
-    ],
-)
-def test_a_thick_sample_under_a_lens_has_three_modes_by_default(
-    slices: int, aberrations: dict[str, float], given: dict[str, int], modes: int | None
-) -> None:
-    obj = ObjectOptions(slices=slices, slice_spacing_m=2e-9 if slices > 1 else None)
-    start = {"kind": "electron", "semiangle_rad": 0.02, "aberrations_m": aberrations}
-    assert with_default_modes(obj, ProbeOptions.parse({"start": start, **given}, "probe")).modes == modes
 
 
 def test_the_quick_stages_have_a_word() -> None:

@@ -10,7 +10,7 @@ L        loss of all views
 With a wrong rotation the object turns as the positions do, for it agrees with these; its patterns then are turned as
 well, and the data's are not. For the slope by positions the object is nearly at rest: it says a hundredth of the error
 or less, and steps by it end where chance takes them in the first epochs. The turn of the patterns says a seventh of it
-(docs/reference/engines.md), the same in all views.
+(docs/how-to/positions.md), the same in all views.
 """
 
 from __future__ import annotations

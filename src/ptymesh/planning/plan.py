@@ -40,7 +40,7 @@ from ptymesh.planning.batches import balance, draw
 from ptymesh.planning.cost_model import EpochSize
 from ptymesh.problem import CHUNK_BYTES
 from ptymesh.recipe.initial import frame
-from ptymesh.recipe.starts import ObjectOptions, ProbeOptions, with_default_modes
+from ptymesh.recipe.starts import ObjectOptions, ProbeOptions
 from ptymesh.types import Precision
 
 LayoutName = Literal["replicated", "tiled"]
@@ -194,7 +194,7 @@ def scan_of(
         (h, w),
         extent,
         (float(origin[0]), float(origin[1])),
-        with_default_modes(object, probe).modes or found,
+        probe.modes or found,
         object.slices,
         probe.opr_modes,
         np.dtype(measurement.patterns.dtype).itemsize * h * w,

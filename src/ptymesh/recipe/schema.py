@@ -45,7 +45,8 @@ from ptymesh.io.samples import PREFIX
 from ptymesh.models import OPTICS, Piece, named
 from ptymesh.options import FilePath
 from ptymesh.paths import usable
-from ptymesh.recipe.starts import ObjectOptions, ProbeOptions, is_lens_refined
+from ptymesh.physics.object_models import TRANSMISSION
+from ptymesh.recipe.starts import ObjectOptions, ProbeOptions
 from ptymesh.recipe.writers import WRITERS
 from ptymesh.recipe.yaml_text import DEEPEST, parsed, text_of
 from ptymesh.sentences import quote, shown_key, unknown_word
@@ -69,7 +70,7 @@ LENS_MODELS: RawGroup = {
     "scan_geometry": {"terms": ["rotation"]},
     "aberrations": {"terms": ["C10", "C12"], "residue": True},
 }
-#: Rotation through several slices: it follows the patterns, from 1 pixel at most (rms) in the first epoch.
+#: Rotation through several slices without free amplitudes, which would take up the turn of patterns: it follows these.
 THICK_ROTATION: RawGroup = {"scan_geometry": {"terms": ["rotation"], "rotation_from": "patterns", "lr": 1.0}}
 #: Default stage where a lens is told, by Adam alone: an object that rPIE makes with a wrong defocus holds it fast.
 LENS_STAGE: RawGroup = {
@@ -354,17 +355,17 @@ def default_stages(obj: ObjectOptions, probe: ProbeOptions) -> list[RawGroup]:
     """Return the stages of a recipe that names none.
 
     Several slices get a prior along the beam. A lens whose aberrations are told is refined, with the rotation of the
-    scan.
+    scan, which follows the patterns of several slices of an object that has no amplitudes of its own.
 
     Args:
         obj: the object of the recipe.
         probe: the probe of the recipe.
     """
-    told = is_lens_refined(probe)
+    told = probe.scans == "shared" and any(probe.start.parameters().get("aberrations", {}).values())
     stages = deepcopy([LENS_STAGE] if told else DEFAULT_STAGES)
     if obj.slices > 1:
         stages = [{**stage, "constraints": deepcopy(DEPTH_PRIOR)} for stage in stages]
-    if obj.slices > 1 and told:
+    if obj.slices > 1 and told and obj.kind != TRANSMISSION:
         stages = [{**stage, "models": {**stage["models"], **deepcopy(THICK_ROTATION)}} for stage in stages]
     return stages
 

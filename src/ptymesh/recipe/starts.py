@@ -340,8 +340,6 @@ def _named(value: object) -> object:
 
 #: No beam is so incoherent that more modes would be of use.
 MOST_MODES = 500
-#: Modes of a beam through several slices: moving atoms and the size of the source blur patterns; a single mode, slices.
-THICK_MODES = 3
 
 
 class ProbeOptions(FrozenOptions):
@@ -349,7 +347,7 @@ class ProbeOptions(FrozenOptions):
 
     Fields:
         modes: M incoherent modes. Missing ones are made from the first (see `probes.extra_modes`), superfluous ones
-            dropped; None keeps as many as the start has, or takes 3 through several slices where a lens is told.
+            dropped; None keeps as many as the start has.
         mode_powers: M fractions of the total power, with sum 1; default 2 % for each mode that was made.
         opr_modes: K variable-probe (OPR) modes, of which each view has its own share; they start as Hermite-like
             modes of the first, shares at 0.
@@ -363,20 +361,3 @@ class ProbeOptions(FrozenOptions):
     opr_modes: int = Field(0, ge=0, le=20)
     scans: Literal["shared", "own"] = "shared"
     start: Annotated[SerializeAsAny[ProbeStart], BeforeValidator(_named)] = Field(default_factory=AutoStart)
-
-
-def is_lens_refined(probe: ProbeOptions) -> bool:
-    """Return True if the default stages refine a lens, whose aberrations are told."""
-    return probe.scans == "shared" and any(probe.start.parameters().get("aberrations", {}).values())
-
-
-def with_default_modes(obj: ObjectOptions, probe: ProbeOptions) -> ProbeOptions:
-    """Return the options of a probe with the modes of a thick sample under a lens, where their number is left open.
-
-    Args:
-        obj: the object of the recipe.
-        probe: the probe of the recipe.
-    """
-    if probe.modes is not None or probe.mode_powers is not None or obj.slices == 1 or not is_lens_refined(probe):
-        return probe
-    return probe.model_copy(update={"modes": THICK_MODES})

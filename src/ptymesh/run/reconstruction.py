@@ -59,7 +59,7 @@ from ptymesh.recipe.initial import StartSettings, frame, initial_estimate
 from ptymesh.recipe.magnitudes import refuse_spacing
 from ptymesh.recipe.python_arguments import Stage, memory_of, operators_of, options_of, scan_from, seed_of, stages_of
 from ptymesh.recipe.schema import default_stages
-from ptymesh.recipe.starts import ObjectOptions, ProbeOptions, with_default_modes
+from ptymesh.recipe.starts import ObjectOptions, ProbeOptions
 from ptymesh.run import rounding_check
 from ptymesh.run.checkpoint_counters import counters_of
 from ptymesh.run.data_checks import check_after_reading, check_before_reading, to_stderr, watched
@@ -159,7 +159,6 @@ class Reconstruction(Displayed):
         probe_options = probe if isinstance(probe, ProbeOptions) else options_of(ProbeOptions, probe, "probe")
         if probe_modes is not None:
             probe_options = options_of(ProbeOptions, {**probe_options.model_dump(), "modes": probe_modes}, "probe")
-        probe_options = with_default_modes(object_options, probe_options)
         if not isinstance(device, str | World):
             raise BadInput(
                 f"device is {quote(device)}; give auto, cpu, cuda, cuda:N, or a World that was joined before."
