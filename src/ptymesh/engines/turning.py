@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ptymesh.distributed.exact import Reduction
 from ptymesh.estimate import Estimate
 from ptymesh.measurement import evenly_spread
 from ptymesh.physics import fidelity
@@ -49,13 +50,13 @@ def measure_rotation(problem: Problem, estimate: Estimate, views: np.ndarray, pa
     """
     filled, some = problem.layout.fill_halo(estimate.object), views[evenly_spread(len(views), MOST_VIEWS)]
 
-    def sweep() -> Tensor:
+    def sweep() -> Reduction:
         reduction = problem.fields.reduction(2)
         for chunk in problem.loader.chunks(estimate, some, seen=filled):
             reduction.add(_turns_of_chunk(problem, estimate, chunk))
-        return problem.fields.totals(reduction)[0].cpu()
+        return reduction
 
-    slope, norm = problem.evaluator.in_memory(sweep).tolist()
+    slope, norm = (float(number) for number in problem.fields.totals(problem.evaluator.in_memory(sweep))[0].cpu())
     away = estimate.nominal - means(estimate.nominal)
     most = limit_px / max(math.sqrt(float(total_of(away.square())) / len(away)), 1.0)
     return min(max(pace * GAIN * slope / norm, -most), most) if norm > 0 else 0.0
