@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -13,11 +13,11 @@ import ptymesh as pm
 from ptymesh.engines import Adam
 from ptymesh.errors import BadInput
 from ptymesh.geometry import electron_wavelength_m, far_field
-from ptymesh.models import WaveOperator
+from ptymesh.models import ShiftOperator, WaveOperator
 from ptymesh.models.focal_spread import FocalSpread
 from ptymesh.models.source_size import SourceSize
 from ptymesh.models.view_defocus import propagated
-from ptymesh.physics.operators import Placed
+from ptymesh.physics.operators import Placed, Tables, Values
 from ptymesh.simulate import simulate
 from toy import make, relative
 
@@ -122,3 +122,26 @@ def test_what_cannot_be_is_refused() -> None:
         FocalSpread(states=1)
     with pytest.raises(BadInput, match="points is 10"):
         SourceSize(points=10)
+
+
+class Pair(ShiftOperator):
+    """Two copies of a wave, by whole pixels, as a plug-in declares them."""
+
+    name: ClassVar[str] = "pair"
+
+    @property
+    def fan_out(self) -> int:
+        return 2
+
+    def copies(self, values: Values, tables: Tables) -> tuple[torch.Tensor, torch.Tensor]:
+        places, factors = [[[0.0, 0.0], [1.0, -2.0]]], [0.6, 0.8]
+        return torch.tensor(places, dtype=torch.float64), torch.tensor(factors, dtype=torch.float64)
+
+
+def test_a_plug_in_that_shifts_has_one_base() -> None:
+    psi = torch.randn(3, 2, 8, 10, dtype=torch.complex128, generator=torch.Generator().manual_seed(1))
+    waves = Pair().forward(psi, {}, ())
+    wanted = torch.stack([0.6 * psi, 0.8 * psi.roll((1, -2), (-2, -1))], 2).flatten(1, 2)
+    assert relative(waves, wanted) < 1e-12
+    assert relative(Pair().adjoint(waves, {}, ()), psi) < 1e-12, "as 0.36 + 0.64 = 1"
+    assert Pair.is_fast and issubclass(Pair, WaveOperator)

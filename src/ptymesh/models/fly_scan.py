@@ -33,7 +33,7 @@ from ptymesh.geometry import Geometry
 from ptymesh.measurement import Measurement
 from ptymesh.physics import window_shifts
 from ptymesh.physics.model import inner
-from ptymesh.physics.operators import Place, ShiftOperator, Tables, Values
+from ptymesh.physics.operators import Place, ShiftedCopies, Tables, Values, WaveOperator
 from ptymesh.unknowns import Unknown
 
 #: Where the measured position lies on the path, as a share of it.
@@ -45,7 +45,7 @@ FEWEST_POINTS, MOST_POINTS = 2, 64
 POINTS_PER_FRINGE, BAND, LONGEST = 3, 0.99, 0.95
 
 
-class FlyScan(ShiftOperator):
+class FlyScan(ShiftedCopies, WaveOperator):
     """Motion of the beam along a path (`fly_path`, px) during each exposure, longer by a factor `fly_length` for all.
 
     `fly_bend` (px) is by how much its points lie off the straight line. All stay as they start unless a stage has

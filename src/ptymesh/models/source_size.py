@@ -28,11 +28,11 @@ from ptymesh.errors import BadInput
 from ptymesh.geometry import Geometry
 from ptymesh.physics import window_shifts
 from ptymesh.physics.model import inner
-from ptymesh.physics.operators import Place, ShiftOperator, Tables, Values
+from ptymesh.physics.operators import Place, ShiftedCopies, Tables, Values, WaveOperator
 from ptymesh.unknowns import Unknown
 
 
-class SourceSize(ShiftOperator):
+class SourceSize(ShiftedCopies, WaveOperator):
     """Width of the source's image on the sample (`source_width`, px, a standard deviation): modes are sums of places.
 
     It stays as it starts, `start: {source_width: 0.5}`, unless a stage has `unknowns: {source_width: true}`.

@@ -234,10 +234,11 @@ class WaveOperator(Piece):
         raise NotImplementedError
 
 
-class ShiftOperator(WaveOperator):
-    """An operator that makes K copies of each wave, each at a place of its own: psi -> c_k T_{d_k} psi.
+class ShiftedCopies:
+    """The methods of a `WaveOperator` that makes K copies of each wave at places of their own: psi -> c_k T_{d_k} psi.
 
-    Kernels make the copies together with the shift of the probe to the view (kernels/cpu/operators.py).
+    It comes before `WaveOperator` among the bases. Kernels make the copies together with the shift of the probe to the
+    view (kernels/cpu/operators.py).
     """
 
     is_fast: ClassVar[bool] = True
@@ -269,14 +270,18 @@ class ShiftOperator(WaveOperator):
             values: theta, by name.
             tables: from `tables`.
         """
-        waves = times(fft(psi).unflatten(1, (-1, self.fan_out)), self._ramps(psi, values, tables).conj())
-        return ifft(sum_in_order(waves, 2))
+        turned = self._ramps(psi, values, tables).conj()
+        return ifft(sum_in_order(times(fft(psi).unflatten(1, (-1, turned.shape[2])), turned), 2))
 
     def _ramps(self, psi: Tensor, values: Values, tables: Tables) -> Tensor:
         """Return c_k exp(-2 pi i k.d_k), (1 or B, 1, K, h, w) complex."""
         places, factors = self.copies(values, tables)
         window, many = (psi.shape[-2], psi.shape[-1]), factors.repeat(len(places))
         return ramps(places.flatten(0, 1), window, many).unflatten(0, (len(places), 1, -1))
+
+
+class ShiftOperator(ShiftedCopies, WaveOperator):
+    """An operator of `ShiftedCopies`, for plug-ins, which have it as their only base."""
 
 
 def pieces_for_scan(pieces: Iterable[Piece], measurement: Measurement) -> tuple[tuple[Piece, ...], list[str]]:

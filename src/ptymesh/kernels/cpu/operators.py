@@ -2,7 +2,7 @@
 
 B, M, h, w   views of the chunk, modes, window pixels;  K  waves that operators make of a mode
 
-An operator that only shifts (`ShiftOperator`) takes no pass of its own: kernels shift its copies together with the
+An operator that only shifts (`ShiftedCopies`) takes no pass of its own: kernels shift its copies together with the
 probe, as if each were a view.
 """
 
@@ -26,8 +26,7 @@ from ptymesh.physics.backend import Adjoints, Chunk
 from ptymesh.physics.kinds import PROBE_WEIGHT, SUMS
 from ptymesh.physics.model import Intermediates, Model
 from ptymesh.physics.operators import (
-    Placed,
-    ShiftOperator,
+    ShiftedCopies,
     Values,
     apply_operator_adjoints,
     apply_operators,
@@ -210,27 +209,21 @@ def has_probe_operators(model: Model) -> bool:
     return any(placed.operator.at == "probe" for placed in model.operators)
 
 
-def shift_operator_of(model: Model) -> Placed[ShiftOperator] | None:
-    """Return the operator at the probe if it is the only one there, and only shifts; else None."""
-    at_probe = [placed for placed in model.operators if placed.operator.at == "probe"]
-    if len(at_probe) != 1 or not isinstance(at_probe[0].operator, ShiftOperator):
-        return None
-    kind = type(at_probe[0].operator)
-    if (kind.forward, kind.adjoint) != (ShiftOperator.forward, ShiftOperator.adjoint):
-        return None
-    return at_probe[0]  # type: ignore[return-value]
-
-
 def copies_of(model: Model, chunk: Chunk) -> tuple[Tensor, Tensor] | None:
     """Return the shifts (B K, 2) px and the amplitudes (B K,) of all copies of the views' probes.
 
     None if the operators at the probe do more than shift.
     """
-    placed = shift_operator_of(model)
-    if placed is None:
+    at_probe = [placed for placed in model.operators if placed.operator.at == "probe"]
+    if len(at_probe) != 1:
         return None
-    views = views_for(placed.operator, "copies", chunk.values)
-    places, factors = placed.operator.copies(chunk.values, placed.tables, **views)
+    operator, tables = at_probe[0].operator, at_probe[0].tables
+    if not isinstance(operator, ShiftedCopies):
+        return None
+    kind = type(operator)
+    if (kind.forward, kind.adjoint) != (ShiftedCopies.forward, ShiftedCopies.adjoint):
+        return None
+    places, factors = operator.copies(chunk.values, tables, **views_for(operator, "copies", chunk.values))
     shifted = model.subpixel == "fourier" and not chunk.integer_positions
     own = chunk.fractions[:, None] if shifted else torch.zeros_like(chunk.fractions)[:, None]
     return (own + places).flatten(0, 1).contiguous(), (chunk.weights[:, :1] * factors).flatten().contiguous()
