@@ -10,7 +10,9 @@ import h5py
 import numpy as np
 import pytest
 
+from numpy_scans import WINDOW, patterns, raster, recipe_for
 from ptymesh.auto import decide, described, described_recipe, is_data, named_after
+from ptymesh.auto.data import complete_recipe
 from ptymesh.distributed.world import Solo
 from ptymesh.errors import BadInput
 from ptymesh.io import load_measurement
@@ -181,6 +183,21 @@ def test_a_detector_that_lies_transposed(tmp_path: Path) -> None:
     assert raw["data"]["transpose"] is True and "closer to a gradient" in reasons["data.transpose"][0]
     assert "transpose" not in described(stored(made, tmp_path / "as_told.cxi", lambda y: y))[0]["data"]
     assert "transpose" not in described(tmp_path / "turned.cxi", ["positions.rotation_deg=0"])[0]["data"]
+
+
+@pytest.mark.parametrize("told", [{}, {"flip_y": True}])
+def test_a_masked_corner_of_the_beam_leaves_the_orientation(told: dict[str, bool], tmp_path: Path) -> None:
+    """A twentieth of the detector is masked on one side of the beam: auto asks for the same flips as without it."""
+    places, mask = raster(14, 0.4, 1), np.ones((WINDOW, WINDOW), bool)
+    mask[14:25, 25:36] = False
+    counts = patterns(places)
+    counts = counts[:, ::-1] if told else counts
+    np.save(tmp_path / "mask.npy", mask)
+    for more in ({}, {"mask": str(tmp_path / "mask.npy")}):
+        raw = recipe_for(tmp_path / "scan.npz", np.where(mask, counts, 0) if more else counts, places)
+        raw["data"] |= more
+        complete_recipe(raw)
+        assert {key: True for key in ("flip_y", "flip_x", "transpose") if raw["data"].get(key)} == told
 
 
 def test_the_bright_disc_of_electrons_tells_the_pixel(tmp_path: Path) -> None:

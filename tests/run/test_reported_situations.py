@@ -11,6 +11,7 @@ import tifffile
 
 import ptymesh as pm
 from ptymesh.compare import object_error
+from ptymesh.errors import BadInput
 from ptymesh.geometry import Geometry
 from ptymesh.io import load_measurement
 from ptymesh.io.exchange import convert
@@ -153,3 +154,35 @@ def test_intensities_and_variable_probes_act_together(phase_scan: tuple[Measurem
     found = result.weights[:, 0] ** 2
     np.testing.assert_allclose(found / found.mean(), light / light.mean(), rtol=1e-5)
     assert result.weights.shape == (scan.views, 3) and np.abs(result.weights[:, 1:]).max() > 1e-3
+
+
+def test_an_affine_matrix_is_applied_once_by_a_warm_start(
+    phase_scan: tuple[Measurement, np.ndarray], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A second run takes the refined positions as they are, says so, and refuses those of another number of views."""
+    scan, _ = phase_scan
+    np.savez(
+        tmp_path / "scan.npz",
+        patterns=np.fft.fftshift(scan.patterns.read(np.arange(scan.views)), axes=(1, 2)),
+        positions=scan.positions @ np.linalg.inv([[1.03, 0.02], [0.0, 0.98]]).T * PIXEL,
+    )
+    data = {"path": tmp_path / "scan.npz", "keys": {"patterns": "patterns", "positions": "positions"}}
+    data |= {"energy_eV": 8e3, "radiation": "photon", "object_pixel_m": PIXEL}
+    places = {"affine": [[1.03, 0.02], [0.0, 0.98]]}
+    told = load_measurement(DataOptions.parse(data, "data"), PositionOptions.parse(places, "positions"))
+    np.testing.assert_allclose(told.positions - told.positions[0], scan.positions - scan.positions[0], atol=1e-9)
+    engine = pm.RPIE(epochs=6, batch=9, positions={"start": 2})
+    pm.reconstruct(told, engine, seed=2, probe={"start": {"kind": "auto"}}).save(tmp_path / "first.h5")
+    first, warm = pm.Result.load(tmp_path / "first.h5"), {"initial": str(tmp_path / "first.h5")}
+    moved = first.positions_px - first.positions_px[0] - (told.positions - told.positions[0])
+    assert np.abs(moved).max() > 0.02
+    capsys.readouterr()
+    still = pm.RPIE(epochs=1, batch=9)
+    second = pm.reconstruct(told, still, seed=2, object={**warm, "result_positions": True})
+    assert "affine, rotation_deg, flips and lag are not applied to them again" in capsys.readouterr().err
+    np.testing.assert_allclose(
+        second.positions_px - second.positions_px[0], first.positions_px - first.positions_px[0], atol=1e-6
+    )
+    fewer = replace(told, patterns=ArraySource(told.patterns.read(np.arange(53))), positions=told.positions[:53])
+    with pytest.raises(BadInput, match=r"54 views, this scan 53; name the same views \(data\.views\)"):
+        pm.reconstruct(fewer, still, object={**warm, "result_positions": True})

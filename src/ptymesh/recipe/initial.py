@@ -96,6 +96,11 @@ def initial_estimate(
     earlier = _load_earlier(object.initial, measurement) if object.from_result else None
     scan_px = measurement.positions
     if earlier is not None and object.result_positions:
+        if len(earlier.positions) != measurement.views:
+            raise BadInput(
+                f"object.result_positions is true, and {earlier.path} has {len(earlier.positions)} views, this scan "
+                f"{measurement.views}; name the same views (data.views), or leave result_positions out."
+            )
         scan_px = earlier.positions
     margin = max(margin_px, REACH)
     origin, sides = frame(scan_px, geometry.shape, margin)

@@ -36,7 +36,7 @@ from ptymesh.distributed.tiles import Rect
 from ptymesh.distributed.world import World
 from ptymesh.engines import Adam, Engine
 from ptymesh.errors import BadInput, Poor, PtymeshError
-from ptymesh.estimate import REACH
+from ptymesh.estimate import REACH, Estimate
 from ptymesh.geometry import electron_interaction
 from ptymesh.io.checkpoint import identity
 from ptymesh.io.checkpoint.store import Checkpoint
@@ -306,6 +306,8 @@ class Reconstruction(Displayed):
                         optics=operators,
                     )
                 )
+        if object_options.result_positions and self.world.rank == 0:
+            say(_positions_of_result(object_options.initial, estimate, scan))
         self.state = RunState(estimate)
         owners.fill_halo(estimate.object)
 
@@ -792,6 +794,16 @@ def refuse_moves_of_all(stages: Sequence[Engine]) -> None:
                 f"{models[0]} moves the views of all scans about one middle, and each scan has an object of its own "
                 f"beside the others; remove it from {stage.name}, or use object.scans: shared."
             )
+
+
+def _positions_of_result(path: str, estimate: Estimate, scan: Measurement) -> str:
+    """Return a sentence that says whose positions a run starts from, and how far they lie from the scan's own."""
+    apart = estimate.positions.cpu().numpy() - scan.positions
+    far = float(np.abs(apart - np.median(apart, axis=0)).max())
+    return (
+        f"Positions start where {path} ended, up to {far:.3g} px from this scan's; positions.affine, rotation_deg, "
+        "flips and lag are not applied to them again."
+    )
 
 
 def _refuse_own_probes(scan: Measurement, obj: ObjectOptions, probe: ProbeOptions, world: World) -> None:
