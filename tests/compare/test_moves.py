@@ -140,3 +140,21 @@ def test_scans_without_extent(p: np.ndarray) -> None:
     """A point has no geometry, and a line has no shear that could be told from its rotation."""
     found = moves_apart(p, p + scatter(len(p)))
     assert sum(found.shares.values()) == pytest.approx(1) and np.isfinite(found.fitted).all()
+
+
+def test_held_out_views_do_not_count_as_unmoved() -> None:
+    p = SCANS["spiral"]
+    held = np.arange(0, len(p), 10)
+    refined = turned(p, scale=0.01) + scatter(len(p), 0.02)
+    free = np.setdiff1d(np.arange(len(p)), held)
+    refined[held] = p[held]
+    found = moves_apart(p, refined, held)
+    expected = (refined - p)[free]
+    power = ((expected - expected.mean(axis=0)) ** 2).sum(axis=1).mean()
+    assert found.rms_px == pytest.approx(np.sqrt(power), rel=1e-3)
+    assert found.terms["scale"] == pytest.approx(0.01, abs=2e-5)
+    assert found.rms_own_px == pytest.approx(0.02, rel=0.1) and not len(found.outliers)
+    assert moves_apart(p, refined).terms["scale"] < 0.0095
+    np.testing.assert_array_equal(found.held_out, held)
+    with pytest.raises(BadInput, match="There are 11 views"):
+        moves_apart(p[:20], refined[:20], np.arange(9))

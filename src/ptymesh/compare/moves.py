@@ -63,6 +63,7 @@ class Moves:
         drift_px: largest distance between two places of the drift.
         or_slow_axis: True if the drift could as well be another step of a raster's slow axis, or its direction.
         outliers: (k,) views that moved far more than the others, which were left out.
+        held_out: (k,) views that no update has moved, which were left out.
         affine: (N, 2) recorded positions moved by the mean move and the geometry, in pixels.
         fitted: (N, 2) the same, and by lag and drift.
     """
@@ -75,6 +76,7 @@ class Moves:
     drift_px: float
     or_slow_axis: bool
     outliers: np.ndarray
+    held_out: np.ndarray
     affine: np.ndarray
     fitted: np.ndarray
 
@@ -127,15 +129,17 @@ class Moves:
             "drift_px": self.drift_px,
             "drift_or_slow_axis": self.or_slow_axis,
             "outliers": [int(view) for view in self.outliers],
+            "held_out": [int(view) for view in self.held_out],
         }
 
 
-def moves_apart(recorded_px: np.ndarray, refined_px: np.ndarray) -> Moves:
+def moves_apart(recorded_px: np.ndarray, refined_px: np.ndarray, held_out: np.ndarray | None = None) -> Moves:
     """Tell apart what the moves from recorded to refined positions are.
 
     Args:
         recorded_px: (N, 2) y x, pixels, in the order in which the views were taken.
         refined_px: (N, 2) y x, pixels, whose origin may differ.
+        held_out: (k,) int64, views that no update has moved; None for none.
 
     Raises:
         BadInput: there are fewer than 12 views, or the two do not fit together.
@@ -145,13 +149,17 @@ def moves_apart(recorded_px: np.ndarray, refined_px: np.ndarray) -> Moves:
             f"Recorded positions have the shape {recorded_px.shape} and refined ones {refined_px.shape}; give (N, 2) "
             "for both."
         )
-    if len(recorded_px) < MIN_VIEWS:
-        raise BadInput(f"There are {len(recorded_px)} views; {MIN_VIEWS} are needed to tell their moves apart.")
+    unmoved = np.empty(0, dtype=np.int64) if held_out is None else held_out
+    use = np.ones(len(recorded_px), dtype=bool)
+    use[unmoved] = False
+    if use.sum() < MIN_VIEWS:
+        raise BadInput(f"There are {use.sum()} views; {MIN_VIEWS} are needed to tell their moves apart.")
     p = recorded_px - recorded_px.mean(axis=0, dtype=np.float64)
     moved = refined_px.astype(np.float64) - recorded_px
-    length = np.linalg.norm(moved - np.median(moved, axis=0), axis=1)
-    use = length <= OUTLIER * np.median(length) + STILL_PX
-    outliers = np.flatnonzero(~use)
+    length = np.linalg.norm(moved - np.median(moved[use], axis=0), axis=1)
+    far = length > OUTLIER * np.median(length[use]) + STILL_PX
+    outliers = np.flatnonzero(use & far)
+    use &= ~far
     columns = {name: column[..., None] for name, column in _geometry(p).items()}
     drift, or_slow_axis = _drift(len(p)), False
     beside = _without(drift, np.concatenate(list(columns.values()), axis=-1), use)
@@ -179,6 +187,7 @@ def moves_apart(recorded_px: np.ndarray, refined_px: np.ndarray) -> Moves:
         drift_px=float(np.linalg.norm(np.ptp(fit.parts.get("drift", still), axis=0))),
         or_slow_axis=or_slow_axis and "drift" in fit.parts,
         outliers=outliers,
+        held_out=unmoved,
         affine=affine,
         fitted=affine + fit.parts.get("drift", still) + fit.parts.get("lag", still),
     )
@@ -190,6 +199,7 @@ class RefinedResult(Protocol):
     positions_px: np.ndarray
     nominal_px: np.ndarray | None
     scan_index: np.ndarray | None
+    held_out_views: np.ndarray | None
 
 
 def moves_of_result(result: RefinedResult) -> Moves | None:
@@ -198,9 +208,11 @@ def moves_of_result(result: RefinedResult) -> Moves | None:
     Views of several scans are not told apart: each has a stage, and a time, of its own.
     """
     nominal = result.nominal_px
-    if nominal is None or len(nominal) < MIN_VIEWS or result.scan_index is not None:
+    held_out = result.held_out_views
+    moved = 0 if nominal is None else len(nominal) - (0 if held_out is None else len(held_out))
+    if nominal is None or moved < MIN_VIEWS or result.scan_index is not None:
         return None
-    moves = moves_apart(nominal, result.positions_px)
+    moves = moves_apart(nominal, result.positions_px, held_out)
     return moves if moves.has_moved else None
 
 

@@ -14,6 +14,7 @@ h, w    window pixels
     /positions_px           (N, 2) float64 y x   window's top-left corner in object pixels
     /positions_m            (N, 2) float64 y x   when the pixel size is known
     /positions_nominal_px   (N, 2) float64 y x   where the positions started, when they were refined
+    /held_out_views         (k,) integer         views that no update has seen, when some were held out
     /opr/weights            (N, 1 + K) float     amplitude of the incident beam per view, then its shares of /opr/modes
     /opr/modes              (K, h, w) complex    variable-probe modes; both when used
     /unknowns/*             real or complex      arrays of the model's operators (`optics`), in their units
@@ -63,6 +64,7 @@ _ARRAYS = {
     "background": "background",
     "residuals": "residuals",
     "scan_index": "scans/index",
+    "held_out_views": "held_out_views",
     "scan_probes": "scans/probes",
     "potential": "potential",
     "object_modes": "object_modes",
@@ -119,6 +121,7 @@ class Result(Displayed):
         unknowns: arrays of the unknowns of the model's operators (`optics` of a recipe), by name.
         scan_probes: (S, M, h, w) complex, the probe of each scan, or None where all have `probe`.
         scan_index: (N,) number of the scan that each view is of (`attrs["scan_names"]`), or None for a single scan.
+        held_out_views: (k,) views that no update has seen, or None where none were held out.
         potential: (L, H, W) phase in rad without wraps, where the object was a potential; `object` follows from it by
             `attrs["absorption"]`. For electrons, `attrs["interaction_rad_per_V_nm"]` times the projected potential.
         object_modes: (Q, L, H, W) complex, incoherent modes of the object, such as frozen phonons, all equally likely,
@@ -150,6 +153,7 @@ class Result(Displayed):
     scan_probes: np.ndarray | None = None
     potential: np.ndarray | None = None
     object_modes: np.ndarray | None = None
+    held_out_views: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         for name in ("object", "probe", "positions_px", *_ARRAYS):
@@ -186,6 +190,9 @@ class Result(Displayed):
                 raise BadInput(f"{name} has shape {positions.shape}; it must be {(views, 2)}, one (y, x) per view.")
         if self.scan_index is not None and self.scan_index.shape != (views,):
             raise BadInput(f"scan_index has shape {self.scan_index.shape}; it must be {(views,)}, one scan per view.")
+        held = np.empty(0, dtype=np.int64) if self.held_out_views is None else self.held_out_views
+        if held.ndim != 1 or held.dtype.kind not in "iu" or (held < 0).any() or (held >= views).any():
+            raise BadInput(f"held_out_views is {held.dtype} {held.shape}; it must hold indices of the {views} views.")
         if self.potential is not None and self.potential.shape != self.object.shape:
             raise BadInput(f"potential has shape {self.potential.shape}; it must be {self.object.shape}, the object's.")
         if self.object_modes is not None and self.object_modes.shape[1:] != self.object.shape:

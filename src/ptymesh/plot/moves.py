@@ -27,6 +27,10 @@ class MovesApart(Protocol):
         """Share of each part in the power of the moves, by name."""
 
     @property
+    def held_out(self) -> np.ndarray:
+        """Views (k,) that no update has moved."""
+
+    @property
     def affine(self) -> np.ndarray:
         """Recorded positions (N, 2) moved by the mean move and the geometry, in pixels."""
 
@@ -43,6 +47,8 @@ def moves_figure(
 ) -> Figure:
     """Return a figure of recorded, refined and fitted positions, of the moves by view, and of their parts.
 
+    Views that were held out are not drawn.
+
     Args:
         recorded_px: (N, 2) y x, pixels.
         refined_px: (N, 2) y x, pixels, whose origin may differ.
@@ -52,9 +58,12 @@ def moves_figure(
     figure = new_figure(11.0, 6.2, "\n".join(textwrap.wrap(moves.sentence(), LINE)))
     grid = figure.add_gridspec(2, 2, width_ratios=(1.15, 1.0), height_ratios=(2.0, 1.0))
     mean = (moves.affine - recorded_px).mean(axis=0)
-    moved, affine, fitted = (places - recorded_px - mean for places in (refined_px, moves.affine, moves.fitted))
-    _scan_panel(figure.add_subplot(grid[:, 0]), recorded_px, moved, affine, pixel_size_m)
-    _views_panel(figure.add_subplot(grid[0, 1]), moved, fitted)
+    views = np.setdiff1d(np.arange(len(recorded_px)), moves.held_out)
+    moved, affine, fitted = (
+        (places - recorded_px - mean)[views] for places in (refined_px, moves.affine, moves.fitted)
+    )
+    _scan_panel(figure.add_subplot(grid[:, 0]), recorded_px[views], moved, affine, pixel_size_m)
+    _views_panel(figure.add_subplot(grid[0, 1]), views + 1, moved, fitted)
     _shares_panel(figure.add_subplot(grid[1, 1]), moves.shares)
     return figure
 
@@ -95,10 +104,16 @@ def _scan_panel(axes: Axes, recorded: np.ndarray, moved: np.ndarray, affine: np.
     axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=3, frameon=False, borderaxespad=5.0)
 
 
-def _views_panel(axes: Axes, moved: np.ndarray, fitted: np.ndarray) -> None:
-    """Draw the moves (N, 2) of the views in the order in which they were taken, and what was fitted to them."""
+def _views_panel(axes: Axes, views: np.ndarray, moved: np.ndarray, fitted: np.ndarray) -> None:
+    """Draw the moves of views in the order in which they were taken, and what was fitted to them.
+
+    Args:
+        axes: to draw on.
+        views: (n,) numbers of the views, from 1.
+        moved: (n, 2) moves in pixels, without their mean.
+        fitted: (n, 2) what was fitted to them.
+    """
     plain_axes(axes, "view", "move (px)")
-    views = np.arange(1, len(moved) + 1)
     for axis, colour in ((0, BLUE), (1, ORANGE)):
         axes.plot(views, moved[:, axis], ".", color=colour, markersize=2.5, alpha=0.5, label=f"{'yx'[axis]}")
         axes.plot(views, fitted[:, axis], color=colour, linewidth=1.0)

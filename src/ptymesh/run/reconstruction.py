@@ -717,6 +717,7 @@ class Reconstruction(Displayed):
             weights=estimate.weights.cpu().numpy() if bool((estimate.weights != 1).any()) else None,
             opr=estimate.opr.cpu().numpy() if len(estimate.opr) else None,
             scan_index=scan.scan_index,
+            held_out_views=self._held_out if len(self._held_out) else None,
             scan_probes=self._own_probes(),
         )
 
