@@ -196,6 +196,8 @@ class Measurement(Displayed):
         left_out: indices, in the file's order, of the views that were left out as faulty.
         further_distance_m: (N,) distance from sample to detector of each view beyond that of the geometry, both as
             effective distances, of scans at several distances; None where all have that of the geometry.
+        interaction_ratios: phase of a potential in each scan over that in the first, of scans of several energies; None
+            where all have one energy.
         scan_index: (N,) int64, number of the scan that each view is of, from 0; None for a single scan.
         scan_names: names of these scans.
         scan_probes: initial probe of each scan, as `probe`.
@@ -226,6 +228,7 @@ class Measurement(Displayed):
     scan_probes: tuple[np.ndarray | None, ...] = ()
     efficiency: np.ndarray | None = None
     further_distance_m: np.ndarray | None = None
+    interaction_ratios: tuple[float, ...] | None = None
     displaced_px: np.ndarray | None = None
     beam: ConvergentBeam | None = None
 

@@ -211,7 +211,7 @@ class ResultView:
     def model(self, result: Result, geometry: Geometry | None = None) -> np.ndarray:
         """Return intensities (B, h, w) of a result, in another geometry if one is given; 0 where there are no data."""
         assert self.scan is not None
-        how = model_of(result, geometry or self.scan.geometry)
+        how = model_of(result, geometry or self.scan.geometry, self.scan)
         chunks = [self.views[start : start + CHUNK] for start in range(0, len(self.views), CHUNK)]
         found = np.concatenate([intensities_of(how, result, chunk, self.scan) for chunk in chunks])
         return np.where(self.good, np.maximum(found, 0), 0)

@@ -39,6 +39,11 @@ def check(engine: Engine, problem: Problem, estimate: Estimate) -> None:
         )
     if estimate.object_values is None:
         return
+    photons = problem.model.energies is not None and problem.geometry.radiation == "photon"
+    if photons and isinstance(engine, Elementwise) and engine.unknowns.absorption:
+        raise BadInput(
+            "unknowns.absorption is one number, and that of photons differs between energies of scans; remove it."
+        )
     remedy = "or use object: {kind: transmission}"
     if not engine.moves_object_values:
         raise BadInput(f"{engine.name} cannot move a {kind}; use rpie, epie, lsqml, adam or lbfgs, {remedy}.")

@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
+from operator import attrgetter
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -17,6 +18,7 @@ from numpy.typing import ArrayLike
 from ptymesh.errors import BadInput
 from ptymesh.geometry import Geometry
 from ptymesh.measurement import NO_CHECKS, Measurement, PatternSource, evenly_spread
+from ptymesh.physics.scan_energies import interaction_ratio
 
 #: Relative difference up to which wavelengths and pixels of two scans are equal.
 EQUAL = 1e-6
@@ -79,7 +81,8 @@ def join_measurements(scans: Sequence[Measurement], shifts_px: Sequence[tuple[fl
     in one scan holds no data in the views of that scan alone. Faulty views and pixels are not looked for.
 
     Args:
-        scans: two or more, of equal windows, wavelengths and object pixels.
+        scans: two or more, of equal windows and object pixels; of equal wavelengths, too, but in the far field, where
+            scans of several energies share a potential.
         shifts_px: displacement (y, x) of each scan in object pixels.
 
     Raises:
@@ -116,6 +119,7 @@ def join_measurements(scans: Sequence[Measurement], shifts_px: Sequence[tuple[fl
         checks=NO_CHECKS,
         left_out=(),
         further_distance_m=_further_distances(scans),
+        interaction_ratios=_interaction_ratios(scans),
         scan_index=np.repeat(np.arange(len(scans)), counts),
         scan_names=_distinct([scan.name for scan in scans]),
         scan_probes=tuple(scan.probe for scan in scans),
@@ -159,13 +163,22 @@ def _paths(scans: Sequence[Measurement]) -> np.ndarray | None:
 def _refuse_difference(first: Measurement, other: Measurement) -> None:
     """Raise BadInput if two scans differ in what has to be equal."""
     a, b = first.geometry, other.geometry
+    several_energies = (
+        a.propagation == b.propagation == "far_field"
+        and a.radiation is not None
+        and a.radiation == b.radiation
+        and None not in (a.wavelength_m, b.wavelength_m)
+    )
+    of_wavelength = attrgetter("wavelength_m")
     of_geometry: tuple[tuple[str, Callable[[Geometry], ArrayLike | None], str], ...] = (
         ("windows", lambda one: one.shape, "crop, bin or pad one of them (data.crop, data.bin, data.pad)"),
         ("propagation", lambda one: one.propagation, "reconstruct each by itself"),
-        ("wavelengths (m)", lambda one: one.wavelength_m, "reconstruct each by itself, or mend data.energy_eV"),
+        ("wavelengths (m)", of_wavelength, "reconstruct each by itself, or mend data.energy_eV"),
         ("object pixels (m)", lambda one: one.object_pixel_m, "pad or crop one of them, or mend data.distance_m"),
     )
     for what, of, remedy in of_geometry:
+        if of is of_wavelength and several_energies:
+            continue
         if not _are_equal(of(a), of(b)):
             raise BadInput(
                 f"The {what} of {first.name} and {other.name} differ, {of(a)} and {of(b)}, and one object is to be "
@@ -194,6 +207,14 @@ def _further_distances(scans: Sequence[Measurement]) -> np.ndarray | None:
     if np.allclose(found, found[0], rtol=EQUAL, atol=0.0):
         return None
     return np.repeat(found - found[0], [scan.views for scan in scans])
+
+
+def _interaction_ratios(scans: Sequence[Measurement]) -> tuple[float, ...] | None:
+    """Return the phase of a potential in each scan over that in the first; None if all have one wavelength."""
+    first = scans[0].geometry
+    if all(_are_equal(scan.geometry.wavelength_m, first.wavelength_m) for scan in scans):
+        return None
+    return tuple(interaction_ratio(scan.geometry, first) for scan in scans)
 
 
 def _are_equal(a: ArrayLike | None, b: ArrayLike | None) -> bool:

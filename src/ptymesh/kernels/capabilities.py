@@ -129,7 +129,7 @@ class Request(NamedTuple):
         """
         several, near, views = model.slice_kernel is not None, model.kernel is not None, (varied, whole, known)
         # asked several times for each chunk, mostly of a model without either
-        operators = words_for(model) if model.operators else NONE
+        operators = words_for(model) if model.operators or model.energies is not None else NONE
         pieces = NONE if not model.detector else PIECES | SATURATED if model.saturation else PIECES
         return cls(several, near, model.subpixel, *views, operators, pieces, model.fidelity, type(model))
 
@@ -149,7 +149,7 @@ def words_for(model: Model) -> frozenset[str]:
     words = OBJECT_MODES if model.object_modes > 1 else frozenset[str]()
     for one in (placed.operator for placed in model.operators):
         words |= AT_PROBE if one.at == "probe" else AT_EXIT if one.keeps_products else AT_EXIT | CHANGING
-    return words
+    return words if model.energies is None else words | {"several energies"}
 
 
 def capability_for(operation: Operation, request: Request, known: Iterable[Capability]) -> Capability | None:

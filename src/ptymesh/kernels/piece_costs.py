@@ -10,6 +10,7 @@ from ptymesh.kernels.fused import FusedBackend
 from ptymesh.physics.backend import Backend
 from ptymesh.physics.model import Model
 from ptymesh.physics.operators import Placed, WaveOperator
+from ptymesh.physics.scan_energies import ScanEnergies
 
 #: Times as long as an epoch without the piece that one with it takes for each wave, of one slice in the far field on a
 #: CPU (benchmarks/pieces.py): where kernels do what is before and behind it, and where they do nothing.
@@ -24,7 +25,7 @@ def costs_of_pieces(backend: Backend, model: Model, window: tuple[int, int]) -> 
         model: the forward model.
         window: (h, w).
     """
-    plain = replace(model, operators=(), detector=())
+    plain = replace(model, operators=(), detector=(), energies=None)
     if not isinstance(backend, FusedBackend) or not _has_kernels(backend, plain, window):
         return []
     found = []
@@ -41,9 +42,12 @@ def costs_of_pieces(backend: Backend, model: Model, window: tuple[int, int]) -> 
 
 def _with(model: Model, placed: Placed[Any]) -> Model:
     """Return a model with one piece."""
+    plain = replace(model, operators=(), detector=(), energies=None)
     if isinstance(placed.operator, WaveOperator):
-        return replace(model, operators=(placed,), detector=())
-    return replace(model, operators=(), detector=(placed,))
+        return replace(plain, operators=(placed,))
+    if isinstance(placed.operator, ScanEnergies):
+        return replace(plain, energies=placed)
+    return replace(plain, detector=(placed,))
 
 
 def _has_kernels(backend: FusedBackend, model: Model, window: tuple[int, int]) -> bool:

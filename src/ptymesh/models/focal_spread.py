@@ -44,6 +44,7 @@ class FocalSpread(WaveOperator):
 
     name: ClassVar[str] = "focal_spread"
     at: ClassVar[Place] = "probe"
+    depends_on_wavelength: ClassVar[bool] = True
     # at 0 no pattern changes with it to first order, so that no step would ever leave it
     unknowns: ClassVar[tuple[Unknown, ...]] = (
         Unknown("focal_spread", unit="m", start=3e-9, least=1e-10, largest=1.0, may_rest=True),

@@ -41,6 +41,7 @@ class SurfacePropagation(WaveOperator):
 
     name: ClassVar[str] = "surface_propagation"
     at: ClassVar[Place] = "probe"
+    depends_on_wavelength: ClassVar[bool] = True
     keeps_products: ClassVar[bool] = True
     unknowns: ClassVar[tuple[Unknown, ...]] = (
         Unknown("along_beam", ("N",), "view", unit="m", largest=1.0, common_to="probe", may_rest=True),

@@ -33,6 +33,7 @@ class ViewDefocus(WaveOperator):
 
     name: ClassVar[str] = "view_defocus"
     at: ClassVar[Place] = "probe"
+    depends_on_wavelength: ClassVar[bool] = True
     unknowns: ClassVar[tuple[Unknown, ...]] = (
         Unknown("defocus", ("N",), "view", unit="m", largest=1.0, common_to="probe"),
     )

@@ -48,6 +48,7 @@ from ptymesh.physics.operators import (
     fan_out_of,
     slopes,
     sum_in_order,
+    views_for,
 )
 from ptymesh.physics.propagate import (
     Pair,
@@ -61,6 +62,7 @@ from ptymesh.physics.propagate import (
     tilt_rates,
     try_transforms,
 )
+from ptymesh.physics.scan_energies import ScanEnergies
 from ptymesh.unknowns import Unknown
 
 Subpixel = Literal["fourier", "bilinear", "none"]
@@ -96,6 +98,8 @@ class Intermediates:
         exit: (B, M, h, w) complex, waves behind the last slice and its operators.
         probes: (B, M, h, w) complex, shifted probes before the model's operators; None without operators.
         values: unknowns of these operators, by name.
+        derivative: (B, L, h, w) complex, of the windows by those of the object in the first scan (scan_energies.py);
+            None where they are the same.
     """
 
     windows: Tensor
@@ -103,6 +107,7 @@ class Intermediates:
     exit: Tensor
     probes: Tensor | None = None
     values: Values = field(default_factory=dict)
+    derivative: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -120,6 +125,7 @@ class Model:
         tilt_rad: tilt (y, x) of the axis along which slices are stacked.
         operators: operators with unknowns of their own, in their order.
         detector: pieces between intensities and counts, in their order.
+        energies: of scans that share a potential; None for a single one.
     """
 
     subpixel: Subpixel = "fourier"
@@ -132,6 +138,7 @@ class Model:
     tilt_rad: Pair = (0.0, 0.0)
     operators: tuple[Placed[WaveOperator], ...] = ()
     detector: tuple[Placed[DetectorPiece], ...] = ()
+    energies: Placed[ScanEnergies] | None = None
 
     @classmethod
     def for_geometry(
@@ -167,7 +174,10 @@ class Model:
         detector = tuple(Placed.of(one, geometry, dtype, device) for one in optics if isinstance(one, DetectorPiece))
         if detector and torch.device(device).type != "cpu":
             try_transforms(torch.device(device), torch.complex128, geometry.shape)
-        model = cls(subpixel, fidelity, kernel, operators=operators, detector=detector)
+        energies = next(
+            (Placed.of(one, geometry, dtype, device) for one in optics if isinstance(one, ScanEnergies)), None
+        )
+        model = cls(subpixel, fidelity, kernel, operators=operators, detector=detector, energies=energies)
         return model.spaced(geometry, slices.spacing_m, slices.tilt_rad, dtype, device) if slices.count > 1 else model
 
     def spaced(
@@ -200,8 +210,8 @@ class Model:
 
     @property
     def pieces(self) -> tuple[Placed[Any], ...]:
-        """Operators and pieces of the detector, all that may have unknowns of their own."""
-        return (*self.operators, *self.detector)
+        """Operators, energies and pieces of the detector, all that may have unknowns of their own or ask for views."""
+        return (*self.operators, *(() if self.energies is None else (self.energies,)), *self.detector)
 
     @property
     def saturation(self) -> Saturation | None:
@@ -284,6 +294,10 @@ class Model:
             probes: (B, M, h, w) complex.
             values: unknowns of the operators, by name.
         """
+        if self.energies is not None:
+            piece = self.energies.operator
+            windows, derivative = piece.powers(windows, **views_for(piece, "powers", values))
+            return replace(replace(self, energies=None).forward(windows, probes, values), derivative=derivative)
         incoming = [apply_operators(self.operators, "probe", probes, values)]
         last = windows.shape[1] // self.object_modes - 1
         for index in range(last):
@@ -363,7 +377,10 @@ class Model:
                 chi = self.to_next_adjoint(chi)
         if self.operators:
             chi = apply_operator_adjoints(self.operators, "probe", chi, intermediates.values)
-        return torch.stack(to_windows[::-1], dim=2).flatten(1, 2), chi
+        found = torch.stack(to_windows[::-1], dim=2).flatten(1, 2)
+        if intermediates.derivative is not None:
+            found = times(intermediates.derivative.conj().resolve_conj(), found)
+        return found, chi
 
     def pass_slice(self, waves: Tensor, windows: Tensor, index: int) -> Tensor:
         """Return waves times the windows of one slice, each with that of its object mode.
@@ -394,9 +411,13 @@ class Model:
         return times(of_slice, waves.unflatten(1, (-1, modes))).flatten(1, 2)
 
     def illumination(self, intermediates: Intermediates) -> Tensor:
-        """Return the power of the waves that enter each plane of the object, (B, Q L, h, w)."""
+        """Return the power of the waves that enter each plane of the object, (B, Q L, h, w).
+
+        It is the weight of a change of the object: where windows are powers of it, times that of their derivative.
+        """
         lit = [self._sum_over_probe_modes(w.real.square() + w.imag.square()) for w in intermediates.incoming]
-        return torch.stack(lit, dim=2).flatten(1, 2)
+        found, derivative = torch.stack(lit, dim=2).flatten(1, 2), intermediates.derivative
+        return found if derivative is None else found * (derivative.real.square() + derivative.imag.square())
 
     def first_slice_power(self, windows: Tensor) -> Tensor:
         """Return |O_1|^2 of the first slice, the mean over object modes, (B, h, w).
@@ -514,6 +535,8 @@ class Model:
             probes: (B, M, h, w) complex, change of the views' probes; None for zero.
             windows: (B, L, h, w) complex, change of the windows; None for zero.
         """
+        if windows is not None and intermediates.derivative is not None:
+            windows = times(intermediates.derivative, windows)
         d_incoming = torch.zeros_like(intermediates.incoming[0]) if probes is None else probes
         if self.operators and probes is not None:
             d_incoming = apply_operators(self.operators, "probe", probes, intermediates.values)

@@ -87,6 +87,8 @@ class Piece(Options):
     is_fast: ClassVar[bool] = False
     #: False if it makes no sense where each scan has a probe of its own.
     for_own_probes: ClassVar[bool] = True
+    #: True if it is another one at another energy.
+    depends_on_wavelength: ClassVar[bool] = False
 
     start: dict[str, float] = Field(
         default_factory=dict,

@@ -50,7 +50,8 @@ from ptymesh.paths import usable
 from ptymesh.physics.model import Model, SliceStack, Subpixel
 from ptymesh.physics.object_models import object_model_of
 from ptymesh.physics.object_modes import mean_of_modes, phases_to_first, with_object_modes
-from ptymesh.physics.operators import pieces_for_scan
+from ptymesh.physics.operators import Piece, pieces_for_scan
+from ptymesh.physics.scan_energies import with_energies
 from ptymesh.planning.layout_choice import ALONE, choose_layout
 from ptymesh.planning.plan import scan_of
 from ptymesh.problem import Problem
@@ -207,6 +208,8 @@ class Reconstruction(Displayed):
                 "The distances of the scans differ, which is a piece of the model; add optics: {view_distance: true}, "
                 "or reconstruct each by itself."
             )
+        if scan.interaction_ratios is not None:
+            _refuse_energies(scan, object_options, operators)
         refuse_bent_patterns(scan.geometry, operators)
         operators, chosen = self._everywhere(lambda: pieces_for_scan(operators, self.scan))
         #: Pieces of the model by name, with the options that they take from the scan.
@@ -218,7 +221,7 @@ class Reconstruction(Displayed):
         model = Model.for_geometry(
             scan.geometry,
             subpixel=subpixel,
-            optics=with_object_modes(operators, object_options.modes),
+            optics=with_energies(with_object_modes(operators, object_options.modes), scan),
             slices=SliceStack(
                 object_options.slices, object_options.slice_spacing_m or 0.0, object_options.tilt_rad or (0.0, 0.0)
             ),
@@ -805,6 +808,30 @@ def _positions_of_result(path: str, estimate: Estimate, scan: Measurement) -> st
         f"Positions start where {path} ended, up to {far:.3g} px from this scan's; positions.affine, rotation_deg, "
         "flips and lag are not applied to them again."
     )
+
+
+def _refuse_energies(scan: Measurement, obj: ObjectOptions, operators: Sequence[Piece]) -> None:
+    """Raise BadInput where scans of several energies cannot share an object."""
+    if obj.kind != "potential":
+        raise BadInput(
+            f"The energies of the scans differ, and a {obj.kind} is not the same in all; use object: "
+            "{kind: potential}, or reconstruct each by itself."
+        )
+    if obj.slices > 1:
+        raise BadInput(
+            "Scans of several energies share a single slice, as waves between slices depend on the energy; use "
+            "object.slices: 1, or reconstruct each by itself."
+        )
+    if obj.absorption and scan.geometry.radiation == "photon":
+        raise BadInput(
+            "The absorption of photons does not follow their phase from one energy to another; use object.absorption: "
+            "0, or reconstruct each by itself."
+        )
+    if odd := next((one for one in operators if one.depends_on_wavelength), None):
+        raise BadInput(
+            f"{odd.label} is of one wavelength, and the energies of the scans differ; remove it, or reconstruct each "
+            "by itself."
+        )
 
 
 def _refuse_own_probes(scan: Measurement, obj: ObjectOptions, probe: ProbeOptions, world: World) -> None:

@@ -19,6 +19,7 @@ from ptymesh.models import OPTICS, named
 from ptymesh.physics.model import Model, SliceStack
 from ptymesh.physics.object_modes import with_object_modes
 from ptymesh.physics.operators import Piece, Values, Views, ViewValues, rows_for_views
+from ptymesh.physics.scan_energies import with_energies
 from ptymesh.recipe.yaml_text import parsed
 
 #: Most views of which the typical and the worst pattern are chosen; in larger scans they are evenly spaced.
@@ -66,7 +67,7 @@ def compared_patterns(result: Result, scan: Measurement) -> PatternPairs:
         BadInput: the scan is not the one that the result was made from.
     """
     check_same(result, scan)
-    model = model_of(result, scan.geometry)
+    model = model_of(result, scan.geometry, scan)
     views, residuals = np.arange(scan.views), result.residuals
     if residuals is None:
         views = evenly_spread(scan.views, LOOKED_AT)
@@ -82,13 +83,20 @@ def compared_patterns(result: Result, scan: Measurement) -> PatternPairs:
     return PatternPairs(pairs, scan.mask, scan.geometry.propagation == "far_field")
 
 
-def model_of(result: Result, geometry: Geometry) -> Model:
-    """Return the model by which a result explains patterns of this geometry."""
+def model_of(result: Result, geometry: Geometry, scan: Measurement | None = None) -> Model:
+    """Return the model by which a result explains patterns of this geometry.
+
+    Args:
+        result: of the run.
+        geometry: of the patterns.
+        scan: that the result was made from; None if it is of a single energy.
+    """
+    pieces = with_object_modes(optics_of(result), 1 if result.object_modes is None else len(result.object_modes))
     return Model.for_geometry(
         geometry,
         subpixel=result.attrs.get("subpixel", "fourier"),
         slices=SliceStack(len(result.object), result.slice_spacing_m, result.tilt_rad),
-        optics=with_object_modes(optics_of(result), 1 if result.object_modes is None else len(result.object_modes)),
+        optics=pieces if scan is None else with_energies(pieces, scan),
         dtype=torch.complex64 if result.probe.dtype == np.complex64 else torch.complex128,
     )
 

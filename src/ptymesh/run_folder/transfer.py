@@ -64,7 +64,7 @@ def transfer_function(result: Result, scan: Measurement) -> TransferFunction:
             "pixels are no spatial frequencies of the object, as they are in the far field."
         )
     views = evenly_spread(scan.views, LOOKED_AT)
-    model, without = model_of(result, scan.geometry), replace(result, background=None)
+    model, without = model_of(result, scan.geometry, scan), replace(result, background=None)
     background = 0.0 if result.background is None else result.background.astype(np.float64)
     common, counted = np.zeros(scan.window), np.zeros(scan.window)
     for first in range(0, len(views), CHUNK):

@@ -299,7 +299,7 @@ def _load_scan(found: ObjectFile) -> LoadedScan:
         scan = load_scan(recipe)
         result = read_estimate(saved, recipe, scan)
     check_same(result, scan)
-    return LoadedScan(result, scan, model_of(result, scan.geometry))
+    return LoadedScan(result, scan, model_of(result, scan.geometry, scan))
 
 
 def answer_caustic(request: PanelRequest) -> Row:
