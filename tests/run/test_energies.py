@@ -62,7 +62,7 @@ def error_of(result: pm.Result, first: Truth, ratio: float = 1.0) -> float:
     for y, x in np.round(first.nominal).astype(int):
         lit[y + 8 : y + 24, x + 8 : x + 24] = True
     shift = np.round(result.positions_px[0] - first.nominal[0]).astype(int)
-    H, W = lit.shape
+    H, W = first.object.shape[-2:]
     found = result.potential[0][shift[0] : shift[0] + H, shift[1] : shift[1] + W] / ratio
     difference = (found - np.angle(first.object[0]))[lit]
     return float(difference.std())
