@@ -384,6 +384,10 @@ def layered(tmp_path: Path, runs: Path) -> Path:
         file["object"] = np.concatenate((whole, whole[:, ::-1].conj()))
         file["object"].attrs.update(about)
         file.attrs["rank_peak_bytes"], file.attrs["rank_waited_s"] = [3 << 20, 5 << 30], [0.25, 1.5]
+        file.attrs["rank_sent_bytes_per_epoch"], file.attrs["rank_received_bytes_per_epoch"] = (
+            [4096.0, 512],
+            [512.0, 4096],
+        )
         file.attrs["bytes_per_batch"], file.attrs["messages_per_batch"] = 2048.0, 7.0
     rows = [{"epoch": n, "residual": 0.5 / n, "held_out": 0.75 / n, "loss": 90.0 / n} for n in (1, 2, 3)]
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -460,7 +464,10 @@ def test_curves_ranks_log_and_recipe(layered: Path, page: Page, serve: Serve) ->
     assert "residual 0.1667" in page.text("#curves") and "loss 30.00" in page.text("#curves")
     page.one("#ranks-panel summary").click()
     page.until(lambda: len(page.all("#ranks tr")) == 3)
-    assert [row.text for row in page.all("#ranks tr")[1:]] == ["0 3.00 MiB 0.2500 s", "1 5.00 GiB 1.500 s"]
+    assert [row.text for row in page.all("#ranks tr")[1:]] == [
+        "0 3.00 MiB 0.2500 s 4.00 KiB 512 B",
+        "1 5.00 GiB 1.500 s 512 B 4.00 KiB",
+    ]
     assert "2.00 KiB in 7.000 messages per batch" in page.text("#ranks")
     assert page.text("#log") == "epoch 3 of 3 was the last"
     page.one("#recipe").find_element("xpath", "..").find_element("css selector", "summary").click()

@@ -109,7 +109,7 @@ class World:
         self.collectives = 0  #: collectives entered so far, for tests and reports
         self.bytes_reduced = 0  #: payload of these
         self.messages = 0  #: point-to-point messages sent so far
-        self.bytes_sent = 0  #: payload of these
+        self.bytes_sent = self.bytes_received = 0  #: payload of these, and of those that came
         self.heartbeat = Heartbeat()  #: progress of this rank
         self.record: CollectiveLog | None = None  #: replay log of the current step
 
@@ -398,6 +398,7 @@ class Ranks(World):
             return partial(self._receive, list(receives.values()), record.results[record.place - 1], record.place - 1)
         self.messages += len(sends)
         self.bytes_sent += sum(t.numel() * t.element_size() for t in sends.values())
+        self.bytes_received += sum(t.numel() * t.element_size() for t in receives.values())
         pending = PendingMessages(self._start(sends, receives), sends, receives)
         if record is not None:
             record.results.append(pending)

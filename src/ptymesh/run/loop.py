@@ -256,7 +256,7 @@ class Loop:
             probe = state.estimate.probe.clone() if models else state.estimate.probe
             with heartbeat.doing("compile" if first else "batch"):
                 memory.step(engine, problem, state.estimate, one, first=first)
-            self._add_traffic(before)
+            self._add_traffic(before, 1 / len(drawn))
             object_values.after_batch(engine, problem, state.estimate, one)
             parametrised.after_batch(engine, problem, state.estimate, one, models, probe, state.start)
             if stepping:
@@ -295,13 +295,16 @@ class Loop:
             self._curve_of = self.problem, batches.order_along_curve(self.problem.scan, self.training)
         return self._curve_of[1]
 
-    def _add_traffic(self, before: tuple[int, int, int, int]) -> None:
+    def _add_traffic(self, before: tuple[int, int, int, int, int], epochs: float) -> None:
+        """Add what a batch, that share of an epoch, has exchanged since the counts `before` it."""
         traffic, now = self.traffic, _count_traffic(self.problem.world)
         traffic.batches += 1
+        traffic.epochs += epochs
         traffic.reductions += now[0] - before[0]
         traffic.bytes_reduced += now[1] - before[1]
         traffic.messages += now[2] - before[2]
         traffic.bytes_sent += now[3] - before[3]
+        traffic.bytes_received += now[4] - before[4]
 
     def _constrain(self, engine: Engine) -> dict[str, float]:
         """Do what follows the batches of an epoch, and return how far each unknown has moved in it."""
@@ -439,5 +442,5 @@ def _describe_resting_unknown(engine: Engine, piece: Piece, one: Unknown) -> str
     )
 
 
-def _count_traffic(world: World) -> tuple[int, int, int, int]:
-    return world.collectives, world.bytes_reduced, world.messages, world.bytes_sent
+def _count_traffic(world: World) -> tuple[int, int, int, int, int]:
+    return world.collectives, world.bytes_reduced, world.messages, world.bytes_sent, world.bytes_received

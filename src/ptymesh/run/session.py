@@ -38,7 +38,7 @@ from ptymesh.run_folder.control import Control
 from ptymesh.run_folder.lock import OwnershipCheck, hold_folder, share_lease
 from ptymesh.run_folder.patterns import PatternPairs, compared_patterns
 from ptymesh.run_folder.preview import Estimated, Preview
-from ptymesh.run_folder.reports import Callback, RunInfo
+from ptymesh.run_folder.reports import Callback, RunInfo, Traffic
 from ptymesh.run_folder.signals import StopSignal
 from ptymesh.types import complex_dtype
 
@@ -212,7 +212,7 @@ def _carry_out(
         recon.state.save(folder, loop.problem, about)
         _tell_checkpoint(recon, out)
         # collective, so that messages about a rank lost from now on name this checkpoint
-        ranks = _measure_ranks(world, world.heartbeat.waited_s - waited)
+        ranks = _measure_ranks(world, world.heartbeat.waited_s - waited, loop.traffic)
         for callback in callbacks:
             callback.saved(folder)
             callback.measured(ranks)
@@ -244,7 +244,7 @@ def _carry_out(
         for callback in callbacks:
             callback.saving(path)
         measured = {
-            **_measure_ranks(world, world.heartbeat.waited_s - waited),
+            **_measure_ranks(world, world.heartbeat.waited_s - waited, loop.traffic),
             "balance": _stage_balances(recipe, recon),
         }
         result = recon.save(path, recipe.to_yaml(), measured)
@@ -282,15 +282,17 @@ def _compare_patterns(recipe: Recipe, recon: Reconstruction, result: Result) -> 
         return None
 
 
-def _measure_ranks(world: World, waited_s: float) -> dict[str, list[float]]:
-    """Return attributes of the result, with a value for each rank.
+def _measure_ranks(world: World, waited_s: float, traffic: Traffic) -> dict[str, list[float]]:
+    """Return attributes of the result, with a value for each rank. Collective.
 
-    They are the most memory held, in bytes, and the time in the loop's collectives, in seconds.
+    They are the most memory held, in bytes, the time in the loop's collectives, in seconds, and the bytes that were
+    sent and received within batches, per epoch.
     """
-    table = torch.zeros(2, world.size, dtype=torch.float64, device=world.device)
-    table[:, world.rank] = torch.tensor([float(peak_bytes(world.device)), waited_s], dtype=torch.float64)
-    peaks, waits = world.sum(table)[0].tolist()
-    return {"rank_peak_bytes": peaks, "rank_waited_s": waits}
+    names = ("rank_peak_bytes", "rank_waited_s", "rank_sent_bytes_per_epoch", "rank_received_bytes_per_epoch")
+    values = (float(peak_bytes(world.device)), waited_s, *traffic.bytes_per_epoch())
+    table = torch.zeros(len(names), world.size, dtype=torch.float64, device=world.device)
+    table[:, world.rank] = torch.tensor(values, dtype=torch.float64)
+    return dict(zip(names, world.sum(table)[0].tolist(), strict=True))
 
 
 def _start_callbacks(world: World, callbacks: Sequence[Callback], info: RunInfo) -> None:

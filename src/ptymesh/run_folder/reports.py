@@ -74,13 +74,27 @@ class BatchReport:
 
 @dataclass
 class Traffic:
-    """Counts of what this rank has sent within batches: all-reduces and messages to single ranks, with their bytes."""
+    """Counts of what this rank has exchanged within batches: all-reduces and messages, with their bytes.
+
+    Attributes:
+        batches, epochs: in which this was counted; a batch is its share of an epoch.
+        reductions, bytes_reduced: all-reduces and their payload, which a rank sends and receives.
+        messages, bytes_sent: messages to single ranks, and their payload.
+        bytes_received: payload of the messages from single ranks.
+    """
 
     batches: int = 0
+    epochs: float = 0.0
     reductions: int = 0
     bytes_reduced: int = 0
     messages: int = 0
     bytes_sent: int = 0
+    bytes_received: int = 0
+
+    def bytes_per_epoch(self) -> tuple[float, float]:
+        """Return the bytes that this rank has sent and received per epoch; zeros before the first batch."""
+        epochs = self.epochs or 1.0
+        return (self.bytes_sent + self.bytes_reduced) / epochs, (self.bytes_received + self.bytes_reduced) / epochs
 
 
 @dataclass(frozen=True)
@@ -153,10 +167,10 @@ class Callback:
         """Take note of a checkpoint or result that was written."""
 
     def measured(self, ranks: Mapping[str, Sequence[float]]) -> None:
-        """Take what each rank has held and waited so far, which is measured with every checkpoint.
+        """Take what each rank has held, waited and exchanged so far, which is measured with every checkpoint.
 
         Args:
-            ranks: rank_peak_bytes and rank_waited_s, a value for each rank.
+            ranks: the attributes `rank_...` of results, a value for each rank.
         """
 
     def judged(self, verdict: Mapping[str, object]) -> None:

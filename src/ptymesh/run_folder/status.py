@@ -57,9 +57,10 @@ class StatusFile(Watcher):
     Keys: phase (searching, reading, preparing, stage, saving, done); stage of stages, engine, epoch of epochs, batch of
     batches (each from 1); done_epochs of total_epochs; residual of the last epoch; seconds_left; outcome (good, poor,
     failed, interrupted, diverged; null while the run goes on) with its sentence; pid, host, machine; ranks, and of each
-    rank rank_peak_bytes and rank_waited_s (seconds in collectives) as of the last checkpoint; started and beat (seconds
-    since 1970), and beat_every_s, the longest time between two beats within batches. What is not known is null. A run
-    that is refused leaves the file as it was.
+    rank rank_peak_bytes, rank_waited_s (seconds in collectives), rank_sent_bytes_per_epoch and
+    rank_received_bytes_per_epoch as of the last checkpoint; started and beat (seconds since 1970), and beat_every_s,
+    the longest time between two beats within batches. What is not known is null. A run that is refused leaves the file
+    as it was.
     """
 
     def __init__(self) -> None:
@@ -78,6 +79,7 @@ class StatusFile(Watcher):
         self._said |= {"phase": "reading", "residual": None, "seconds_left": None, "outcome": None, "sentence": None}
         self._said |= {"pid": os.getpid(), "host": platform.node(), "machine": machine(), "ranks": None}
         self._said |= {"rank_peak_bytes": None, "rank_waited_s": None}
+        self._said |= {"rank_sent_bytes_per_epoch": None, "rank_received_bytes_per_epoch": None}
         self._said |= {"started": now, "beat": now, "beat_every_s": None}
 
     def entering(self, phase: str, out: Path) -> None:

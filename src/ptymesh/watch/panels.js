@@ -96,9 +96,9 @@ async function openRanks() {
     if (id !== state.id) return;
     const count = Math.max(ranks.peak_bytes?.length ?? 0, ranks.waited_s?.length ?? 0);
     if (!count) { panel.replaceChildren(element("p", "The result does not say what its ranks held.")); return; }
-    const rows = Array.from({ length: count }, (_, rank) => [rank, bytesName(ranks.peak_bytes?.[rank]), `${shown(ranks.waited_s?.[rank])} s`]);
-    const sent = goes_on ? "As of the last checkpoint; what is sent is known at the end." : traffic.bytes_per_batch === undefined ? "One process: nothing was sent." : `The busiest rank sent ${bytesName(traffic.bytes_per_batch)} in ${shown(traffic.messages_per_batch)} messages per batch.`;
-    panel.replaceChildren(table(["rank", "most memory", "time in collectives"], rows), element("p", sent));
+    const rows = Array.from({ length: count }, (_, rank) => [rank, bytesName(ranks.peak_bytes?.[rank]), `${shown(ranks.waited_s?.[rank])} s`, bytesName(ranks.sent_bytes?.[rank]), bytesName(ranks.received_bytes?.[rank])]);
+    const sent = goes_on ? "As of the last checkpoint." : traffic.bytes_per_batch === undefined ? "One process: nothing was sent." : `The busiest rank sent ${bytesName(traffic.bytes_per_batch)} in ${shown(traffic.messages_per_batch)} messages per batch.`;
+    panel.replaceChildren(table(["rank", "most memory", "time in collectives", "sent per epoch", "received per epoch"], rows), element("p", sent));
   } catch (error) { panel.replaceChildren(element("p", error.message)); }
 }
 function bytesName(bytes) {

@@ -33,7 +33,12 @@ PROFILE_POINTS, PROFILE_SIDE = 512, 2048
 MODELLED_BYTES = 1 << 30
 
 #: What is said of each rank, in results and in status.json, and its name on the page.
-RANK_NAMES = {"rank_peak_bytes": "peak_bytes", "rank_waited_s": "waited_s"}
+RANK_NAMES = {
+    "rank_peak_bytes": "peak_bytes",
+    "rank_waited_s": "waited_s",
+    "rank_sent_bytes_per_epoch": "sent_bytes",
+    "rank_received_bytes_per_epoch": "received_bytes",
+}
 
 _scan_lock = threading.Lock()
 
@@ -333,9 +338,9 @@ def _caustic(found: ObjectFile) -> Caustic:
 
 
 def answer_ranks(request: PanelRequest) -> Row:
-    """Return what each rank of a run has held and waited, and what was sent; empty if that is not known.
+    """Return what each rank of a run has held, waited and exchanged; empty if that is not known.
 
-    While the run goes on this is as of its last checkpoint, and without what was sent, which the result says.
+    While the run goes on this is as of its last checkpoint, and without the traffic per batch, which the result says.
     """
     status = request.run.status()
     attrs: Row = {}

@@ -59,7 +59,7 @@ NUMBERS: tuple[str, ...] = (
 )
 NUMBERS += ("seconds_left", "pid", "ranks", "started", "beat", "beat_every_s")
 #: Lists of the status with a number for each rank.
-RANKS = ("rank_peak_bytes", "rank_waited_s")
+RANKS = ("rank_peak_bytes", "rank_waited_s", "rank_sent_bytes_per_epoch", "rank_received_bytes_per_epoch")
 #: Pixels of the object that are read at a time where it is binned.
 BAND_PIXELS = 1 << 24
 #: Outcomes of a run that ends without a result.
