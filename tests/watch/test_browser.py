@@ -1,7 +1,10 @@
 """The page in a real browser: every panel, keyboard, light and dark, a phone, and what is refused."""
 
 import json
+import os
 import shutil
+import time
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -319,6 +322,33 @@ def test_a_large_object_down_to_its_pixels(tmp_path: Path, page: Page, serve: Se
     for _ in range(12):
         stage.send_keys("+")
     page.until(lambda: page.text("#scale").split(" ")[0] == str(page.script(WIDE)) and page.script(WIDE) < 100)
+    page.check_errors()
+
+
+def test_an_object_of_20000_pixels_from_a_cold_cache(tmp_path: Path, page: Page, serve: Serve) -> None:
+    """Its first screen is there within 2 s of the page's opening."""
+    side, piece = 20_000, 1000
+    result = tmp_path / "result.h5"
+    y, x = np.mgrid[:piece, :piece] * (2 * np.pi / piece)
+    waves = np.exp(1j * (np.sin(5 * x) + np.cos(3 * y))).astype(np.complex64)
+    packed = zlib.compress(waves.tobytes(), 1)
+    with h5py.File(result, "w") as file:
+        chunks = (1, piece, piece)
+        made = file.create_dataset("object", (1, side, side), np.complex64, chunks=chunks, compression="gzip")
+        for row in range(0, side, piece):
+            for column in range(0, side, piece):
+                made.id.write_direct_chunk((0, row, column), packed)
+        file["probe"], file["positions_px"] = np.ones((1, 8, 8), np.complex64), np.zeros((1, 2))
+    pyramid = write_pyramid(result)
+    assert pyramid is not None
+    for path in (result, pyramid):
+        with open(path, "rb") as opened:
+            os.fsync(opened.fileno())
+            os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    started = time.monotonic()
+    serve(tmp_path)
+    page.until(lambda: page.script(WIDE) == 625)
+    assert time.monotonic() - started < 2
     page.check_errors()
 
 
