@@ -154,3 +154,14 @@ def test_what_several_energies_do_not_allow_is_refused() -> None:
     with pytest.raises(BadInput, match=r"unknowns\.absorption is one number"):
         recon = pm.Reconstruction(photons, object=POTENTIAL)
         next(recon.run(pm.Adam(epochs=1, unknowns={"object": True, "absorption": True})))
+
+
+def test_phases_beyond_half_a_turn_are_said(capfd: pytest.CaptureFixture[str]) -> None:
+    recon = pm.Reconstruction(measured(two_energies()), object=POTENTIAL, seed=1)
+    recon.result()
+    assert not [one for one in recon.findings if "half a turn" in one]
+    values = recon.state.estimate.object_values
+    assert values is not None
+    values[0, 20, 20] = 3.5
+    recon.result()
+    assert "3.5 rad" in recon.findings[-1] and "the highest energy" in capfd.readouterr().err

@@ -100,6 +100,9 @@ MARGIN_PX = 8
 
 Reports = Iterator[EpochReport]
 
+#: Beginning of the sentence on phases that wrap.
+WRAPPED = "The phase of the object reaches more than half a turn in the first scan"
+
 
 class Reconstruction(Displayed):
     """A scan, what is being solved for, and the engines' memories between calls of `run`.
@@ -531,6 +534,8 @@ class Reconstruction(Displayed):
         """
         estimate, modes, values = self.state.estimate, self.state.estimate.object_modes, self._potential()
         found = {"object": estimate.object} if values is None else {"object": estimate.object, "potential": values}
+        if values is not None and self.scan.interaction_ratios is not None:
+            self._warn_of_wraps(values)
         if modes == 1:
             return found
         if estimate.object_values is None:
@@ -545,6 +550,18 @@ class Reconstruction(Displayed):
             if values is not None:
                 found["potential"] = mean
         return found | {"object_modes": estimate.object.unflatten(0, (modes, -1))}
+
+    def _warn_of_wraps(self, phases: torch.Tensor) -> None:
+        """Say that phases (L, H, W), in rad, are too long for scans of several energies to share them. Collective."""
+        own = self.problem.layout.owned(self.state.estimate)
+        reach = float(self.problem.fields.max(torch.where(own, phases.abs(), 0.0)))
+        if reach > np.pi and not any(sentence.startswith(WRAPPED) for sentence in self.findings):
+            self.findings.append(
+                f"{WRAPPED}, {reach:.3g} rad, at which scans of several energies no longer share one potential; let "
+                "the scan with the highest energy be the first, or reconstruct each by itself."
+            )
+            if self.world.rank == 0:
+                to_stderr(self.findings[-1])
 
     def save(self, path: str | Path, recipe: str = "", attrs: Mapping[str, object] | None = None) -> Result:
         """Write the result, of which the first rank never holds more than a tile of the object at a time. Collective.
