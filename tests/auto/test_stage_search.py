@@ -18,10 +18,11 @@ from ptymesh.auto.recipe_text import recipe_text
 from ptymesh.auto.stage_search import ENGINE, TRIAL_EPOCHS, Decision, StageSearch, StageTrial
 from ptymesh.distributed.world import Solo
 from ptymesh.io import load_measurement
-from ptymesh.recipe.schema import Recipe
+from ptymesh.recipe.schema import Recipe, default_stages
+from ptymesh.recipe.starts import ObjectOptions, ProbeOptions
 from ptymesh.run.simulate_file import write
 from ptymesh.simulate import checked
-from ptymesh.verdict.held_out import Judged
+from ptymesh.verdict.held_out import Judged, judge_held_out
 
 
 @pytest.fixture(autouse=True)
@@ -119,6 +120,28 @@ def test_the_default_stages_are_taken_where_they_come_further(search: StageSearc
     assert (chosen == stages) == kept and chosen[0]["engine"] == "rpie", search.reasons
     said = "come no further" if kept else "come further and are taken"
     assert f"The default stages at as much work {said}: " in search.reasons["stages"][-1]
+
+
+def test_the_default_stages_of_a_lens_and_slices_are_those_of_a_run(search: StageSearch) -> None:
+    """What is found is held against what a run without `stages` does with the same object and probe."""
+    lens = {"kind": "electron", "semiangle_rad": 20e-3, "aberrations_m": {"C10": -15e-9}}
+    geometry = replace(
+        search.scan.geometry, wavelength_m=2e-12, distance_m=None, detector_pixel_m=None, object_pixel_m=(2e-11, 2e-11)
+    )
+    search.scan = replace(search.scan, geometry=geometry)
+    obj = ObjectOptions(slices=2, slice_spacing_m=2e-9)
+    probe = ProbeOptions.parse({"modes": 1, "start": lens}, "probe")
+    plain = search.recipe.model_copy(update={"object": obj, "probe": probe})
+    runner = search.make_runner(plain, search.scan)
+    start = runner.start(search.opening)
+    held, search.budget.kept = runner.held, 60.0
+    end = replace(start, judged=judge_held_out(runner.recon.problem, start.estimate, held, frozenset()))
+    runner.close()
+    _, chosen = search._beside_default(plain, held, end, [{**search.opening, "epochs": 1}])
+    (stage,) = default_stages(obj, probe)
+    assert stage["engine"] == "adam" and stage["models"] and stage["constraints"]
+    assert [{**one, "epochs": 0} for one in chosen] == [{**stage, "epochs": 0}], search.reasons
+    assert f"{chosen[0]['epochs']} epochs of adam: " in search.reasons["stages"][-1]
 
 
 @pytest.mark.parametrize(

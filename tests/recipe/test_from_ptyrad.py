@@ -14,6 +14,7 @@ from ptymesh.errors import BadInput
 from ptymesh.geometry import electron_wavelength_m
 from ptymesh.recipe.from_ptyrad import convert_ptyrad
 from ptymesh.recipe.schema import Recipe, load_recipe
+from ptymesh.recipe.starts import ResultStart
 
 OFF = {"start_iter": None, "step": 1, "end_iter": None}
 
@@ -139,6 +140,48 @@ def test_stage() -> None:
 
 
 @pytest.mark.parametrize(
+    ("along", "slices", "spacing_m", "depth_m"),
+    [
+        ({"obj_z_pad": {"pad_layers": [2, 1], "pad_types": ["vacuum", "vacuum"]}}, 9, 2e-10, 4e-10),
+        ({"obj_z_crop": [1, -1]}, 4, 2e-10, -2e-10),
+        ({"obj_z_crop": [0, 5]}, 5, 2e-10, 0.0),
+        ({"obj_z_crop": [1, 6], "obj_z_pad": {"pad_layers": [3, None]}}, 8, 2e-10, 4e-10),
+        ({"obj_z_resample": {"mode": "scale_Nlayer", "value": 2}}, 12, 1e-10, None),
+        ({"obj_z_resample": {"mode": "scale_slice_thickness", "value": 0.5}}, 12, 1e-10, None),
+        ({"obj_z_resample": {"mode": "target_Nlayer", "value": 4}}, 4, 3e-10, None),
+        ({"obj_z_resample": {"mode": "target_slice_thickness", "value": 2.5}}, 4, 3e-10, None),
+        (
+            {"obj_z_pad": {"pad_layers": [2, 2]}, "obj_z_resample": {"mode": "scale_Nlayer", "value": 2}},
+            20,
+            1e-10,
+            4e-10,
+        ),
+    ],
+)
+def test_an_earlier_result_along_the_beam(
+    along: dict[str, Any], slices: int, spacing_m: float, depth_m: float | None
+) -> None:
+    model = "out/model.hdf5"
+    start = {f"{name}_source": "PtyRAD" for name in ("obj", "probe", "pos")}
+    start |= {f"{name}_params": model for name in ("obj", "probe", "pos")}
+    recipe, report = converted(params({"obj_Nlayer": 6, **start, **along, "probe_z_shift": -4 if depth_m else None}))
+    obj, probe_start = recipe.object, recipe.probe.start
+    assert isinstance(probe_start, ResultStart)
+    assert (obj.slices, obj.initial_depth_m) == (slices, depth_m)
+    assert obj.slice_spacing_m == pytest.approx(spacing_m) and obj.result_positions
+    assert obj.initial == "out/model.h5" and Path(probe_start.path) == Path("out/model.h5")
+    assert any("ptymesh convert out/model.hdf5 out/model.h5" in line for line in report)
+    assert not any("No counterpart" in line for line in report)
+
+
+def test_ones_are_padded_and_resampled_too() -> None:
+    along = {"obj_Nlayer": 6, "obj_z_pad": {"pad_layers": [1, 1], "pad_types": ["edge", "vacuum"]}}
+    recipe, report = converted(params(along))
+    assert recipe.object.slices == 8 and recipe.object.initial_depth_m is None
+    assert any("No counterpart: init_params.obj_z_pad.pad_types: ['edge', 'vacuum']" in line for line in report)
+
+
+@pytest.mark.parametrize(
     ("init", "named"),
     [
         ({"pos_scan_rand_std": 0.15}, "init_params.pos_scan_rand_std: 0.15"),
@@ -147,7 +190,7 @@ def test_stage() -> None:
             "init_params.obj_omode_init_occu: [0.7, 0.3]",
         ),
         ({"pos_scan_affine": [1, 0, 3, 0]}, "init_params.pos_scan_affine"),
-        ({"probe_source": "PtyRAD", "probe_params": "model.hdf5"}, "probe_source: PtyRAD (model.hdf5)"),
+        ({"probe_source": "PtyShv", "probe_params": "Niter200.mat"}, "probe_source: PtyShv (Niter200.mat)"),
         ({"meas_add_source_size": 0.34}, "init_params.meas_add_source_size: 0.34"),
         ({"a_key_of_tomorrow": 3}, "init_params.a_key_of_tomorrow: 3"),
     ],
@@ -165,6 +208,10 @@ def test_what_has_no_counterpart_is_named(init: dict[str, Any], named: str) -> N
         ({"probe_kv": "80 kV"}, "init_params.probe_kv in p.yaml is '80 kV'; it should be a number"),
         ({"probe_illum_type": "xray"}, "is of X-rays"),
         ({"meas_params": None}, "has no init_params.meas_params.path"),
+        ({"obj_Nlayer": 6, "obj_z_crop": [4, 2]}, "obj_z_crop keeps none of 6 slices"),
+        ({"obj_z_crop": [4]}, "it should be two whole numbers"),
+        ({"obj_z_resample": {"mode": "twice", "value": 2}}, "obj_z_resample.mode is 'twice'"),
+        ({"obj_z_resample": {"mode": "target_Nlayer", "value": 0}}, "it should be above 0"),
         ({"obj_Nlayer": 1.5}, "should be a whole number"),
         ({"pos_scan_step_size": None}, "has no init_params.pos_scan_step_size"),
     ],

@@ -39,7 +39,7 @@ from ptymesh.auto.search import ENGINE, OPTICS, PART, QUESTIONS, ROUNDS, Say, Se
 from ptymesh.errors import BadInput, PtymeshError
 from ptymesh.measurement import Measurement
 from ptymesh.planning.cost_model import batch_for
-from ptymesh.recipe.schema import DEFAULT_STAGES, Recipe, engine_of
+from ptymesh.recipe.schema import DEFAULT_STAGES, Recipe, default_stages, engine_of
 
 #: The engine that continues estimates in the search for the optics.
 OPTICS_ADAM = adam(BOLDER * ADAM["lr"])
@@ -180,29 +180,33 @@ class StageSearch(Search):
             stages: the stages found.
         """
         work, self.budget.runs, self.budget.kept = self.budget.kept, 1, 0.0
-        first, second = DEFAULT_STAGES
+        stages_by_default = default_stages(plain.object, plain.probe)
+        *before, last = ({key: value for key, value in one.items() if key != "epochs"} for one in stages_by_default)
+        lengths = [one["epochs"] for one in stages_by_default[:-1]]
         with closing(CandidateRunner(plain, self.scan, self.context, self.scan.views, held)) as runner:
-            begin = runner.start({key: value for key, value in first.items() if key != "epochs"})
-            rest = begin.using({key: value for key, value in second.items() if key != "epochs"})
-            left = work - runner.cost(begin, first["epochs"])
-            epochs = int(left / runner.cost(rest, 1000) * 1000)
-            if epochs < 1 or end is None:
+            tried = runner.start(last)
+            left = work - sum(
+                runner.cost(tried.using(one), epochs) for one, epochs in zip(before, lengths, strict=True)
+            )
+            lengths.append(int(left / runner.cost(tried, 1000) * 1000))
+            if lengths[-1] < 1 or end is None:
                 return self.recipe, stages
             try:
-                begun = runner.run(begin, first["epochs"])
-                tried = runner.run(begun.using(rest.engine), epochs)
+                for one, epochs in zip((*before, last), lengths, strict=True):
+                    tried = runner.run(tried.using(one), epochs)
             except OverBudget:
                 self.note_skipped("Whether the default stages come further")
                 return self.recipe, stages
         further = is_better(tried, end)
         how = "come further and are taken" if further else "come no further"
-        default = f"{first['epochs']} epochs of rPIE and {epochs} of Adam: {tried.formatted_residual}"
-        said = f"{default}, what was found {end.formatted_residual}"
+        made = [{**one, "epochs": epochs} for one, epochs in zip((*before, last), lengths, strict=True)]
+        default = " and ".join(f"{one['epochs']} epochs of {one['engine']}" for one in made)
+        said = f"{default}: {tried.formatted_residual}, what was found {end.formatted_residual}"
         self.add_reason("stages", f"The default stages at as much work {how}: {said}.")
         if not further:
             return self.recipe, stages
         probe = plain.probe.model_copy(update={"modes": tried.modes})
-        return plain.model_copy(update={"probe": probe}), [first, {**second, "epochs": epochs}]
+        return plain.model_copy(update={"probe": probe}), made
 
     def _optics(self) -> None:
         """Find defocus or distance if they are not known."""

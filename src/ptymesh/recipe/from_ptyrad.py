@@ -8,6 +8,7 @@ what it says of its params.
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 from ptymesh.errors import BadInput
 from ptymesh.geometry import electron_wavelength_m
@@ -54,14 +55,13 @@ def convert_ptyrad(values: dict[str, object], file: str) -> Conversion:
     settings = Settings(values, file)
     made = Conversion("PtyRAD", {})
     _check(settings, file)
-    slices = settings.count("init_params.obj_Nlayer", 1)
     made.recipe["data"] = _data(settings, made, file)
-    made.recipe["object"] = _object(settings, made, slices)
+    obj = made.recipe["object"] = _object(settings, made)
     made.recipe["probe"] = _probe(settings, made)
-    made.recipe["positions"] = _positions(settings, made, file)
+    made.recipe["positions"] = _positions(settings, made, file, obj)
     if blur := settings.number("model_params.detector_blur_std"):
         made.recipe["optics"] = {"detector_blur": {"start": {"blur_width": blur}}}
-    made.recipe["stages"] = [_stage(settings, made, slices)]
+    made.recipe["stages"] = [_stage(settings, made, "slices" in obj)]
     every = settings.number("recon_params.SAVE_ITERS")
     made.recipe["output"] = {"checkpoint_every": int(every)} if every and every >= 1 else {}
     if settings.group("hypertune_params").get("if_hypertune"):
@@ -166,13 +166,12 @@ def _object_pixel_m(settings: Settings, made: Conversion, energy_eV: float) -> f
     return None
 
 
-def _object(settings: Settings, made: Conversion, slices: int) -> dict[str, object]:
-    """Return the group `object`: slices, their distance and tilt."""
+def _object(settings: Settings, made: Conversion) -> dict[str, object]:
+    """Return the group `object`: where it starts, slices, their distance and tilt."""
     found: dict[str, object] = {}
-    thickness = settings.number("init_params.obj_slice_thickness")
-    if slices > 1:
-        found |= {"slices": slices}
-        found |= {} if thickness is None else {"slice_spacing_m": thickness * ANGSTROM_M}
+    if file := _result_file(settings, made, "obj", "object.initial"):
+        found["initial"] = file
+    found |= _slices(settings, made, bool(file))
     modes = settings.count("init_params.obj_omode_max", 1)
     shares = settings.group("init_params.obj_omode_init_occu")
     if modes > 1:
@@ -181,7 +180,6 @@ def _object(settings: Settings, made: Conversion, slices: int) -> dict[str, obje
             made.unmatched.append(
                 f"init_params.obj_omode_init_occu: {shares.get('init_occu')} (object modes are equally likely here)"
             )
-    _only_simulated(settings, made, "obj", "object.initial")
     tilts = settings.group("init_params.tilt_params")
     first = tilts.get("init_tilts")
     pair = first[0] if isinstance(first, list) and first else None
@@ -195,26 +193,98 @@ def _object(settings: Settings, made: Conversion, slices: int) -> dict[str, obje
     return found
 
 
-def _only_simulated(settings: Settings, made: Conversion, what: str, key: str) -> None:
-    """Name a start that comes from another result, which `key` says here."""
+def _slices(settings: Settings, made: Conversion, from_result: bool) -> dict[str, object]:
+    """Return slices, spacing and depth of an object after cropping, padding and resampling, which is PtyRAD's order.
+
+    Args:
+        settings: of the file.
+        made: whose remarks and unmatched settings are added to.
+        from_result: whether the object starts from a result; ones know no depth.
+    """
+    had = settings.count("init_params.obj_Nlayer", 1)
+    thickness = settings.number("init_params.obj_slice_thickness")
+    first, after, _ = slice(*_pair(settings, "init_params.obj_z_crop", (0, had))).indices(had)
+    if after <= first:
+        raise BadInput(
+            f"init_params.obj_z_crop keeps none of {had} slices; give the first, and the one after the last."
+        )
+    top, bottom = _pair(settings, "init_params.obj_z_pad.pad_layers", (0, 0))
+    types = settings.items("init_params.obj_z_pad.pad_types")
+    if top + bottom and any(one != "vacuum" for one in types):
+        made.unmatched.append(f"init_params.obj_z_pad.pad_types: {types} (vacuum here)")
+    before = top + after - first + bottom
+    slices = _resampled(settings, before, thickness)
+    if slices == 1:
+        return {}
+    found: dict[str, object] = {"slices": slices}
+    if thickness is None:
+        return found
+    found["slice_spacing_m"] = float(f"{thickness * ANGSTROM_M * before / slices:.8g}")
+    if (first, after, before) != (0, had, had) and from_result and had > 1:
+        depth = (top - first) * thickness
+        found["initial_depth_m"] = float(f"{depth * ANGSTROM_M:.8g}")
+        of_object = settings.value("init_params.probe_params") == settings.value("init_params.obj_params")
+        if of_object and settings.number("init_params.probe_z_shift") not in (None, -depth):
+            made.remarks.append("A probe of the same result is moved by object.initial_depth_m, not by probe_z_shift.")
+    return found
+
+
+def _resampled(settings: Settings, slices: int, thickness: float | None) -> int:
+    """Return the number of slices into which PtyRAD resamples so many of a thickness (angstrom)."""
+    value = settings.number("init_params.obj_z_resample.value")
+    mode = settings.text("init_params.obj_z_resample.mode")
+    if not mode or value is None:
+        return slices
+    if value <= 0:
+        raise BadInput(f"init_params.obj_z_resample.value is {value:g}; it should be above 0.")
+    factors = {
+        "scale_Nlayer": value,
+        "scale_slice_thickness": 1 / value,
+        "target_Nlayer": value / slices,
+        "target_slice_thickness": (thickness or value) / value,
+    }
+    if mode not in factors:
+        raise BadInput(f"init_params.obj_z_resample.mode is {mode!r}; it should be one of {', '.join(factors)}.")
+    return max(1, math.floor(slices * factors[mode] + 1e-9))  # as torch's interpolate rounds
+
+
+def _pair(settings: Settings, path: str, default: tuple[int, int]) -> tuple[int, int]:
+    """Return two whole numbers, of which those that are null are the default. BadInput for anything else."""
+    found = settings.items(path) or [None, None]
+    if len(found) != 2 or any(isinstance(one, bool) or not isinstance(one, int | None) for one in found):
+        raise BadInput(f"{path} is {found}; it should be two whole numbers.")
+    first, second = (one if isinstance(one, int) else other for one, other in zip(found, default, strict=True))
+    return first, second
+
+
+def _result_file(settings: Settings, made: Conversion, what: str, key: str) -> str | None:
+    """Return the file of PtyRAD's result after its conversion; None for others, of which foreign ones are named."""
     source = settings.text(f"init_params.{what}_source")
     start = settings.take(f"init_params.{what}_params")
+    if source == "PtyRAD" and isinstance(start, str):
+        file = str(Path(start).with_suffix(".h5"))
+        made.remarks.append(f"Make {key}, {file}, first: ptymesh convert {start} {file}")
+        return file
     if source not in ("", "simu"):
         made.unmatched.append(
             f"init_params.{what}_source: {source} ({start}); convert that result, and name it in {key}"
         )
+    return None
 
 
 def _probe(settings: Settings, made: Conversion) -> dict[str, object]:
     """Return the group `probe`: modes, and a round lens with its aberrations."""
     modes = settings.count("init_params.probe_pmode_max", MODES)
     found: dict[str, object] = {"modes": modes} if modes > 1 else {}
+    if file := _result_file(settings, made, "probe", "probe.start.path"):
+        for name in ("conv_angle", "aberrations", "pmode_init_pows"):
+            settings.take(f"init_params.probe_{name}")
+        return found | {"start": {"kind": "result", "path": file}}
     powers = [one for one in settings.items("init_params.probe_pmode_init_pows") if isinstance(one, int | float)]
     if modes > 1 and len(powers) == 1 and 0 < powers[0] * (modes - 1) < 1 and powers[0] != 0.02:
         found["mode_powers"] = [float(f"{1 - powers[0] * (modes - 1):.8g}"), *([float(powers[0])] * (modes - 1))]
     elif modes > 1 and len(powers) == modes:
         found["mode_powers"] = [float(one) for one in powers]
-    _only_simulated(settings, made, "probe", "probe.start")
     angle = settings.number("init_params.probe_conv_angle")
     if angle:
         start: dict[str, object] = {"kind": "electron", "semiangle_rad": float(f"{angle * MRAD:.8g}")}
@@ -248,8 +318,18 @@ def _aberrations(settings: Settings, made: Conversion) -> dict[str, object]:
     return found
 
 
-def _positions(settings: Settings, made: Conversion, file: str) -> dict[str, object]:
-    """Return the group `positions`: a raster, or nothing where they come from elsewhere."""
+def _positions(settings: Settings, made: Conversion, file: str, obj: dict[str, object]) -> dict[str, object]:
+    """Return the group `positions`: a raster, or nothing where they come from elsewhere.
+
+    Args:
+        settings: of the file.
+        made: whose remarks and unmatched settings are added to.
+        file: its name, for messages.
+        obj: the group `object`, which says that positions are those of its result.
+
+    Raises:
+        BadInput: numbers of positions contradict each other, or the step is missing.
+    """
     slow, fast = (settings.count(f"init_params.pos_N_scan_{name}", 1) for name in ("slow", "fast"))
     count = settings.number("init_params.pos_N_scans")
     if count is not None and count != slow * fast:
@@ -268,6 +348,9 @@ def _positions(settings: Settings, made: Conversion, file: str) -> dict[str, obj
         made.unmatched.append(f"init_params.pos_scan_flipT: {flips} (positions.flip_y, flip_x, transpose)")
     source = settings.text("init_params.pos_source")
     where = settings.take("init_params.pos_params")
+    if source == "PtyRAD" and "initial" in obj and where == settings.value("init_params.obj_params"):
+        obj["result_positions"] = True
+        source = ""
     if source not in ("", "simu"):
         made.unmatched.append(f"init_params.pos_source: {source} ({where}); positions are those of the data file")
         return {}
@@ -276,7 +359,7 @@ def _positions(settings: Settings, made: Conversion, file: str) -> dict[str, obj
     return {"raster": {"shape": [slow, fast], "step_m": float(f"{step * ANGSTROM_M:.8g}")}}
 
 
-def _stage(settings: Settings, made: Conversion, slices: int) -> dict[str, object]:
+def _stage(settings: Settings, made: Conversion, several: bool) -> dict[str, object]:
     """Return the one stage: the optimiser, what it moves, its loss and its constraints."""
     name = settings.text("model_params.optimizer_params.name").lower()
     name = optimiser_named("ptyrad", name, "model_params.optimizer_params.name", made)
@@ -290,12 +373,12 @@ def _stage(settings: Settings, made: Conversion, slices: int) -> dict[str, objec
     indices = settings.group("recon_params.INDICES_MODE").get("mode")
     if indices not in (None, "full"):
         made.unmatched.append(f"recon_params.INDICES_MODE: {indices} (data.views)")
-    unknowns = _unknowns(settings, made, stage, slices)
+    unknowns = _unknowns(settings, made, stage, several)
     _losses(settings, made, stage)
     probe: dict[str, object] = {}
     obj: dict[str, object] = {}
     constraints: dict[str, object] = {}
-    _constraints(settings, made, slices, probe, obj, constraints)
+    _constraints(settings, made, several, probe, obj, constraints)
     for key, group in (("unknowns", unknowns), ("probe", probe), ("object", obj), ("constraints", constraints)):
         if group:
             stage[key] = group
@@ -312,7 +395,7 @@ def _schedule(group: dict[str, object]) -> dict[str, object]:
     return found
 
 
-def _unknowns(settings: Settings, made: Conversion, stage: dict[str, object], slices: int) -> dict[str, object]:
+def _unknowns(settings: Settings, made: Conversion, stage: dict[str, object], several: bool) -> dict[str, object]:
     """Return what moves and when; learning rates are the engine's own, and said."""
     names = ("obja", "objp", "obj_tilts", "slice_thickness", "probe", "probe_pos_shifts")
     groups = {
@@ -346,7 +429,7 @@ def _unknowns(settings: Settings, made: Conversion, stage: dict[str, object], sl
     else:
         settings.take("constraint_params.pos_recenter")
     for theirs, ours in (("obj_tilts", "tilt"), ("slice_thickness", "slice_spacing")):
-        if theirs in moving and slices > 1:
+        if theirs in moving and several:
             found[ours] = _schedule(moving[theirs]) or True
         elif theirs in moving:
             made.unmatched.append(f"model_params.update_params.{theirs}, which a single slice does not have here")
@@ -385,7 +468,7 @@ def _float(value: object, default: float) -> float:
 def _constraints(
     settings: Settings,
     made: Conversion,
-    slices: int,
+    several: bool,
     probe: dict[str, object],
     obj: dict[str, object],
     further: dict[str, object],
@@ -395,12 +478,12 @@ def _constraints(
     Args:
         settings: of the file.
         made: whose remarks and unmatched settings are added to.
-        slices: of the object.
+        several: whether the object has more than one slice.
         probe: the stage's group of this name.
         obj: the stage's group `object`.
         further: the stage's group `constraints`.
     """
-    found = {name: _constraint(settings, name) for name in _CONSTRAINTS if slices > 1 or name not in _OF_SLICES}
+    found = {name: _constraint(settings, name) for name in _CONSTRAINTS if several or name not in _OF_SLICES}
     for name in _OF_SLICES:
         settings.take(f"constraint_params.{name}")
     on = {name: group for name, group in found.items() if group.get("start_iter") is not None}
