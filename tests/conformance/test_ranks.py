@@ -120,6 +120,7 @@ def test_double(ranks, engine: str, case: str) -> None:  # type: ignore[no-untyp
         same(one, ranks(size, outcome, *arguments, layout), TOLERANCE.get(engine, 1e-12))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("layout", ["replicated", "tiled"])
 @pytest.mark.parametrize("size", [2, 3])
 def test_between_slices(ranks, size: int, layout: str) -> None:  # type: ignore[no-untyped-def]
@@ -143,12 +144,14 @@ def test_batches_smaller_than_the_number_of_ranks_and_larger_than_the_scan(ranks
     same(outcome(Solo(), *arguments), ranks(4, outcome, *arguments), 1e-12)
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_single(ranks, engine: str) -> None:  # type: ignore[no-untyped-def]
     arguments = (engine, dict(modes=2, uneven=True), {"epochs": 1, "positions": True}, torch.complex64)
     same(outcome(Solo(), *arguments), ranks(3, outcome, *arguments), 1e-5)
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("engine", [name for name in ENGINES if name not in ALL_VIEWS])
 def test_collectives_a_batch(ranks, engine: str) -> None:  # type: ignore[no-untyped-def]
     few, more = (

@@ -35,14 +35,16 @@ REGULARISED = {
 }
 
 
-@pytest.mark.parametrize("parametrisation", ["complex", "phase", "amplitude_phase"])
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("engine", ["adam", "lbfgs"])
+@pytest.mark.parametrize("parametrisation", ["complex", "phase", "amplitude_phase"])
 def test_regularisers(ranks, engine: str, parametrisation: str) -> None:  # type: ignore[no-untyped-def]
     stage = {**REGULARISED, "parametrisation": parametrisation}
     arguments = (engine, dict(uneven=True), stage, torch.complex128)
     same(outcome(Solo(), *arguments), ranks(3, outcome, *arguments, "tiled"), 1e-10)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("engine", ["rpie", "lsqml", "bh", "dm", "adam"])
 def test_interior_views(ranks, engine: str) -> None:  # type: ignore[no-untyped-def]
     """An object so large that most views touch nothing that is shared: they are swept last, whatever the batch says."""

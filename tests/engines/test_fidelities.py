@@ -40,6 +40,7 @@ def known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FIDELITIES, "_own", FIDELITIES._own | {"readout": Readout})
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("engine", sorted(ENGINES))
 def test_every_engine_takes_it(engine: str) -> None:
     scan = simulate(views=30, window=24, photons_per_view=2e4, seed=1).measurement

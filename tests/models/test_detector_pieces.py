@@ -222,6 +222,7 @@ def refined(world: Any, name: str, layout: str, engine: str) -> list[np.ndarray]
     return [x.numpy().copy() for x in (whole, e.probe, *e.others.values())]
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("engine", ["adam", "lbfgs", "rpie", "lsqml"])
 @pytest.mark.parametrize("name", MOVING)
 def test_ranks_and_layouts_have_the_same_bits(ranks, name: str, engine: str) -> None:  # type: ignore[no-untyped-def]

@@ -109,6 +109,7 @@ def test_a_shift_needs_as_many_scans_as_it_is_for(both: TwoScans) -> None:
         pm.reconstruct(both.scans, pm.RPIE(epochs=1, models={"scan_shift": {"scans": 3}}))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("engine", ["rpie", "adam"])
 def test_ranks_and_layouts_end_with_the_same_bits(ranks: Any, engine: str) -> None:
     one = outcome(Solo(), "replicated", engine, {})
@@ -118,6 +119,7 @@ def test_ranks_and_layouts_end_with_the_same_bits(ranks: Any, engine: str) -> No
             same_bits(one, other)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("probe", ["shared", "own"])
 def test_four_scans_on_three_ranks_in_tiles_end_with_the_same_bits(ranks: Any, probe: str) -> None:
     how = {"scans": 4, "probe": {"scans": probe}}

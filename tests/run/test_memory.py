@@ -96,6 +96,7 @@ def reconstruct(
     }
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(("name", "sweep"), ENGINES_AND_SWEEPS)
 @pytest.mark.parametrize(("size", "layout"), [(1, "replicated"), (2, "panels"), (3, "replicated")])
 def test_the_answer_is_the_same(ranks: Any, size: int, layout: str, name: str, sweep: int) -> None:

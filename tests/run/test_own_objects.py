@@ -65,6 +65,7 @@ def test_one_probe_of_two_scans_leads_to_better_objects(samples: list[Truth], tm
         np.testing.assert_array_equal(file["object"][:, top:bottom, left:right], together.of_scan(1).object)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("engine", ["rpie", "adam"])
 def test_ranks_and_layouts_end_with_the_same_bits(ranks: Any, engine: str) -> None:
     one = outcome(Solo(), "replicated", engine, {"object": OWN})

@@ -97,6 +97,7 @@ def test_each_scan_alone_moves_its_own_probe_alone(both: TwoScans) -> None:
     assert float(found.probe[0].abs().max()) > 0 and float(found.probe[1].abs().max()) == 0
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("engine", ["rpie", "adam"])
 def test_ranks_and_layouts_end_with_the_same_bits(ranks: Any, engine: str) -> None:
     how = {"probe": {**OWN, "modes": 2}}
