@@ -26,7 +26,7 @@ from ptymesh.calibrate.twins import TwinTrial, choose_twin, compare_twins
 from ptymesh.cli import calibrate as command
 from ptymesh.errors import BadInput
 from ptymesh.io import load_measurement
-from ptymesh.recipe.schema import load_recipe
+from ptymesh.recipe.schema import Recipe, load_recipe
 from ptymesh.run.session import run_recipe
 from ptymesh.run.simulate_file import write as simulate_file
 from ptymesh.simulate import Simulation, checked
@@ -164,6 +164,25 @@ def test_stages_refine_what_was_measured(found: Calibration) -> None:
     own = replace(found, description=replace(found.description, recipe=raw))
     (stage,) = recipe_of(own, Path("out"))[0].stages
     assert stage.name == "lsqml" and not stage.models
+
+
+def test_several_slices_are_a_potential_whose_rotation_follows_the_patterns(found: Calibration) -> None:
+    def recipe_with(**settings: Any) -> tuple[Recipe, Any]:
+        told = replace(found.description, recipe=found.description.recipe | settings)
+        return recipe_of(replace(found, description=told), Path("out"))
+
+    thick = {"slices": 4, "slice_spacing_m": 2e-9}
+    recipe, reasons = recipe_with(object=thick)
+    assert (recipe.object.kind, recipe.probe.modes) == ("potential", 3)
+    assert {"object.kind", "probe.modes"} <= reasons.keys()
+    (stage,) = recipe.stages
+    assert (
+        vars(stage.models["scan_geometry"])["rotation_from"] == "patterns" and "depth_smoothness" in stage.constraints
+    )
+    own, _ = recipe_with(
+        object={**thick, "kind": "transmission"}, probe={**found.description.recipe["probe"], "modes": 1}
+    )
+    assert (own.object.kind, own.probe.modes) == ("transmission", 1)
 
 
 def test_twin_of_the_twin() -> None:

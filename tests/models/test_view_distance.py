@@ -96,7 +96,7 @@ def test_what_cannot_be_is_refused() -> None:
     scans, _ = two_distances()
     with pytest.raises(BadInput, match=r"The distances of the scans differ.*add optics: \{view_distance: true\}"):
         pm.Reconstruction(scans)
-    with pytest.raises(BadInput, match=r"rpie cannot move further_distance of optics\.view_distance"):
+    with pytest.raises(BadInput, match=r"further_distance of optics\.view_distance would stay as it starts; add"):
         pm.reconstruct(scans[0], pm.RPIE(epochs=1), optics=PIECE)
     far = Simulation(views=6, window=16)
     scan = truth(far)

@@ -63,7 +63,6 @@ def test_a_pixel_that_one_scan_masks_is_used_in_the_other(both: TwoScans) -> Non
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"wavelength_m": 2e-10}, "wavelengths"),
         ({"object_pixel_m": (1e-8, 1e-8)}, "object pixels"),
         ({"shape": (16, 16)}, "windows"),
     ],
@@ -73,6 +72,13 @@ def test_scans_that_cannot_share_an_object_are_refused(both: TwoScans, change: d
     other = replace(right, geometry=replace(right.geometry, **change)) if "shape" not in change else cropped(right)
     with pytest.raises(BadInput, match=f"{said}.* of left and right differ"):
         join_measurements([left, other], NO_SHIFT)
+
+
+def test_energies_share_a_potential_alone(both: TwoScans) -> None:
+    left, right = both.scans
+    other = replace(right, geometry=replace(right.geometry, wavelength_m=2e-10))
+    with pytest.raises(BadInput, match="The energies of the scans differ, and a transmission is not the same in all"):
+        pm.Reconstruction([left, other])
 
 
 def cropped(scan: pm.Measurement) -> pm.Measurement:

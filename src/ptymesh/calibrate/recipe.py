@@ -14,6 +14,9 @@ from ptymesh.io.prepare.preprocess import PreparedSource
 from ptymesh.recipe.schema import LENS_MODELS, RawGroup, Recipe, default_stages
 from ptymesh.recipe.starts import ObjectOptions, ProbeOptions
 
+#: Probe modes of an object of several slices.
+THICK_MODES = 3
+
 
 def recipe_of(found: Calibration, folder: Path) -> tuple[Recipe, Reasons]:
     """Return the recipe of a calibrated scan, and why it is as it is, by key.
@@ -50,9 +53,25 @@ def recipe_of(found: Calibration, folder: Path) -> tuple[Recipe, Reasons]:
     said = "was told" if known.semiangle_rad is not None else "follows from the disc and the file's pixel size"
     reasons["probe.start.semiangle_rad"] = [f"It {said}."]
     if not raw.get("stages"):
+        _set_thick_object(raw, reasons)
         raw["stages"], reasons["stages"] = refining_stages(found, raw), [refinement_sentence(found)]
     raw["output"] = {**(raw.get("output") or {}), "dir": str(folder)}
     return Recipe.parse(raw), reasons
+
+
+def _set_thick_object(raw: RawGroup, reasons: Reasons) -> None:
+    """Set kind and modes of an object of several slices, where nothing is said of them."""
+    obj, probe = raw.get("object") or {}, raw["probe"]
+    if obj.get("slices", 1) == 1:
+        return
+    if "kind" not in obj:
+        raw["object"] = {**obj, "kind": "potential"}
+        reasons["object.kind"] = [
+            "Through several slices, amplitudes that are free would take up what rotation and lens do to the patterns."
+        ]
+    if "modes" not in probe:
+        probe["modes"] = THICK_MODES
+        reasons["probe.modes"] = ["For a source of some size, and for atoms that move."]
 
 
 def refining_stages(found: Calibration, raw: RawGroup) -> list[RawGroup]:
