@@ -169,7 +169,7 @@ def twin_sentence(found: Calibration) -> str:
     twin = found.lens.twin
     which = f"rotation_deg {twin.rotation_deg:.2f}" + (f" with C10 {twin.c10_m:.4g}" if twin.c10_m else "")
     if found.settled:
-        return f"Its twin, {which}, fits as well; told apart by {found.settled}."
+        return f"Its twin, {which}, is told apart by {found.settled}."
     return f"NOTHING TELLS IT FROM ITS TWIN, {which}, in which the phase has the other sign; give --c10 or --phase."
 
 

@@ -15,13 +15,14 @@ from typing import Literal
 import numpy as np
 from scipy import ndimage
 
+from ptymesh.auto.short_runs import central_views, held_out_residual
 from ptymesh.calibrate.calibration import Calibration
 from ptymesh.calibrate.parallax import Lens
 from ptymesh.calibrate.recipe import recipe_of
 from ptymesh.io import load_measurement
 from ptymesh.measurement import select_views
+from ptymesh.recipe.schema import default_stages, engine_of
 from ptymesh.recipe.starts import ObjectOptions
-from ptymesh.run.reconstruction import Reconstruction
 
 #: Views, views of a batch, epochs and probe modes of a reconstruction, and the share of the views that is held out.
 VIEWS, BATCH, EPOCHS, MODES, HELD_OUT = 196, 16, 12, 2, 0.1
@@ -82,8 +83,8 @@ def choose_twin(found: Calibration, image: np.ndarray, c10: Sign, phase: PhaseSi
                 f"features that are {phase} in the phase (a potential that is nowhere negative explains {trial.views} "
                 f"patterns to {low:.3g} with the one, to {high:.3g} with the other)"
             )
-    skewness = skewness_of(image)
-    if abs(skewness) < max(SKEWED, SKEWED_ERRORS * sqrt(6 / image.size)):
+    skewness, error = skewness_of(image)
+    if abs(skewness) < max(SKEWED, SKEWED_ERRORS * error):
         return lens, ""
     right = (skewness > 0) == (phase == "bright")
     return (lens if right else lens.twin), f"features that are {phase} in the phase (skewness {abs(skewness):.2g})"
@@ -97,36 +98,28 @@ def compare_twins(found: Calibration) -> TwinTrial:
     """
     h, w = found.description.scan.window
     views = max(FEWEST_VIEWS, min(VIEWS, MOST_PIXELS // (h * w)))
-    residual, of_twin = (_held_out_residual(replace(found, lens=lens), views) for lens in (found.lens, found.lens.twin))
+    residual, of_twin = (_positive_residual(replace(found, lens=lens), views) for lens in (found.lens, found.lens.twin))
     return TwinTrial(residual, of_twin, views)
 
 
-def _held_out_residual(found: Calibration, views: int) -> float:
-    """Return the residual of held-out views that a short reconstruction by a calibration's recipe ends with."""
+def _positive_residual(found: Calibration, views: int) -> float:
+    """Return the residual of held-out views with which a positive potential ends in a calibration's recipe."""
     recipe, _ = recipe_of(found, Path())
     scan = load_measurement(recipe.data, recipe.positions)
-    middle = (scan.positions.min(axis=0) + scan.positions.max(axis=0)) / 2
-    away = np.abs(scan.positions - middle).max(axis=1)
-    central = np.sort(np.argsort(away, kind="stable")[:views])
-    recon = Reconstruction(
-        select_views(scan, central),
-        object=ObjectOptions(kind="potential"),
-        probe=recipe.probe.model_copy(update={"modes": MODES}),
-        subpixel=recipe.positions.subpixel,
-        optics=recipe.optics,
-        device="cpu",
+    obj, probe = ObjectOptions(kind="potential"), recipe.probe.model_copy(update={"modes": MODES})
+    size = {"epochs": EPOCHS, "batch": BATCH, "constraints": {"positivity": {"baseline": BASELINE}}}
+    return held_out_residual(
+        select_views(scan, central_views(scan.positions, views)),
+        recipe.model_copy(update={"object": obj, "probe": probe}),
+        engine_of("stages.0", {**default_stages(obj, probe)[-1], **size}),
+        HELD_OUT,
     )
-    stage = recipe.stages[-1]
-    changed = {"epochs": EPOCHS, "batch": BATCH, "constraints": {"positivity": {"baseline": BASELINE}}}
-    recon.stages = [type(stage).parse({**stage.model_dump(), **changed})]
-    recon.loop(hold_out=HELD_OUT).run()
-    return float(recon.state.history["held_out"][-1])
 
 
-def skewness_of(image: np.ndarray) -> float:
-    """Return the skewness of the features of an image (R, C) away from its borders."""
+def skewness_of(image: np.ndarray) -> tuple[float, float]:
+    """Return the skewness of the features of an image (R, C) away from its borders, and its standard error in noise."""
     rows, columns = (max(1, int(BORDER * n)) for n in image.shape)
     smooth = ndimage.gaussian_filter(image, 0.7) - ndimage.gaussian_filter(image, min(image.shape) / 8)
     inner = smooth[rows:-rows, columns:-columns]
     spread = float(inner.std())
-    return float(((inner - inner.mean()) ** 3).mean()) / spread**3 if spread else 0.0
+    return float(((inner - inner.mean()) ** 3).mean()) / spread**3 if spread else 0.0, sqrt(6 / inner.size)

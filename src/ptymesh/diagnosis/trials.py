@@ -9,10 +9,10 @@ import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from ptymesh.auto.short_runs import central_views, held_out_residual
 from ptymesh.diagnosis.remedies import UsableRemedy, assumed_recipe
 from ptymesh.diagnosis.view import ResultView
 from ptymesh.errors import PtymeshError
@@ -20,7 +20,6 @@ from ptymesh.io import load_measurement
 from ptymesh.io.options import DataOptions
 from ptymesh.measurement import Measurement, select_views
 from ptymesh.recipe.schema import Recipe
-from ptymesh.run.reconstruction import Reconstruction
 
 #: Views, epochs and views of a batch of a trial, at most.
 VIEWS, EPOCHS, BATCH = 64, 15, 16
@@ -79,11 +78,11 @@ class Trials:
             return None
         recipe = self.view.recipe or assumed_recipe(self.view)
         try:
-            chosen = self._central_views()
+            chosen = central_views(self.view.result_positions, VIEWS)
             if self._without is None:
-                self._without = _residual(select_views(scan, chosen), recipe)
+                self._without = _residual(scan, chosen, recipe)
             other = self._changed_scan(recipe, changed)
-            ended = _residual(select_views(other, chosen[chosen < other.views]), changed)
+            ended = _residual(other, chosen, changed)
         except PtymeshError:
             return None
         return RemedyTrial(self._without, ended, EPOCHS, len(chosen))
@@ -97,27 +96,14 @@ class Trials:
         options: DataOptions = changed.data.model_copy(update={"path": Path(scan.path or changed.data.path)})
         return load_measurement(options, changed.positions)
 
-    def _central_views(self) -> np.ndarray:
-        """Return the views (n,) nearest to the middle of the scan, in their order."""
-        p = self.view.result_positions
-        middle = (p.min(axis=0) + p.max(axis=0)) / 2
-        return np.sort(np.argsort(((p - middle) ** 2).sum(axis=1), kind="stable")[:VIEWS])
 
+def _residual(scan: Measurement, views: np.ndarray, recipe: Recipe) -> float:
+    """Return the residual of held-out views that the last stage ends with; views that a scan lacks are left out.
 
-def _residual(scan: Measurement, recipe: Recipe) -> float:
-    """Return the residual of held-out views that the last stage ends with. Raises BadInput."""
+    Raises:
+        BadInput: the recipe does not fit the scan.
+    """
     stage = recipe.stages[-1]
-    size: dict[str, Any] = {"epochs": EPOCHS, "batch": min(stage.batch or BATCH, BATCH)}
-    recon = Reconstruction(
-        scan,
-        object=recipe.object,
-        probe=recipe.probe,
-        subpixel=recipe.positions.subpixel,
-        optics=recipe.optics,
-        precision=recipe.precision,
-        seed=recipe.seed,
-        device="cpu",
-    )
-    recon.stages = [type(stage).parse({**stage.model_dump(), **size})]
-    recon.loop(hold_out=HELD_OUT).run()
-    return float(recon.state.history["held_out"][-1])
+    size = {"epochs": EPOCHS, "batch": min(stage.batch or BATCH, BATCH)}
+    part = select_views(scan, views[views < scan.views])
+    return held_out_residual(part, recipe, type(stage).parse({**stage.model_dump(), **size}), HELD_OUT)

@@ -10,7 +10,6 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from operator import attrgetter
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -169,16 +168,16 @@ def _refuse_difference(first: Measurement, other: Measurement) -> None:
         and a.radiation == b.radiation
         and None not in (a.wavelength_m, b.wavelength_m)
     )
-    of_wavelength = attrgetter("wavelength_m")
+    wavelengths: tuple[str, Callable[[Geometry], ArrayLike | None], str] = (
+        "wavelengths (m)", lambda one: one.wavelength_m, "reconstruct each by itself, or mend data.energy_eV"
+    )  # fmt: skip
     of_geometry: tuple[tuple[str, Callable[[Geometry], ArrayLike | None], str], ...] = (
         ("windows", lambda one: one.shape, "crop, bin or pad one of them (data.crop, data.bin, data.pad)"),
         ("propagation", lambda one: one.propagation, "reconstruct each by itself"),
-        ("wavelengths (m)", of_wavelength, "reconstruct each by itself, or mend data.energy_eV"),
+        *(() if several_energies else (wavelengths,)),
         ("object pixels (m)", lambda one: one.object_pixel_m, "pad or crop one of them, or mend data.distance_m"),
     )
     for what, of, remedy in of_geometry:
-        if of is of_wavelength and several_energies:
-            continue
         if not _are_equal(of(a), of(b)):
             raise BadInput(
                 f"The {what} of {first.name} and {other.name} differ, {of(a)} and {of(b)}, and one object is to be "
