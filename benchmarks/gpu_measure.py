@@ -40,7 +40,7 @@ from ptymesh.geometry import Geometry
 from ptymesh.kernels import VARIABLE
 from ptymesh.measurement import ArraySource, Measurement
 from ptymesh.physics.propagate import try_transforms
-from ptymesh.problem import loader
+from ptymesh.problem import chunk_sizes
 from ptymesh.run import machine
 from ptymesh.run.reconstruction import Reconstruction
 from ptymesh.run_folder.reports import BatchReport, Callback, EpochReport
@@ -160,14 +160,14 @@ class Watch(Callback):
 @contextmanager
 def chosen(row: Row, device: torch.device) -> Iterator[None]:
     """The row's kernels and chunks."""
-    before, chunk = os.environ.get(VARIABLE), loader.CHUNK_BYTES[device.type]
+    before, chunk = os.environ.get(VARIABLE), chunk_sizes.CHUNK_BYTES[device.type]
     os.environ[VARIABLE] = row.kernels
     if row.chunk_mib:
-        loader.CHUNK_BYTES[device.type] = row.chunk_mib << 20
+        chunk_sizes.CHUNK_BYTES[device.type] = row.chunk_mib << 20
     try:
         yield
     finally:
-        loader.CHUNK_BYTES[device.type] = chunk
+        chunk_sizes.CHUNK_BYTES[device.type] = chunk
         if before is None:
             del os.environ[VARIABLE]
         else:

@@ -75,7 +75,7 @@ def warm(settings: dict) -> None:
 
 def run(recipe: dict, ranks: int, threads: int, warm_with: str) -> list[dict]:
     """What each of `ranks` ranks of `threads` threads notes."""
-    from ptymesh.launcher.launch import launch
+    from ptymesh.launcher.rank_processes import launch
 
     with tempfile.TemporaryDirectory() as folder:
         recipe = {**recipe, "output": {"dir": f"{folder}/out", "figures": False}}

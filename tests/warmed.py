@@ -15,7 +15,7 @@ import ptymesh.cli.running
 import ptymesh.diagnosis.report
 import ptymesh.engines
 import ptymesh.io
-import ptymesh.launcher.launch
+import ptymesh.launcher.rank_processes
 import ptymesh.recipe.schema
 import ptymesh.run.loop
 import ptymesh.run.session

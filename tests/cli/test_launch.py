@@ -175,7 +175,7 @@ def test_refused(
     (tmp_path / "there.py").touch()
     (tmp_path / "there.yaml").touch()
     monkeypatch.setattr(sys, "argv", ["ptymesh", "launch", *arguments])
-    monkeypatch.setattr("ptymesh.launcher.launch.cores", lambda: 4)
+    monkeypatch.setattr("ptymesh.launcher.rank_processes.cores", lambda: 4)
     with pytest.raises(SystemExit) as left:
         main()
     assert left.value.code == 2 and sentence in capfd.readouterr().err

@@ -18,7 +18,7 @@ from ptymesh.distributed import program
 from ptymesh.distributed.watchdog import FailureVerdict
 from ptymesh.io.checkpoint import store as checkpoint
 from ptymesh.io.results import Result
-from ptymesh.launcher import launch as launcher
+from ptymesh.launcher import rank_processes as launcher
 from ptymesh.run import session
 from short_runs import Run, assert_equal, epochs, files, stop_after
 from warm import python

@@ -15,7 +15,7 @@ from ptymesh.cli import running
 from ptymesh.distributed import child
 from ptymesh.io.checkpoint import store as checkpoint
 from ptymesh.io.results import Result
-from ptymesh.launcher import launch as launcher
+from ptymesh.launcher import rank_processes as launcher
 from ptymesh.recipe.schema import Recipe
 from ptymesh.run_folder import start_record
 from short_runs import Run, assert_equal, epochs, files, stop_after

@@ -79,7 +79,7 @@ def in_chunks(views: int, words: list[str]) -> None:
 
     def limited(self: Problem, *given: Any, **named: Any) -> None:
         made(self, *given, **named)
-        self.loader.chunk_limit = views
+        self.loader.chunk_sizes.limit = views
 
     Problem.__init__ = limited  # type: ignore[method-assign]
     sys.argv[1:] = words

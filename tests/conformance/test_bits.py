@@ -171,7 +171,7 @@ def outcome(world: World, run: str, window: tuple[int, int], layout: str = "repl
     if ENGINES[engine].model_fields["batch"].annotation is type(None):
         del options["batch"]
     problem = toy.problem(world, layout, bool(how.get("halves")))
-    problem.loader.chunk_limit = how.get("chunk", 0)
+    problem.loader.chunk_sizes.limit = how.get("chunk", 0)
     start = toy.start(position_error=0.5)
     if "folder" in how and "stop" not in how:
         state = RunState.load(checkpoint.load(how["folder"]), problem)

@@ -44,7 +44,7 @@ output: {{figures: false, checkpoint_every: 1}}
 LAUNCHER = """
 import sys
 from pathlib import Path
-from ptymesh.launcher import launch as module
+from ptymesh.launcher import rank_processes as module
 from ptymesh.launcher import waiting
 waiting.PEERS_S = 3.0
 ranks, restarts, timeout, faulty, *arguments = sys.argv[1:]
@@ -241,7 +241,7 @@ def test_out_of_memory_on_one_rank(folder: Path, undisturbed: Mapping[int, Resul
 LOCKED = """
 import sys
 from ptymesh.cli.main import main
-from ptymesh.launcher import launch as module
+from ptymesh.launcher import rank_processes as module
 from ptymesh.launcher import waiting
 waiting.PEERS_S = 3.0
 faulty = sys.argv[1:6]

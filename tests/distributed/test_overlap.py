@@ -77,7 +77,7 @@ def gradients(world: World, layout: str) -> dict[str, Any]:
     problem = toy.problem(world, layout)
     e = share(toy.start(), problem)
     problem.begin_epoch(e)
-    problem.loader.chunk_limit = 4
+    problem.loader.chunk_sizes.limit = 4
     told = Told(problem)
     s = problem.gradients(e, Batch(np.arange(0, 60, 2)))
     out = torch.zeros_like(e.object)
@@ -123,7 +123,7 @@ def retried(world: World, name: str, first: bool, fails: bool) -> dict[str, Any]
     """Two steps; in the second, memory runs out on the last rank in the first interior chunk."""
     toy = make(views=60, window=(32, 32), blocks=8)
     problem = toy.problem(world, "sent")
-    problem.loader.chunk_limit = 4
+    problem.loader.chunk_sizes.limit = 4
     e = share(toy.start(), problem)
     problem.begin_epoch(e)
     engine, batch = {"rpie": RPIE(), "lsqml": LSQML()}[name], Batch(np.arange(60))
@@ -145,7 +145,7 @@ def retried(world: World, name: str, first: bool, fails: bool) -> dict[str, Any]
         "object": problem.layout.gather_whole(e.object, e).numpy(),
         "probe": e.probe.numpy(),
         "sent": (world.messages, world.bytes_sent, world.collectives),
-        "limit": problem.loader.chunk_limit,
+        "limit": problem.loader.chunk_sizes.limit,
     }
 
 

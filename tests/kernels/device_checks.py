@@ -55,7 +55,7 @@ def test_the_same_bits_in_any_chunks(case: str, device: Pretended, monkeypatch: 
     toy, found = make(views=4, window=(8, 12), **options), []
     for limit in (1, 2, 4):
         problem = problem_on(device, toy, GpuBackend(capture=False) if fused else Backend())
-        problem.loader.chunk_limit = limit
+        problem.loader.chunk_sizes.limit = limit
         found.append(run(problem, moved(toy.start(), device), engine, epochs=1, **asked).estimate)
     for other in found[1:]:
         for name in ("object", "probe", "positions"):
@@ -106,7 +106,7 @@ def test_no_transform_takes_a_second_pass_over_the_waves(device: Pretended) -> N
     toy, found = make(views=4, window=(8, 12)), []
     for limit in (2, 1):
         problem = problem_on(device, toy, GpuBackend(capture=False))
-        problem.loader.chunk_limit = limit
+        problem.loader.chunk_sizes.limit = limit
         estimate, before = moved(toy.start(), device), device.launched["_fft_c2c"]
         problem.begin_epoch(estimate)
         problem.gradients(estimate, Batch(np.arange(4)))

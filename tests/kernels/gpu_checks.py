@@ -217,7 +217,7 @@ def bits(machine: Machine) -> str:
             for limit, layout, capture in ((0, "replicated", True), (0, "replicated", True), (few, "tiled", False)):
                 toy = machine.toy(modes=machine.modes, dtype=torch.complex64)
                 problem = machine.problem(toy, layout, capture=capture)
-                problem.loader.chunk_limit = limit
+                problem.loader.chunk_sizes.limit = limit
                 state = machine.run(problem, machine.there(share(toy.start(), problem)), engine)
                 found.append((machine.here(state.estimate.object), machine.here(state.estimate.probe)))
             for what, other in (("twice", found[1]), ("in other chunks and tiles, one by one", found[2])):

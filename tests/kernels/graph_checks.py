@@ -51,7 +51,7 @@ def reconstructed(
     problems, states = [], []
     for some in (GpuBackend(capture=False), backend):
         problem = problem_on(device, toy, some)
-        problem.loader.chunk_limit = limit
+        problem.loader.chunk_sizes.limit = limit
         problems.append(problem)
         states.append(run(problem, moved(toy.start(), device), engine, **options))
     assert within_epochs(device) == []
@@ -186,7 +186,7 @@ def test_memory_that_is_short_is_given_back(device: Pretended, monkeypatch: pyte
 
     monkeypatch.setattr(RPIE, "step", starving)
     run(problem, moved(make(views=4, window=(8, 12)).start(), device), "rpie", batch=2)
-    assert before == [0, 0, 1, 1, 0] and problem.loader.chunk_limit == 1
+    assert before == [0, 0, 1, 1, 0] and problem.loader.chunk_sizes.limit == 1
 
 
 @more

@@ -57,7 +57,7 @@ def test_launches_of_a_batch_and_compiled_kernels(case: tuple[str, Any], device:
     engine, subpixel = case
     toy = make(views=16, window=(8, 12), subpixel=subpixel)
     problem = problem_on(device, toy, GpuBackend())
-    problem.loader.chunk_limit = 0
+    problem.loader.chunk_sizes.limit = 0
     run(problem, moved(toy.start(), device), engine, epochs=3)
     assert len(counted) == 12
     # of the last epoch; the one before has captured what is worth it

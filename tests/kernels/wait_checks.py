@@ -78,7 +78,7 @@ def problem_on(device: Pretended, toy: Toy, backend: Backend, layout: str = "rep
     owners = Replicated(world, scan.positions) if layout == "replicated" else Tiled(world, scan.positions, scan.window)
     problem = Problem(moved(toy.model, device), scan, owners, toy.truth.object.dtype)
     problem.backend = backend
-    problem.loader.chunk_limit = 3
+    problem.loader.chunk_sizes.limit = 3
     return problem
 
 
@@ -305,5 +305,5 @@ def run_here(toy: Toy, engine: str, **options: Any) -> Any:
     """The estimate that the host ends with."""
     with torch.utils._python_dispatch._disable_current_modes():
         problem = toy.problem()
-        problem.loader.chunk_limit = 3
+        problem.loader.chunk_sizes.limit = 3
         return run(problem, toy.start(), engine, **options).estimate

@@ -27,7 +27,7 @@ from ptymesh.measurement import steps_along_lines
 from ptymesh.models.fly_scan import FlyScan
 from ptymesh.physics.operators import Placed
 from ptymesh.planning.plan import plan_layouts, scan_of
-from ptymesh.problem.loader import CHUNK_BYTES
+from ptymesh.problem.chunk_sizes import CHUNK_BYTES
 from ptymesh.recipe.starts import ObjectOptions, ProbeOptions
 from ptymesh.simulate import Simulated, simulate
 from toy import Toy, make, relative
@@ -219,7 +219,7 @@ def test_chunks_and_plans_count_the_waves() -> None:
     """Eight points take the room of eight modes."""
     scan = simulate(**SCAN, views=9).measurement
     plain, fly = (pm.Reconstruction(scan, optics=o) for o in (None, {"fly_scan": {"points": 8}}))
-    sizes = [r.problem.loader._size(r.state.estimate, "used", False, False) for r in (plain, fly)]
+    sizes = [r.problem.loader.chunk_sizes.most_views(r.state.estimate, "used", False, False) for r in (plain, fly)]
     assert sizes[1] == max(1, CHUNK_BYTES["cpu"] // (8 * 8 * 48 * 48)) < sizes[0]
     given = scan, ObjectOptions(), ProbeOptions(), "fourier", "single", 3
     known = [scan_of(*given, optics=optics) for optics in ((), (FlyScan(points=8),))]  # type: ignore[arg-type]

@@ -76,7 +76,7 @@ def reconstruct(
     toy = make(views=30, modes=2)
     problem = toy.problem(world, layout)
     state = RunState(share(toy.start(position_error=0.3), problem))
-    problem.loader.chunk_limit = 2
+    problem.loader.chunk_sizes.limit = 2
     batch = {} if name in WHOLE else {"batch": 15}
     engine = ENGINES[name](epochs=2, positions={"start": 1}, **batch)
     scarce = Scarce(problem, 10**9 if sweep is None else sweep, MemoryError("all gone"))
@@ -158,7 +158,7 @@ def test_later_steps_can_be_taken_again_before_anything_was_received(
 ) -> None:
     toy = make(views=12)
     problem, estimate = toy.problem(), toy.start()
-    problem.loader.chunk_limit = 2
+    problem.loader.chunk_sizes.limit = 2
     problem.begin_epoch(estimate)
     batch = Batch(np.arange(12))
     engine.before_epoch(problem, estimate)
@@ -166,7 +166,7 @@ def test_later_steps_can_be_taken_again_before_anything_was_received(
     monkeypatch.setattr(problem.loader, "chunks", Scarce(problem, sweep, MemoryError()))
     with nullcontext() if possible else pytest.raises(PtymeshError, match="ran out of memory"):
         memory.step(engine, problem, estimate, batch, first=False)
-    assert (problem.loader.chunk_limit == 1) == possible
+    assert (problem.loader.chunk_sizes.limit == 1) == possible
 
 
 def scarce_waves(
@@ -175,7 +175,7 @@ def scarce_waves(
     """LSQML, where the last rank has memory to keep waves of so many views, and fetches its patterns anew."""
     toy = make(views=30, modes=2, dtype=torch.complex64, **(kind or {}))
     problem, state = toy.problem(world, halves=halves), RunState(toy.start(position_error=0.3))
-    problem.loader.chunk_limit, keep, held = 2, problem.evaluator._with_waves, [0]
+    problem.loader.chunk_sizes.limit, keep, held = 2, problem.evaluator._with_waves, [0]
 
     def scarce(chunk: Any, *given: Any) -> Any:
         if len(chunk.counts) == 0:  # of the first sweep
@@ -194,7 +194,7 @@ def scarce_waves(
         **arrays,
         "losses": np.array(state.history["loss"]),
         "said": said.getvalue(),
-        "limit": problem.loader.chunk_limit,
+        "limit": problem.loader.chunk_sizes.limit,
     }
 
 
@@ -239,7 +239,7 @@ def scarce_start(world: World, most: int) -> tuple[list[float], int]:
     problem.backend.illuminate = scarce  # type: ignore[method-assign]
     with contextlib.redirect_stderr(io.StringIO()):
         Loop(problem, state, [LSQML(epochs=1, batch=15)], seed=1).run()
-    return state.history["loss"], problem.loader.chunk_limit
+    return state.history["loss"], problem.loader.chunk_sizes.limit
 
 
 def test_memory_that_runs_out_before_an_epoch(ranks: Any) -> None:
@@ -344,7 +344,7 @@ def scarce_residual(world: World, most: int) -> tuple[float, float, int]:
         return detector(model, chunk, *given)
 
     problem.backend.detector = scarce  # type: ignore[method-assign]
-    return *problem.residual(estimate), problem.loader.chunk_limit
+    return *problem.residual(estimate), problem.loader.chunk_sizes.limit
 
 
 def test_memory_that_runs_out_in_a_residual(ranks: Any) -> None:

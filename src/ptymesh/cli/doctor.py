@@ -20,7 +20,7 @@ def command(
     """Look at devices, backends, collectives and disk. Status 1 where a backend does not work."""
     from ptymesh.errors import BadInput
     from ptymesh.launcher.doctor import examine
-    from ptymesh.launcher.launch import MOST_RANKS
+    from ptymesh.launcher.rank_processes import MOST_RANKS
 
     if not timeout > 0:
         raise BadInput(f"--timeout is {timeout}; give a number of seconds above 0.")

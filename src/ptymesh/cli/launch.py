@@ -26,7 +26,7 @@ def command(
     from ptymesh.distributed.devices import DEVICE
     from ptymesh.distributed.rank_info import world
     from ptymesh.errors import BadInput
-    from ptymesh.launcher.launch import launch
+    from ptymesh.launcher.rank_processes import launch
 
     if world().size > 1:
         raise BadInput("This is a rank already; ptymesh launch starts its own ranks, without torchrun.")

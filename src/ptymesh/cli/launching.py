@@ -107,7 +107,7 @@ class LaunchOptions:
         """Raise BadInput for numbers out of range, and for a device or backend that does not exist."""
         from ptymesh.distributed.devices import backend_for, device_for, shared_by
         from ptymesh.errors import BadInput
-        from ptymesh.launcher.launch import MOST_PER_CORE, MOST_RANKS, cores
+        from ptymesh.launcher.rank_processes import MOST_PER_CORE, MOST_RANKS, cores
 
         ranks = 1 if self.ranks is None else self.ranks
         if not 1 <= ranks <= MOST_RANKS:

@@ -38,7 +38,7 @@ def command(
 ) -> None:
     """Memory and messages on so many ranks, for both layouts of the object, without running."""
     from ptymesh.errors import BadInput
-    from ptymesh.launcher.launch import cores
+    from ptymesh.launcher.rank_processes import cores
     from ptymesh.physics.operators import pieces_for_scan
     from ptymesh.planning.plan import plan_layouts, scan_of
     from ptymesh.recipe.scans import load_scan

@@ -216,7 +216,7 @@ def execute(
             with environment_of(how.environment):
                 outcome = _run_in_this_process(recipe, how.device, resume, other_data, finder or StageFinder())
             if place.size == 1 and (out / "ranks").is_dir():  # left by an earlier run on several ranks
-                from ptymesh.launcher.launch import tidy
+                from ptymesh.launcher.rank_processes import tidy
 
                 tidy(out / "ranks", 1)
             if strict:
@@ -246,7 +246,7 @@ def start_ranks(arguments: Sequence[str], how: LaunchOptions, out: Path) -> int:
     Raises:
         BadInput: another run has the folder.
     """
-    from ptymesh.launcher.launch import launch
+    from ptymesh.launcher.rank_processes import launch
     from ptymesh.run_folder.lock import TOKEN, hold_folder
 
     assert how.ranks is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from ptymesh.launcher.launch import launch
+from ptymesh.launcher.rank_processes import launch
 
 
 def main(ranks: str, *program: str) -> int:

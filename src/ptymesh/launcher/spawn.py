@@ -20,7 +20,7 @@ from typing import Any
 
 from ptymesh.distributed.rank_info import world
 from ptymesh.errors import BadInput, PtymeshError
-from ptymesh.launcher.launch import MOST_RANKS, launch
+from ptymesh.launcher.rank_processes import MOST_RANKS, launch
 from ptymesh.launcher.spawned_rank import ADDRESS, KEY, import_cloudpickle
 
 

@@ -3,9 +3,10 @@
 from ptymesh.physics.backend import Chunk
 from ptymesh.problem.accumulator import Accumulator
 from ptymesh.problem.batch import Batch, CachedChunk, Gradients, ViewUpdates
+from ptymesh.problem.chunk_sizes import CHUNK_BYTES
 from ptymesh.problem.evaluator import Evaluator
 from ptymesh.problem.kept_waves import KeptWaves
-from ptymesh.problem.loader import CHUNK_BYTES, ViewLoader
+from ptymesh.problem.loader import ViewLoader
 from ptymesh.problem.object_fields import Fields
 from ptymesh.problem.problem import Problem
 

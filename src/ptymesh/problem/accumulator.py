@@ -25,8 +25,8 @@ from ptymesh.physics.fidelity import fidelity_of
 from ptymesh.physics.model import Intermediates, Model
 from ptymesh.physics.rounding import narrowed, shifts_for, wide
 from ptymesh.problem.batch import Batch, Gradients
+from ptymesh.problem.chunk_sizes import WaveUse
 from ptymesh.problem.evaluator import Evaluator, loss_and_counts
-from ptymesh.problem.loader import WaveUse
 
 #: Powers of two by which terms may exceed the expected ones, try after try; and those of sums that cannot be repeated,
 #: as their waves come from elsewhere.

@@ -296,7 +296,7 @@ class Evaluator:
                     raise
             # Outside of the except clause, the frames of the failed call and their tensors are freed.
             self.setup.give_back()
-            if not self.loader.halve_chunks():
+            if not self.loader.chunk_sizes.halve():
                 raise PtymeshError(f"Rank {self.setup.world.rank} ran out of memory with a single view at a time.")
 
     def _misfit(self, estimate: Estimate, views: np.ndarray, seen: Tensor, each: Tensor | None) -> Reduction:

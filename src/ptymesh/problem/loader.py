@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from copy import copy
-from itertools import pairwise, repeat
-from typing import Literal
+from itertools import repeat
 
 import numpy as np
 import torch
@@ -25,20 +24,13 @@ from ptymesh.physics.backend import BatchCache, Chunk
 from ptymesh.physics.operators import Views, ViewValues, rows_for_views
 from ptymesh.physics.resample import corner_crop
 from ptymesh.problem.batch import Batch
+from ptymesh.problem.chunk_sizes import ChunkSizes, WaveUse
 from ptymesh.problem.local_views import LocalViewIndex
 from ptymesh.problem.setup import Setup
 from ptymesh.storage.memory_budget import MemoryBudget, stored
 from ptymesh.storage.patterns import Patterns
 from ptymesh.unknowns import Unknown
 
-#: Bytes of one array of waves of a chunk; about ten such arrays are alive at a time, on a CPU with kernels fewer.
-#: Torch's operations on a CPU are up to three times slower if a chunk does not fit the cache.
-CHUNK_BYTES = {"cpu": 4 << 20, "cuda": 128 << 20}
-#: Number of such arrays, for estimates of memory.
-CHUNK_ARRAYS = 10
-#: Factor by which arrays may be larger that are read once in a sweep, or written for the batch's second sweep.
-KEPT_CHUNKS = 4
-WaveUse = Literal["used", "kept", "dropped"]
 #: Largest number of views, and of bytes, that are read together if only sums over views are wanted.
 SLAB, SLAB_BYTES = 64, 4 << 20
 #: Number of views from which the magnitude of sums is estimated.
@@ -77,12 +69,9 @@ class ViewLoader:
         self.mask = torch.as_tensor(measurement.mask, device=setup.device)
         #: Views of the next batch, if known: their patterns are read while this batch is computed.
         self.coming = np.empty(0, dtype=np.int64)
-        #: Most views in a chunk since memory ran out (0: as many as CHUNK_BYTES allows); and in the last sweep.
-        self.chunk_limit, self.largest = 0, 1
+        self.chunk_sizes = ChunkSizes(setup, patterns)
         #: Finds this rank's views of a batch.
         self.local_views = LocalViewIndex(setup.layout, setup.real, setup.settings)
-        #: Most views of a chunk in this epoch, by the use of its waves.
-        self._sizes_of: dict[tuple[WaveUse, bool, bool, torch.Size], int] = {}
         #: Called after the last border view of a sweep has been processed, as other ranks wait for the sums.
         self.border_swept: Callable[[], None] | None = None
         #: Norm of the strongest exit wave and largest count of a pixel of some views, which set the steps of sums.
@@ -91,12 +80,10 @@ class ViewLoader:
     def coarse(self, setup: Setup, c: int) -> ViewLoader:
         """Return the loader of the inner 1/c of the detector."""
         made = copy(self)
-        made.setup, made.local_views, made._sizes_of = (
-            setup,
-            LocalViewIndex(setup.layout, setup.real, setup.settings),
-            {},
-        )
+        made.setup, made.local_views = setup, LocalViewIndex(setup.layout, setup.real, setup.settings)
         made.patterns, made.mask = self.patterns.cropped(c), corner_crop(self.mask, c)
+        made.chunk_sizes = ChunkSizes(setup, made.patterns)
+        made.chunk_sizes.limit = self.chunk_sizes.limit
         made.scan = self.scan / c
         return made
 
@@ -107,7 +94,7 @@ class ViewLoader:
             BadInput: a window leaves the object.
         """
         self.local_views.begin_epoch(estimate, self.setup.model.reach)
-        self._sizes_of = {}
+        self.chunk_sizes.begin_epoch()
 
     def hand_over(self, move: Migration) -> None:
         """Send patterns to the ranks that now own their views. Collective."""
@@ -160,9 +147,9 @@ class ViewLoader:
         other = None if seen is estimate.object else seen
         own = self.local_views.of(estimate, views)
         whole = self.integer_positions(estimate, views)
-        size = self._size(estimate, waves, steps, whole)
-        border, sizes = own.border, self._sizes(own.views, own.border, size)
-        self.largest = max(sizes, default=1)
+        size = self.chunk_sizes.most_views(estimate, waves, steps, whole)
+        border, sizes = own.border, self.chunk_sizes.cut(own.views, own.border, size)
+        self.chunk_sizes.last_largest = max(sizes, default=1)
         cache, saturation = BatchCache(), self.setup.model.saturation
         pieces = [own.values] if len(sizes) == 1 else [*zip(*(v.split(sizes) for v in own.values), strict=True)]
         swept: Iterable[tuple[Tensor, Tensor | None]]
@@ -231,56 +218,11 @@ class ViewLoader:
         """
         return not estimate.moving and self.local_views.of(estimate, views).integer_positions
 
-    def _view_bytes(self, estimate: Estimate, waves: WaveUse, steps: bool, whole: bool) -> int:
-        """Return the bytes of a view that count against CHUNK_BYTES."""
-        probe = estimate.probes[0]
-        beam = probe.numel() * probe.element_size()
-        used = beam * self.setup.model.fan_out
-        if waves == "used":
-            return used
-        # Patterns that are fetched come chunk by chunk; small chunks let reading and computing overlap.
-        read = beam // len(probe) if self.patterns.fetched else self.patterns.frame_bytes // KEPT_CHUNKS
-        written = used // KEPT_CHUNKS if waves == "kept" else 0
-        swept = self.setup.backend.sweep_bytes(self.setup.model, probe, steps, whole)
-        return max(swept, read, written)
-
-    def _size(self, estimate: Estimate, waves: WaveUse, steps: bool, whole: bool) -> int:
-        """Return the largest number of views of a chunk."""
-        case = waves, steps, whole, estimate.probe.shape
-        size = self._sizes_of.get(case)
-        if size is None:
-            memory = CHUNK_BYTES.get(self.setup.device.type, CHUNK_BYTES["cuda"])
-            size = self._sizes_of[case] = max(1, memory // self._view_bytes(estimate, waves, steps, whole))
-        return min(size, self.chunk_limit or size)
-
-    def _sizes(self, views: np.ndarray, border: int, size: int) -> list[int]:
-        """Return the sizes of chunks of at most `size` views.
-
-        Border views come first. None of the chunks holds both border views and others, or views of two settings.
-
-        Args:
-            views: (n,) this rank's views, in the order in which they are swept.
-            border: number of border views.
-            size: largest number of views.
-        """
-        count, settings = len(views), self.setup.settings
-        cuts = [0, border, count]
-        if settings is not None:
-            cuts = sorted({*cuts, *(np.flatnonzero(np.diff(settings[views])) + 1).tolist()})
-        return [min(size, end - at) for start, end in pairwise(cuts) for at in range(start, end, size)]
-
     def _fetched(self, mine: np.ndarray, sizes: list[int], size: int) -> Iterator[tuple[Tensor, Tensor | None]]:
         """Yield the patterns of these views of this rank, a chunk at a time, while those of the next batch are read."""
         local, coming = self.setup.layout.local, self.local_views.in_sweep_order(self.coming)
-        later = self._sizes(coming, self.local_views.bordering(coming), size)
+        later = self.chunk_sizes.cut(coming, self.local_views.bordering(coming), size)
         return self.patterns.pieces(local(mine), sizes, local(coming), later)
-
-    def halve_chunks(self) -> bool:
-        """Halve the number of views in a chunk from here on; return False if the last one had a single view."""
-        if self.largest == 1:
-            return False
-        self.chunk_limit = self.largest // 2
-        return True
 
     # --- numbers of views ---
 

@@ -25,8 +25,9 @@ from ptymesh.physics.model import Model
 from ptymesh.physics.propagate import try_transforms
 from ptymesh.problem.accumulator import Accumulator
 from ptymesh.problem.batch import Batch, Gradients
+from ptymesh.problem.chunk_sizes import CHUNK_ARRAYS
 from ptymesh.problem.evaluator import Evaluator
-from ptymesh.problem.loader import CHUNK_ARRAYS, ViewLoader, own_patterns
+from ptymesh.problem.loader import ViewLoader, own_patterns
 from ptymesh.problem.object_fields import Fields
 from ptymesh.problem.setup import Setup
 from ptymesh.problem.view_metrics import ViewMetrics
@@ -209,10 +210,11 @@ class Problem:
         Returns:
             Part of a sentence; empty if nothing more can be saved.
         """
-        loader, evaluator = self.loader, self.evaluator
-        if evaluator.kept_views and (2 * evaluator.kept_views > CHUNK_ARRAYS * loader.largest or loader.largest == 1):
+        sizes, evaluator = self.loader.chunk_sizes, self.evaluator
+        largest = sizes.last_largest
+        if evaluator.kept_views and (2 * evaluator.kept_views > CHUNK_ARRAYS * largest or largest == 1):
             evaluator.keeps, evaluator.kept_views = False, 0
             return "it makes waves of a batch twice instead of keeping them"
-        if not loader.halve_chunks():
+        if not sizes.halve():
             return ""
-        return f"it goes on with chunks of {loader.chunk_limit} view{'s' * (loader.chunk_limit != 1)}"
+        return f"it goes on with chunks of {sizes.limit} view{'s' * (sizes.limit != 1)}"

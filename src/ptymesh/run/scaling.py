@@ -29,7 +29,7 @@ import numpy as np
 from ptymesh.errors import BadInput, PtymeshError
 from ptymesh.files import replacing, writing
 from ptymesh.io.results import Result
-from ptymesh.launcher.launch import cores, launch
+from ptymesh.launcher.rank_processes import cores, launch
 
 #: What of the final results is compared, bit by bit.
 COMPARED = ("object", "probe", "positions_px", "weights", "opr", "background")

@@ -18,7 +18,7 @@ from ptymesh.errors import BadInput, Interrupted, PtymeshError
 from ptymesh.io import load_measurement
 from ptymesh.io.prepare.checks import refuse_featureless, without_marks
 from ptymesh.io.results import Result
-from ptymesh.launcher.launch import launch
+from ptymesh.launcher.rank_processes import launch
 from ptymesh.recipe.schema import Recipe
 from ptymesh.run.session import run_recipe
 from ptymesh.run_folder.callbacks import FreshStart, LogFile, MetricsFile

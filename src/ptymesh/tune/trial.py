@@ -22,7 +22,7 @@ from ptymesh.distributed.program import account_for
 from ptymesh.distributed.world import World
 from ptymesh.errors import Diverged, Interrupted, PtymeshError
 from ptymesh.files import replacing, writing
-from ptymesh.launcher.launch import launch
+from ptymesh.launcher.rank_processes import launch
 from ptymesh.recipe.schema import Recipe
 from ptymesh.run_folder.signals import StopSignal
 from ptymesh.tune import objectives, storage

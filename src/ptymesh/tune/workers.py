@@ -14,7 +14,7 @@ from ptymesh.distributed.child import LAUNCHER
 from ptymesh.distributed.devices import device_for, visible_gpus
 from ptymesh.distributed.processes import start_python
 from ptymesh.errors import BadInput, Interrupted, PtymeshError
-from ptymesh.launcher.launch import MOST_RANKS, cores
+from ptymesh.launcher.rank_processes import MOST_RANKS, cores
 
 #: How often a worker that was killed is replaced: what kills it may be in the data, or the machine's want of memory.
 REPLACED = 3

@@ -192,7 +192,7 @@ def retried(world: World) -> tuple[np.ndarray, bool]:
         add_weighted(target, *given, **options)
 
     fields.add_weighted = scarce  # type: ignore[method-assign]
-    problem.loader.chunk_limit = 4
+    problem.loader.chunk_sizes.limit = 4
     Loop(problem, state, [RPIE(epochs=1, batch=11)], seed=2).run()
     return problem.layout.gather_whole(state.estimate.object, state.estimate).numpy(), bool(failed)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from ptymesh.distributed.layouts.borders import relayed_is_less
+from ptymesh.distributed.layouts.common_blocks import relayed_is_less
 from ptymesh.distributed.layouts.tiled import Tiled
 from ptymesh.distributed.tiles import bisect, parts_of, tiles_of
 from ptymesh.distributed.world import World

@@ -33,8 +33,8 @@ import torch
 from torch import Tensor
 
 from ptymesh.distributed.devices import sent
-from ptymesh.distributed.layouts.borders import block_owners, in_common, reach_into, relayed_is_less
 from ptymesh.distributed.layouts.boxes import Blocks, Boxes, blocks_reached_by_rank, where
+from ptymesh.distributed.layouts.common_blocks import block_owners, in_common, reach_into, relayed_is_less
 from ptymesh.distributed.layouts.handover import Handover
 from ptymesh.distributed.layouts.layout import BlockSparseField, Layout, Summed, product
 from ptymesh.distributed.shared_sums import MOST_RANKS, SharedSums, SumAreas

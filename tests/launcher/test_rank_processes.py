@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from ptymesh.errors import BadInput, PtymeshError
-from ptymesh.launcher import launch as module
+from ptymesh.launcher import rank_processes as module
 from ptymesh.launcher import waiting
-from ptymesh.launcher.launch import cores, launch
+from ptymesh.launcher.rank_processes import cores, launch
 
 PRELUDE = """
 import os, sys, time
@@ -253,7 +253,7 @@ LAUNCHER = """
 import sys
 from pathlib import Path
 from ptymesh.launcher import waiting
-from ptymesh.launcher.launch import launch
+from ptymesh.launcher.rank_processes import launch
 waiting.PEERS_S = 1.0
 sys.exit(launch([sys.argv[1]], 2, log_dir=Path(sys.argv[1]) / "ranks", program=(sys.argv[2],)))
 """
