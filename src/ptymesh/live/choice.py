@@ -16,6 +16,9 @@ MIXED = 8
 #: Views are left alone that updates have seen so many times more often than is asked, until the stream has ended.
 MOST_USES = 4
 
+#: Views of a batch, at least, where so many new ones wait: what a batch costs beside its views is then little.
+BATCH_BEHIND = 256
+
 
 def choose_views(uses: np.ndarray, wanted: int, seed: int, segment: int, *, ended: bool) -> np.ndarray:
     """Return the views of the next segment: new ones, then those that fewest updates have seen, and some of all others.

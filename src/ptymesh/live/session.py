@@ -38,7 +38,7 @@ from ptymesh.io.prepare.preprocess import measurement_of
 from ptymesh.io.results import Result
 from ptymesh.kernels import kernel_backend
 from ptymesh.live.admissions import Admissions
-from ptymesh.live.choice import SEGMENT, choose_batch, choose_views
+from ptymesh.live.choice import BATCH_BEHIND, SEGMENT, choose_batch, choose_views
 from ptymesh.live.frames import ApartStream, FrameSource
 from ptymesh.live.object_parts import join_part, paste
 from ptymesh.live.outcome import LiveOptions, LiveOutcome
@@ -322,9 +322,11 @@ class _Session:
             behind: True if frames come faster than they are used, so that large batches are better, as they are faster.
         """
         engine = self.recipe.stages[0].model_copy(update={"epochs": 1}, deep=True)
-        if engine.batch is None or behind:
+        if engine.batch is None:
             return engine
-        return engine.model_copy(update={"batch": choose_batch(positions, window, engine.batch)})
+        most = engine.batch
+        batch = max(most, BATCH_BEHIND) if behind else choose_batch(positions, window, most)
+        return engine.model_copy(update={"batch": batch})
 
     def _segment(self, views: np.ndarray) -> dict[str, object]:
         """Run one epoch over some views, from where the segment before has led.
