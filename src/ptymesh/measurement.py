@@ -366,21 +366,28 @@ def evenly_spread(views: int, most: int) -> np.ndarray:
     return np.unique(np.linspace(0, views - 1, most).round().astype(np.int64))
 
 
-def select_views(scan: Measurement, views: np.ndarray) -> Measurement:
-    """Return some views of a scan, their patterns read into memory.
+def select_views(scan: Measurement, views: np.ndarray, patterns: PatternSource | None = None) -> Measurement:
+    """Return some views of a scan, or of several that are joined, with all that each view has for itself.
 
     Args:
-        scan: one scan.
+        scan: the scan; of several, each keeps a view.
         views: (n,) indices.
+        patterns: of these views (n, h, w); None reads them into memory.
     """
+
+    def selected(rows: np.ndarray | None) -> np.ndarray | None:
+        return None if rows is None else rows[views]
+
     return replace(
         scan,
-        patterns=ArraySource(np.ascontiguousarray(scan.patterns.read(views))),
+        patterns=ArraySource(np.ascontiguousarray(scan.patterns.read(views))) if patterns is None else patterns,
         positions=scan.positions[views],
-        stored_positions=None if scan.stored_positions is None else scan.stored_positions[views],
+        stored_positions=selected(scan.stored_positions),
         steps=scan.line_steps[views],
-        paths=None if scan.paths is None else scan.paths[views],
+        paths=selected(scan.paths),
         intensity=None if scan.intensity is None else scan.intensity[views] / scan.intensity[views].mean(),
+        scan_index=selected(scan.scan_index),
+        further_distance_m=selected(scan.further_distance_m),
     )
 
 

@@ -17,7 +17,7 @@ from ptymesh.distributed.world import Solo
 from ptymesh.errors import BadInput
 from ptymesh.io.joint_scans import join_measurements
 from ptymesh.io.prepare.inspection import summarise
-from ptymesh.measurement import ArraySource
+from ptymesh.measurement import ArraySource, select_views
 from ptymesh.recipe.scans import load_scan
 from ptymesh.recipe.schema import Recipe, load_recipe
 from ptymesh.run.session import run_recipe
@@ -40,6 +40,33 @@ def test_views_of_all_scans_are_one_list(both: TwoScans) -> None:
     wanted = [right.patterns.read(np.array([3])), left.patterns.read(np.array([2]))]
     np.testing.assert_array_equal(joint.patterns.read(views)[:2], np.concatenate(wanted))
     assert joint.scan_index is not None and joint.scan_index[views].tolist() == [1, 0, 1, 0]
+
+
+def test_a_measurement_that_a_program_made_is_checked(both: TwoScans) -> None:
+    joint = join_measurements(both.scans, NO_SHIFT)
+    counts = joint.patterns.read(np.arange(joint.views))
+    counts[:, 3, 5] = 65535  # a pixel that never holds data
+    made = pm.Measurement(
+        patterns=counts,
+        positions=joint.positions,
+        geometry=joint.geometry,
+        mask=joint.mask,
+        scan_index=joint.scan_index,
+        scan_names=joint.scan_names,
+    )
+    recon = pm.Reconstruction(made)
+    mask = recon.problem.loader.mask
+    assert not mask[3, 5] and int(mask.sum()) == joint.mask.sum() - 1
+
+
+def test_what_views_have_for_themselves_is_selected_with_them(both: TwoScans) -> None:
+    joint = replace(join_measurements(both.scans, NO_SHIFT), further_distance_m=None)
+    joint = replace(joint, further_distance_m=np.arange(joint.views) * 1e-3)
+    views = np.array([joint.views - 1, 4])
+    some = select_views(joint, views)
+    assert some.scan_index is not None and some.scan_index.tolist() == [1, 0]
+    assert some.further_distance_m is not None and some.further_distance_m.tolist() == (views * 1e-3).tolist()
+    np.testing.assert_array_equal(some.patterns.read(np.array([1])), joint.patterns.read(views[1:]))
 
 
 def test_the_brighter_scan_has_the_larger_intensity(both: TwoScans) -> None:

@@ -33,7 +33,7 @@ async function refreshRuns() {
     return;
   }
   const going = runs.filter((run) => run.state === "running").length;
-  $("note").textContent = runs.length ? `${runs.length} runs, ${going} running` : "There are no runs in these folders yet.";
+  $("note").textContent = runs.length ? `${runs.length} run${runs.length === 1 ? "" : "s"}, ${going} running` : "There are no runs in these folders yet.";
   const list = $("runs"), focused = document.activeElement?.dataset?.id;
   state.runs = runs;
   list.replaceChildren(...runs.map((run) => {

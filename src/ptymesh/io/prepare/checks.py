@@ -28,7 +28,7 @@ from ptymesh.io.prepare.outliers import dark_regions, odd_views
 from ptymesh.io.prepare.preprocess import PreparedSource
 from ptymesh.io.prepare.survey import Survey, has_one_pattern, odd_pixels, step_of, survey, too_far_apart, upright
 from ptymesh.io.prepare.transparent import find_weakened_regions
-from ptymesh.measurement import Measurement, evenly_spread
+from ptymesh.measurement import Measurement, evenly_spread, select_views
 
 #: Least step in object pixels; positions with a smaller one are in another unit than they are taken for.
 LEAST_STEP_PX = 0.1
@@ -199,7 +199,7 @@ def check_marks(measurement: Measurement) -> Findings:
     if isinstance(source, PreparedSource):
         source = replace(source, invalid="missing")
     some = SelectedSource(source, views)
-    few = replace(m, patterns=some, positions=m.positions[views], intensity=None, stored_positions=None)
+    few = replace(select_views(_without_scans(m), views, some), intensity=None)
     seen = survey(few)
     least, most = _laid_out(m, seen.least), _laid_out(m, seen.most)
     never = np.zeros(m.window, bool)
@@ -229,6 +229,13 @@ def check_marks(measurement: Measurement) -> Findings:
     )
     roots = _amplitudes(some.read(np.arange(len(views)))) if m.checks.scan != "off" else ""
     return replace(found, doubts=(*found.doubts, roots)) if roots else found
+
+
+def _without_scans(measurement: Measurement) -> Measurement:
+    """Return the measurement as that of one scan: of a few views, some scans may have none."""
+    return replace(
+        measurement, scan_index=None, scan_names=(), scan_probes=(), displaced_px=None, interaction_ratios=None
+    )
 
 
 def _amplitudes(counts: np.ndarray) -> str:

@@ -14,7 +14,7 @@ from ptymesh.errors import BadInput
 from ptymesh.io.options import MOST_WITHOUT, CheckedData, DataOptions
 from ptymesh.io.prepare.outliers import regions_of
 from ptymesh.io.prepare.preprocess import PreparedSource
-from ptymesh.measurement import Measurement, PatternSource
+from ptymesh.measurement import Measurement, PatternSource, select_views
 
 
 @dataclass(frozen=True)
@@ -87,20 +87,8 @@ def apply_findings(measurement: Measurement, findings: Findings) -> Measurement:
             source = replace(source, selected=source.selected[kept])
         else:
             source = SelectedSource(source, kept)
-        intensity = None if m.intensity is None else m.intensity[kept] / m.intensity[kept].mean()
-        steps = m.line_steps[kept]
-        stored, paths = (None if one is None else one[kept] for one in (m.stored_positions, m.paths))
-        m = replace(
-            m,
-            patterns=source,
-            positions=m.positions[kept],
-            stored_positions=stored,
-            steps=steps,
-            paths=paths,
-            intensity=intensity,
-            left_out=tuple(sorted((*m.left_out, *gone))),
-            scan_index=None if m.scan_index is None else m.scan_index[kept],
-        )
+        left_out = tuple(sorted((*m.left_out, *gone)))
+        m = replace(select_views(m, kept, source), left_out=left_out)
     return m
 
 
