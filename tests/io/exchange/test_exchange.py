@@ -142,6 +142,102 @@ def test_a_potential_of_py4dstem(tmp_path: Path) -> None:
     assert back.attrs["energy_eV"] == 8e4 and any("potential" in note for note in notes)
 
 
+#: py4DSTEM's classes, and what emdfile calls the values that they are made of again.
+ARGUMENTS = {
+    "energy": "number",
+    "semiangle_cutoff": "None",
+    "rolloff": "number",
+    "object_padding_px": "None",
+    "object_type": "string",
+    "name": "string",
+    "vacuum_probe_intensity": "None",
+    "positions": "array",
+}
+CALIBRATION = {
+    "rotation_angle_rad": "number",
+    "data_transpose": "bool",
+    "positions_px": "array",
+    "region_of_interest_shape": "array",
+    "amplitudes_shape": "array",
+    "num_diffraction_patterns": "number",
+    "sampling": "tuple",
+    "angular_sampling": "tuple",
+    "positions_mask": "None",
+}
+
+
+@pytest.mark.parametrize(
+    ("slices", "modes", "name", "more"),
+    [
+        (1, 1, "SingleslicePtychography", {}),
+        (1, 2, "MixedstatePtychography", {"num_probes": "number"}),
+        (
+            3,
+            2,
+            "MixedstateMultislicePtychography",
+            {"num_probes": "number", "num_slices": "number", "slice_thicknesses": "array"}
+            | {"theta_x": "number", "theta_y": "number"},
+        ),
+    ],
+)
+def test_a_reconstruction_of_py4dstem(slices: int, modes: int, name: str, more: dict[str, str], tmp_path: Path) -> None:
+    """All that its class is made of again, and the sampling that it works out; a tilt has the other sign."""
+    there = example(
+        slices=slices,
+        modes=modes,
+        pixel_size_m=(4e-11, 5e-11),
+        tilt_rad=(1e-3, -2e-3) if slices > 1 else (0.0, 0.0),
+        attrs={"energy_eV": 8e4, "radiation": "electron"},
+        history={"residual": np.array([0.5, 0.25])},
+    )
+    path = tmp_path / "r.emd"
+    assert convert.write_result(there, path, convert.FORMATS["py4dstem"]) == ["The history of the run is left out."]
+    with h5py.File(path) as file:
+        made = file["ptychography_root/ptychography"]
+        assert (made.attrs["emd_group_type"], made.attrs["python_class"]) == ("custom", name)
+        assert {made[key].attrs["emd_group_type"] for key in ("_object_emd", "_probe_emd")} == {"custom_array"}
+        assert made["_object_emd/data"].ndim == (3 if slices > 1 else 2)
+        about = made["metadatabundle"]
+        for group, kinds in (("instantiation", ARGUMENTS | more), ("preprocess", CALIBRATION)):
+            values = about[f"{group}_metadata"]
+            assert values.attrs["emd_group_type"] == "metadata"
+            assert {key: value.attrs["type"] for key, value in values.items()} == kinds
+        before = {key: value[()] for key, value in about["preprocess_metadata"].items()}
+        wavelength = 0.0417572  # angstrom, of electrons of 80 keV
+        sampling = 1e3 * wavelength / before["angular_sampling"] / before["amplitudes_shape"]
+        np.testing.assert_allclose(sampling, (0.4, 0.5), rtol=1e-5)
+        middles = about["instantiation_metadata/positions"][()]
+        np.testing.assert_allclose(middles, (there.positions_px + np.array((8, 6))) * (0.4, 0.5), rtol=1e-9)
+        np.testing.assert_array_equal(about["reconstruction_metadata/reconstruction_error"], (0.5, 0.25))
+        assert len(about["aberrations_metadata"]) == 0
+        if slices > 1:
+            assert about["instantiation_metadata/theta_x"][()] == pytest.approx(-1)
+            assert about["instantiation_metadata/theta_y"][()] == pytest.approx(2)
+    back, _, _ = convert.read_result(path)
+    assert_same(back, there)
+    assert back.tilt_rad == pytest.approx(there.tilt_rad) and back.attrs["energy_eV"] == 8e4
+
+
+def test_what_py4dstem_does_not_know(tmp_path: Path) -> None:
+    """No energy is None there, and so is a tilt of its own that was not set."""
+    there = example(slices=3, attrs={})
+    path = tmp_path / "r.emd"
+    (said,) = convert.write_result(there, path, convert.FORMATS["py4dstem"])
+    assert said == "The energy is not known: py4DSTEM opens the file, but finds no sampling."
+    with h5py.File(path, "r+") as file:
+        values = file["ptychography_root/ptychography/metadatabundle"]
+        for name in ("instantiation_metadata/energy", "preprocess_metadata/angular_sampling"):
+            assert (values[name][()], values[name].attrs["type"]) == (b"_None", "None")
+        del values["instantiation_metadata/theta_x"]
+        values["instantiation_metadata/theta_x"] = b"_None"
+        values["instantiation_metadata/theta_x"].attrs["type"] = b"None"
+    back, _, _ = convert.read_result(path)
+    assert_same(back, there)
+    assert back.tilt_rad == (0, 0) and "energy_eV" not in back.attrs
+    (said,) = convert.write_result(example(), path, convert.FORMATS["py4dstem"])
+    assert said.startswith("py4DSTEM knows electrons alone")
+
+
 @pytest.mark.parametrize("ending", [".h5", ".npz"])
 def test_a_product_of_ptychodus(ending: str, tmp_path: Path) -> None:
     """Its own geometry: a position, counted from pixels' edges, is the middle of the window on the object."""
@@ -396,6 +492,10 @@ def test_a_hyperstack(slices: int, metric: bool, tmp_path: Path) -> None:
                 over, under = page.tags[tag].value
                 assert over / under == pytest.approx(per_nm, rel=1e-6)
             assert slices == 1 or about["spacing"] == pytest.approx(300)
+        dm = {code: page.tags[code].value for code in range(65003, 65012) if code in page.tags}
+        expected = {65003: "nm", 65009: pytest.approx(20), 65004: "nm", 65010: pytest.approx(10)}
+        through = {65005: "nm", 65011: pytest.approx(300)} if slices > 1 else {}
+        assert dm == (expected | through if metric else {}), "hyperspy takes nanometres from DigitalMicrograph's tags"
     assert convert.format_of(tmp_path / "r.tif") is None
 
 

@@ -1,7 +1,7 @@
 """Files opened by what other programs read by; each test is skipped where that is not installed.
 
 `pip install -c constraints.txt rosettasciio silx emdfile` installs them: what hyperspy, viewers of NeXus and py4DSTEM
-read files by.
+read files by. py4DSTEM itself asks for an older numpy: `pip install py4DSTEM` in an environment of its own.
 """
 
 from __future__ import annotations
@@ -68,11 +68,34 @@ def test_viewers_of_nexus(result: Result, tmp_path: Path) -> None:
             np.testing.assert_allclose(np.diff(axis[()]), pixel, rtol=1e-6)
 
 
-def test_py4dstem(result: Result, tmp_path: Path) -> None:
-    """emdfile, by which py4DSTEM reads, finds the tree, its arrays and what was said of the calibration."""
+def test_tiff_in_hyperspy(result: Result, tmp_path: Path) -> None:
+    reader: Any = pytest.importorskip("rsciio.tiff")
+    (signal,) = reader.file_reader(written(result, tmp_path / "r.tif", "tiff"))
+    y, x = signal["axes"][-2:]
+    assert (y["scale"], x["scale"]) == (pytest.approx(0.04), pytest.approx(0.05))
+    assert (y["units"], x["units"]) == ("nm", "nm")
+
+
+def test_arrays_in_emdfile(result: Result, tmp_path: Path) -> None:
+    """emdfile, by which py4DSTEM reads, finds the arrays."""
     emdfile: Any = pytest.importorskip("emdfile")
-    root = emdfile.read(str(written(result, tmp_path / "r.emd", "py4dstem")))
-    trees = {name: root.tree(name) for name in ("_object_emd", "_probe_emd")}
-    np.testing.assert_array_equal(trees["_object_emd"].data.reshape(1, 40, 48), result.object)
-    np.testing.assert_array_equal(np.fft.fftshift(trees["_probe_emd"].data, axes=(1, 2)), result.probe)
-    np.testing.assert_allclose(root.metadata["preprocess_metadata"]["sampling"], (0.4, 0.5))
+    path = str(written(result, tmp_path / "r.emd", "py4dstem"))
+    here = "ptychography_root/ptychography"
+    obj, probe = (emdfile.read(path, f"{here}/{name}") for name in ("_object_emd", "_probe_emd"))
+    np.testing.assert_array_equal(obj.data.reshape(1, 40, 48), result.object)
+    np.testing.assert_array_equal(np.fft.fftshift(probe.data, axes=(1, 2)), result.probe)
+
+
+@pytest.mark.parametrize("slices", [1, 3])
+@pytest.mark.parametrize("modes", [1, 2])
+def test_reconstructions_in_py4dstem(slices: int, modes: int, result: Result, tmp_path: Path) -> None:
+    """Its own class, made again of the file."""
+    py4dstem: Any = pytest.importorskip("py4DSTEM")
+    result.object = np.repeat(result.object, slices, axis=0)
+    result.probe = result.probe[:modes]
+    result.slice_spacing_m = 2e-9 if slices > 1 else 0.0
+    made = py4dstem.read(str(written(result, tmp_path / "r.emd", "py4dstem")))
+    np.testing.assert_array_equal(made.object.reshape(result.object.shape), result.object)
+    np.testing.assert_array_equal(np.asarray(made.probe).reshape(result.probe.shape), result.probe)
+    np.testing.assert_allclose(made.sampling, (0.4, 0.5), rtol=1e-6)
+    np.testing.assert_allclose(made.positions, (result.positions_px + np.array((8, 6))) * (0.4, 0.5), rtol=1e-6)
