@@ -253,7 +253,13 @@ def test_a_product_of_ptychodus(ending: str, tmp_path: Path) -> None:
             values = {name: file[name][()] for name in file} | dict(file.attrs)
             for name in ("object", "probe"):
                 values |= {f"{name}_{key}": value for key, value in file[name].attrs.items()}
-    assert float(values["probe_energy_eV"]) == 8000 and float(values["detector_object_distance_m"]) == 1.5
+    assert float(values["photon_energy_eV"]) == float(values["probe_energy_eV"]) == 8000, "names of 1.7, and before"
+    assert float(values["detector_object_distance_m"]) == 1.5 and float(values["mass_attenuation_m2_per_kg"]) == 0
+    assert bool(values["far_field"])
+    result.recipe = "data: {propagation: fresnel}"
+    convert.write_result(result, tmp_path / "near.npz", convert.FORMATS["ptychodus"])
+    assert not np.load(tmp_path / "near.npz")["far_field"]
+    result.recipe = ""
     assert float(values["object_pixel_height_m"]) == 1e-8 and float(values["object_pixel_width_m"]) == 2e-8
     x = (values["probe_position_x_m"] - values["object_center_x_m"]) / values["object_pixel_width_m"] + 48 / 2
     y = (values["probe_position_y_m"] - values["object_center_y_m"]) / values["object_pixel_height_m"] + 40 / 2
@@ -320,12 +326,15 @@ def test_slices_become_their_product_in_ptypy(tmp_path: Path) -> None:
 def test_a_model_of_ptyrad(radiation: str, tmp_path: Path) -> None:
     """Corners are whole pixels and shifts the rest; lengths are in angstrom for electrons; tilts in mrad."""
     result = example(slices=2, pixel_size_m=(4e-11, 4e-11), slice_spacing_m=2e-9, tilt_rad=(1e-3, -2e-3))
-    result.attrs["radiation"] = radiation
+    result.attrs["radiation"], result.history = radiation, {"loss": np.array([5.0, 4.0])}
     lost = convert.write_result(result, tmp_path / "model.hdf5", convert.FORMATS["ptyrad"])
-    assert lost == []
+    assert lost == ["The history of the run is left out."]
     unit = 1e-10 if radiation == "electron" else 1.0
     with h5py.File(tmp_path / "model.hdf5") as file:
         tensors, model = file["optimizable_tensors"], file["model_attributes"]
+        wavelength = 0.136585 if radiation == "electron" else 1.54980  # angstrom, of 8 keV
+        assert unit * model["lambd"][()] / 1e-10 == pytest.approx(wavelength, rel=1e-4)
+        np.testing.assert_array_equal(file["loss_iters"], [(1, 5.0), (2, 4.0)])
         assert tensors["objp"].shape == (1, 2, 40, 48) and tensors["objp"].dtype == np.float32
         waves = tensors["obja"][0] * np.exp(1j * tensors["objp"][0])
         np.testing.assert_allclose(waves, result.object, rtol=1e-5, atol=1e-6)

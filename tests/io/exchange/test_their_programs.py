@@ -1,7 +1,8 @@
 """Files opened by what other programs read by; each test is skipped where that is not installed.
 
 `pip install -c constraints.txt rosettasciio silx emdfile` installs them: what hyperspy, viewers of NeXus and py4DSTEM
-read files by. py4DSTEM itself asks for an older numpy: `pip install py4DSTEM` in an environment of its own.
+read files by. py4DSTEM itself asks for an older numpy: `pip install py4DSTEM` in an environment of its own. The readers
+of Ptychodus and PtyRAD need little: `pip install --no-deps ptychodus ptyrad`.
 """
 
 from __future__ import annotations
@@ -99,3 +100,32 @@ def test_reconstructions_in_py4dstem(slices: int, modes: int, result: Result, tm
     np.testing.assert_array_equal(np.asarray(made.probe).reshape(result.probe.shape), result.probe)
     np.testing.assert_allclose(made.sampling, (0.4, 0.5), rtol=1e-6)
     np.testing.assert_allclose(made.positions, (result.positions_px + np.array((8, 6))) * (0.4, 0.5), rtol=1e-6)
+
+
+@pytest.mark.parametrize("ending", [".h5", ".npz"])
+def test_products_in_ptychodus(ending: str, result: Result, tmp_path: Path) -> None:
+    """Its own readers, and its rule of which pixels a view covers."""
+    api: Any = pytest.importorskip("ptychodus.api.io")
+    plugin: Any = pytest.importorskip("ptychodus.plugins.npz_product_file")
+    path = written(result, tmp_path / f"product{ending}", "ptychodus")
+    product = api.load_product(path) if ending == ".h5" else plugin.NPZProductFileIO().read(path)
+    np.testing.assert_array_equal(product.object_.get_array(), result.object)
+    np.testing.assert_array_equal(product.probes.get_array()[0], result.probe)
+    assert product.metadata.photon_energy_eV == 8e4
+    geometry = product.object_.get_geometry()
+    assert (geometry.pixel_height_m, geometry.pixel_width_m) == (4e-11, 5e-11)
+    middles = [geometry.map_coordinates_probe_to_object(one) for one in product.probe_positions]
+    corners = np.array([(one.y_px - 15 / 2, one.x_px - 11 / 2) for one in middles])
+    np.testing.assert_allclose(corners, result.positions_px, atol=1e-9)
+
+
+def test_models_in_ptyrad(result: Result, tmp_path: Path) -> None:
+    """Its own reader and what it shows of a reconstruction."""
+    analysis: Any = pytest.importorskip("ptyrad.analysis")
+    result.pixel_size_m = (4e-11, 4e-11)
+    result.positions_m = None
+    model = analysis.Analyzer(str(written(result, tmp_path / "model.hdf5", "ptyrad")))
+    np.testing.assert_allclose(model.get_object()[0], result.object, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(model.get_probe(), result.probe)
+    np.testing.assert_allclose(model.get_probe_positions(), result.positions_px + np.array((8, 6)), atol=1e-5)
+    assert (model.dx, model.lambd) == (pytest.approx(0.4), pytest.approx(0.0417572, rel=1e-5))

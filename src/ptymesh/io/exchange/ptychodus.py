@@ -17,8 +17,8 @@ h, w        window pixels
     loss_epochs, loss_values
 
 A position in metres is the middle of the probe's window, and the object's centre the middle of its array, both counted
-from edges of pixels: x_px = (x - center) / pixel + W/2, and the window begins at x_px - w/2. (Pty-Chi counts from the
-middles of pixels, so that Ptychodus hands it positions that lie half a pixel further.) The probe of view j is
+from edges of pixels: x_px = (x - center) / pixel + W/2, and the window begins at x_px - w/2. (Since 1.7 Ptychodus, as
+Pty-Chi, counts from the middles of pixels, (W - 1)/2 and (w - 1)/2, with the same windows.) The probe of view j is
 sum_c weights[j, c] probe[c, 0] in its first mode, and probe[0, m] in others. Source: Ptychodus' own reader and writer.
 """
 
@@ -39,11 +39,14 @@ from ptymesh.io.exchange.result_format import (
     new_file,
     number_of,
     pixel_size_of,
+    setting_of,
 )
 from ptymesh.io.hdf5.reading import has, item_of, open_hdf5, read_dataset
 from ptymesh.io.results import Result
 from ptymesh.io.staging import is_npz, npz_members, read_member
 
+#: The energy, by its name since Ptychodus 1.7 and the one before; both are written.
+ENERGY = ("photon_energy_eV", "probe_energy_eV")
 NEEDED = ("probe", "object", "probe_position_x_m", "probe_position_y_m")
 #: Numbers of objects and probes, which are attributes in HDF5 and arrays with the prefix in npz.
 PLACES = {
@@ -86,11 +89,12 @@ def _contents(result: Result, path: Path) -> tuple[dict[str, Any], dict[str, dic
         "name": path.stem,
         "comments": "Converted by ptymesh.",
         "detector_object_distance_m": number_of(result, "distance_m") or 0.0,
-        "probe_energy_eV": number_of(result, "energy_eV") or 0.0,
+        **dict.fromkeys(ENERGY, number_of(result, "energy_eV") or 0.0),
         "probe_photon_count": power,
         "exposure_time_s": 0.0,
-        "mass_attenuation_m2_kg": 0.0,
+        "mass_attenuation_m2_per_kg": 0.0,
         "tomography_angle_deg": 0.0,
+        "far_field": setting_of(result, "propagation") in (None, "far_field"),
     }
     size = {"pixel_height_m": float(pixel[0]), "pixel_width_m": float(pixel[1])}
     numbers = {"object": {"center_x_m": float(centre[1]), "center_y_m": float(centre[0]), **size}, "probe": size}
@@ -151,10 +155,8 @@ def read(path: Path) -> tuple[Result, list[str]]:
         for array, named in PLACES.items():
             for name in named:
                 attributes[f"{array}_{name}"] = number_attribute(file, item_of(file, array), name)
-        attributes["probe_energy_eV"] = number_attribute(file, item_of(file, "/"), "probe_energy_eV")
-        attributes["detector_object_distance_m"] = number_attribute(
-            file, item_of(file, "/"), "detector_object_distance_m"
-        )
+        for name in (*ENERGY, "detector_object_distance_m"):
+            attributes[name] = number_attribute(file, item_of(file, "/"), name)
         return _read(path, lambda name: read_dataset(file, name) if has(file, name) else None, attributes)
 
 
@@ -164,13 +166,14 @@ def _read(
     """Return the result and sentences, given a function that returns an array by its name, or None."""
     notes = []
 
-    def number(name: str) -> float:
-        value = attributes.get(name)
-        if value is None and (array := array_of(name)) is not None and array.size == 1:
-            value = float(array.reshape(-1)[0])
-        if value is None:
-            raise BadInput(f"{path} does not say {name}; it is no complete product of Ptychodus.")
-        return value
+    def number(*names: str) -> float:
+        for name in names:
+            value = attributes.get(name)
+            if value is None and (array := array_of(name)) is not None and array.size == 1:
+                value = float(array.reshape(-1)[0])
+            if value is not None:
+                return value
+        raise BadInput(f"{path} does not say {names[0]}; it is no complete product of Ptychodus.")
 
     probe, obj, x, y = (_array(path, name, array_of(name)) for name in NEEDED)
     weights, opr = array_of("opr_weights"), None
@@ -190,7 +193,7 @@ def _read(
     positions = (np.stack((y, x), axis=1) - centre) / pixel + extent / 2 - window / 2
     spacing = _spacing(path, array_of("object_layer_spacing_m"), obj, notes)
     attrs = {
-        "energy_eV": number("probe_energy_eV") or None,
+        "energy_eV": number(*ENERGY) or None,
         "distance_m": number("detector_object_distance_m") or None,
     }
     made = build_result(

@@ -7,7 +7,8 @@ N       views
     /optimizable_tensors/probe (M, h, w) complex64
     /optimizable_tensors/probe_pos_shifts (N, 2), /model_attributes/crop_pos (N, 2) int     y x, pixels
     /optimizable_tensors/obj_tilts (1 or N, 2) mrad, y x; /optimizable_tensors/slice_thickness
-    /model_attributes/{dx, dk, slice_thickness, omode_occu, probe_int_sum}
+    /model_attributes/{dx, dk, lambd, slice_thickness, omode_occu, probe_int_sum}
+    /loss_iters (epochs, 2)                                                 epoch, loss
 
 A window begins at crop_pos + probe_pos_shifts, whole pixels and the rest. Lengths are in angstrom for electrons, in
 metres for X-rays. The tilt acts as ours does. Source: PtyRAD's io.save, core.models.ptycho and init.initializer.
@@ -20,8 +21,17 @@ from pathlib import Path
 import numpy as np
 
 from ptymesh.errors import BadInput
+from ptymesh.geometry import electron_wavelength_m, photon_wavelength_m
 from ptymesh.io.exchange.building import build_result, file_has, in_metres, number_in
-from ptymesh.io.exchange.result_format import ANGSTROM_M, FormatAbout, ResultFormat, new_file, pixel_size_of, unit_of
+from ptymesh.io.exchange.result_format import (
+    ANGSTROM_M,
+    FormatAbout,
+    ResultFormat,
+    new_file,
+    number_of,
+    pixel_size_of,
+    unit_of,
+)
 from ptymesh.io.hdf5.reading import has, open_hdf5, read_dataset
 from ptymesh.io.results import Result
 
@@ -49,6 +59,11 @@ def write(result: Result, path: Path) -> None:
         tensors["obj_tilts"] = 1e3 * np.array([result.tilt_rad], dtype=np.float32)
         tensors["slice_thickness"] = np.float32(result.slice_spacing_m / unit)
         model["crop_pos"] = corners
+        if (energy := number_of(result, "energy_eV")) is not None and energy > 0:
+            wavelength = electron_wavelength_m(energy) if unit == ANGSTROM_M else photon_wavelength_m(energy)
+            model["lambd"] = wavelength / unit
+        if len(losses := np.asarray(result.history.get("loss", ()), dtype=np.float64)):
+            file["loss_iters"] = np.stack((np.arange(1, len(losses) + 1), losses), axis=1)
         model["dx"], model["dk"] = y / unit, unit / (y * result.probe.shape[-1])
         model["slice_thickness"] = result.slice_spacing_m / unit
         model["omode_occu"] = np.full(len(modes), 1 / len(modes), dtype=np.float32)
