@@ -13,6 +13,7 @@ import pytest
 from numpy_scans import WINDOW, patterns, raster, recipe_for
 from ptymesh.auto import decide, described, described_recipe, is_data, named_after
 from ptymesh.auto.data import complete_recipe
+from ptymesh.auto.data_paths import refuse_folder
 from ptymesh.distributed.world import Solo
 from ptymesh.errors import BadInput
 from ptymesh.io import load_measurement
@@ -38,6 +39,35 @@ def test_data_are_told_from_text(scan: Path, tmp_path: Path) -> None:
     (tmp_path / "scan.xml").write_text("\ufeff<root><raw_file filename='größer.raw'/></root>", encoding="utf-8")
     assert is_data(tmp_path / "scan.xml"), "EMPAD's description"
     assert is_data(tmp_path / "gone.cxi") and not is_data(tmp_path / "gone.yaml"), "by its ending"
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ((), "is a folder without a recipe or data; give the path of a recipe or of a data set."),
+        (("notes.txt", "object.png"), "is a folder without a recipe or data; give"),
+        (("scan.h5", "notes.txt", "object.png"), "is a folder; give the data in it, {path}/scan.h5."),
+        (("recipe.yaml", "result.h5"), "is a folder; give the recipe in it, {path}/recipe.yaml."),
+        (
+            ("a_2.tif", "a_1.tif", "dark.h5"),
+            "is a folder; give one of the 2 data files in it, such as {path}/a_1.tif. If they are of one scan, "
+            "add --set data.further='{path}/*.tif'.",
+        ),
+    ],
+)
+def test_a_folder_in_place_of_data(files: tuple[str, ...], said: str, tmp_path: Path) -> None:
+    for name in files:
+        (tmp_path / name).write_bytes(b"data: {}\n" if name.endswith((".yaml", ".txt")) else b"\x89\x00\xff")
+    with pytest.raises(BadInput) as raised:
+        refuse_folder(tmp_path)
+    assert str(raised.value).startswith(f"{tmp_path} {said.format(path=tmp_path)}")
+
+
+def test_paths_that_are_no_folder_of_files_pass(scan: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.zarr").mkdir()
+    (tmp_path / "a.zarr" / "zarr.json").write_text("{}")
+    for path in (scan, tmp_path / "a.zarr", tmp_path / "none", Path("x" * 300)):
+        refuse_folder(path)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +156,7 @@ def test_datasets_of_no_known_format_are_guessed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "settings, said",
     [
-        ([], r"9 patterns and no positions; name them \(data\.keys\.positions\), or set positions\.raster"),
+        ([], r"9 patterns and no positions; name them \(data\.keys\.positions\), or set positions\.raster; .*frames"),
         (["positions.raster.step_m=1e-6"], r"set positions\.raster\.shape"),
         (
             ["positions.raster={shape: 3, step_m: 1e-6}"],

@@ -58,7 +58,7 @@ def test_with_its_data_and_without(run: Run, made: Path, tmp_path: Path) -> None
 
     (made / "scan.cxi").rename(tmp_path / "moved.cxi")
     try:
-        status, out, err = run(made / "result.h5")
+        status, out, err = run(made)  # the run's folder, with its result
         assert status == 0 and err.startswith("Only the result itself is looked at: ")
         lines = out.splitlines()
         assert lines[0].startswith("Residual 0.0") and "times what counting leaves" in lines[0]

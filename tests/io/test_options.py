@@ -329,9 +329,11 @@ def test_raster_positions(generic: Load) -> None:
     np.testing.assert_allclose(metres, [(y, x) for y in (-0.5, 0.5) for x in (-2, 0, 2)], atol=1e-12)
     pixels = generic({"raster": {"shape": [2, 3], "step_px": 4}}, crop=8).positions
     np.testing.assert_allclose(pixels, [(y, x) for y in (-1, 1) for x in (-1.6, 0, 1.6)], atol=1e-12)
-    with pytest.raises(BadInput, match=r"6 patterns, but the raster has 8"):
+    with pytest.raises(BadInput, match=r"6 patterns, but the raster has 8 positions; give one for each\.$"):
         generic({"raster": {"shape": [2, 4], "step_px": 4}})
-    with pytest.raises(BadInput, match=r"positions\.raster\.shape"):
+    with pytest.raises(BadInput, match=r"has 4 positions; give one for each; if some .* data\.frames\.shape instead"):
+        generic({"raster": {"shape": [2, 2], "step_px": 4}})
+    with pytest.raises(BadInput, match=r"positions\.raster\.shape, or, where some .* no view, data\.frames\.shape"):
         generic({"raster": {"step_px": 4}})
 
 

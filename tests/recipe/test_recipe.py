@@ -182,6 +182,7 @@ BASE: dict[str, Any] = {"data": {"path": "/scan.cxi"}}
         ({"stages": []}, "stages is an empty list; give at least one"),
         ({"stages": ["rpie"]}, "stages.0 is 'rpie'; it should be a group of keys, such as {engine: rpie"),
         ({"stages": [{"epochs": 3}]}, "stages.0.engine is missing; it should be one of epie, "),
+        ({"stages": [{"engin": "rpie"}]}, "stages.0.engin is unknown; did you mean stages.0.engine?"),
         ({"stages": [{"engine": "rpi"}]}, "stages.0.engine is 'rpi'; it should be one of epie, "),
         (
             {"stages": [{"engine": "RPIE"}]},

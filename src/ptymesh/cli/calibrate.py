@@ -68,9 +68,10 @@ def _described(
     file: Path, settings: list[str] | tuple[()], energy: float | None, semiangle: float | None, step: float | None
 ) -> dict[str, Any]:
     """Return the recipe of a file, or a recipe's own, with the numbers of the options."""
-    from ptymesh.auto.data_paths import is_data
+    from ptymesh.auto.data_paths import is_data, refuse_folder
     from ptymesh.recipe.schema import apply_overrides, put, raw_recipe
 
+    refuse_folder(file)
     raw: dict[str, Any] = {"data": {"path": str(file)}} if is_data(file) else dict(raw_recipe(file))
     if energy is not None:
         put(raw, "data.energy_eV", energy, "--energy")

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ptymesh.cli.launching import result_file
+
 if TYPE_CHECKING:
     from ptymesh.compare import Comparison
 
@@ -15,8 +17,10 @@ FIGURES = (".png", ".pdf", ".svg")
 
 
 def command(
-    a: Annotated[Path, typer.Argument(metavar="A.h5", help="Result.")],
-    b: Annotated[Path, typer.Argument(metavar="B.h5", help="Result (or truth) that A is held against.")],
+    a: Annotated[Path, typer.Argument(metavar="A.h5", parser=result_file, help="Result, or a run's folder.")],
+    b: Annotated[
+        Path, typer.Argument(metavar="B.h5", parser=result_file, help="Result (or truth) that A is held against.")
+    ],
     figure: Annotated[
         Path | None, typer.Option(metavar="OUT.png", help="Draw both objects, their difference and the correlation.")
     ] = None,

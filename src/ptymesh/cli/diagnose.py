@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ptymesh.cli.launching import result_file
+
 if TYPE_CHECKING:
     from ptymesh.io.results import Result
     from ptymesh.measurement import Measurement
@@ -16,7 +18,9 @@ TRIALS_S = 20.0
 
 
 def command(
-    result: Annotated[Path, typer.Argument(metavar="RESULT.h5", help="Result of a run.")],
+    result: Annotated[
+        Path, typer.Argument(metavar="RESULT.h5", parser=result_file, help="Result of a run, or the run's folder.")
+    ],
     data: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The data set, where it is no longer where the run read it.")
     ] = None,

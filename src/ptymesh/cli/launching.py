@@ -39,6 +39,13 @@ def folder(name: str | Path) -> Path:
     return Path(name)
 
 
+def result_file(name: str | Path) -> Path:
+    """Return the result that an argument names: the file, or that of the run in a folder."""
+    from ptymesh.io.results import file_in
+
+    return file_in(Path(name))
+
+
 def expand_groups(command: Callable[..., None]) -> Callable[..., None]:
     """Return the command with one option for each field of the dataclasses among its parameters."""
     hints = get_type_hints(command, include_extras=True)

@@ -36,9 +36,10 @@ def command(
     strict: Strict = False,
 ) -> None:
     """Reconstruct a data set, or what a recipe says, on any number of ranks."""
-    from ptymesh.auto.data_paths import is_data
+    from ptymesh.auto.data_paths import is_data, refuse_folder
     from ptymesh.cli.running import StageFinder
 
+    refuse_folder(recipe)
     settings, data = [*(set_ or ()), *memory.settings], is_data(recipe)
     finder = StageFinder(time_s=time)
     _run(recipe, _loaded(recipe, settings, out, finder, data), settings, time, force, how, finder, strict, page)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ptymesh.cli.launching import folder
+from ptymesh.cli.launching import folder, result_file
 
 
 class Format(StrEnum):
@@ -20,7 +20,9 @@ class Format(StrEnum):
 
 
 def command(
-    result: Annotated[Path, typer.Argument(metavar="RESULT.h5", help="Result of a run.")],
+    result: Annotated[
+        Path, typer.Argument(metavar="RESULT.h5", parser=result_file, help="Result of a run, or the run's folder.")
+    ],
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", parser=folder, help="Folder for the figures; beside the result.")
     ] = None,

@@ -78,6 +78,8 @@ _KINDS = {"object": "c", "probe": "c", "opr/modes": "c", "scans/probes": "c", "o
 REAL = "fiu"
 
 
+#: Name of a run's result in its folder.
+RESULT_FILE = "result.h5"
 #: Columns of the history that are numbers; others may be text.
 NUMBERS = ("epoch", "loss", "residual", "seconds", "held_out", "rate")
 #: Columns that begin so are how far an unknown has moved in an epoch.
@@ -506,12 +508,31 @@ def add_attributes(path: Path, attrs: dict[str, Any]) -> None:
             digests.sign_attributes(file)
 
 
+def file_in(path: Path) -> Path:
+    """Return the result of a run's folder, or the path itself where there is none."""
+    try:
+        return path / RESULT_FILE if (path / RESULT_FILE).is_file() else path
+    except OSError:
+        return path  # reading it will report the error
+
+
+def _of_folder(path: Path) -> str:
+    """Return a sentence about a folder in place of a result."""
+    if (path / RESULT_FILE).is_file():
+        return f"{path} is a folder; give the result in it, {path / RESULT_FILE}."
+    if (path / "checkpoint").is_dir():
+        return f"{path} is a folder without {RESULT_FILE}: its run has not ended; `ptymesh resume {path}` continues it."
+    names = sorted(one.name for one in path.iterdir() if not one.name.startswith("."))
+    held = f"it has {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}" if names else "it is empty"
+    return f"{path} is a folder without {RESULT_FILE} ({held}); give the result of a run."
+
+
 @contextmanager
 def _opened(path: Path) -> Iterator[h5py.File]:
     """Open a file for reading; what HDF5 raises becomes one sentence."""
     try:
         if path.is_dir():
-            raise BadInput(f"{path} is a folder; give the result file in it, such as {path / 'result.h5'}.")
+            raise BadInput(_of_folder(path))
         if not path.exists():
             raise BadInput(f"There is no file {path}; check the path.")
         if not path.is_file():

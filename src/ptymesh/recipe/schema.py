@@ -19,6 +19,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from copy import deepcopy
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
@@ -49,7 +50,7 @@ from ptymesh.physics.object_models import TRANSMISSION
 from ptymesh.recipe.starts import ObjectOptions, ProbeOptions
 from ptymesh.recipe.writers import WRITERS
 from ptymesh.recipe.yaml_text import DEEPEST, parsed, text_of
-from ptymesh.sentences import quote, shown_key, unknown_word
+from ptymesh.sentences import quote, shown_key, unknown_key, unknown_word
 from ptymesh.types import Precision
 
 #: A recipe, or a group of it, before it is checked: keys and values as YAML has them.
@@ -379,6 +380,9 @@ def engine_of(path: str, stage: object) -> Engine:
         raise BadInput(f"{path} is {quote(stage)}; it should be a group of keys, such as {{engine: rpie, epochs: 50}}.")
     options = {key: value for key, value in stage.items() if key != "engine"}
     name = stage.get("engine")
+    misspelt = get_close_matches("engine", map(str, options), n=1, cutoff=0.7)
+    if name is None and misspelt:
+        raise BadInput(unknown_key(f"{path}.{misspelt[0]}", ["engine"]))
     if name is None:
         raise BadInput(f"{path}.engine is missing; it should be one of {', '.join(ENGINES.names())}.")
     if isinstance(name, str) and name in REFUSED:

@@ -12,6 +12,7 @@ import errno
 import itertools
 import math
 import os
+import re
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -54,6 +55,8 @@ DAMAGE = (
     TypeError,
     ValueError,
 )
+#: HDF5's words about a file that is shorter than it says.
+TRUNCATED = re.compile(r"truncated file: eof = (\d+), sblock->base_addr = 0, stored_eof = (\d+)")
 #: What the system refuses for reasons that are not the file's, and what helps.
 SYSTEM = {
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
@@ -94,6 +97,9 @@ def unreadable(what: str, error: BaseException, remedy: str = "copy the file aga
     number = error.errno if isinstance(error, OSError) else None
     if number in SYSTEM:
         return BadInput(f"{what} cannot be read ({os.strerror(number)}): {SYSTEM[number]}.")
+    cut = TRUNCATED.search(str(error))
+    if cut is not None:
+        return BadInput(f"{what} is truncated (it has {cut[1]} of its {cut[2]} bytes): {remedy}.")
     return BadInput(f"{what} is truncated or damaged ({first_line(error)}): {remedy}.")
 
 

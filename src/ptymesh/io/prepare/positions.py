@@ -65,7 +65,7 @@ def stored_places(raw: RawScan, options: PositionOptions, stop: int | None = Non
     else:
         raise BadInput(
             f"{raw.name} has {count} patterns and no positions; name them (data.keys.positions), or set "
-            f"positions.raster."
+            "positions.raster; where some of them belong to no view, data.frames.shape, too."
         )
     if len(positions) != count * several:
         if stop is None or not 0 < stop <= min(count, len(positions) // several):
@@ -223,7 +223,10 @@ def _raster(raster: Raster, raw: RawScan) -> tuple[np.ndarray, str]:
     """Return the positions (N, 2) of a raster around (0, 0), rows along y, columns along x, and their unit."""
     shape = raster.shape or raw.raster
     if shape is None:
-        raise BadInput(f"{raw.name} is a list of {raw.patterns.shape[0]} views; set positions.raster.shape.")
+        raise BadInput(
+            f"{raw.name} is a list of {raw.patterns.shape[0]} views; set positions.raster.shape, or, where some "
+            "of them belong to no view, data.frames.shape."
+        )
     if raw.raster is not None and shape != raw.raster:
         raise BadInput(
             f"positions.raster.shape is {shape}, but the patterns are a raster of {raw.raster}; leave it out."
@@ -231,10 +234,11 @@ def _raster(raster: Raster, raw: RawScan) -> tuple[np.ndarray, str]:
     step, unit = (raster.step_m, "m") if raster.step_m is not None else (raster.step_px, "px")
     if step is None:
         raise BadInput("A raster needs its step; give positions.raster.step_m or step_px.")
-    if math.prod(shape) != raw.patterns.shape[0]:
+    count, places = raw.patterns.shape[0], math.prod(shape)
+    if places != count:
+        others = "; if some patterns belong to no view, set data.frames.shape instead" if places < count else ""
         raise BadInput(
-            f"{raw.name} holds {raw.patterns.shape[0]} patterns, but the raster has {math.prod(shape)} positions; give "
-            f"one for each."
+            f"{raw.name} holds {count} patterns, but the raster has {places} positions; give one for each{others}."
         )
     index = np.stack(np.meshgrid(*(np.arange(n) for n in shape), indexing="ij"), axis=-1).reshape(-1, 2)
     return (index - (np.array(shape) - 1) / 2) * np.array(step), unit
