@@ -63,6 +63,18 @@ def pytest_collection_finish() -> None:
     atexit.register(gc.unfreeze)
 
 
+@pytest.fixture
+def coarse_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures are drawn coarsely and without arranging what is in them, which takes most of their time."""
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    from ptymesh.plot.fonts import OwnFont
+
+    monkeypatch.setattr(ConstrainedLayoutEngine, "execute", lambda *_: None)
+    first = OwnFont.__init__
+    monkeypatch.setattr(OwnFont, "__init__", lambda self, *given, **named: first(self, *given, **{**named, "dpi": 30}))
+
+
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
     """Folder of the real data sets (PTYMESH_DATA, or shared/data beside the project); skips where there is none."""

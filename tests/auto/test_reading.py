@@ -50,8 +50,8 @@ def order_of(world: World, raw: dict[str, object]) -> tuple[int, bool, dict[str,
     return search.recipe.positions.lag, search.recipe.positions.serpentine, search.reasons
 
 
-@pytest.mark.sample(2)
-@pytest.mark.parametrize(("lag", "serpentine"), [(0, False), (2, False), (-3, False), (0, True)])
+@pytest.mark.sample(1)
+@pytest.mark.parametrize(("lag", "serpentine"), [(0, True), (2, False), (-3, False), (0, False)])
 def test_the_order_of_views(tmp_path: Path, lag: int, serpentine: bool) -> None:
     """Two frames late, three ahead, every second row reversed; and as told, where nothing is wrong."""
     side = 10

@@ -145,6 +145,7 @@ def test_it_runs_without_a_gpu_and_without_numba(tmp_path: Path) -> None:
     assert (tmp_path / "gpu.md").read_text().count("missed") == len(rows) == done.stdout.count("missed")
 
 
+@pytest.mark.forked
 def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
     import torch
 

@@ -86,6 +86,7 @@ def test_a_pipe_is_not_waited_for(run: Run, command: str) -> None:
     assert status == 2 and said.endswith(".") and "unexpected" not in said
 
 
+@pytest.mark.sample(21)
 @pytest.mark.parametrize(
     "line",
     [

@@ -41,7 +41,12 @@ def answers(address: str) -> bool:
     return True
 
 
-@pytest.fixture(params=[(), pytest.param(("--ranks", "2"), marks=pytest.mark.forked(3))])
+@pytest.fixture(
+    params=[
+        pytest.param((), marks=pytest.mark.forked(1)),
+        pytest.param(("--ranks", "2"), marks=[pytest.mark.forked(3), pytest.mark.long]),
+    ]
+)
 def run(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     made = start(tmp_path, 100_000, "--watch", "--control", *request.param, output=subprocess.PIPE)
     yield made

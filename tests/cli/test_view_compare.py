@@ -22,6 +22,7 @@ from ptymesh.io.results import Result
 from ptymesh.physics.beam.probes import kb_mirror
 from ptymesh.physics.model import Model
 from ptymesh.recipe.schema import Recipe
+from ptymesh.run_folder import figures
 from ptymesh.run_folder.figures import title_of, write_figures
 from ptymesh.run_folder.patterns import compared_patterns, model_of, modelled
 from ptymesh.simulate import simulate
@@ -33,6 +34,8 @@ app.command("compare")(compare.command)
 app.command("diagnose")(diagnose.command)
 
 WORST = 17
+
+pytestmark = pytest.mark.usefixtures("coarse_figures")
 
 
 def run(*arguments: object) -> Ran:
@@ -88,7 +91,8 @@ def test_view_writes_every_figure(scan: tuple[Path, Result], tmp_path: Path) -> 
     assert ran.stderr == ""
 
 
-def test_view_has_a_writer_write(scan: tuple[Path, Result], tmp_path: Path) -> None:
+def test_view_has_a_writer_write(scan: tuple[Path, Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures, "write_figures", lambda *_, **__: [])
     ran = run("view", scan[0] / "result.h5", "--out", tmp_path / "files", "--write", "tiff")
     assert str(tmp_path / "files" / "object_phase.tiff") in ran.stdout.splitlines()
     refused = CliRunner().invoke(app, ["view", str(scan[0] / "result.h5"), "--write", "tif"])
@@ -133,7 +137,7 @@ def test_view_follows_the_beam(tmp_path: Path) -> None:
         assert isinstance(refused.exception, BadInput) and reason in str(refused.exception)
 
 
-def test_view_without_the_data(scan: tuple[Path, Result], tmp_path: Path) -> None:
+def test_view_without_the_data(scan: tuple[Path, Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rest is drawn, and it is said why not all; figures go beside the result, named after it."""
     result = scan[1]
     moved = replace(result, recipe=result.recipe.replace("scan.npz", "gone.npz"))
@@ -142,6 +146,7 @@ def test_view_without_the_data(scan: tuple[Path, Result], tmp_path: Path) -> Non
     names = {path.name for path in tmp_path.iterdir()}
     assert "moved-object.svg" in names and "moved-patterns.svg" not in names
     assert "No patterns are shown: There is no file" in ran.stderr and "gone.npz" in ran.stderr
+    monkeypatch.setattr(figures, "write_figures", lambda *_, **__: [])
     replace(result, recipe="").save(tmp_path / "bare.h5")
     assert "holds no recipe" in run("view", tmp_path / "bare.h5").stderr
 

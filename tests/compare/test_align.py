@@ -36,7 +36,7 @@ def tilted(image: np.ndarray, slope: tuple[float, float]) -> np.ndarray:
     return image * np.exp(1j * (slope[0] * y + slope[1] * x))
 
 
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=8, deadline=None, derandomize=True)
 @given(
     shift=st.tuples(st.floats(-20, 20), st.floats(-20, 20)),
     slope=st.tuples(st.floats(-1.5, 1.5), st.floats(-1.5, 1.5)),

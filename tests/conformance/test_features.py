@@ -16,7 +16,7 @@ CELLS = [
 ]
 
 
-@pytest.mark.sample(70)
+@pytest.mark.sample(47)
 @pytest.mark.parametrize(("engine", "label"), CELLS)
 def test_cell(engine, label: str) -> None:  # type: ignore[no-untyped-def]
     feature = FEATURES[label]

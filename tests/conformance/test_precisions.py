@@ -8,6 +8,7 @@ from ptymesh.run.reconstruction import Reconstruction
 from ptymesh.simulate import simulate
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("engine", ["lsqml", "rpie", "adam", "raar"])
 def test_first_epochs_agree(engine: str) -> None:
     """Of a zone plate's beam, through an object of ones, most of the detector is dark. Rounding has 1e-7."""

@@ -103,7 +103,7 @@ CONSTRAINED = {
 }
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("engine", "case"),
     [
@@ -137,6 +137,7 @@ def test_all_constraints(ranks, size: int) -> None:  # type: ignore[no-untyped-d
     same(outcome(Solo(), *arguments), ranks(size, outcome, *arguments), 1e-12)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("batch", [1, 3, 41, 64])
 def test_batches_smaller_than_the_number_of_ranks_and_larger_than_the_scan(ranks, batch: int) -> None:  # type: ignore[no-untyped-def]
     stage = {"batch": batch, "positions": True, "epochs": 2}

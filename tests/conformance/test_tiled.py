@@ -35,7 +35,7 @@ REGULARISED = {
 }
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("engine", ["adam", "lbfgs"])
 @pytest.mark.parametrize("parametrisation", ["complex", "phase", "amplitude_phase"])
 def test_regularisers(ranks, engine: str, parametrisation: str) -> None:  # type: ignore[no-untyped-def]
@@ -44,7 +44,7 @@ def test_regularisers(ranks, engine: str, parametrisation: str) -> None:  # type
     same(outcome(Solo(), *arguments), ranks(3, outcome, *arguments, "tiled"), 1e-10)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("engine", ["rpie", "lsqml", "bh", "dm", "adam"])
 def test_interior_views(ranks, engine: str) -> None:  # type: ignore[no-untyped-def]
     """An object so large that most views touch nothing that is shared: they are swept last, whatever the batch says."""
@@ -171,7 +171,7 @@ def undisturbed(ranks, size: int, name: str, layout: str) -> list[dict]:  # type
     return _known[size, name, layout]
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("name", WANDERING)
 def test_views_cross_borders(ranks, name: str, size: int) -> None:  # type: ignore[no-untyped-def]
@@ -181,6 +181,7 @@ def test_views_cross_borders(ranks, name: str, size: int) -> None:  # type: igno
         assert many[0]["moved"] > 0
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["momentum, growth", "exit waves", "coarse"])
 def test_patterns_on_disk_move_along(ranks, tmp_path: Path, name: str) -> None:  # type: ignore[no-untyped-def]
     expected, got = undisturbed(ranks, 3, name, "tiled"), ranks(3, wandering, name, "tiled", "", 0, str(tmp_path))

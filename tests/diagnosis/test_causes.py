@@ -35,7 +35,7 @@ def load() -> ModuleType:
 benchmark = load()
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "truth", ["drift", "few_modes", "vibration", "background", "hot_pixels", "border", "orientation", "healthy"]
 )

@@ -180,9 +180,8 @@ def test_a_rank_that_fails_waits_for_nobody(folder: Path, monkeypatch: pytest.Mo
     assert last.startswith("ptymesh: Rank 1 ") and CAUSES["raise"] in last
 
 
-@pytest.mark.parametrize(
-    "fault", ["kill", *(pytest.param(fault, marks=pytest.mark.long) for fault in ("stop", "stop-save"))]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("fault", ["kill", "stop", "stop-save"])
 def test_every_rank_stops_within_the_stated_time(folder: Path, fault: str) -> None:
     process = start(folder, 3, fault, 2)
     until_marked(folder, process)

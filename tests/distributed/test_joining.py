@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -35,22 +36,27 @@ dist.init_process_group = lambda *a, **k: time.sleep(100)
 joining.join("cpu")
 """
 
+
+def meeting() -> dict[str, str]:
+    """Return an address of this machine at which nobody is."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.getsockname()[1])}
+
+
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="ranks are forked")
 
 
-@pytest.mark.parametrize("case", ["all", "late"])
-def test_a_group_that_never_comes_about_ends_in_time(case: str, tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    ranks = [python(["-c", PROGRAM, case], tmp_path, {**os.environ, **place, "RANK": r, "LOCAL_RANK": r}) for r in "01"]
-    ended = [rank.communicate(timeout=60)[1] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [1, 1]
-    said = "".join(ended)
-    if case == "all":
-        assert "All 2 ranks have stood still for" in said and "NCCL_SOCKET_IFNAME" in said, said
-    else:
-        assert "Rank 1 (process" in said and "in the phase 'join' after 0 collectives; the others wait" in said, said
+def test_a_group_that_never_comes_about_ends_in_time(tmp_path: Path) -> None:
+    ranks = {}
+    for case in ("all", "late"):  # at the same time, as they wait
+        common = {**os.environ, **meeting(), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+        places = [{**common, "RANK": rank, "LOCAL_RANK": rank} for rank in "01"]
+        ranks[case] = [python(["-c", PROGRAM, case], tmp_path, place) for place in places]
+    said = {case: "".join(rank.communicate(timeout=60)[1] for rank in both) for case, both in ranks.items()}
+    assert [rank.returncode for both in ranks.values() for rank in both] == [1] * 4
+    assert "All 2 ranks have stood still for" in said["all"] and "NCCL_SOCKET_IFNAME" in said["all"], said
+    late = said["late"]
+    assert "Rank 1 (process" in late and "in the phase 'join' after 0 collectives; the others wait" in late, late
 
 
 class Joining(Exception):
@@ -93,70 +99,76 @@ except PtymeshError as error:
 """
 
 
-def ended(folder: Path, places: list[dict[str, str]], port: int | None = None) -> list[tuple[int, str]]:
-    """Status and standard error of ranks that are placed so by the environment."""
-    if port is None:
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            port = server.getsockname()[1]
-    common = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
-    common["PTYMESH_TIMEOUT"] = "3"
-    ranks = [python(["-c", IMPATIENT], folder, {**common, "LOCAL_RANK": "0", **place}) for place in places]
-    return [(rank.returncode, said) for rank, (_, said) in [(rank, rank.communicate(timeout=60)) for rank in ranks]]
+Ends = list[tuple[int, str]]
 
 
-def test_a_rank_that_never_comes(tmp_path: Path) -> None:
-    ((status, said),) = ended(tmp_path, [{"RANK": "0"}])
-    waits, gives_up = said.strip().splitlines()
-    assert waits.startswith("ptymesh: rank 0 of 2 (by RANK and WORLD_SIZE in the environment) waits for rank 1 at 127.")
-    assert waits.endswith(", up to 3 s (--timeout).")
-    assert status == 1 and gives_up.startswith("Rank 1 of 2 did not come within 3 s; see whether every node")
+def started(folder: Path, *places: dict[str, str]) -> Callable[[], Ends]:
+    """Start ranks that are placed so by the environment; what is returned waits for status and standard error."""
+    common = {**os.environ, "WORLD_SIZE": "2", "LOCAL_RANK": "0", "PTYMESH_TIMEOUT": "3", **meeting()}
+    ranks = [python(["-c", IMPATIENT], folder, {**common, **place}) for place in places]
+    return lambda: [
+        (rank.returncode, said) for rank, (_, said) in [(one, one.communicate(timeout=60)) for one in ranks]
+    ]
 
 
-@pytest.mark.parametrize("answers", [False, True], ids=["nobody", "another program"])
-def test_a_first_rank_that_never_comes(answers: bool, tmp_path: Path) -> None:
-    """Torch would wait for ever for a program that takes the connection and says nothing."""
+def lines_of_ptymesh(said: str) -> list[str]:
+    """Return what was said but for what torch says too."""
+    return [line for line in said.splitlines() if "[c10d]" not in line]
+
+
+def test_ranks_that_wait_in_vain(tmp_path: Path) -> None:
+    """For a rank that never comes; for a first rank where nobody is, or a program that says nothing, for which torch
+    would wait for ever; and at an address that is none. All at the same time, as each gives up after three seconds."""
+    nobody = meeting()
     with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        if not answers:
-            server.close()
-        ((status, said),) = ended(tmp_path, [{"RANK": "1"}], port)
-    lines = [line for line in said.splitlines() if "[c10d]" not in line]
-    assert lines[0].startswith("ptymesh: rank 1 of 2 (by RANK and WORLD_SIZE in the environment) waits for rank 0 at")
-    assert status == 1 and lines[-1].startswith(f"Rank 1 cannot reach rank 0 at 127.0.0.1:{port} (nothing there has")
+        port = str(server.getsockname()[1])
+        places = (
+            {"RANK": "0"},
+            {"RANK": "1", **nobody},
+            {"RANK": "1", "MASTER_PORT": port},
+            {"RANK": "1", "MASTER_ADDR": "nowhere.invalid"},
+        )
+        ends = [end for waiting in [started(tmp_path, place) for place in places] for end in waiting()]
+    assert [status for status, _ in ends] == [1] * 4, ends
+    alone, first, other, lost = [lines_of_ptymesh(said.strip()) for _, said in ends]
+
+    place = "(by RANK and WORLD_SIZE in the environment)"
+    waits, gives_up = alone
+    assert waits.startswith(f"ptymesh: rank 0 of 2 {place} waits for rank 1 at 127.")
+    assert waits.endswith(", up to 3 s (--timeout).")
+    assert gives_up.startswith("Rank 1 of 2 did not come within 3 s; see whether every node")
+
+    for said, where in ((first, nobody["MASTER_PORT"]), (other, port)):
+        assert said[0].startswith(f"ptymesh: rank 1 of 2 {place} waits for rank 0 at")
+        assert said[-1].startswith(f"Rank 1 cannot reach rank 0 at 127.0.0.1:{where} (nothing there has"), said
+
+    assert "(no machine is known as 'nowhere.invalid': correct MASTER_ADDR), up to 3 s" in lost[0]
+    assert lost[-1].endswith("no machine is known as 'nowhere.invalid': correct MASTER_ADDR.")
 
 
-def test_an_address_that_is_none(tmp_path: Path) -> None:
-    ((status, said),) = ended(tmp_path, [{"RANK": "1", "MASTER_ADDR": "nowhere.invalid"}])
-    lines = [line for line in said.splitlines() if "[c10d]" not in line]
-    assert "(no machine is known as 'nowhere.invalid': correct MASTER_ADDR), up to 3 s" in lines[0]
-    assert status == 1 and lines[-1].endswith("no machine is known as 'nowhere.invalid': correct MASTER_ADDR.")
+def test_two_processes_of_one_rank(tmp_path: Path) -> None:
+    first = {"RANK": "0", "WORLD_SIZE": "3"}
+    second = {"RANK": "1", "WORLD_SIZE": "3"}
+    ends = {
+        "another process does, perhaps a second rank 0; give each process a RANK of its own": started(
+            tmp_path, first, {"RANK": "0"}
+        ),
+        "Rank 1 of 3 is process ": started(tmp_path, first, second, second),
+    }
+    for sentence, found in [(sentence, wait()) for sentence, wait in ends.items()]:
+        assert sum(status == 2 and sentence in said for status, said in found) == 1, found
+        assert all(status for status, _ in found), found
 
 
-@pytest.mark.parametrize(
-    ("others", "sentence"),
-    [
-        ([{"RANK": "0"}], "another process does, perhaps a second rank 0; give each process a RANK of its own"),
-        ([{"RANK": "1", "WORLD_SIZE": "3"}] * 2, "Rank 1 of 3 is process "),
-    ],
-    ids=["first", "second"],
-)
-def test_two_processes_of_one_rank(others: list[dict[str, str]], sentence: str, tmp_path: Path) -> None:
-    found = ended(tmp_path, [{"RANK": "0", "WORLD_SIZE": "3"}, *others])
-    assert sum(status == 2 and sentence in said for status, said in found) == 1, found
-    assert all(status for status, _ in found), found
-
-
-@pytest.mark.parametrize(
-    ("other", "sentence"),
-    [
-        ({"WORLD_SIZE": "3"}, "Rank 1 has number of ranks 3, rank 0 has 2: start all ranks with the same programs"),
-        ({"PTYMESH_KERNELS": "torch"}, "Rank 1 has PTYMESH_KERNELS torch, rank 0 has auto: "),
-    ],
-    ids=["sizes", "kernels"],
-)
-def test_ranks_of_different_kinds(other: dict[str, str], sentence: str, tmp_path: Path) -> None:
-    found = ended(tmp_path, [{"RANK": "0"}, {"RANK": "1", **other}])
-    assert [status for status, _ in found] == [2, 2] and all(sentence in said for _, said in found), found
+def test_ranks_of_different_kinds(tmp_path: Path) -> None:
+    first, second = {"RANK": "0"}, {"RANK": "1"}
+    of_sizes = started(tmp_path, first, {**second, "WORLD_SIZE": "3"})
+    of_kernels = started(tmp_path, first, {**second, "PTYMESH_KERNELS": "torch"})
+    for found, sentence in (
+        (of_sizes(), "Rank 1 has number of ranks 3, rank 0 has 2: start all ranks with the same programs"),
+        (of_kernels(), "Rank 1 has PTYMESH_KERNELS torch, rank 0 has auto: "),
+    ):
+        assert [status for status, _ in found] == [2, 2] and all(sentence in said for _, said in found), found
 
 
 def test_versions_are_compared() -> None:

@@ -149,6 +149,7 @@ def retried(world: World, name: str, first: bool, fails: bool) -> dict[str, Any]
     }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("first", [False, True])
 @pytest.mark.parametrize("name", ["rpie", "lsqml"])
 def test_memory_runs_out_while_the_border_travels(ranks: Any, name: str, first: bool) -> None:

@@ -68,6 +68,7 @@ def everybodys(world: World, values: torch.Tensor) -> torch.Tensor:
     return world.sum(table)[0]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_sums_and_maxima_are_those_of_sockets_and_alike_on_all_ranks(ranks, size: int) -> None:  # type: ignore[no-untyped-def]
     for found in ranks(size, both_reductions):
@@ -208,6 +209,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("what", ["sum", "letter"])
 def test_a_rank_that_was_killed_is_noticed(what: str) -> None:
     handle, where = shared_memory.create(2)

@@ -57,7 +57,7 @@ def both(world: World, precision: torch.dtype, layout: str) -> tuple[dict[str, A
     return ours, theirs, made, shared, handed() - before - shared
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("precision", [torch.complex64, torch.complex128])
 @pytest.mark.parametrize("layout", ["replicated", "tiled"])

@@ -253,6 +253,7 @@ def run_absorber(world: World, guide: str, layout: str, engine: str, scan: str) 
         OBJECT_MODELS._own.pop("absorber", None)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("engine", ["rpie", "lsqml", "adam"])
 def test_the_object_model_of_the_guide(engine: str, scan: Path, ranks: Any) -> None:
     one = run_absorber(Solo(), guide("Absorber"), "replicated", engine, str(scan))

@@ -204,7 +204,7 @@ def test_positions_of_a_search_stay() -> None:
 # --- phantoms ---
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("case", FEATURES, ids=named)
 def test_phantom(case: dict) -> None:
     toy = make(**{"views": 60, "counts": 1e5, **case})

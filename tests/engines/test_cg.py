@@ -99,6 +99,7 @@ def test_search_finds_the_least_loss_along_the_line(case: dict) -> None:
     assert along(t) - finer < 0.02 * (here - finer)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", ["amplitude", "poisson", "intensity"])
 def test_the_loss_never_rises(kind: str) -> None:
     toy = make(fidelity=kind, noise=True)
@@ -140,7 +141,7 @@ def test_batches_of_different_views_go_along_the_gradient() -> None:
 # --- phantoms ---
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("case", FEATURES, ids=named)
 def test_phantom(case: dict) -> None:
     toy = make(**{"views": 60, "counts": 1e5, **case})

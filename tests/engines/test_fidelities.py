@@ -40,7 +40,7 @@ def known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FIDELITIES, "_own", FIDELITIES._own | {"readout": Readout})
 
 
-@pytest.mark.sample(7)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("engine", sorted(ENGINES))
 def test_every_engine_takes_it(engine: str) -> None:
     scan = simulate(views=30, window=24, photons_per_view=2e4, seed=1).measurement
@@ -66,6 +66,7 @@ def on_ranks(world: World, layout: str, optics: dict[str, Any]) -> tuple[np.ndar
     return result.object, result.background
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("optics", [{}, {"detector_blur": {"start": {"blur_width": 0.5}}}], ids=["plain", "blurred"])
 def test_ranks_agree(ranks, optics: dict[str, Any]) -> None:  # type: ignore[no-untyped-def]
     one = on_ranks(Solo(), "replicated", optics)

@@ -109,7 +109,7 @@ CASES = {
 }
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", CASES)
 def test_phantom(name: str) -> None:
     options = {"epochs": 25, **CASES[name]}
@@ -135,6 +135,7 @@ def test_memory_is_worth_it() -> None:
     assert with_memory < 0.9 * without and with_memory < 0.7 * rpie
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "change",
     [
@@ -162,6 +163,7 @@ RESUMED = dict(
 )
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("batch", [1, 3, 8, 9])
 def test_resumed_runs_end_with_the_same_bits(tmp_path: Path, batch: int) -> None:
     toy = make()

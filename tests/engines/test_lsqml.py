@@ -69,6 +69,7 @@ def unchanged_object() -> torch.Tensor:
     return run(make(views=40, modes=2, noise=True), LSQML(epochs=5, batch=10)).object
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_every_option_matters_and_converges(name: str) -> None:
     toy = make(views=40, modes=2, noise=True)

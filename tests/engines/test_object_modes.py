@@ -73,6 +73,7 @@ def same_bits(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> None:
         assert np.array_equal(array, other[name]), name
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("engine", "options"), [("rpie", {"batch": 6}), ("adam", {"batch": 6}), ("lsqml", {"batch": 9}), ("ap", {})]
 )
@@ -93,7 +94,7 @@ CONSTRAINED: dict[str, Any] = {
 POTENTIAL: dict[str, Any] = {"object": {"kind": "potential"}}
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("engine", "how"),
     [
@@ -113,6 +114,7 @@ def test_ranks_and_layouts_end_with_the_same_bits(ranks: Any, engine: str, how: 
             same_bits(one, other)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("engine", ["rpie", "adam"])
 def test_a_run_that_was_stopped_goes_on_with_the_same_bits(ranks: Any, tmp_path: Path, engine: str) -> None:
     one = outcome(Solo(), "replicated", engine, {})

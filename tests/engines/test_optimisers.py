@@ -136,6 +136,7 @@ def literal(toy: Toy, e: Estimate, kind: type[torch.optim.Optimizer], rates: dic
                 e.probe.copy_(torch.view_as_complex(moved) * rms)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("engine", "options"),
     [
@@ -178,7 +179,7 @@ def test_every_torch_optimiser_is_an_engine_or_refused() -> None:
 # --- what they do ---
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("engine", ELEMENTWISE)
 def test_phantom(engine: type[Elementwise]) -> None:
     """At the shipped learning rate the residual falls by a stated factor; slowest are Adagrad, Adadelta and RAdam."""
@@ -191,6 +192,7 @@ def test_phantom(engine: type[Elementwise]) -> None:
     assert after < before / (3 if slow else 10)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "case", [dict(modes=2, background=1.0, varying=True), dict(subpixel="bilinear"), dict(fidelity="poisson")], ids=str
 )
@@ -251,6 +253,7 @@ def object_of(engine: type[Elementwise], needed: str | None, **change: Any) -> t
 unchanged = functools.cache(object_of)
 
 
+@pytest.mark.sample(23)
 @pytest.mark.parametrize(("engine", "option"), [(engine, option) for engine, o in CHANGES.items() for option in o])
 def test_every_option_matters(engine: type[Elementwise], option: str) -> None:
     needed = option if option in WITH else None
@@ -368,6 +371,7 @@ def test_slice_spacing_is_found() -> None:
         run(make(), Adam(unknowns={"slice_spacing": True}), make().start())
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("slices", [2, 3])
 def test_tilt_is_found(slices: int) -> None:
     """From none, to a hundredth of the pixel by which it moves the wave from slice to slice; measured: 0.001."""
@@ -430,7 +434,7 @@ def bits(state: RunState) -> dict[str, np.ndarray]:
     return {**{n: getattr(e, n).numpy() for n in names}, "loss": np.array(state.history["loss"]), "slices": slices}
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("batch", [1, 5, 10, 14])
 def test_resumed_runs_end_with_the_same_bits(tmp_path: Path, batch: int) -> None:
     toy = make(background=1.0, slices=2)
@@ -455,7 +459,7 @@ def test_resumed_runs_end_with_the_same_bits(tmp_path: Path, batch: int) -> None
 
 def late(world: World) -> dict[str, np.ndarray]:
     """Unknowns that start late, or are seen by some ranks only."""
-    toy = make(views=41, background=1.0, uneven=True, slices=2)
+    toy = make(views=25, background=1.0, uneven=True, slices=2)
     state = RunState(toy.start(position_error=0.5))
     Loop(toy.problem(world), state, [NAdam(**{**RESUMED, "batch": 3})], seed=3).run()
     return bits(state)

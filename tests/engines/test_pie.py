@@ -23,6 +23,7 @@ def run(toy: Toy, engine: Engine, start: Estimate, seed: int = 0) -> RunState:
     return state
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("engine", [EPIE, RPIE, MPIE])
 def test_several_slices_share_the_step(engine: type[Engine]) -> None:
     """Each with a whole step, four slices go four times too far, and diverge."""
@@ -65,7 +66,7 @@ def test_batches_of_one_are_the_paper(engine: Engine, alpha: float, beta: float)
     assert relative(start.probe[0], expected[1]) < 1e-12
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("engine", [EPIE, RPIE, MPIE])
 @pytest.mark.parametrize(
     "case",
@@ -111,6 +112,7 @@ def test_a_frozen_probe_stays_in_single_precision(engine: Engine) -> None:
     assert not torch.equal(state.estimate.object, toy.start().object)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("batch", [1, 7, 40, 64])
 def test_any_batch_size_converges(batch: int) -> None:
     toy = make()

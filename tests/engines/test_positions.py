@@ -57,7 +57,7 @@ def refined(subpixel: str, **options: Any) -> tuple[float, float]:
     return before, error_of(toy, state.estimate.positions)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("method", "subpixel"),
     [

@@ -357,6 +357,7 @@ def test_all_are_tried() -> None:
     assert set(OBJECT) == {name for name, kind in CONSTRAINTS.items() if kind.__module__.startswith("ptymesh.")}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("size", "layout"), [(2, "replicated"), (2, "tiled"), (3, "tiled"), (3, "replicated")])
 def test_same_bits_on_any_ranks_in_both_layouts(ranks, size: int, layout: str) -> None:  # type: ignore[no-untyped-def]
     from ptymesh.distributed.world import Solo

@@ -130,7 +130,7 @@ def test_ap_is_alternating_projections() -> None:
     assert not engine.per_view
 
 
-@pytest.mark.sample(9)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("engine", [DM, RAAR, AP])
 @pytest.mark.parametrize(
     "case",
@@ -167,6 +167,7 @@ def test_known_probe_gives_the_object(engine: Engine) -> None:
     assert torch.equal(state.estimate.probe, toy.truth.probe)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("engine", [DM, RAAR, AP])
 def test_positions_are_refined(engine: type[Engine]) -> None:
     """Object and probe are known at first, so that counts tell of positions from the start."""
@@ -329,6 +330,7 @@ def outcome(world: World, name: str, views: int, stage: dict) -> dict[str, np.nd
     return {**arrays, "psi": psi, "collectives": np.array(world.collectives)}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("name", "views", "size"), [("dm", 41, 3), ("raar", 41, 4), ("dm", 3, 4)])
 def test_ranks_agree_with_all_upkeep_and_with_empty_shares(ranks, name: str, views: int, size: int) -> None:  # type: ignore[no-untyped-def]
     one, many = outcome(Solo(), name, views, UPKEEP), ranks(size, outcome, name, views, UPKEEP)

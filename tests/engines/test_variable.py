@@ -78,8 +78,8 @@ def test_opr_follows_a_drifting_probe(engine: type[Engine]) -> None:
     toy = drifting()
     problem = toy.problem()
     floor, _ = problem.residual(toy.truth)
-    without = run(toy, engine(epochs=40, batch=12), 0)
-    with_ = run(toy, engine(epochs=40, batch=12, probe={"opr": {"start": 5}}), 2)
+    without = run(toy, engine(epochs=25, batch=12), 0)
+    with_ = run(toy, engine(epochs=25, batch=12, probe={"opr": {"start": 5}}), 2)
     excess = [problem.residual(e)[0] - floor for e in (without, with_)]
     errors = [error_of(toy, e) for e in (without, with_)]
     assert excess[1] < excess[0] / 5

@@ -62,6 +62,7 @@ def shards(folder: Path) -> list[Path]:
     return sorted((folder / "out" / "checkpoint").glob("*/rank*.h5"))
 
 
+@pytest.mark.long
 def test_what_is_planted_is_found(bench: Bench) -> None:
     folder, expected = planted(bench), bench.scene.listings[1]
 

@@ -20,7 +20,7 @@ from fuzz import cases, judge, regressions
 from warm import context
 
 #: Cases of `make test` and of `make long`; `make fuzz` plays 20,000.
-CASES = [15, pytest.param(60, marks=pytest.mark.long)]
+CASES = [8, pytest.param(60, marks=pytest.mark.long)]
 PHASES = [Phase.generate]
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="forks and their handles are Linux's")

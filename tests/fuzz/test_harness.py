@@ -145,6 +145,7 @@ def case_in(folder: Path, command: str = "run") -> cases.Case:
     return case
 
 
+@pytest.mark.sample(11)
 @pytest.mark.parametrize(("command", "kind"), PLANTED, ids=[command.__name__ for command, _ in PLANTED])
 def test_misdeeds_are_seen(tmp_path: Path, command: Callable[[list[str]], None], kind: str) -> None:
     def speaks(arguments: list[str]) -> None:

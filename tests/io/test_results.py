@@ -304,6 +304,7 @@ def attribute(name: str, value: Any) -> Callable[[h5py.File], None]:
     return lambda file: file["object"].attrs.__setitem__(name, value)
 
 
+@pytest.mark.sample(13)
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [

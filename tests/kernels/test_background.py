@@ -49,6 +49,7 @@ def close(got: Tensor, wanted: Tensor, dtype: torch.dtype) -> None:
         assert float((one - other).abs().max()) <= TOLERANCE[dtype] * float(other.abs().max()) > 0
 
 
+@pytest.mark.sample(29)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("fidelity", FIDELITIES)
 @pytest.mark.parametrize("subpixel", ["fourier", "bilinear", "none"])

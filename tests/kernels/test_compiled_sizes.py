@@ -45,7 +45,7 @@ def kernel_of(name: str) -> Any:
     return found
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", REGISTERS)
 def test_registers_and_spills(name: str, tmp_path: Path) -> None:
     from triton.backends.nvidia.compiler import get_ptxas

@@ -46,6 +46,7 @@ def test_what_views_ask_for_otherwise(subpixel: str, propagation: str) -> None:
             compare_asked(case)
 
 
+@pytest.mark.sample(37)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("window", DEEP)
 @pytest.mark.parametrize("propagation", ["far_field", "angular_spectrum"])

@@ -55,6 +55,7 @@ def outcome(engine: str, case: str, **more: object) -> tuple[RunState, float]:
     return state, problem.residual(state.estimate)[0]
 
 
+@pytest.mark.sample(24)
 @pytest.mark.parametrize(("engine", "case"), CELLS)
 def test_twins(engine: str, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fused, residual = outcome(engine, case)

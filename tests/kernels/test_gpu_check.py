@@ -41,6 +41,7 @@ def without_numba(tmp_path: Path) -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
+@pytest.mark.forked
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_it_ends_with_one_sentence(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, str(SCRIPT), "--out", str(tmp_path / "out")], capture_output=True, text=True)
@@ -69,6 +70,7 @@ def test_the_checks_are_listed_in_order_with_their_limits(tmp_path: Path) -> Non
     assert places == sorted(places) and not list(tmp_path.iterdir())
 
 
+@pytest.mark.stand_in
 @stand_in_only
 def test_a_check_on_the_stand_in(tmp_path: Path, without_numba: dict[str, str]) -> None:
     pytest.importorskip("triton", reason="Triton is not installed (pip install 'ptymesh[gpu]')")

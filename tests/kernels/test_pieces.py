@@ -36,6 +36,7 @@ def test_every_entry_is_that_of_the_reference(kind: str) -> None:
     compare_entries(Case(window=(16, 20), **KNOWN[kind]))
 
 
+@pytest.mark.sample(29)
 @pytest.mark.parametrize("piece", PIECES)
 @pytest.mark.parametrize("kind", KNOWN)
 def test_a_piece_that_no_kernel_knows_goes_to_the_reference(
@@ -47,6 +48,7 @@ def test_a_piece_that_no_kernel_knows_goes_to_the_reference(
     compare_entries(case)
 
 
+@pytest.mark.sample(19)
 @pytest.mark.parametrize("piece", AROUND)
 @pytest.mark.parametrize("kind", KNOWN)
 def test_kernels_around_operators_give_what_the_reference_gives(kind: str, piece: str) -> None:
@@ -63,6 +65,7 @@ def test_kernels_around_operators_at_views_on_whole_pixels(dtype: torch.dtype) -
     compare_entries(case)
 
 
+@pytest.mark.sample(13)
 @pytest.mark.parametrize("window", DEEP)
 @pytest.mark.parametrize("kind", ["amplitude", "poisson", "intensity"])
 @pytest.mark.parametrize("counts", [torch.uint16, torch.float32])

@@ -83,6 +83,7 @@ def test_captured_sweeps_are_right() -> None:
     checks("cpu", "graph_checks.py")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: str(target[1]))
 def test_compiled_without_a_gpu(target: tuple[str, object, int, str, str]) -> None:
     *gpu, kind, word = target
@@ -99,7 +100,7 @@ VARIANTS = [
 ]
 
 
-@pytest.mark.sample(1)
+@pytest.mark.long
 @pytest.mark.parametrize("constants", VARIANTS, ids=["one mode", "one part"])
 def test_variants_compile(constants: dict[str, int]) -> None:
     found = [assembly(kernel, ("cuda", 90, 32), "ptx", constants) for kernel in SIGNATURES]

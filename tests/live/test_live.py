@@ -410,6 +410,7 @@ def test_batches_are_smaller_where_views_lie_over_each_other() -> None:
     assert choose_batch(spread * 1.0, (32, 32), 1) == 1
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("engine", ["mpie", "lsqml"])
 def test_engines_that_remember_batches(scan: Path, recipe: Recipe, tmp_path: Path, engine: str) -> None:
     """An object that grows is no longer the one that the engine remembers of the segment before."""

@@ -97,6 +97,7 @@ def found_width(name: str, options: dict[str, Any], true: float, start: float) -
     return float(recon.state.estimate.others[WIDTHS[name]]), last.residual, other.residual
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("factor", [0.5, 1.6])
 @pytest.mark.parametrize(
     ("name", "options", "true"), [("focal_spread", {"states": 5}, 5e-9), ("source_size", {"points": 3}, 1.0)]

@@ -136,6 +136,7 @@ def test_revised_waves_lower_the_loss(name: str, kind: Any) -> None:
     assert bool((losses[-1] < (0.5 if alone else 0.1) * losses[0]).all())
 
 
+@pytest.mark.sample(19)
 @pytest.mark.parametrize("engine", [{}, {"loss": "nrmse"}, {"averaged": 0.1}, *({"fidelity": kind} for kind in KINDS)])
 @pytest.mark.parametrize("name", NAMES)
 def test_slopes_of_the_loss(name: str, engine: dict[str, Any]) -> None:
@@ -222,7 +223,7 @@ def refined(world: Any, name: str, layout: str, engine: str) -> list[np.ndarray]
     return [x.numpy().copy() for x in (whole, e.probe, *e.others.values())]
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("engine", ["adam", "lbfgs", "rpie", "lsqml"])
 @pytest.mark.parametrize("name", MOVING)
 def test_ranks_and_layouts_have_the_same_bits(ranks, name: str, engine: str) -> None:  # type: ignore[no-untyped-def]
@@ -234,6 +235,7 @@ def test_ranks_and_layouts_have_the_same_bits(ranks, name: str, engine: str) -> 
                 assert all(np.array_equal(a, b) for a, b in zip(found, wanted, strict=True)), (size, layout)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("engine", ["adam", "rpie"])
 @pytest.mark.parametrize("name", MOVING)
 def test_a_run_keeps_it(name: str, engine: str, tmp_path: Path) -> None:

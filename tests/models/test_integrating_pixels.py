@@ -56,6 +56,7 @@ def test_patterns_are_sums_over_a_finer_detector(side: float) -> None:
     assert errors[0] < 0.003 and errors[1] < 0.0015 and errors[2] > 0.05, errors
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("engine", ["rpie", "lsqml", "adam"])
 def test_a_fit_that_knows_of_them_is_closer(engine: str) -> None:
     optics: dict[str, Any] = {"integrating_pixels": {"points": 2}}

@@ -81,8 +81,8 @@ def test_a_beam_that_changes_is_found(rank: int) -> None:
         weights=None,
     )
     unknowns: dict[str, Any] = {"object": True, "probe": True}
-    mixed = pm.Adam(epochs=60, batch=10, unknowns={**unknowns, "mixing": True})
-    plain = pm.Adam(epochs=60, batch=10, unknowns=unknowns, probe={"intensity": True})
+    mixed = pm.Adam(epochs=25, batch=10, unknowns={**unknowns, "mixing": True})
+    plain = pm.Adam(epochs=25, batch=10, unknowns=unknowns, probe={"intensity": True})
     found = pm.reconstruct(scan, mixed, probe={"modes": 2}, optics={"mode_mixing": {"rank": rank}}, seed=1)
     other = pm.reconstruct(scan, plain, probe={"modes": 2}, seed=1)
     assert found.unknowns["mixing"].shape == (100, rank, 2)
@@ -105,6 +105,7 @@ def test_what_cannot_be_is_refused() -> None:
         pm.Reconstruction(two_scans(views=10).scans, optics={"mode_mixing": True}, probe={"scans": "own"}, device="cpu")
 
 
+@pytest.mark.usefixtures("coarse_figures")
 def test_no_figure_shows_mixtures_as_images(tmp_path: Path) -> None:
     scan = simulate(views=6, window=16).measurement
     stage = pm.Adam(epochs=1, unknowns={"object": True, "probe": True, "mixing": True})

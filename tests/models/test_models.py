@@ -177,6 +177,7 @@ def test_a_scan_that_was_told_turned_and_stretched_is_found(seed: int) -> None:
     assert abs(1.01 * (1 + found["scale"]) - 1) < 1e-3
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("wrong_deg", [0.0, 1.0])
 def test_patterns_tell_the_rotation(wrong_deg: float) -> None:
     """Of a scan that is told right, and of one that is told wrong by 1 degree, to 0.1 degree."""

@@ -174,7 +174,7 @@ def refined(world: Any, name: str, layout: str, engine: str) -> list[np.ndarray]
     return [x.numpy().copy() for x in (whole, e.probe, *e.others.values())]
 
 
-@pytest.mark.sample(14)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("engine", ["adam", "lbfgs", "rpie", "lsqml"])
 @pytest.mark.parametrize("name", NAMES)
 def test_ranks_and_layouts_have_the_same_bits(ranks, name: str, engine: str) -> None:  # type: ignore[no-untyped-def]
@@ -192,6 +192,7 @@ def test_ranks_and_layouts_have_the_same_bits(ranks, name: str, engine: str) -> 
                 assert all(np.array_equal(a, b) for a, b in zip(found, wanted, strict=True)), (size, layout)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_run_keeps_it(name: str, tmp_path: Path) -> None:
     """Recipe, checkpoint and result know of it: a run that was stopped and goes on ends with the same bits."""

@@ -127,7 +127,7 @@ def by_rank(world: World, layout: str, engine: str) -> list[np.ndarray]:
     return [*(one.numpy().copy() for one in (whole, e.probe, *e.others.values())), np.array(residuals)]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("engine", ["adam", "rpie", "lsqml"])
 def test_ranks_and_layouts_have_the_same_bits(ranks, engine: str) -> None:  # type: ignore[no-untyped-def]
     (alone,) = ranks(1, by_rank, "replicated", engine)

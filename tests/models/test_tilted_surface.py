@@ -115,7 +115,7 @@ def test_the_angle_is_found(engine: str) -> None:
     ):
         scan = made.measurement if optics else plain(made.measurement)
         recon = pm.Reconstruction(scan, optics=optics)
-        ends[name] = [report.residual for report in recon.run(kind(epochs=30, batch=20, unknowns=unknowns))][-1]
+        ends[name] = [report.residual for report in recon.run(kind(epochs=20, batch=20, unknowns=unknowns))][-1]
     assert float(recon.state.estimate.others["surface_angle"]) == pytest.approx(60, abs=0.1)
     assert ends["refined"] < ends["wrong"] < ends["without"] and ends["refined"] < 0.25 * ends["without"]
 

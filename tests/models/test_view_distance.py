@@ -66,7 +66,7 @@ def test_scans_of_two_distances_share_the_object() -> None:
         pixel_size_m=first.geometry.object_pixel_m,
         weights=None,
     )
-    stages = [pm.RPIE(epochs=40, batch=12)]
+    stages = [pm.RPIE(epochs=20, batch=12)]
     together = pm.reconstruct(scans, stages, optics=PIECE, seed=1)
     alone = [pm.reconstruct(scan, stages, seed=1) for scan in scans]
     errors = [compare_results(one, known).nrmse for one in (together, *alone)]

@@ -65,6 +65,7 @@ def planned(name: str, ranks: int):  # type: ignore[no-untyped-def]
     return plan_layouts(scan, engine(name), 3, ranks)
 
 
+@pytest.mark.sample(19)
 @pytest.mark.parametrize("layout", ["replicated", "sent"])
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("size_", [2, 4])

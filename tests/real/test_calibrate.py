@@ -9,6 +9,7 @@ import pytest
 from ptymesh.calibrate import calibrate
 
 
+@pytest.mark.long
 def test_cryo_scan(data_dir: Path) -> None:
     """Its transposition and the sign of its defocus are known by the beads, its rotation by reconstructions.
 

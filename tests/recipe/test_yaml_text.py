@@ -202,7 +202,7 @@ ROOTS = st.dictionaries(st.one_of(st.sampled_from(list(Recipe.model_fields)), KE
 STAGES = st.lists(st.dictionaries(st.sampled_from(NAMES), TREES, max_size=4), max_size=3)
 
 
-@settings(max_examples=80, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(ROOTS, STAGES, st.lists(st.tuples(st.lists(KEYS, min_size=1, max_size=4), TREES), max_size=2))
 @example({"\n": []}, [], [])
 def test_any_tree_is_a_recipe_or_one_sentence(

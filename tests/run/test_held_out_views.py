@@ -105,6 +105,7 @@ def test_a_view_of_its_own_tilt_is_judged_at_the_noise(tmp_path) -> None:  # typ
     assert list(Result.load(tmp_path / "result.h5").attrs["held_out_fitted"]) == ["shift"]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("engine", ["rpie", "lsqml"])
 def test_revised_waves_move_the_tilt(engine: str) -> None:
     """Errors are compared without a plane over the positions, which a defocus and a shift of the probe are as well."""
@@ -119,6 +120,7 @@ def test_revised_waves_move_the_tilt(engine: str) -> None:
     assert left.std() < 0.35 * shift.std()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("engine", ["adam", "rpie", "lsqml"])
 def test_a_stopped_run_goes_on_with_the_same_bits(engine: str, tmp_path: Path) -> None:
     _, scan, _ = tilted()

@@ -85,6 +85,7 @@ def alone() -> dict:
     return undisturbed(Solo())
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("batch", [1, 4, 6, 11, 18, 19, 24, 26])
 def test_resumed_runs_end_with_the_same_bits(tmp_path: Path, batch: int) -> None:
     """First batch, middle, last of an epoch, first and last of a stage, momentum under way."""
@@ -93,6 +94,7 @@ def test_resumed_runs_end_with_the_same_bits(tmp_path: Path, batch: int) -> None
         assert np.array_equal(got[name], value), name
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("batch", [4, 20])
 def test_resumed_runs_end_with_the_same_bits_on_ranks(ranks, tmp_path: Path, batch: int) -> None:  # type: ignore[no-untyped-def]
     expected = ranks(3, undisturbed)
@@ -102,6 +104,7 @@ def test_resumed_runs_end_with_the_same_bits_on_ranks(ranks, tmp_path: Path, bat
             assert np.array_equal(got[rank][name], value), name
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_another_number_of_ranks_goes_on_with_the_same_answer(ranks, tmp_path: Path, size: int) -> None:  # type: ignore[no-untyped-def]
     ranks(3, broken_and_resumed, str(tmp_path), 20)

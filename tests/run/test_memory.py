@@ -96,7 +96,7 @@ def reconstruct(
     }
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("name", "sweep"), ENGINES_AND_SWEEPS)
 @pytest.mark.parametrize(("size", "layout"), [(1, "replicated"), (2, "panels"), (3, "replicated")])
 def test_the_answer_is_the_same(ranks: Any, size: int, layout: str, name: str, sweep: int) -> None:
@@ -198,6 +198,7 @@ def scarce_waves(
     }
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(("moving", "halves"), [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize(
     "kind", [{"slices": 3}, {"propagation": "angular_spectrum"}, {"subpixel": "bilinear"}], ids=str
@@ -275,6 +276,7 @@ SHOWN: dict[str, Callable[[pm.Reconstruction, Path], np.ndarray]] = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", SHOWN)
 def test_memory_that_runs_out_while_something_is_shown(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -73,6 +73,7 @@ def run(world: World, kind: str, which: str, folder: Path) -> dict[str, np.ndarr
     }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("which", STAGES)
 def test_every_kind_gives_the_same_bits(which: str, tmp_path: Path) -> None:
     expected = run(Solo(), "memory", which, tmp_path)

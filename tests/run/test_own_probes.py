@@ -123,6 +123,7 @@ def test_the_result_holds_the_probe_of_each_scan(together: pm.Result, tmp_path: 
         np.testing.assert_array_equal(file["scans/1/probe"][:], result.scan_probes[1])
 
 
+@pytest.mark.usefixtures("coarse_figures")
 def test_patterns_are_modelled_with_the_probe_of_their_scan(both: TwoScans, tmp_path: Path) -> None:
     result = pm.reconstruct(both.scans, pm.RPIE(epochs=3, batch=20), probe=OWN, seed=1)
     result.save(tmp_path / "result.h5")

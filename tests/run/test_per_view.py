@@ -67,6 +67,7 @@ def resumed(world: World, folder: str) -> dict[str, np.ndarray]:
     return bits(state)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("steps", [1, 3, 4, 6, 8])
 def test_resumed_runs_end_with_the_same_bits(tmp_path: Path, steps: int) -> None:
     """First step, middle, last of a stage, and in stages that follow."""
@@ -84,6 +85,7 @@ def test_resumed_runs_end_with_the_same_bits_on_ranks(ranks, tmp_path: Path) -> 
             assert np.array_equal(got[name], value), name
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_another_number_of_ranks_goes_on_with_the_same_answer(ranks, tmp_path: Path, size: int) -> None:  # type: ignore[no-untyped-def]
     ranks(3, broken, str(tmp_path), 3)

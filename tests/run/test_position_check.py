@@ -88,6 +88,7 @@ def test_wrong_positions_go_on_as_if_nobody_had_judged() -> None:
     assert found[3] == recon.state.history["held_out"]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("size", "layout"), [(2, "replicated"), (3, "tiled")])
 def test_ranks_and_layouts_judge_with_the_same_bits(ranks: Any, size: int, layout: str) -> None:
     for other in ranks(size, outcome, layout, RIGHT):

@@ -111,6 +111,7 @@ def other_stage(world: World, options: dict[str, Any]) -> str:
     return "not refused"
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -185,6 +186,7 @@ RECIPES: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.sample(5)
 @pytest.mark.skipif(sys.platform == "win32", reason="ranks are forked")
 @pytest.mark.parametrize("name", RECIPES)
 def test_other_recipes(name: str, tmp_path: Path) -> None:

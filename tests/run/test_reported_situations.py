@@ -41,6 +41,7 @@ def scan_of(obj: np.ndarray, corners: np.ndarray, probe: np.ndarray) -> Measurem
     )
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("window", [32, 33])
 @pytest.mark.parametrize("size", [48, 49])
 def test_a_point_lies_where_the_positions_say(window: int, size: int, tmp_path: Path) -> None:

@@ -79,6 +79,7 @@ def test_a_coarse_stage_helps_the_fine_one() -> None:
     assert made.problem().residual(state.estimate)[0] < 0.7 * made.problem().residual(alone.estimate)[0]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("batch", [1, 6, 12, 13])
 def test_resumed_in_or_after_a_coarse_stage(tmp_path: Path, batch: int) -> None:
     expected, made = run(Solo()), toy()

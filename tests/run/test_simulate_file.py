@@ -24,6 +24,7 @@ def loaded(path):
     return load_measurement(DataOptions(path=str(path)))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "change",
     [

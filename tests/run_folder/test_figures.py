@@ -35,6 +35,7 @@ def result(truth: Result, tmp_path: Path) -> Path:
     return tmp_path / "result.h5"
 
 
+@pytest.mark.usefixtures("coarse_figures")
 def test_figures_and_files_are_named(result: Path) -> None:
     pair = np.ones((16, 16)), np.full((16, 16), 2.0)
     patterns = PatternPairs({"typical": pair, "worst": pair}, np.ones((16, 16), bool), True)
@@ -44,6 +45,7 @@ def test_figures_and_files_are_named(result: Path) -> None:
     assert {*names} == {path.name for path in result.parent.iterdir()} - {"result.h5"}
 
 
+@pytest.mark.usefixtures("coarse_figures")
 def test_without_its_data_there_are_no_patterns(result: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names = {path.name for path in write_products(result, figures=True, writers=(), patterns=None)}
     assert "overview.png" in names and "patterns.png" not in names

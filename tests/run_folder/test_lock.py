@@ -302,6 +302,7 @@ def test_two_threads_may_let_go(tmp_path: Path) -> None:
     os.close(other)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", ["text", "empty", "numbers", "folder", "pipe", "link"])
 def test_what_is_no_lease_is_left_alone(tmp_path: Path, kind: str) -> None:
     path = tmp_path / NAME

@@ -58,6 +58,7 @@ def test_every_operator_of_the_package_is_tried() -> None:
     assert set(ERRORS) == {name for name, kind in OPTICS.items() if any(not one.is_fixed for one in kind.unknowns)}
 
 
+@pytest.mark.sample(9)
 @pytest.mark.parametrize("name", ERRORS)
 def test_truth_of_an_operator(name: str) -> None:
     """The true estimate explains the patterns to the last digits; where the unknown starts, it does not."""

@@ -17,6 +17,7 @@ def octaves(image):
     return np.histogram(k, edges, weights=power)[0] / power.sum()
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("shape", SIZES)
 @pytest.mark.parametrize("make", [phantoms.chart, phantoms.powder])
 def test_ranges_are_met_and_the_seed_decides(make, shape):

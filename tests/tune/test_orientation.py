@@ -196,7 +196,7 @@ def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) 
 def test_orient_on_the_command_line(scan: Path, tmp_path: Path, command: Any) -> None:
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(yaml.safe_dump(recipe_for(scan, flip_x=True)))
-    few = ["--views", "40", "--epochs", "6", "--device", "cpu"]
+    few = ["--views", "30", "--epochs", "4", "--device", "cpu"]
     status, out, err = command("orient", str(recipe), *few)
     assert (status, err) == (0, "") and "Best: detector columns reversed, scan rotated by 0 degrees" in out
     lines = yaml.safe_load(out.partition("\n\n")[2])

@@ -90,6 +90,7 @@ def test_what_is_refused(going: Path) -> None:
     assert answer.status_code == 409 and "is done" in answer.text and read_request(going) is None
 
 
+@pytest.mark.sample(1)
 @pytest.mark.forked(2)
 @pytest.mark.parametrize("ranks", [(), ("--ranks", "2")])
 def test_a_run_saves_and_stops(tmp_path: Path, ranks: tuple[str, ...]) -> None:

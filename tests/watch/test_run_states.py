@@ -12,6 +12,7 @@ from ptymesh.files import machine
 from watched_runs import end, start, summary, summary_of_preview, wait_for
 
 
+@pytest.mark.sample(1)
 @pytest.mark.forked(2)
 @pytest.mark.parametrize("ranks", [(), ("--ranks", "2", "--layout", "replicated")])
 def test_a_run_that_goes_on_and_is_killed(tmp_path: Path, ranks: tuple[str, ...]) -> None:

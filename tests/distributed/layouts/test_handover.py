@@ -152,7 +152,7 @@ def test_stages_that_share_views_differently_give_the_same_bits(ranks, tmp_path:
         same(one, other)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("stop", [3, 10, 14, 23])
 def test_resumed_on_another_number_of_ranks_in_any_stage(ranks, tmp_path: Path, stop: int) -> None:  # type: ignore[no-untyped-def]
     """In the middle of the first stage, of difference maps, of compact batches and of coarse pixels."""

@@ -167,6 +167,7 @@ def by_quotients(world: World, subpixel: str, dtype: torch.dtype, batch: int) ->
     return layout.gather_whole(estimate.object, estimate).numpy(), estimate.probe.numpy()
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
 @pytest.mark.parametrize(("subpixel", "batch"), [("fourier", 7), ("none", 7), ("fourier", 2)])
 def test_quotients_give_the_same_bits(ranks: Any, subpixel: str, dtype: torch.dtype, batch: int) -> None:

@@ -81,6 +81,7 @@ BOTH_WAYS = [
 KEEP_ORIGIN = ("ptychodus", "ptypy", "cxi", "hyperspy", "hyperspy_zarr")
 
 
+@pytest.mark.sample(31)
 @pytest.mark.parametrize(("shape", "window"), SHAPES)
 @pytest.mark.parametrize(
     ("name", "ending", "slices"), [(name, ending, count) for name, ending, counts in BOTH_WAYS for count in counts]
