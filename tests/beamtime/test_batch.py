@@ -75,7 +75,7 @@ def test_scans_are_run_once_and_what_failed_again(beamtime: Path, tmp_path: Path
 def test_the_probe_of_the_first_good_scan_is_handed_on(beamtime: Path, tmp_path: Path) -> None:
     scans = [beamtime / f"scan{number}.cxi" for number in (1, 2, 10)]
     recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(RECIPE.replace("EPOCHS", "30"))
+    recipe.write_text(RECIPE.replace("EPOCHS", "60"))
     handed = ScanBatch(scans, tmp_path / "handed", recipe, (), BatchOptions(jobs=2)).run()
     assert [one.verdict for one in handed] == ["good"] * 3
     alone = ScanBatch(scans[1:2], tmp_path / "alone", recipe, (), BatchOptions(hand_on=False)).run()

@@ -92,6 +92,7 @@ def test_a_defocus_that_was_told_wrong(data_dir: Path, tmp_path: Path) -> None:
     assert abs(numbers["C10"] / -13.5e-6 - 1) < 0.05, "measured: 0.004"
 
 
+@pytest.mark.long
 def test_four_gold_beads(picture: Picture) -> None:
     """Measured: 14.4, 8.3, 10.3 and 7.7 standard deviations; the next maximum, at the film's edge, 3.5."""
     *beads, (next_height, _) = maxima(picture)
@@ -105,6 +106,7 @@ def test_four_gold_beads(picture: Picture) -> None:
         assert picture.amplitude[distance < 4].mean() < around.mean() - around.std(), place
 
 
+@pytest.mark.long
 def test_the_ring_shaped_particle(picture: Picture) -> None:
     """Of all circles in the hole (off beads and film edge, both stronger), the brightest against its two flanks."""
     where = picture.lit & (picture.y + 0.654 * picture.x < -36)  # the film's edge, with its fringes, and what follows
