@@ -1,8 +1,10 @@
 """PtyRAD on the star: adam; positions are fixed if not asked for.
 
 Its loop is for whole runs; one iteration of it is called here. --rate: Adam's.
+--settings: what is said otherwise in sections of its own parameters, such as `constraint_params`.
 """
 
+import json
 import logging
 from importlib.metadata import version
 
@@ -29,8 +31,8 @@ views, side = star.patterns.shape[:2]
 pixel = given.pixel * whole.patterns.shape[1] / side
 FIXED = {"start_iter": None, "lr": 0.0}
 # lengths do not matter for a single slice
-params = PtyRADParams(
-    init_params={
+sections = {
+    "init_params": {
         "probe_illum_type": "electron",
         "probe_kv": given.kilovolts,
         "probe_conv_angle": 10.0,
@@ -52,7 +54,7 @@ params = PtyRADParams(
         "pos_params": star.positions - every.positions.min(0) + 4,
         "random_seed": 0,
     },
-    model_params={
+    "model_params": {
         "update_params": {
             "probe_pos_shifts": {"start_iter": 1, "lr": 0.001} if given.positions else FIXED,
             "probe": {"start_iter": 1, "lr": rate},
@@ -60,15 +62,18 @@ params = PtyRADParams(
             "objp": {"start_iter": 1, "lr": rate},
         }
     },
-    constraint_params={name: {"start_iter": None} for name in ("obj_rblur", "obj_zblur") if given.unblurred},
-    recon_params={
+    "constraint_params": {name: {"start_iter": None} for name in ("obj_rblur", "obj_zblur") if given.unblurred},
+    "recon_params": {
         "NITER": given.epochs,
         "SAVE_ITERS": None,
         "BATCH_SIZE": {"size": given.batch},
         "GROUP_MODE": "random",
         "output_dir": "",
     },
-).model_dump()
+}
+said = json.loads(given.settings.read_text(encoding="utf-8")) if given.settings else {}
+params = PtyRADParams(**{name: {**sections.get(name, {}), **said.get(name, {})} for name in {**sections, **said}})
+params = params.model_dump()
 solver = PtyRADSolver(params, device=given.device)
 model = PtychoModel(solver.init.init_variables, params["model_params"], device=given.device)
 optimizer = steps.create_optimizer(model.optimizer_params, model.optimizable_params)
@@ -80,6 +85,8 @@ done = 0
 def epoch() -> float:
     """One iteration over all views; its normalised amplitude error."""
     global done
+    if done == given.epochs:
+        raise StopIteration
     done += 1
     steps.toggle_grad_requires(model, done)
     losses = steps.recon_step(

@@ -93,6 +93,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rate", type=float, help="of the engine's steps; each run says what that is")
     parser.add_argument("--momentum", type=float, default=0.0, help="Pty-Chi's LSQML")
     parser.add_argument("--unblurred", action="store_true", help="PtyRAD: leave out the blur that it gives the object")
+    parser.add_argument("--settings", type=Path, help="PtyRAD: JSON of sections of its parameters")
     parser.add_argument("--held-out", type=Path, help="npy: views that the run must not see")
     parser.add_argument("--snapshots", type=Path, help="do epochs for --seconds, and save into this folder")
     parser.add_argument("--seconds", type=float, default=60.0)

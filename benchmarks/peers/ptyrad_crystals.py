@@ -1,0 +1,242 @@
+"""PtyRAD on the two crystals of ../electrons.py, told wrongly in the same way, beside our own reconstructions.
+
+    python benchmarks/peers/ptyrad_crystals.py --python PEERS/bin/python --seeds 1 2 --side 20 --out F
+
+PtyRAD gets the same counts, positions (turned by 1 degree), thickness, slices and starting beam as ours, and three
+probe modes. Its `SETTINGS` are tried on the first seed, 25 epochs each. The one with the largest `sum` + `single`,
+which nobody knows who measures, runs on the other seeds too, and for `--long` epochs on the first.
+
+The functions of electrons.py judge all. PtyRAD refines the position of each view and the pixels of the probe: rotation
+and lens are read from these, as they are of ours.
+
+cpu_seconds     processor time of 25 epochs, on one thread: PtyRAD's from the first epoch to the last, times 25 / 24
+residual        frozen, by ptymesh's model
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import ptymesh as pm  # before torch, so that both use the same threads
+
+# isort: split
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from electrons import (
+    SEMIANGLE_RAD,
+    SLICES,
+    crystal,
+    frozen_residual,
+    geometry_errors,
+    judged,
+    recipes,
+    run,
+    shown,
+    told,
+)
+from record import about, write
+
+from ptymesh.measurement import Measurement
+from ptymesh.physics.model import Model, SliceStack
+from ptymesh.simulate import Truth, patterns
+
+EPOCHS, MODES = 25, 3
+
+
+def setting(
+    rates: float = 1.0, zblur: float | None = 1.0, kz_beta: float | None = None, sparsity: float = 0.0, **more: bool
+) -> dict[str, Any]:
+    """Return sections of PtyRAD's parameters: its template `standard`, but for what is said.
+
+    Args:
+        rates: factor of all learning rates.
+        zblur: slices, standard deviation of the blur along the beam; None for no blur.
+        kz_beta: strength of the filter along the beam, or None.
+        sparsity: weight of the mean |phase|.
+        more: `positive` keeps phases above zero.
+    """
+    learning = {"obja": 5e-4, "objp": 5e-4, "probe": 1e-4, "probe_pos_shifts": 5e-4}
+    constraints: dict[str, Any] = {"obj_rblur": {"start_iter": None}, "obja_thresh": {"start_iter": 1}}
+    constraints["obj_zblur"] = {"start_iter": None} if zblur is None else {"start_iter": 1, "std": zblur}
+    if kz_beta is not None:
+        constraints["kz_filter"] = {"start_iter": 1, "beta": kz_beta}
+    if more.get("positive"):
+        constraints["objp_postiv"] = {"start_iter": 1}
+    return {
+        "init_params": {"probe_conv_angle": 1e3 * SEMIANGLE_RAD},
+        "model_params": {"update_params": {key: {"start_iter": 1, "lr": rates * one} for key, one in learning.items()}},
+        "constraint_params": constraints,
+        "loss_params": {"loss_sparse": {"state": sparsity > 0, "weight": sparsity}},
+    }
+
+
+#: Batch and sections, by name.
+SETTINGS: dict[str, tuple[int, dict[str, Any]]] = {
+    "template": (32, setting()),
+    "rates x 10": (32, setting(10)),
+    "rates x 10, batches of 16": (16, setting(10)),
+    "rates x 30, batches of 16": (16, setting(30)),
+    "rates x 30, batches of 16, positive": (16, setting(30, positive=True)),
+    "rates x 30, batches of 16, blur 0.5": (16, setting(30, 0.5)),
+    "rates x 60, batches of 16": (16, setting(60)),
+    "rates x 30, batches of 16, kz filter": (16, setting(30, None, 1.0)),
+    "rates x 30, batches of 16, positive, sparse": (16, setting(30, positive=True, sparsity=0.1)),
+}
+
+
+def write_scan(path: Path, scan: Measurement) -> None:
+    """Write a scan as turns.py reads it."""
+    assert scan.probe is not None
+    counts = scan.patterns.read(np.arange(scan.views)).astype(np.float32)
+    arrays = {"data": counts[None], "scan": scan.positions[None], "probe": scan.probe[None, None, :1]}
+    np.savez(path, **arrays)
+
+
+def run_ptyrad(
+    python: Path, made: Truth, scan: Measurement, chosen: tuple[int, dict[str, Any]], epochs: int
+) -> tuple[pm.Result, float, str]:
+    """Return what PtyRAD has found, its seconds of 25 epochs, and its name with the version.
+
+    Args:
+        python: of an environment that has PtyRAD.
+        made: the simulation.
+        scan: as it is told.
+        chosen: batch and sections of parameters.
+        epochs: passes over all views.
+    """
+    pixel, batch = made.geometry.object_pixel_m, chosen[0]
+    assert pixel is not None
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        write_scan(folder / "scan.npz", scan)
+        (folder / "settings.json").write_text(json.dumps(chosen[1]), encoding="utf-8")
+        words = {"engine": "adam", "modes": MODES, "batch": batch, "epochs": epochs, "threads": 1}
+        words |= {"slices": SLICES, "spacing": made.slice_spacing_m * 1e10, "pixel": pixel[0] * 1e10, "kilovolts": 300}
+        words |= {"settings": folder / "settings.json", "snapshots": folder, "seconds": "inf", "clock": "cpu"}
+        command = [str(python), str(Path(__file__).with_name("ptyrad_run.py")), str(folder / "scan.npz"), "--positions"]
+        command += [part for key, value in words.items() for part in (f"--{key}", str(value))]
+        threads = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "MKL")}
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env={**os.environ, **threads})
+        lines = [json.loads(line) for line in (folder / "snapshots.jsonl").read_text(encoding="utf-8").splitlines()]
+        with np.load(folder / f"{epochs}.npz") as found:
+            saved = dict(found)
+    taken = lines[-1]["seconds"] - lines[0]["seconds"]
+    seconds = taken * EPOCHS / (lines[-1]["epoch"] - lines[0]["epoch"])
+    phase = saved["objp"][0]
+    result = pm.Result(
+        object=saved["obja"][0] * np.exp(1j * phase),
+        probe=saved["probe"] * np.sqrt(saved["scale"]),
+        positions_px=saved["positions"].astype(float),
+        pixel_size_m=pixel,
+        slice_spacing_m=made.slice_spacing_m,
+        potential=phase,
+    )
+    return result, seconds, lines[-1]["about"]
+
+
+def residual(made: Truth, scan: Measurement, result: pm.Result) -> float:
+    """Return the frozen residual of a result by ptymesh's model."""
+    stack = SliceStack(SLICES, made.slice_spacing_m, (0.0, 0.0))
+    model = Model.for_geometry(made.geometry, slices=stack, dtype=torch.complex128)
+    obj, probe = (torch.from_numpy(one).to(torch.complex128) for one in (result.object, result.probe))
+    at = torch.from_numpy(result.positions_px)
+    anchors = torch.floor(at + 0.5).to(torch.int64)
+    counts, left = scan.patterns.read(np.arange(scan.views)).astype(float), 0.0
+    for start in range(0, scan.views, 16):
+        views = slice(start, start + 16)
+        found = model.intensity(obj, probe, anchors[views], (at - anchors)[views])
+        left += float(((np.sqrt(found.numpy()) - np.sqrt(counts[views])) ** 2).sum())
+    return left / float(counts.sum())
+
+
+def scan_of(seed: int, given: argparse.Namespace) -> tuple[Truth, Measurement]:
+    """Return a simulation, and its scan as it is told."""
+    made = crystal(seed, given.side)
+    kept = given.work and given.work / f"crystal-{seed}-{given.side}.npy"
+    if kept and kept.exists():
+        expected = np.load(kept)
+    else:
+        expected = np.concatenate(list(patterns(made)))
+        if kept:
+            np.save(kept, expected)
+    return made, told(made, expected, given.dose)
+
+
+def measured(
+    python: Path, program: str, name: str, told_scan: tuple[Truth, Measurement], epochs: int
+) -> dict[str, Any]:
+    """Return what the result of a run is worth.
+
+    Args:
+        python: of an environment that has PtyRAD.
+        program: ptyrad or ptymesh.
+        name: of its setting or recipe.
+        told_scan: the simulation, and its scan as it is told.
+        epochs: of PtyRAD; ptymesh's recipes have their own.
+    """
+    made, scan = told_scan
+    if program == "ptyrad":
+        result, seconds, version = run_ptyrad(python, made, scan, SETTINGS[name], epochs)
+    else:
+        began = time.process_time()
+        result, _ = run(made, scan, recipes()[name], made.options.seed)
+        seconds, version = time.process_time() - began, f"ptymesh {pm.__version__}"
+    left = residual(made, scan, result) if program == "ptyrad" else float(result.attrs["final_residual"])
+    found = {"about": version, **judged(made, result), **geometry_errors(made, result, scan), "residual": left}
+    return found | {"truth_residual": frozen_residual(made, scan), "cpu_seconds": seconds}
+
+
+def main() -> None:
+    """One line a run."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--python", type=Path, required=True, help="of an environment that has PtyRAD")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--dose", type=float, default=1e6)
+    parser.add_argument("--side", type=int, default=20, help="views along a side of the scan")
+    parser.add_argument(
+        "--long", type=int, nargs="*", default=[100], help="epochs, with the best setting on the first seed"
+    )
+    parser.add_argument("--work", type=Path, help="folder in which patterns without noise are kept")
+    parser.add_argument("--out", type=Path, required=True, help="runs that it holds are not done again")
+    given = parser.parse_args()
+    rows = json.loads(given.out.read_text(encoding="utf-8"))["runs"] if given.out.exists() else []
+    scans = {seed: scan_of(seed, given) for seed in given.seeds}
+
+    def judge(program: str, name: str, seed: int, epochs: int = EPOCHS) -> dict[str, Any]:
+        """Return the row of a run, done before or now."""
+        key = {"program": program, "setting": name, "epochs": epochs, "dose": given.dose, "seed": seed}
+        done = [row for row in rows if key.items() <= row.items()]
+        if not done:
+            done = [key | measured(given.python.absolute(), program, name, scans[seed], epochs)]
+            rows.extend(done)
+            print(
+                f"{epochs} epochs, {done[0]['cpu_seconds']:.1f} s, {program} {shown({**done[0], 'recipe': name})}",
+                flush=True,
+            )
+            write(given.out, {**about(), "side": given.side, "runs": rows})
+        return done[0]
+
+    first = given.seeds[0]
+    searched = [judge("ptyrad", name, first) for name in SETTINGS]
+    best = max(searched, key=lambda one: float(one["sum"]) + float(one["single"]))["setting"]
+    for seed in given.seeds:
+        for name in ("default", "potential"):
+            judge("ptymesh", name, seed)
+        judge("ptyrad", best, seed)
+    for epochs in given.long:
+        judge("ptyrad", best, first, epochs)
+
+
+if __name__ == "__main__":
+    main()
