@@ -64,8 +64,8 @@ class Estimate:
         scan_index: (N,) int64, number of the scan that each view is of; None for a single scan.
         probe_count: number of probes, that of the scans where each has its own.
         object_kind: name of the object's model (physics/object_models); `transmission` for one without values.
-        object_values: (Q L, H, W) real, of a model with values, such as a potential: `object` is then the transmission
-            that follows from them. None elsewhere.
+        object_values: (Q L, H, W) real or complex, of a model with values, such as a potential: `object` is then the
+            transmission that follows from them. None elsewhere.
         absorption: of an object whose model has one; of a potential -log amplitude over phase.
         object_modes: Q, number of incoherent modes of the object.
     """

@@ -114,8 +114,7 @@ class Registry(Generic[Thing]):
         known = [*self.also, *self.names()]
         near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]}" if near else f"there are {', '.join(known)}" if known else "there is none"
-        article = "an" if self.kind[0] in "aeiou" else "a"
-        raise ValueError(f"{name!r} is not {article} {self.kind}; {hint}")
+        raise ValueError(f"{name!r} is not {with_article(self.kind)}; {hint}")
 
     # --- registered plug-ins (ptymesh's own and the program's) ---
 
@@ -162,3 +161,8 @@ def _changed_at(place: str) -> float:
 def subclass_of(base: type) -> Callable[[object], bool]:
     """Return a predicate that is True for classes derived from `base`."""
     return lambda thing: isinstance(thing, type) and issubclass(thing, base)
+
+
+def with_article(name: str) -> str:
+    """Return a name with its article: an engine, a potential."""
+    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"

@@ -14,7 +14,7 @@ import torch
 import ptymesh as pm
 from ptymesh.distributed.world import Solo, World
 from ptymesh.engines import ENGINES, Adam, Engine
-from ptymesh.errors import BadInput, Interrupted
+from ptymesh.errors import BadInput
 from ptymesh.estimate import Estimate
 from ptymesh.geometry import electron_interaction, electron_wavelength_m
 from ptymesh.io.checkpoint import store as checkpoint
@@ -25,8 +25,8 @@ from ptymesh.recipe.schema import Recipe
 from ptymesh.recipe.starts import ObjectOptions
 from ptymesh.run.loop import Loop
 from ptymesh.run.state import RunState
-from ptymesh.simulate import simulate
 from toy import Toy, make, smooth
+from value_runs import outcome, same_bits, simulated
 
 ABSORPTION = 0.1
 POTENTIAL = Potential()
@@ -209,50 +209,6 @@ def test_a_coarse_stage_comes_as_far_as_a_fine_one() -> None:
 
 
 # --- ranks, layouts, resuming ---
-
-
-def outcome(world: World, layout: str, engine: str, how: dict[str, Any]) -> dict[str, np.ndarray]:
-    """What one rank ends with; folder: where a run leaves a checkpoint after so many batches, or goes on from one."""
-    scan, folder = simulated(), how.get("folder")
-    saved = checkpoint.load(folder, world) if folder and "stop" not in how else None
-    options = {"kind": "potential", "absorption": 0.05, **how.get("object", {})}
-    recon = pm.Reconstruction(
-        scan, device=world, layout=layout, seed=3, object=options, saved=saved, subpixel="fourier"
-    )
-    recon.stages = [ENGINES[engine](epochs=3, batch=17, **how.get("stage", {}))]
-    left = iter(range(how.get("stop", 1 << 30)))
-    loop = recon.loop(stop=lambda: next(left, None) is None)
-    if folder:
-        loop.save = lambda: recon.state.save(folder, loop.problem, {"data": recon.identity()})
-    if "stop" in how:
-        with pytest.raises(Interrupted):
-            loop.run()
-        return {}
-    loop.run()
-    estimate, gather = recon.state.estimate, recon.problem.layout.gather_whole
-    assert estimate.object_values is not None
-    result = recon.result()
-    if "result" in how:
-        recon.save(how["result"])
-    assert result.potential is not None
-    return {
-        "potential": gather(estimate.object_values, estimate).numpy(),
-        "object": gather(estimate.object, estimate).numpy(),
-        "probe": estimate.probe.numpy(),
-        "result": result.potential,
-        "residual": np.array(recon.problem.residual(estimate)),
-        "absorption": np.array(estimate.absorption),
-    }
-
-
-def simulated() -> Any:
-    """A scan of electrons."""
-    return simulate(kind="electron", views=60, window=32, overlap=0.6, photons_per_view=1e5, seed=4).measurement
-
-
-def same_bits(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> None:
-    for name, array in one.items():
-        assert np.array_equal(array, other[name]), name
 
 
 CONSTRAINED: dict[str, Any] = {

@@ -114,11 +114,11 @@ def test_memory_falls_with_ranks() -> None:
     assert many["tiled"].bytes_per_batch < many["replicated"].bytes_per_batch / 5
 
 
-def test_a_potential_takes_two_real_arrays_more() -> None:
-    plain, potential = (
-        plan_layouts(replace(big(1024), has_values=one), engine("rpie"), 0, 1)["replicated"] for one in (False, True)
+def test_values_take_two_arrays_more() -> None:
+    plain, real, both = (
+        plan_layouts(replace(big(1024), value_numbers=n), engine("rpie"), 0, 1)["replicated"] for n in range(3)
     )
-    assert potential.object - plain.object == 2 * 4 * 1024**2
+    assert real.object - plain.object == both.object - real.object == 2 * 4 * 1024**2
 
 
 def taken(ranks: int, link: float, latency: float, rate: float, memory: float = 1e15) -> tuple[LayoutName, str]:

@@ -17,6 +17,7 @@ from ptymesh.errors import BadInput
 from ptymesh.estimate import Estimate
 from ptymesh.physics.object_models import object_model_of
 from ptymesh.problem import Batch, Problem
+from ptymesh.registry import with_article
 
 
 def check(engine: Engine, problem: Problem, estimate: Estimate) -> None:
@@ -32,10 +33,11 @@ def check(engine: Engine, problem: Problem, estimate: Estimate) -> None:
             of an object moves that has none.
     """
     kind = estimate.object_kind
+    one = with_article(kind)
     has_absorption = estimate.object_values is not None and object_model_of(kind).has_absorption
     if not has_absorption and isinstance(engine, Elementwise) and engine.unknowns.absorption:
         raise BadInput(
-            f"unknowns.absorption is not of an object that is a {kind}; add object: {{kind: potential}}, or remove it."
+            f"unknowns.absorption is not of an object that is {one}; add object: {{kind: potential}}, or remove it."
         )
     if estimate.object_values is None:
         return
@@ -46,22 +48,26 @@ def check(engine: Engine, problem: Problem, estimate: Estimate) -> None:
         )
     remedy = "or use object: {kind: transmission}"
     if not engine.moves_object_values:
-        raise BadInput(f"{engine.name} cannot move a {kind}; use rpie, epie, lsqml, adam or lbfgs, {remedy}.")
+        raise BadInput(f"{engine.name} cannot move {one}; use rpie, epie, lsqml, adam or lbfgs, {remedy}.")
     if "object" in problem.model.replaced:
         raise BadInput(f"A piece of the optics takes the part of the object; remove it, {remedy}.")
     if isinstance(engine, Autodiff) and engine.parametrisation != "complex":
         raise BadInput(
-            f"parametrisation {engine.parametrisation} is of a transmission, and a {kind} has none; leave it out, "
+            f"parametrisation {engine.parametrisation} is of a transmission, and {one} has none; leave it out, "
             f"{remedy}."
         )
     for constraint in engine.all_constraints():
         if isinstance(constraint, Phase) and not object_model_of(kind).is_phase:
+            raise BadInput(f"object.phase limits phases, which the values of {one} are not; remove it from the stage.")
+        does, free = constraint.of_potential, object_model_of(kind).is_complex
+        if free and does == "no":
             raise BadInput(
-                f"object.phase limits phases, which the values of a {kind} are not; remove it from the stage."
+                f"The constraint {type(constraint).__name__} is of phases between -pi and pi, and those of {one} have "
+                f"no wraps; remove it from the stage, {remedy}."
             )
-        if constraint.of_potential == "no":
+        if not free and does in ("amplitudes", "no"):
             raise BadInput(
-                f"The constraint {type(constraint).__name__} changes amplitudes or turns phases, which a {kind} "
+                f"The constraint {type(constraint).__name__} changes amplitudes or turns phases, which {one} "
                 f"does not leave free; remove it from the stage, {remedy}."
             )
 

@@ -34,7 +34,7 @@ from ptymesh.files import size
 from ptymesh.limits import check_room
 from ptymesh.measurement import Measurement, evenly_spread
 from ptymesh.physics.model import Subpixel, reach_of
-from ptymesh.physics.object_models import TRANSMISSION
+from ptymesh.physics.object_models import TRANSMISSION, object_model_of
 from ptymesh.physics.operators import Piece, fan_out_of
 from ptymesh.planning.batches import balance, draw
 from ptymesh.planning.cost_model import EpochSize
@@ -71,7 +71,7 @@ class Scan:
         kept_bytes: of a real number of waves that are kept, 0 for `real_bytes`.
         near: True if the detector is in the near field.
         fan_out: waves on the detector that the model makes of each mode.
-        has_values: True if the object's transmission follows from values, as of a potential.
+        value_numbers: real numbers of each pixel from which the transmission follows, 1 of a potential; 0 without any.
         object_modes: incoherent modes of the object, each of so many slices.
     """
 
@@ -88,7 +88,7 @@ class Scan:
     kept_bytes: int = 0
     near: bool = False
     fan_out: int = 1
-    has_values: bool = False
+    value_numbers: int = 0
     object_modes: int = 1
 
     @property
@@ -203,9 +203,16 @@ def scan_of(
         {"single": 4, "mixed": 2, "double": 8}[precision],
         measurement.geometry.propagation != "far_field",
         fan_out_of(optics) * object.modes,
-        object.kind != TRANSMISSION,
+        _value_numbers(object.kind),
         object.modes,
     )
+
+
+def _value_numbers(kind: str) -> int:
+    """Return the real numbers of each pixel from which the transmission of an object of this kind follows."""
+    if kind == TRANSMISSION:
+        return 0
+    return 2 if object_model_of(kind).is_complex else 1
 
 
 def plan_layouts(
@@ -349,7 +356,7 @@ def _object_bytes(scan: Scan, engine: Engine, layout: Replicated | Tiled, part: 
     object come beside the transmission, and once more at the end of an epoch.
     """
     pixels = part.shape[0] * part.shape[1]
-    arrays = 2 + 2 + 1 + 2 + 2 * engine.step_needs.object_arrays + 2 * scan.has_values
+    arrays = 2 + 2 + 1 + 2 + 2 * engine.step_needs.object_arrays + 2 * scan.value_numbers
     sums = 3 * _sum_bytes(scan, engine)
     if isinstance(layout, Panels):
         whole = scan.extent[0] * scan.extent[1]

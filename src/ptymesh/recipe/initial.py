@@ -274,19 +274,22 @@ def _object_and_values(
     if options.kind == TRANSMISSION:
         return _initial_object(options, earlier, frame, part, dtype), None
     model = object_model_of(options.kind)
+    of_values = dtype if model.is_complex else dtype.to_real()
     if options.initial == "ones":
-        values = torch.zeros((options.slices, *part.shape), dtype=dtype.to_real())
+        values = torch.zeros((options.slices, *part.shape), dtype=of_values)
     elif model.is_phase and earlier is not None and earlier.result.potential is not None:
         known = earlier.result.potential
+        if model.is_complex:  # phases of the result, and what its transmission absorbs
+            known = known + 1j * model.values_of(earlier.result.object).imag
         known = potential_by_shares(known, _depth_shares(options, len(known), earlier))
         corner = frame.origin - np.array(part.corner) - earlier.offset
         onto = resample_images(known.astype(np.complex128), earlier.ratio, corner, part.shape, 0.0)
-        values = torch.from_numpy(np.ascontiguousarray(onto.real)).to(dtype.to_real())
+        values = torch.from_numpy(np.ascontiguousarray(onto if model.is_complex else onto.real)).to(of_values)
     else:  # unwrapping looks at all pixels, whichever of them this rank holds
         whole = Rect(0, 0, *frame.sides)
         found = _initial_object(options, earlier, frame, whole, torch.complex128).numpy()
         whole_values = torch.from_numpy(model.values_of(found))
-        values = whole_values[(slice(None), *part.inside((0, 0)))].to(dtype.to_real()).contiguous()
+        values = whole_values[(slice(None), *part.inside((0, 0)))].to(of_values).contiguous()
     return model.transmission(values, options.absorption), values
 
 

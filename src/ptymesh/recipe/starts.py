@@ -25,7 +25,7 @@ from ptymesh.physics.beam import probes
 from ptymesh.physics.object_models import OBJECT_MODELS, TRANSMISSION, object_model_of
 from ptymesh.physics.propagate import angular_spectrum_kernel, apply_kernel_adjoint, fresnel_kernel
 from ptymesh.recipe.resampling import load_complex_array, pixel_ratio, resample_images
-from ptymesh.registry import Registry, subclass_of
+from ptymesh.registry import Registry, subclass_of, with_article
 from ptymesh.sentences import unknown_word
 
 #: Beyond a quarter of a radian, slices along a tilted axis are no longer seen face on.
@@ -46,8 +46,9 @@ class ObjectOptions(FrozenOptions):
         initial_depth_m: with a result of several slices, keep their thickness, and put the surface on which the beam
             falls so far below that of the slices that are asked for: vacuum fills the rest, and what is beyond is cut.
         result_positions: with a result, take its refined positions instead of the scan's.
-        kind: transmission, complex numbers; or an object model with one real value V per pixel (physics/object_models),
-            such as potential, O = exp((i - absorption) V), of which a complex start is unwrapped, slice by slice.
+        kind: transmission, complex numbers; or an object model with one value V per pixel (physics/object_models), such
+            as potential, O = exp((i - absorption) V), V real, or amplitude_phase, O = exp(i V), V complex: a complex
+            start is unwrapped, slice by slice.
         absorption: of a potential, -log amplitude over phase; of other models as they say.
         scans: of several scans, whether they share the object, or each has its own: then these lie side by side.
     """
@@ -73,7 +74,7 @@ class ObjectOptions(FrozenOptions):
     @model_validator(mode="after")
     def _consistent(self) -> ObjectOptions:
         if self.absorption and (self.kind == TRANSMISSION or not object_model_of(self.kind).has_absorption):
-            raise ValueError(f"absorption is not of a {self.kind}; use kind: potential, or remove it")
+            raise ValueError(f"absorption is not of {with_article(self.kind)}; use kind: potential, or remove it")
         if self.slices > 1 and self.slice_spacing_m is None:
             raise ValueError(f"{self.slices} slices need slice_spacing_m, the distance between neighbours in metres")
         if self.slices == 1 and self.slice_spacing_m is not None:

@@ -61,6 +61,7 @@ from ptymesh.recipe.magnitudes import refuse_spacing
 from ptymesh.recipe.python_arguments import Stage, memory_of, operators_of, options_of, scan_from, seed_of, stages_of
 from ptymesh.recipe.schema import default_stages
 from ptymesh.recipe.starts import ObjectOptions, ProbeOptions
+from ptymesh.registry import with_article
 from ptymesh.run import rounding_check
 from ptymesh.run.checkpoint_counters import counters_of
 from ptymesh.run.data_checks import check_after_reading, check_before_reading, to_stderr, watched
@@ -276,7 +277,7 @@ class Reconstruction(Displayed):
                 self.state = RunState.load(saved, self.problem)
                 held = self.state.estimate.object_kind
                 if held != object_options.kind:
-                    raise BadInput(f"The checkpoint holds a {held}; go on with object: {{kind: {held}}}.")
+                    raise BadInput(f"The checkpoint holds {with_article(held)}; go on with object: {{kind: {held}}}.")
                 if len(self.state.estimate.object) != planes:
                     raise BadInput(
                         f"The checkpoint's object has {len(self.state.estimate.object)} planes, and the recipe asks "
@@ -418,11 +419,12 @@ class Reconstruction(Displayed):
             moved = moved.union(*(stage.moved_optics(optics) for stage in self.stages))
             limits = self.stages[-1].object.amplitude if self.stages else None
             held = limits is not None and limits.low is not None and limits.low == limits.high
+            values = self.state.estimate.object_values
             count = count_fitted(
                 self.problem,
                 self.state.estimate,
                 moved - self.problem.model.replaced,
-                phase_only=held or self.state.estimate.object_values is not None,
+                phase_only=held or (values is not None and not values.is_complex()),
             )
             self._fitted_count = epochs, count
         return self._fitted_count[1]
@@ -548,7 +550,7 @@ class Reconstruction(Displayed):
             mean = mean_of_modes(estimate.object_values, modes)
             found["object"] = object_model_of(estimate.object_kind).transmission(mean, estimate.absorption)
             if values is not None:
-                found["potential"] = mean
+                found["potential"] = mean.real
         return found | {"object_modes": estimate.object.unflatten(0, (modes, -1))}
 
     def _warn_of_wraps(self, phases: torch.Tensor) -> None:
@@ -742,11 +744,11 @@ class Reconstruction(Displayed):
         )
 
     def _potential(self) -> torch.Tensor | None:
-        """Return the values of this rank's part of the object, where they are phases that results keep."""
+        """Return the phases of this rank's part of the object, where its values are phases that results keep."""
         estimate = self.state.estimate
         if estimate.object_values is None or not object_model_of(estimate.object_kind).is_phase:
             return None
-        return estimate.object_values
+        return estimate.object_values.real.contiguous()
 
     def _about_object(self) -> dict[str, str | float]:
         """Return kind and absorption of an object that follows from values, and for electrons how volts turn phases."""
@@ -831,7 +833,7 @@ def _refuse_energies(scan: Measurement, obj: ObjectOptions, operators: Sequence[
     """Raise BadInput where scans of several energies cannot share an object."""
     if obj.kind != "potential":
         raise BadInput(
-            f"The energies of the scans differ, and a {obj.kind} is not the same in all; use object: "
+            f"The energies of the scans differ, and {with_article(obj.kind)} is not the same in all; use object: "
             "{kind: potential}, or reconstruct each by itself."
         )
     if obj.slices > 1:

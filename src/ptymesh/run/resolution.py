@@ -163,7 +163,9 @@ def _resample_object(estimate: Estimate, resampled: Callable[[Tensor], Tensor]) 
     """
     if estimate.object_values is None:
         return resampled(estimate.object), None
-    values = resampled(estimate.object_values.to(estimate.object.dtype)).real.contiguous()
+    values = resampled(estimate.object_values.to(estimate.object.dtype))
+    if not estimate.object_values.is_complex():
+        values = values.real.contiguous()
     return object_model_of(estimate.object_kind).transmission(values, estimate.absorption), values
 
 

@@ -42,8 +42,9 @@ class Constraint(Schedule, Options):
     #: leaves a frozen probe unchanged is applied to each of them.
     for_own_probes: ClassVar[bool] = True
     #: What it does where the object follows from values, as of a potential: act on these as on a transmission, leave
-    #: the object alone anyway, or make no sense.
-    of_potential: ClassVar[Literal["values", "alone", "no"]] = "no"
+    #: the object alone anyway, change the transmission's amplitudes alone, which complex values follow and others do
+    #: not leave free, or make no sense.
+    of_potential: ClassVar[Literal["values", "alone", "amplitudes", "no"]] = "no"
 
     #: True if it may act between slices: those of each object mode, one mode after the other.
     between_slices: ClassVar[bool] = False
@@ -92,10 +93,15 @@ def apply_constraint(constraint: Constraint, problem: Problem, estimate: Estimat
     if held is None or constraint.of_potential == "alone":
         constraint.apply(problem, estimate, engine)
         return
-    values = replace(estimate, object=torch.complex(held, torch.zeros_like(held)))
-    constraint.apply(problem, values, engine)
-    held.copy_(values.object.real)
-    estimate.object.copy_(object_model_of(estimate.object_kind).transmission(held, estimate.absorption))
+    model = object_model_of(estimate.object_kind)
+    if constraint.of_potential == "amplitudes":
+        constraint.apply(problem, estimate, engine)
+        held.copy_(model.followed(held, estimate.object, estimate.absorption))
+    else:
+        values = replace(estimate, object=held if held.is_complex() else torch.complex(held, torch.zeros_like(held)))
+        constraint.apply(problem, values, engine)
+        held.copy_(values.object if held.is_complex() else values.object.real)
+    estimate.object.copy_(model.transmission(held, estimate.absorption))
 
 
 CONSTRAINTS: Registry[type[Constraint]] = Registry(

@@ -34,6 +34,8 @@ class Limits(Constraint):
 class Amplitude(Limits):
     """Limits of |O|."""
 
+    of_potential: ClassVar[Literal["values", "alone", "amplitudes", "no"]] = "amplitudes"
+
     def apply(self, problem: Problem, estimate: Estimate, engine: EngineMemory) -> None:
         """Limit the object's amplitude.
 
@@ -72,7 +74,7 @@ class Phase(Limits):
             limit_phase(estimate.object, self)
         else:  # the object holds these values
             bounded = estimate.object.real.clamp(self.low, self.high)
-            estimate.object.copy_(torch.complex(bounded, torch.zeros_like(bounded)))
+            estimate.object.copy_(torch.complex(bounded, estimate.object.imag))
 
 
 def limit_amplitude(obj: Tensor, limits: Limits) -> None:

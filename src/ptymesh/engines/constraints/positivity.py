@@ -44,7 +44,7 @@ class Positivity(Prior):
         """
         obj = estimate.object
         if estimate.object_values is not None:
-            return self._potential(problem, estimate, obj.real)
+            return torch.complex(self._potential(problem, estimate, obj.real), obj.imag)
         phase = phase_of(obj)
         if self.baseline is not None:
             zero = quantiles(problem, estimate, phase, self.baseline)
@@ -53,15 +53,14 @@ class Positivity(Prior):
         return torch.polar(obj.abs(), phase.clamp(min=0))
 
     def _potential(self, problem: Problem, estimate: Estimate, values: Tensor) -> Tensor:
-        """Return a potential (L, H, W) of nothing below its baseline, complex; it has no upper limit. Collective."""
+        """Return a potential (L, H, W) of nothing below its baseline; it has no upper limit. Collective."""
         if self.baseline is not None:
             own = problem.layout.owned(estimate)
             reach = float(problem.fields.max(torch.where(own, values.abs(), 0.0))) or 1.0
             turned = values * (math.pi / reach)  # into the range in which quantiles are counted
             zero = quantiles(problem, estimate, turned, self.baseline) * (reach / math.pi)
             values = values - zero[:, None, None].to(values.dtype)
-        kept = values.clamp(min=0)
-        return torch.complex(kept, torch.zeros_like(kept))
+        return values.clamp(min=0)
 
 
 def quantiles(problem: Problem, estimate: Estimate, phase: Tensor, fraction: float) -> Tensor:

@@ -223,7 +223,7 @@ class Autodiff(Options):
         found = {}
         for name, part in parts.items():
             if name == "object" and estimate.object_values is not None:
-                found[name] = estimate.object_values.clone()
+                found[name] = real(estimate.object_values).clone()
             elif name == "object":
                 whole = self.parametrisation == "complex"
                 departs = estimate.object - 1 if self.from_vacuum else estimate.object
@@ -253,7 +253,7 @@ class Autodiff(Options):
                 wanted = float(leaves["absorption"] * parts["absorption"].unit)
                 estimate.absorption = min(max(wanted, 0.0), LARGEST_ABSORPTION)
             if "object" in leaves:
-                estimate.object_values.copy_(leaves["object"])
+                real(estimate.object_values).copy_(leaves["object"])
             if leaves.keys() & {"object", "absorption"}:
                 model = object_model_of(estimate.object_kind)
                 obj.copy_(model.transmission(estimate.object_values, estimate.absorption))
@@ -298,7 +298,7 @@ class Autodiff(Options):
         obj = estimate.object
         if estimate.object_values is not None:
             model = object_model_of(estimate.object_kind)
-            return {"object": model.slope(estimate.object_values, obj, slope, estimate.absorption)}
+            return {"object": real(model.slope(estimate.object_values, obj, slope, estimate.absorption))}
         if self.parametrisation == "complex":
             return {"object": real(slope)}
         turned = obj.conj() * slope  # O = a exp(i phi): dO = i O dphi + (O / a) da

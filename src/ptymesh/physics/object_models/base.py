@@ -1,6 +1,6 @@
-"""An object model: one real value for each pixel of each slice, from which the transmission follows.
+"""An object model: one value for each pixel of each slice, real or complex, from which the transmission follows.
 
-V       (L, H, W) real values, 0 for vacuum
+V       (L, H, W) values, 0 for vacuum
 a       absorption, one number for the whole object, of models that have one
 O       (L, H, W) complex, the transmission, which the forward model is made of
 D       dO/dV, complex
@@ -9,6 +9,8 @@ The slope of a loss of slope g = dL/dRe O + i dL/dIm O is dL/dV = Re(conj(D) g),
 a wanted change X of O is
 
     dV = Re(conj(D) X) / |D|^2
+
+Of complex values, of which O is a holomorphic function, both are complex: without the Re.
 
 A model that says O, D and which V stands for a given O is moved by every engine that moves values of an object
 (engines/object_values.py).
@@ -23,6 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ptymesh.physics.elementwise import times
 from ptymesh.registry import Registry, subclass_of
 
 #: Name of the model without values: the transmission itself is what engines move.
@@ -41,12 +44,15 @@ class ObjectModel:
     has_absorption: ClassVar[bool] = False
     #: True if values are phases in rad, without wraps: results keep them as the potential.
     is_phase: ClassVar[bool] = False
+    #: True if values are complex, two real numbers for each pixel, and O is a holomorphic function of them. Of values
+    #: that are phases, the real part is the phase.
+    is_complex: ClassVar[bool] = False
 
     def transmission(self, values: Tensor, absorption: float) -> Tensor:
         """Return O, complex of the values' precision and shape; 1 where a value is 0.
 
         Args:
-            values: V, (..., H, W) real.
+            values: V, (..., H, W) real, or complex of a model that says so, as everywhere below.
             absorption: a; 0 of a model that has none.
         """
         raise NotImplementedError
@@ -68,12 +74,14 @@ class ObjectModel:
             obj: O, (L, H, W) complex.
 
         Returns:
-            V, (L, H, W) float64.
+            V, (L, H, W) float64, or complex128 of a model with complex values.
         """
         raise NotImplementedError
 
     def slope(self, values: Tensor, obj: Tensor, change: Tensor, absorption: float) -> Tensor:
-        """Return Re(conj(D) x), real: the slope by V from that by O, or the part of a change that V makes.
+        """Return Re(conj(D) x): the slope by V from that by O, or the part of a change that V makes.
+
+        Of complex values it is conj(D) x, complex.
 
         Args:
             values: V, (..., H, W) real.
@@ -82,6 +90,8 @@ class ObjectModel:
             absorption: a.
         """
         along = self.derivative(values, obj, absorption)
+        if self.is_complex:
+            return times(along.conj().resolve_conj(), change)
         return along.real * change.real + along.imag * change.imag
 
     def power(self, values: Tensor, obj: Tensor, absorption: float) -> Tensor:
@@ -96,7 +106,7 @@ class ObjectModel:
 
     def vacuum_power(self, absorption: float) -> float:
         """Return |D|^2 in vacuum, by which steps along slopes are scaled."""
-        nothing = torch.zeros(1, dtype=torch.float64)
+        nothing = torch.zeros(1, dtype=torch.complex128 if self.is_complex else torch.float64)
         return float(self.power(nothing, self.transmission(nothing, absorption), absorption))
 
     def absorption_terms(self, values: Tensor, obj: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
@@ -121,7 +131,8 @@ class ObjectModel:
         """
         before = self.transmission(values, absorption)
         power = self.power(values, before, absorption)
-        step = self.slope(values, before, changed - before, absorption) / power
+        slope = self.slope(values, before, changed - before, absorption)
+        step = torch.complex(slope.real / power, slope.imag / power) if self.is_complex else slope / power
         return values + torch.where(power > 0, step, 0.0)
 
 

@@ -49,15 +49,7 @@ class Potential(ObjectModel):
 
     def values_of(self, obj: np.ndarray) -> np.ndarray:
         """Return the phases (L, H, W) float64 of an object without wraps; a pixel outside of it, 1, stays at 0."""
-        from skimage.restoration import unwrap_phase
-
-        phases = np.angle(obj)
-        found: np.ndarray = np.empty_like(phases, dtype=np.float64)
-        for index, phase in enumerate(phases):
-            free = unwrap_phase(phase, rng=0) if phase.any() else phase
-            # whole turns are free: most pixels keep theirs
-            found[index] = free - 2 * np.pi * np.round(np.median(free - phase) / (2 * np.pi))
-        return found
+        return unwrapped(obj)
 
     def slope(self, values: Tensor, obj: Tensor, change: Tensor, absorption: float) -> Tensor:
         """Return Re(conj((i - a) O) x), real.
@@ -94,3 +86,16 @@ class Potential(ObjectModel):
             slope: g, complex.
         """
         return -values * (obj.real * slope.real + obj.imag * slope.imag), (values * obj.abs()).square()
+
+
+def unwrapped(obj: np.ndarray) -> np.ndarray:
+    """Return the phases (L, H, W) float64, in rad, of complex slices of the same shape, without wraps."""
+    from skimage.restoration import unwrap_phase
+
+    phases = np.angle(obj)
+    found: np.ndarray = np.empty_like(phases, dtype=np.float64)
+    for index, phase in enumerate(phases):
+        free = unwrap_phase(phase, rng=0) if phase.any() else phase
+        # whole turns are free: most pixels keep theirs
+        found[index] = free - 2 * np.pi * np.round(np.median(free - phase) / (2 * np.pi))
+    return found

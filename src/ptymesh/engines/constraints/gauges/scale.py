@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -18,6 +18,8 @@ from ptymesh.problem import Problem
 
 class Scale(Constraint):
     """Gauge with mean amplitude 1 of the object where it is illuminated; the probe takes the inverse."""
+
+    of_potential: ClassVar[Literal["values", "alone", "amplitudes", "no"]] = "amplitudes"
 
     def apply(self, problem: Problem, estimate: Estimate, engine: EngineMemory) -> None:
         """Set the mean amplitude over illuminated pixels to 1. Collective.
@@ -35,6 +37,7 @@ class Power(Constraint):
     """Gauge that holds sum |P|^2 at `counts` (default: its value when first applied); the object takes the inverse."""
 
     for_own_probes: ClassVar[bool] = False
+    of_potential: ClassVar[Literal["values", "alone", "amplitudes", "no"]] = "amplitudes"
 
     counts: float | None = Field(None, gt=0)
 
