@@ -124,8 +124,9 @@ class Result(Displayed):
         scan_probes: (S, M, h, w) complex, the probe of each scan, or None where all have `probe`.
         scan_index: (N,) number of the scan that each view is of (`attrs["scan_names"]`), or None for a single scan.
         held_out_views: (k,) views that no update has seen, or None where none were held out.
-        potential: (L, H, W) phase in rad without wraps, where the object was a potential; `object` follows from it by
-            `attrs["absorption"]`. For electrons, `attrs["interaction_rad_per_V_nm"]` times the projected potential.
+        potential: (L, H, W) phase in rad without wraps, where the object was a potential, and `object` follows from it
+            by `attrs["absorption"]`, or where it was an amplitude_phase. For electrons it is
+            `attrs["interaction_rad_per_V_nm"]` times the projected potential.
         object_modes: (Q, L, H, W) complex, incoherent modes of the object, such as frozen phonons, all equally likely,
             or None for a single one. `object` (or `potential`) is their mean.
 
