@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ptymesh.live.frames import ApartStream, FrameSource
+from ptymesh.live.handed import HandedFrames
 from ptymesh.live.outcome import LiveOptions, LiveOutcome
 from ptymesh.live.positions import open_positions
 from ptymesh.live.session import reconstruct_live
@@ -12,6 +13,7 @@ from ptymesh.live.spool import Spool
 __all__ = [
     "ApartStream",
     "FrameSource",
+    "HandedFrames",
     "LiveOptions",
     "LiveOutcome",
     "Spool",

@@ -1,0 +1,100 @@
+"""Frames that a program hands over: none is lost, what is stored is let go, and what does not fit is refused."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ptymesh.errors import BadInput, Interrupted
+from ptymesh.io.results import Result
+from ptymesh.live import HandedFrames, LiveOptions, SpooledStream, reconstruct_live
+from ptymesh.live.frames import MOST
+from ptymesh.live.serving import Played, read_scan
+from ptymesh.live.spool import StreamDescription
+from ptymesh.recipe.schema import Recipe
+from ptymesh.simulate import simulate
+
+VIEWS = 96
+
+
+@pytest.fixture(scope="module")
+def played() -> Played:
+    return read_scan(simulate(views=VIEWS, window=32, seed=3).measurement)
+
+
+RECIPE = Recipe.parse({"data": {"path": "none.cxi"}, "stages": [{"engine": "rpie", "epochs": 2, "batch": 16}]})
+
+
+def hand_over(source: HandedFrames, played: Played, first: int, last: int) -> None:
+    for at in range(first, last, 20):
+        upto = min(at + 20, last)
+        source.hand(played.frames[at:upto], played.positions_m[at:upto])
+
+
+def test_a_thread_hands_frames_over_and_a_replay_has_the_same_bits(played: Played, tmp_path: Path) -> None:
+    source = HandedFrames(played.said)
+
+    def acquire() -> None:
+        hand_over(source, played, 0, VIEWS)
+        source.end()
+
+    detector = threading.Thread(target=acquire)
+    detector.start()
+    outcome, measured = reconstruct_live(RECIPE, source, tmp_path / "made", LiveOptions(uses=1))
+    detector.join()
+    assert outcome.views == measured.views == VIEWS
+    np.testing.assert_array_equal(SpooledStream(tmp_path / "made").take(0).frames, played.frames)
+    stream = SpooledStream(tmp_path / "made")
+    options = LiveOptions(uses=1, admissions=stream.admissions(1))
+    reconstruct_live(RECIPE, stream, tmp_path / "again", options)
+    one, other = (Result.load(tmp_path / name / "live.h5") for name in ("made", "again"))
+    assert np.array_equal(one.object, other.object) and np.array_equal(one.probe, other.probe)
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_a_run_that_was_stopped_goes_on(played: Played, tmp_path: Path, again: bool) -> None:
+    """With all frames handed over again, or with those that it has not stored."""
+    source, segments = HandedFrames(played.said), iter((False, True))
+    hand_over(source, played, 0, 40)
+    with pytest.raises(Interrupted):
+        reconstruct_live(RECIPE, source, tmp_path, LiveOptions(uses=1), stop=lambda: next(segments))
+    assert not source.take(40).frames.size
+    rest = HandedFrames(played.said, first=0 if again else 40)
+    hand_over(rest, played, 0 if again else 40, VIEWS)
+    rest.end()
+    assert reconstruct_live(RECIPE, rest, tmp_path, LiveOptions(uses=1))[0].views == VIEWS
+
+
+def test_frames_are_let_go_when_they_are_stored() -> None:
+    source = HandedFrames(StreamDescription((2, 3), "<u2"))
+    frames = np.arange(6 * (MOST + 5), dtype="<u2").reshape(-1, 2, 3)
+    source.hand(frames, np.zeros((len(frames), 2)))
+    frames[:] = 0  # a detector's buffer is used again
+    source.end()
+    first = source.take(0)
+    assert len(first.frames) == MOST and not first.ended and first.frames[1, 0, 0] == 6
+    last = source.take(MOST)
+    assert len(last.frames) == 5 and last.ended and last.frames[0, 0, 0] == 6 * MOST
+    done = source.take(MOST + 5)
+    assert done.frames.shape == (0, 2, 3) and done.ended
+    with pytest.raises(BadInput, match="from number 261 on, and the run's folder holds 3; begin with number 3"):
+        source.take(3)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    source = HandedFrames(StreamDescription((2, 3), "<u2"))
+    frames, places = np.zeros((4, 2, 3), "<u2"), np.zeros((4, 2))
+    with pytest.raises(BadInput, match=r"they must be \(n, 2, 3\) uint16"):
+        source.hand(frames[0], places)
+    with pytest.raises(BadInput, match=r"they must be \(n, 2, 3\) uint16"):
+        source.hand(frames.astype(float), places)
+    with pytest.raises(BadInput, match=r"Positions of 4 frames must be \(4, 2\), not \(3, 2\)"):
+        source.hand(frames, places[:3])
+    with pytest.raises(BadInput, match="not finite"):
+        source.hand(frames, np.full((4, 2), np.nan))
+    source.end()
+    with pytest.raises(BadInput, match="after the stream has been ended"):
+        source.hand(frames, places)
