@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # behind tests, which has a module `ranks` too
 import gpu
 from gpu_rows import GOALS, LOOKS, PEERS, Goal, Row, least_bytes, moved_bytes, ordered, reached, small
 
