@@ -18,6 +18,7 @@ from ptymesh.verdict.features import find_feature_map
 from ptymesh.verdict.misfits import Misfits
 from ptymesh.verdict.order import scan_rows
 from ptymesh.verdict.signs import (
+    MOST_GAIN,
     asked_moves,
     linear_moves,
     move_gains,
@@ -100,10 +101,10 @@ def test_rows_of_a_jittered_raster_are_whole() -> None:
     assert rows is not None and [len(row) for row in rows] == [10] * 10
 
 
-def misfits_of(moves: np.ndarray, positions: np.ndarray, blur: float = 0.0) -> Misfits:
-    """Return misfits of views that ask for these moves, each known to 0.05 pixels by counting."""
-    curvature = 0.25 / 0.05**2
-    noise = np.random.default_rng(1).normal(0, 0.05, moves.shape)
+def misfits_of(moves: np.ndarray, positions: np.ndarray, blur: float = 0.0, known_px: float = 0.05) -> Misfits:
+    """Return misfits of views that ask for these moves, each known to some pixels by counting."""
+    curvature = 0.25 / known_px**2
+    noise = np.random.default_rng(1).normal(0, known_px, moves.shape)
     slopes = np.zeros((len(moves), 7))
     slopes[:, [0, 2]] = curvature
     slopes[:, [3, 4]] = curvature * (moves + noise)
@@ -136,6 +137,20 @@ def test_moves_name_a_map_or_a_drift() -> None:
     scattered = np.random.default_rng(0).normal(0, 0.3, (N, 2))
     assert causes(scattered) == [""], "which says that it is wrong, not what"
     assert causes(scattered, are_counts=False) == []
+
+
+@pytest.mark.parametrize(
+    ("size_px", "known_px", "poor"), [(0.01, 0.005, False), (0.04, 0.005, True), (0.04, 0.05, False)]
+)
+def test_moves_are_a_sign_where_they_are_large_and_noise_does_not_make_them(
+    size_px: float, known_px: float, poor: bool
+) -> None:
+    """A crystal whose atoms vibrate asks for hundredths of a pixel, which many counts know well."""
+    moves = np.random.default_rng(0).normal(0, size_px, (N, 2))
+    misfits = misfits_of(moves, positions_of(), known_px=known_px)
+    assert (np.median(move_gains(misfits)) > MOST_GAIN) == (known_px < 0.05)
+    signs = signs_of_misfits(misfits, are_counts=True, are_refined=False, near_field=False)
+    assert bool(signs) == poor
 
 
 def test_errors_of_positions_along_a_raster_are_no_drift() -> None:

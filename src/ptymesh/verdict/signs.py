@@ -39,6 +39,9 @@ LEAST_APART = 0.3
 DRIFT_RATIO, DRIFT_PX = 6.0, 0.03
 #: Median over views of the fall of the misfit by a move from which on no right model asks for it; noise makes 0.35.
 MOST_GAIN = 1.15
+#: Median over views of the size of these moves, in pixels, from which on they are worth a word. Of a crystal with 1e5
+#: counts a view, whose atoms vibrate, they are 0.018 pixels, more than counting makes them; of wrong models above 0.04.
+MOST_PX = 0.03
 #: Share of the misfit that a blur of the modelled patterns explains, and its standard errors, from which on it is one.
 BLUR_SHARE, BLUR_ERRORS = 0.002, 8.0
 #: Standard errors and pixels (of the views at one standard deviation from the middle) from which on moves are one map.
@@ -205,10 +208,11 @@ def signs_of_misfits(misfits: Misfits, *, are_counts: bool, are_refined: bool, n
     if misfits.slopes[:, : X + 1].any():
         moves = signs_of_moves(misfits, near_field=near_field)
         found += [sign for sign in moves if not (are_refined and sign.cause == "drift")]
-        gain = float(np.median(move_gains(misfits)))
-        if are_counts and not are_refined and gain > MOST_GAIN:
-            sentence = "views ask to be moved by more than noise makes them, which no right model leaves in the end"
-            found.append(Sign("", gain / MOST_GAIN, sentence))
+        size = float(np.median(np.linalg.norm(asked_moves(misfits), axis=1)))
+        strength = min(float(np.median(move_gains(misfits))) / MOST_GAIN, size / MOST_PX)
+        if are_counts and not are_refined and strength > 1:
+            sentence = f"views ask to be moved by {size:.2g} pixels, more than noise and a right model make them"
+            found.append(Sign("", strength, sentence))
     return sorted(found, key=lambda sign: -sign.strength)
 
 
