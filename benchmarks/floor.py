@@ -34,7 +34,7 @@ from ptymesh.cli.dataset import load_dataset
 from ptymesh.distributed.devices import device_for
 from ptymesh.measurement import Measurement
 from ptymesh.run import machine
-from ptymesh.run.bench import Measured, Plan, scans_of
+from ptymesh.run.speed.bench import Measured, Plan, scans_of
 
 #: View-modes in one call of the FFT that are tried on a CPU.
 CHUNKS = tuple(2**n for n in range(10))

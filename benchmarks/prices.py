@@ -31,8 +31,8 @@ from ptymesh.planning.batches import draw, hold_out
 from ptymesh.planning.cost_model import EpochCost, EpochSize
 from ptymesh.planning.device_pace import DevicePace, measure_pace
 from ptymesh.recipe.schema import engine_of
-from ptymesh.run.bench import spread_views
 from ptymesh.run.reconstruction import Reconstruction
+from ptymesh.run.speed.bench import spread_views
 from ptymesh.simulate import simulate
 from ptymesh.verdict.held_out import judge_held_out
 

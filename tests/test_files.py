@@ -28,7 +28,7 @@ from ptymesh.io.checkpoint import store as checkpoint
 from ptymesh.io.formats.cxi_writer import write_cxi
 from ptymesh.io.results import ObjectTiles, Result
 from ptymesh.plot import save_figure, save_tiff
-from ptymesh.run.bench import save as save_speeds
+from ptymesh.run.speed.bench import save as save_speeds
 from ptymesh.tune.records import Record, write_trials
 
 NOISE = np.random.default_rng(0).integers(0, 60000, (40, 32, 32)).astype(np.uint16)

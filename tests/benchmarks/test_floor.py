@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ptymesh.run import machine
-from ptymesh.run.bench import Plan
+from ptymesh.run.speed.bench import Plan
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # behind tests, which has a module `ranks` too
 import floor

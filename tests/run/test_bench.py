@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from ptymesh.errors import BadInput
-from ptymesh.run import bench as module
 from ptymesh.run import machine
-from ptymesh.run.bench import Plan, Speed, bench, spread_views
+from ptymesh.run.speed import bench as module
+from ptymesh.run.speed.bench import Plan, Speed, bench, spread_views
 from ptymesh.simulate import simulate
 
 CPU = torch.device("cpu")

@@ -13,7 +13,7 @@ from ptymesh.cli.launching import Backend, Device, LaunchOptions, Settings
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ptymesh.run.bench import Speed
+    from ptymesh.run.speed.bench import Speed
 
 #: Options that only one of the two comparisons has, by the names of their parameters.
 OF_ENGINES = frozenset(
@@ -164,7 +164,7 @@ def compare_ranks(
     from ptymesh.errors import BadInput
     from ptymesh.recipe.scans import load_scan
     from ptymesh.recipe.schema import load_recipe
-    from ptymesh.run.scaling import THREADS, WEAK, RepeatedRun, save, scale, table
+    from ptymesh.run.speed.scaling import THREADS, WEAK, RepeatedRun, save, scale, table
 
     try:
         counts = [int(part) for part in ranks.split(",")]
@@ -195,12 +195,12 @@ def compare_engines(path: Path | None, out: Path | None, busy_ok: bool, **option
         path: data set or recipe; None for simulated scans.
         out: JSON file of all numbers, or None.
         busy_ok: True to measure although other processes run.
-        options: fields of ptymesh.run.bench.Plan.
+        options: fields of ptymesh.run.speed.bench.Plan.
     """
     from ptymesh.cli.dataset import load_dataset
     from ptymesh.distributed.rank_info import world
     from ptymesh.errors import BadInput
-    from ptymesh.run.bench import Plan, bench, save
+    from ptymesh.run.speed.bench import Plan, bench, save
     from ptymesh.run_folder.terminal import Terminal
 
     if world().size > 1:

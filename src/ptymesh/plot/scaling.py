@@ -13,7 +13,7 @@ from matplotlib.ticker import FixedLocator, NullLocator, PercentFormatter
 from ptymesh.plot.style import BLUE, GREEN, GREY, ORANGE, PURPLE, legend, logarithmic, new_figure, plain_axes
 
 _COLOURS = (BLUE, ORANGE, GREEN, PURPLE, GREY)
-#: Labels of the kinds of lost time, by their names in run/scaling.py.
+#: Labels of the kinds of lost time, by their names in run/speed/scaling.py.
 _LOST = {"repeated": "repeated work", "messages": "messages", "imbalance": "unequal shares", "waiting": "waiting"}
 _LOST_COLOURS = (ORANGE, PURPLE, GREEN, GREY)
 
@@ -25,7 +25,7 @@ def scaling_figure(
 
     Args:
         rows: `kind`, `ranks`, `threads`, `seconds`, `deviation`, `speed_up`, `efficiency`, `lost`, `peak_bytes` of each
-            configuration (run/scaling.py).
+            configuration (run/speed/scaling.py).
         trials: `kind`, `ranks`, `epoch_s`, `loss`, `seconds` of each run.
         title: of the figure.
     """

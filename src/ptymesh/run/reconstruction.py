@@ -10,12 +10,8 @@ The same lines run on several ranks under torchrun: every rank holds its own vie
 
 from __future__ import annotations
 
-import json
-import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, get_args
@@ -35,7 +31,7 @@ from ptymesh.distributed.rank_info import world
 from ptymesh.distributed.tiles import Rect
 from ptymesh.distributed.world import World
 from ptymesh.engines import Adam, Engine
-from ptymesh.errors import BadInput, Poor, PtymeshError
+from ptymesh.errors import BadInput, Poor
 from ptymesh.estimate import REACH, Estimate
 from ptymesh.geometry import electron_interaction
 from ptymesh.io.checkpoint import identity
@@ -50,7 +46,7 @@ from ptymesh.paths import usable
 from ptymesh.physics.model import Model, SliceStack, Subpixel
 from ptymesh.physics.object_models import object_model_of
 from ptymesh.physics.object_modes import mean_of_modes, phases_to_first, with_object_modes
-from ptymesh.physics.operators import Piece, pieces_for_scan
+from ptymesh.physics.operators import pieces_for_scan
 from ptymesh.physics.scan_energies import with_energies
 from ptymesh.planning.layout_choice import ALONE, choose_layout
 from ptymesh.planning.plan import scan_of
@@ -65,9 +61,11 @@ from ptymesh.registry import with_article
 from ptymesh.run import rounding_check
 from ptymesh.run.checkpoint_counters import counters_of
 from ptymesh.run.data_checks import check_after_reading, check_before_reading, to_stderr, watched
+from ptymesh.run.final_verdict import EstimateJudge
 from ptymesh.run.loop import Loop
 from ptymesh.run.memory import check_object, retry_out_of_memory
 from ptymesh.run.rank_facts import REMEDY, file_facts, optics_facts, scan_facts, stage_facts
+from ptymesh.run.refusals import refuse_energies, refuse_moves_of_all, refuse_own_probes
 from ptymesh.run.state import RunState
 from ptymesh.run.surroundings import refuse_surroundings
 from ptymesh.run_folder.progress import make_watcher
@@ -75,19 +73,11 @@ from ptymesh.run_folder.reports import Callback, EpochReport, Traffic
 from ptymesh.sentences import quote
 from ptymesh.types import Precision, complex_dtype
 from ptymesh.verdict import (
-    Misfits,
     NoiseFloor,
-    Sign,
-    Verdict,
-    collect_misfits,
     count_fitted,
-    judge,
     judge_convergence,
     measure_noise_floor,
-    signs_of_misfits,
-    signs_of_scan,
 )
-from ptymesh.verdict.held_out import own_unknowns, sum_held_out
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -213,7 +203,7 @@ class Reconstruction(Displayed):
                 "or reconstruct each by itself."
             )
         if scan.interaction_ratios is not None:
-            _refuse_energies(scan, object_options, operators)
+            refuse_energies(scan, object_options, operators)
         refuse_bent_patterns(scan.geometry, operators)
         operators, chosen = self._everywhere(lambda: pieces_for_scan(operators, self.scan))
         #: Pieces of the model by name, with the options that they take from the scan.
@@ -236,13 +226,7 @@ class Reconstruction(Displayed):
         planes = object_options.slices * object_options.modes
         asked, halves, own_probes = layout, precision == "mixed", probe_options.scans == "own"
         if own_probes:
-            _refuse_own_probes(scan, object_options, probe_options, self.world)
-            for one in operators:
-                if not one.for_own_probes:
-                    raise BadInput(
-                        f"optics.{one.name} is of a single probe, and each scan has its own; remove it, or use "
-                        "probe.scans: shared."
-                    )
+            refuse_own_probes(scan, object_options, probe_options, operators, self.world)
 
         def owners_of(scan: Measurement) -> Replicated | Tiled:
             self.scan, layout = scan, asked
@@ -603,84 +587,13 @@ class Reconstruction(Displayed):
         """Return a field of the object as it comes tile by tile."""
         return ObjectTiles(self.state.estimate.extent, ((rect.corner, self._to_host(tile)) for rect, tile in stream))
 
-    def _final_residuals(self) -> tuple[float, float, np.ndarray]:
-        """Return residual and R of all views, and misfit and counts of each, (N, 2): one pass in which nothing moves.
-
-        What held-out views have for themselves is fitted on half of their pixels, and judged on the others. Collective.
-        """
-        problem, estimate, own = self.problem, self.state.estimate, self._fitted_of_held_out
-        if not own:
-            each = torch.zeros(self.scan.views, 2, dtype=torch.float64, device=self.world.device)
-            residual, r = problem.residual(estimate, each=each)
-            return residual, r, self.world.sum(each)[0].cpu().numpy()
-        sums = np.empty((self.scan.views, 4))
-        for views, fitted in ((self._training, frozenset[str]()), (self._held_out, own)):
-            sums[views] = sum_held_out(problem, estimate, views, fitted)
-        misfit, counts, absolute, roots = sums.sum(axis=0).tolist()
-        return misfit / counts if counts else math.nan, absolute / roots if roots else math.nan, sums[:, :2]
-
-    @property
-    def _training(self) -> np.ndarray:
-        """Views (n,) int64 that updates of the last loop have seen."""
-        return np.setdiff1d(np.arange(self.scan.views), self._held_out)
-
-    @property
-    def _fitted_of_held_out(self) -> frozenset[str]:
-        """Names of what each held-out view has for itself, fitted on half of its pixels before it is judged."""
-        if not len(self._held_out):
-            return frozenset()
-        own = own_unknowns(self.stages, self.problem.model.unknowns, len(self.state.estimate.opr))
-        return own - {"positions"} if self.state.refused_positions else own
-
-    def _name_residual_views(self) -> str:
-        """Return of which views the final residual is, in words."""
-        held, own = len(self._held_out), self._fitted_of_held_out
-        if not held:
-            return f"all {self.scan.views} views"
-        said = f"all {self.scan.views} views, {held} of which no update has seen"
-        if not own:
-            return said
-        return f"{said}: their {', '.join(sorted(own))} fitted on half of their pixels, and judged on the other half"
-
-    def _judge(self, residual: float, by_view: np.ndarray) -> Verdict:
-        """Return the verdict on the estimate as it is; by_view: (N, 2) misfit and counts. Collective."""
-        training = self._training if self._fitted_of_held_out else None
-        misfits = collect_misfits(self.problem, self.state.estimate, by_view, training)
-        fitted = 0 if self.noise is None else self._count_fitted()
-        verdict = judge(residual, self.noise, fitted, misfits, self._history(), self._signs(misfits))
-        check = self.state.position_check
-        if check is None or not check.is_refused:
-            return verdict
-        return replace(verdict, sentence=f"{verdict.sentence}; {check.sentence()}")
-
-    def _signs(self, misfits: Misfits) -> list[Sign]:
-        """Return signs of a wrong model that need no high residual, as the first rank sees them. Collective."""
-        found: list[Sign] = []
-        failure: Exception | None = None
-        if self.world.rank == 0:
-            positions = self.state.estimate.positions.cpu().numpy().astype(np.float64)
-            try:
-                found = signs_of_misfits(
-                    misfits,
-                    are_counts=self.noise is not None,
-                    are_refined=any(stage.positions for stage in self.stages) and not self.state.refused_positions,
-                    near_field=self.scan.geometry.propagation != "far_field",
-                )
-                if self._related:
-                    with suppress(PtymeshError, OSError):  # the file may be gone by now, and must not fail the result
-                        # these come first, as they do not depend on the fit
-                        found = [*signs_of_scan(self.scan, positions), *found]
-            except Exception as error:
-                failure = error
-        self.world.raise_if_any_failed(failure, "looking for signs of a wrong model")
-        said = self.world.gather_strings(json.dumps([sign.as_dict() for sign in found]))
-        return [Sign(**one) for one in json.loads(said[0])]
-
     def _result(self, fields: dict[str, np.ndarray], recipe: str) -> Result:
         stages, estimate, scan = self.stages, self.state.estimate, self.scan
         check = self.state.position_check
-        residual, r, by_view = self._final_residuals()
-        verdict = self._judge(residual, by_view)
+        judged = EstimateJudge(self.problem, self.state, scan, stages, self._held_out, self._related)
+        residual, r, by_view = judged.final_residuals()
+        fitted = 0 if self.noise is None else self._count_fitted()
+        verdict = judged.verdict(residual, by_view, self.noise, fitted, self._history())
         positions = estimate.positions.cpu().numpy()
         in_scan, pixel = scan.scan_coordinates(positions), scan.geometry.object_pixel_m
         history = self._history()
@@ -700,9 +613,9 @@ class Reconstruction(Displayed):
             attrs={
                 "final_residual": residual,
                 "final_r": r,
-                "residual_views": self._name_residual_views(),
+                "residual_views": judged.name_residual_views(),
                 "position_check": None if check is None else check.sentence(),
-                "held_out_fitted": sorted(self._fitted_of_held_out) or None,
+                "held_out_fitted": sorted(judged.fitted_of_held_out) or None,
                 "noise_floor": verdict.noise_floor,
                 "noise_level": self.noise_level,
                 "times_noise": verdict.times,
@@ -802,23 +715,6 @@ class Reconstruction(Displayed):
         return figure
 
 
-def refuse_moves_of_all(stages: Sequence[Engine]) -> None:
-    """Raise BadInput where a stage moves all views alike, and each scan has an object of its own.
-
-    Args:
-        stages: of the run.
-    """
-    for stage in stages:
-        models = [f"models.{name}" for name, model in stage.models.items() if model.of == "positions"]
-        if stage.positions and stage.positions.affine:
-            models.append("positions.affine")
-        if models:
-            raise BadInput(
-                f"{models[0]} moves the views of all scans about one middle, and each scan has an object of its own "
-                f"beside the others; remove it from {stage.name}, or use object.scans: shared."
-            )
-
-
 def _positions_of_result(path: str, estimate: Estimate, scan: Measurement) -> str:
     """Return a sentence that says whose positions a run starts from, and how far they lie from the scan's own."""
     apart = estimate.positions.cpu().numpy() - scan.positions
@@ -827,43 +723,6 @@ def _positions_of_result(path: str, estimate: Estimate, scan: Measurement) -> st
         f"Positions start where {path} ended, up to {far:.3g} px from this scan's; positions.affine, rotation_deg, "
         "flips and lag are not applied to them again."
     )
-
-
-def _refuse_energies(scan: Measurement, obj: ObjectOptions, operators: Sequence[Piece]) -> None:
-    """Raise BadInput where scans of several energies cannot share an object."""
-    if obj.kind != "potential":
-        raise BadInput(
-            f"The energies of the scans differ, and {with_article(obj.kind)} is not the same in all; use object: "
-            "{kind: potential}, or reconstruct each by itself."
-        )
-    if obj.slices > 1:
-        raise BadInput(
-            "Scans of several energies share a single slice, as waves between slices depend on the energy; use "
-            "object.slices: 1, or reconstruct each by itself."
-        )
-    if obj.absorption and scan.geometry.radiation == "photon":
-        raise BadInput(
-            "The absorption of photons does not follow their phase from one energy to another; use object.absorption: "
-            "0, or reconstruct each by itself."
-        )
-    if odd := next((one for one in operators if one.depends_on_wavelength), None):
-        raise BadInput(
-            f"{odd.label} is of one wavelength, and the energies of the scans differ; remove it, or reconstruct each "
-            "by itself."
-        )
-
-
-def _refuse_own_probes(scan: Measurement, obj: ObjectOptions, probe: ProbeOptions, world: World) -> None:
-    """Raise BadInput where scans cannot have probes of their own."""
-    remedy = "use probe.scans: shared"
-    if scan.scan_index is None:
-        raise BadInput(f"probe.scans is own, and there is a single scan; give several, or {remedy}.")
-    if probe.opr_modes:
-        raise BadInput(f"probe.opr_modes are of a single probe, and each scan has its own; remove them, or {remedy}.")
-    if probe.start.kind == "result" or obj.from_result:
-        raise BadInput(f"An earlier result is no start of a probe for each scan; use another start, or {remedy}.")
-    if world.device.type != "cpu":
-        raise BadInput(f"Probes of each scan's own are for CPUs (--device cpu); run there, or {remedy}.")
 
 
 def reconstruct(

@@ -1,0 +1,138 @@
+"""Final residual of a run over all views, and the verdict on whether its picture can be believed.
+
+N, n    all views, held-out ones
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from ptymesh.engines import Engine
+from ptymesh.errors import PtymeshError
+from ptymesh.measurement import Measurement
+from ptymesh.problem import Problem
+from ptymesh.run.state import RunState
+from ptymesh.verdict.floor import NoiseFloor
+from ptymesh.verdict.held_out import own_unknowns, sum_held_out
+from ptymesh.verdict.judging import Verdict, judge
+from ptymesh.verdict.misfits import Misfits, collect_misfits
+from ptymesh.verdict.signs import Sign, signs_of_misfits, signs_of_scan
+
+
+class EstimateJudge:
+    """Residuals and verdict of an estimate as it is.
+
+    Args:
+        problem: that it solves.
+        state: of the run.
+        scan: the data.
+        stages: that were run.
+        held_out: (n,) int64, views that no update of the last loop has seen.
+        related: True if neighbouring views are of neighbouring places, in the order of one scan.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        state: RunState,
+        scan: Measurement,
+        stages: Sequence[Engine],
+        held_out: np.ndarray,
+        related: bool,
+    ) -> None:
+        self.problem, self.state, self.scan, self.stages = problem, state, scan, stages
+        self.held_out, self.related, self.world = held_out, related, problem.world
+
+    @property
+    def training(self) -> np.ndarray:
+        """Views (N - n,) int64 that updates of the last loop have seen."""
+        return np.setdiff1d(np.arange(self.scan.views), self.held_out)
+
+    @property
+    def fitted_of_held_out(self) -> frozenset[str]:
+        """Names of what each held-out view has for itself, fitted on half of its pixels before it is judged."""
+        if not len(self.held_out):
+            return frozenset()
+        own = own_unknowns(self.stages, self.problem.model.unknowns, len(self.state.estimate.opr))
+        return own - {"positions"} if self.state.refused_positions else own
+
+    def final_residuals(self) -> tuple[float, float, np.ndarray]:
+        """Return residual and R of all views, and misfit and counts of each, (N, 2): one pass in which nothing moves.
+
+        What held-out views have for themselves is fitted on half of their pixels, and judged on the others. Collective.
+        """
+        problem, estimate, own = self.problem, self.state.estimate, self.fitted_of_held_out
+        if not own:
+            each = torch.zeros(self.scan.views, 2, dtype=torch.float64, device=self.world.device)
+            residual, r = problem.residual(estimate, each=each)
+            return residual, r, self.world.sum(each)[0].cpu().numpy()
+        sums = np.empty((self.scan.views, 4))
+        for views, fitted in ((self.training, frozenset[str]()), (self.held_out, own)):
+            sums[views] = sum_held_out(problem, estimate, views, fitted)
+        misfit, counts, absolute, roots = sums.sum(axis=0).tolist()
+        return misfit / counts if counts else math.nan, absolute / roots if roots else math.nan, sums[:, :2]
+
+    def name_residual_views(self) -> str:
+        """Return of which views the final residual is, in words."""
+        held, own = len(self.held_out), self.fitted_of_held_out
+        if not held:
+            return f"all {self.scan.views} views"
+        said = f"all {self.scan.views} views, {held} of which no update has seen"
+        if not own:
+            return said
+        return f"{said}: their {', '.join(sorted(own))} fitted on half of their pixels, and judged on the other half"
+
+    def verdict(
+        self,
+        residual: float,
+        by_view: np.ndarray,
+        noise: NoiseFloor | None,
+        fitted: int,
+        history: Mapping[str, np.ndarray],
+    ) -> Verdict:
+        """Return the verdict. Collective.
+
+        Args:
+            residual: of all views.
+            by_view: (N, 2) misfit and counts of each.
+            noise: residual that counting leaves; None where patterns are no counts.
+            fitted: how many real numbers were fitted.
+            history: columns of the run, by name.
+        """
+        training = self.training if self.fitted_of_held_out else None
+        misfits = collect_misfits(self.problem, self.state.estimate, by_view, training)
+        verdict = judge(residual, noise, fitted, misfits, history, self._signs(misfits, are_counts=noise is not None))
+        check = self.state.position_check
+        if check is None or not check.is_refused:
+            return verdict
+        return replace(verdict, sentence=f"{verdict.sentence}; {check.sentence()}")
+
+    def _signs(self, misfits: Misfits, *, are_counts: bool) -> list[Sign]:
+        """Return signs of a wrong model that need no high residual, as the first rank sees them. Collective."""
+        found: list[Sign] = []
+        failure: Exception | None = None
+        if self.world.rank == 0:
+            positions = self.state.estimate.positions.cpu().numpy().astype(np.float64)
+            try:
+                found = signs_of_misfits(
+                    misfits,
+                    are_counts=are_counts,
+                    are_refined=any(stage.positions for stage in self.stages) and not self.state.refused_positions,
+                    near_field=self.scan.geometry.propagation != "far_field",
+                )
+                if self.related:
+                    with suppress(PtymeshError, OSError):  # the file may be gone by now, and must not fail the result
+                        # these come first, as they do not depend on the fit
+                        found = [*signs_of_scan(self.scan, positions), *found]
+            except Exception as error:
+                failure = error
+        self.world.raise_if_any_failed(failure, "looking for signs of a wrong model")
+        said = self.world.gather_strings(json.dumps([sign.as_dict() for sign in found]))
+        return [Sign(**one) for one in json.loads(said[0])]

@@ -1,0 +1,1 @@
+"""Speed of engines and of ranks, measured on this machine."""
