@@ -25,7 +25,8 @@ def played() -> Played:
     return read_scan(simulate(views=VIEWS, window=32, seed=3).measurement)
 
 
-RECIPE = Recipe.parse({"data": {"path": "none.cxi"}, "stages": [{"engine": "rpie", "epochs": 2, "batch": 16}]})
+KEYS = {"data": {"path": "none.cxi"}, "stages": [{"engine": "rpie", "epochs": 2, "batch": 16}]}
+RECIPE = Recipe.parse(KEYS)
 
 
 def hand_over(source: HandedFrames, played: Played, first: int, last: int) -> None:
@@ -98,3 +99,29 @@ def test_what_does_not_fit_is_refused() -> None:
     source.end()
     with pytest.raises(BadInput, match="after the stream has been ended"):
         source.hand(frames, places)
+
+
+def test_a_potential_goes_from_segment_to_segment(tmp_path: Path) -> None:
+    """Also through a stop, to the same bits, and it grows with the scan."""
+    made = simulate(kind="electron", views=60, window=32, overlap=0.7, slices=1, photons_per_view=1e5, seed=4)
+    played, recipe = read_scan(made.measurement), Recipe.parse({**KEYS, "object": {"kind": "potential"}})
+    planned = ((20, False), (30, False), (40, False))
+
+    def run(folder: Path, stops: int = 0) -> Result:
+        source = HandedFrames(played.said)
+        hand_over(source, played, 0, 60)
+        source.end()
+        left = iter(range(stops))
+        options = LiveOptions(uses=3, admissions=planned)
+        reconstruct_live(recipe, source, folder, options, stop=lambda: stops > 0 and next(left, None) is None)
+        return Result.load(folder / "live.h5")
+
+    whole = run(tmp_path / "whole")
+    assert whole.potential is not None and whole.attrs["object_kind"] == "potential"
+    assert np.ptp(whole.potential) > 0.1 and whole.potential_V_nm is not None
+    np.testing.assert_allclose(whole.object, np.exp(1j * whole.potential), atol=1e-6)
+    with pytest.raises(Interrupted):
+        run(tmp_path / "stopped", 2)
+    again = run(tmp_path / "stopped")
+    assert np.array_equal(again.potential, whole.potential) and np.array_equal(again.object, whole.object)
+    assert np.array_equal(again.probe, whole.probe) and again.attrs["absorption"] == 0

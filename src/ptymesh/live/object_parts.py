@@ -28,18 +28,19 @@ def paste(source: torch.Tensor, target: torch.Tensor, offset: np.ndarray) -> Non
 
 
 def join_part(
-    before: torch.Tensor | None, zero: np.ndarray, part: torch.Tensor, part_zero: np.ndarray
+    before: torch.Tensor | None, zero: np.ndarray, part: torch.Tensor, part_zero: np.ndarray, outside: float = 1.0
 ) -> tuple[torch.Tensor, np.ndarray]:
     """Return an object that holds a part of it as it is now, larger where the part reaches beyond it.
 
     Args:
-        before: (L, H, W) complex, None before the first part.
+        before: (L, H, W) complex, or the values it follows from; None before the first part.
         zero: (2,) its pixel at which the scan's own coordinates have their zero.
-        part: (L, H', W') complex.
+        part: (L, H', W') of the same type.
         part_zero: (2,) of the part.
+        outside: what is where nothing has been, 1 for vacuum of an object.
 
     Returns:
-        The object, ones where nothing has been, and its zero.
+        The object and its zero.
     """
     if before is None:
         return part.clone(), part_zero
@@ -48,7 +49,7 @@ def join_part(
     high = np.maximum(before.shape[-2:], corner + np.array(part.shape[-2:]))
     if low.any() or (high != before.shape[-2:]).any():
         sides = (high - low).tolist()
-        made = torch.ones((len(before), *sides), dtype=before.dtype, device=before.device)
+        made = torch.full((len(before), *sides), outside, dtype=before.dtype, device=before.device)
         paste(before, made, -low)
         before, zero, corner = made, zero - low, corner - low
     paste(part, before, corner)

@@ -47,16 +47,21 @@ from ptymesh.live.spool import Spool
 from ptymesh.live.state import LOG, PICTURE, restore_state
 from ptymesh.measurement import NO_CHECKS, Measurement
 from ptymesh.physics.model import Model, SliceStack
+from ptymesh.physics.object_models import TRANSMISSION
+from ptymesh.physics.object_models.potential import Potential
 from ptymesh.problem import Problem
 from ptymesh.problem.counts import mean_pattern
 from ptymesh.recipe.initial import StartSettings, initial_estimate
 from ptymesh.recipe.schema import Recipe
+from ptymesh.registry import with_article
 from ptymesh.run.loop import Loop
-from ptymesh.run.reconstruction import MARGIN_PX
+from ptymesh.run.reconstruction import MARGIN_PX, describe_object
 from ptymesh.run.state import RunState
 from ptymesh.storage.cached import CachedViews, PatternCache
 from ptymesh.types import complex_dtype
 
+#: Kinds of objects whose values live.h5 keeps to the last bit.
+KEPT_KINDS = (TRANSMISSION, Potential.name)
 #: Seconds between two pictures, at least.
 SNAPSHOT_S = 1.0
 #: Seconds between two lines on how far the reconstruction is.
@@ -152,6 +157,11 @@ def _check(recipe: Recipe) -> None:
                 f"optics.{name} reads its options from the whole scan, and a stream has not brought it yet; give them, "
                 "or leave it out."
             )
+    if recipe.object.kind not in KEPT_KINDS:
+        raise BadInput(
+            f"The values of {with_article(recipe.object.kind)} are not kept between segments of a stream; leave "
+            f"object.kind out, and begin a run of it from {PICTURE} afterwards (object.initial)."
+        )
     if recipe.object.modes > 1:
         raise BadInput("object.modes are not kept between segments of a stream; leave it out.")
     if recipe.probe.opr_modes:
@@ -363,10 +373,15 @@ class _Session:
         zero = np.round(np.array(estimate.origin)).astype(np.int64)
         if state.object is not None and state.probe is not None:
             paste(state.object, estimate.object, zero - state.zero)
+            if estimate.object_values is not None and state.values is not None:
+                paste(state.values, estimate.object_values, zero - state.zero)
             estimate.probe.copy_(state.probe)  # which has not been rescaled
         engine = self._engine(part.positions, part.window, behind=int((state.uses == 0).sum()) >= SEGMENT)
         loop = Loop(problem, RunState(estimate), [engine], seed=recipe.seed + state.segments)
         residual = [report.residual for report in loop.epochs()][-1]
+        if estimate.object_values is not None:
+            state.about_object = describe_object(estimate, part.geometry)
+            state.values, _ = join_part(state.values, state.zero, estimate.object_values, zero, outside=0.0)
         state.object, state.zero = join_part(state.object, state.zero, estimate.object, zero)
         state.probe = estimate.probe.clone()
         new = views[state.uses[views] == 0]
@@ -405,6 +420,7 @@ class _Session:
             "propagation": scan.geometry.propagation,
             "zero_y": int(state.zero[0]),
             "zero_x": int(state.zero[1]),
+            **state.about_object,
         }
         Result(
             object=state.object.cpu().numpy(),
@@ -415,6 +431,7 @@ class _Session:
             slice_spacing_m=self.recipe.object.slice_spacing_m or 0.0,
             recipe=self.recipe.to_yaml(),
             attrs=attrs,
+            potential=None if state.values is None else state.values.cpu().numpy(),
         ).save(self.folder / PICTURE)
         self.world.tell_checkpoint(
             f"{self.folder / PICTURE} holds {state.segments} segments; the same command goes on."

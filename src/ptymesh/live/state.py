@@ -20,6 +20,8 @@ from ptymesh.live.choice import choose_views
 
 #: Files of a live run: the picture so far, and a line for each segment.
 PICTURE, LOG = "live.h5", "live.jsonl"
+#: Attributes of a result that say how an object follows from its values.
+ABOUT_OBJECT = ("object_kind", "absorption", "interaction_rad_per_V_nm")
 
 
 @dataclass
@@ -32,6 +34,8 @@ class LiveState:
         zero: (2,) object pixel at which the scan's own coordinates have their zero.
         uses: (N,) int64, updates that have seen each view.
         segments: number of segments done.
+        values: (L, H, W) real, of an object that follows from them; None for others.
+        about_object: attributes of a result that say how it follows.
     """
 
     object: torch.Tensor | None = None
@@ -39,6 +43,8 @@ class LiveState:
     zero: np.ndarray = field(default_factory=lambda: np.zeros(2, np.int64))
     uses: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     segments: int = 0
+    values: torch.Tensor | None = None
+    about_object: dict[str, str | float] = field(default_factory=dict)
 
     def admit_frames(self, count: int) -> None:
         """Count `count` frames as there; those that are new have not been used."""
@@ -81,6 +87,8 @@ def restore_state(folder: Path, recipe: str, seed: int) -> tuple[LiveState, list
         torch.from_numpy(result.probe),
         np.array(zero, np.int64),
         segments=int(segments),
+        values=None if result.potential is None else torch.from_numpy(result.potential),
+        about_object={name: result.attrs[name] for name in ABOUT_OBJECT if name in result.attrs},
     )
     rows = rows[: state.segments]
     for number, row in enumerate(rows):

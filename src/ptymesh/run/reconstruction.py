@@ -33,7 +33,7 @@ from ptymesh.distributed.world import World
 from ptymesh.engines import Adam, Engine
 from ptymesh.errors import BadInput, Poor
 from ptymesh.estimate import REACH, Estimate
-from ptymesh.geometry import electron_interaction
+from ptymesh.geometry import Geometry, electron_interaction
 from ptymesh.io.checkpoint import identity
 from ptymesh.io.checkpoint.store import Checkpoint
 from ptymesh.io.joint_scans import lay_side_by_side
@@ -645,7 +645,7 @@ class Reconstruction(Displayed):
                 "data_path": scan.path,
                 "data_fingerprint": scan.fingerprint,
                 "scan_names": list(scan.scan_names) or None,
-                **self._about_object(),
+                **describe_object(self.state.estimate, self.scan.geometry),
             },
             nominal_px=estimate.nominal.cpu().numpy() if any(stage.positions for stage in stages) else None,
             background=estimate.background.cpu().numpy() if bool((estimate.background != 0).any()) else None,
@@ -662,21 +662,6 @@ class Reconstruction(Displayed):
         if estimate.object_values is None or not object_model_of(estimate.object_kind).is_phase:
             return None
         return estimate.object_values.real.contiguous()
-
-    def _about_object(self) -> dict[str, str | float]:
-        """Return kind and absorption of an object that follows from values, and for electrons how volts turn phases."""
-        estimate, geometry = self.state.estimate, self.scan.geometry
-        if estimate.object_values is None:
-            return {}
-        model = object_model_of(estimate.object_kind)
-        found: dict[str, str | float] = {"object_kind": model.name}
-        if model.has_absorption:
-            found["absorption"] = estimate.absorption
-        if not model.is_phase:
-            return found
-        if geometry.radiation == "electron" and geometry.wavelength_m is not None:
-            found["interaction_rad_per_V_nm"] = electron_interaction(geometry.wavelength_m) * 1e-9
-        return found
 
     def _own_probes(self) -> np.ndarray | None:
         """Return the probe of each scan, (S, M, h, w) complex; None where all share one."""
@@ -713,6 +698,21 @@ class Reconstruction(Displayed):
         if world().rank:
             figure.savefig = lambda *_, **__: None  # type: ignore[method-assign]
         return figure
+
+
+def describe_object(estimate: Estimate, geometry: Geometry) -> dict[str, str | float]:
+    """Return kind and absorption of an object that follows from values, and for electrons how volts turn phases."""
+    if estimate.object_values is None:
+        return {}
+    model = object_model_of(estimate.object_kind)
+    found: dict[str, str | float] = {"object_kind": model.name}
+    if model.has_absorption:
+        found["absorption"] = estimate.absorption
+    if not model.is_phase:
+        return found
+    if geometry.radiation == "electron" and geometry.wavelength_m is not None:
+        found["interaction_rad_per_V_nm"] = electron_interaction(geometry.wavelength_m) * 1e-9
+    return found
 
 
 def _positions_of_result(path: str, estimate: Estimate, scan: Measurement) -> str:
