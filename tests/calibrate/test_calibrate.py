@@ -16,13 +16,14 @@ import typer
 from typer.testing import CliRunner
 
 from electron_scans import ENERGY_EV, PIXEL_M, RADIUS_PX, SEMIANGLE_RAD, WINDOW, Made, make, recipe_for, write
+from ptymesh.auto.short_runs import TwinTrial
 from ptymesh.calibrate import Calibration, calibrate, twins
 from ptymesh.calibrate.centre_of_mass import integrated
 from ptymesh.calibrate.disc import fit_disc
 from ptymesh.calibrate.parallax import Lens
 from ptymesh.calibrate.recipe import recipe_of
 from ptymesh.calibrate.scan_grid import scan_grid
-from ptymesh.calibrate.twins import TwinTrial, choose_twin, compare_twins
+from ptymesh.calibrate.twins import choose_twin, compare_twins
 from ptymesh.cli import calibrate as command
 from ptymesh.errors import BadInput
 from ptymesh.io import load_measurement

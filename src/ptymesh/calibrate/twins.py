@@ -7,7 +7,7 @@ held-out views better.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import sqrt
 from pathlib import Path
 from typing import Literal
@@ -15,23 +15,11 @@ from typing import Literal
 import numpy as np
 from scipy import ndimage
 
-from ptymesh.auto.short_runs import central_views, held_out_residual
+from ptymesh.auto.short_runs import TwinTrial, compare_recipes_of_twins
 from ptymesh.calibrate.calibration import Calibration
 from ptymesh.calibrate.parallax import Lens
 from ptymesh.calibrate.recipe import recipe_of
-from ptymesh.io import load_measurement
-from ptymesh.measurement import select_views
-from ptymesh.recipe.schema import default_stages, engine_of
-from ptymesh.recipe.starts import ObjectOptions
 
-#: Views, views of a batch, epochs and probe modes of a reconstruction, and the share of the views that is held out.
-VIEWS, BATCH, EPOCHS, MODES, HELD_OUT = 196, 16, 12, 2, 0.1
-#: Pixels of all patterns, beyond which fewer views are taken, but no fewer than so many.
-MOST_PIXELS, FEWEST_VIEWS = VIEWS * 128 * 128, 100
-#: Fraction of the pixels that lie below the zero of the potential.
-BASELINE = 0.2
-#: Residual of the better twin over that of the other, below which it is believed.
-BETTER = 0.97
 #: Share of the images' borders that is left out where their sign is judged.
 BORDER = 0.12
 #: Skewness of a phase image from which on its sign is believed, and in its standard errors.
@@ -39,26 +27,6 @@ SKEWED, SKEWED_ERRORS = 0.15, 3.0
 
 Sign = Literal["negative", "positive", "unknown"]
 PhaseSign = Literal["bright", "dark"]
-
-
-@dataclass(frozen=True)
-class TwinTrial:
-    """Held-out residuals of two short reconstructions.
-
-    Attributes:
-        residual: with the lens that was found.
-        of_twin: with its twin.
-        views: number of views of each.
-    """
-
-    residual: float
-    of_twin: float
-    views: int
-
-    @property
-    def is_clear(self) -> bool:
-        """True if one twin explains held-out views clearly better."""
-        return min(self.residual, self.of_twin) < BETTER * max(self.residual, self.of_twin)
 
 
 def choose_twin(found: Calibration, image: np.ndarray, c10: Sign, phase: PhaseSign) -> tuple[Lens, str]:
@@ -91,29 +59,9 @@ def choose_twin(found: Calibration, image: np.ndarray, c10: Sign, phase: PhaseSi
 
 
 def compare_twins(found: Calibration) -> TwinTrial:
-    """Return how well a positive potential explains held-out views with the lens that was found, and with its twin.
-
-    Args:
-        found: the calibration.
-    """
-    h, w = found.description.scan.window
-    views = max(FEWEST_VIEWS, min(VIEWS, MOST_PIXELS // (h * w)))
-    residual, of_twin = (_positive_residual(replace(found, lens=lens), views) for lens in (found.lens, found.lens.twin))
-    return TwinTrial(residual, of_twin, views)
-
-
-def _positive_residual(found: Calibration, views: int) -> float:
-    """Return the residual of held-out views with which a positive potential ends in a calibration's recipe."""
-    recipe, _ = recipe_of(found, Path())
-    scan = load_measurement(recipe.data, recipe.positions)
-    obj, probe = ObjectOptions(kind="potential"), recipe.probe.model_copy(update={"modes": MODES})
-    size = {"epochs": EPOCHS, "batch": BATCH, "constraints": {"positivity": {"baseline": BASELINE}}}
-    return held_out_residual(
-        select_views(scan, central_views(scan.positions, views)),
-        recipe.model_copy(update={"object": obj, "probe": probe}),
-        engine_of("stages.0", {**default_stages(obj, probe)[-1], **size}),
-        HELD_OUT,
-    )
+    """Return how well a positive potential explains held-out views with the lens that was found, and with its twin."""
+    given, twin = (recipe_of(replace(found, lens=lens), Path())[0] for lens in (found.lens, found.lens.twin))
+    return compare_recipes_of_twins(given, twin)
 
 
 def skewness_of(image: np.ndarray) -> tuple[float, float]:

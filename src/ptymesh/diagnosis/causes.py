@@ -20,6 +20,7 @@ from ptymesh.diagnosis import (
     propagation,
     sampling,
     shadows,
+    twin,
 )
 from ptymesh.diagnosis.evidence import Cause
 from ptymesh.verdict.judging import UNFINISHED, UNFINISHED_NAME
@@ -66,6 +67,15 @@ CAUSES: tuple[Cause, ...] = (
     Cause("few_modes", "Partial coherence, blur, or too few modes", blur.find_lost_contrast, 0.003, weight=0.6),
     Cause("fly_scan", "The sample moved within each exposure", blur.find_fly_scan, 0.02, weight=1.5),
     # --- positions and orientation ---
+    Cause(
+        "twin",
+        "The other one of two twins: half a turn, and the opposite lens",
+        twin.find_twin,
+        1.0,
+        weight=4.0,
+        mistaken_for=frozenset({"geometry", "drift"}),
+        try_out=twin.try_twin,
+    ),
     Cause("orientation", "Wrong orientation of the detector", orientation.find_orientation, 1.5, weight=4.0),
     Cause("geometry", "Wrong scale or rotation of the positions", moves.find_geometry, 5.6, weight=1.5),
     Cause("drift", "Drift", moves.find_drift, 0.08, weight=1.5),

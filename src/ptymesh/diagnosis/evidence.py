@@ -58,6 +58,8 @@ class Cause:
             where this one is found.
         from_times: multiple of the noise floor that a residual must exceed for this cause to be looked for; 0 for
             evidence that does not depend on how well the model fits, infinity where the verdict has to be bad.
+        try_out: returns the evidence after a trial of its own, in which no remedies are tried; takes the result, and
+            the evidence without it.
     """
 
     name: str
@@ -69,6 +71,7 @@ class Cause:
     needs_trial: bool = False
     from_times: float = 1.3
     mistaken_for: frozenset[str] = frozenset()
+    try_out: Callable[[ResultView, Evidence | None], Evidence | None] | None = None
 
 
 @dataclass(frozen=True)

@@ -121,6 +121,8 @@ def report(result: Result, scan: Measurement | None = None, path: Path | None = 
         if cause.needs_patterns and scan is None:
             continue
         evidence = cause.find(view) if is_open(view, cause) else None
+        if cause.try_out is not None and trials_s > 0:
+            evidence = cause.try_out(view, evidence)
         mistaken = any(cause.name in other.mistaken_for for other, _ in found)
         if cause.name in view.signs and not mistaken:
             evidence = _as_sure(evidence, cause, view)
@@ -165,7 +167,10 @@ def _as_sure(evidence: Evidence | None, cause: Cause, view: ResultView) -> Evide
 def _findings(view: ResultView, found: list[tuple[Cause, Evidence]], trials: Trials | None) -> list[Finding]:
     """Return what is reported, the likeliest first; causes that need a trial only where that helps much."""
     certain = sorted((one for one in found if not one[0].needs_trial), key=lambda one: -strength(*one))
-    findings = [finding(view, *one, trials if place < SHOWN else None) for place, one in enumerate(certain)]
+    findings = []
+    for place, (cause, evidence) in enumerate(certain):
+        is_tried = place < SHOWN and cause.try_out is None
+        findings.append(finding(view, cause, evidence, trials if is_tried else None))
     # a thick sample asks for moves a little, and nothing else is known to leave so much
     weak = all(one.cause == "vibration" and one.strength < WEAK for one in findings)
     if weak and trials is None and view.is_of_electrons:

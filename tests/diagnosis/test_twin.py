@@ -1,0 +1,98 @@
+"""The wrong one of two twins is named of a thick crystal, and the right one is not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ptymesh.auto.short_runs import TwinTrial
+from ptymesh.diagnosis import ResultView, twin
+from ptymesh.diagnosis.report import first_cause, report
+from ptymesh.io import load_measurement
+from ptymesh.io.results import Result
+from ptymesh.measurement import Measurement
+from ptymesh.recipe.schema import Recipe
+from ptymesh.run.session import run_recipe
+from ptymesh.run.simulate_file import write
+from ptymesh.simulate import checked
+
+CRYSTAL = {
+    "structure": "strontium_titanate",
+    "thickness_m": 6e-9,
+    "rotation_deg": 5,
+    "aberrations_m": {"C10": -10e-9},
+    "configurations": 4,
+}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A crystal of 6 nm behind a lens out of focus."""
+    options = checked(
+        kind="crystal", scan="raster", views=100, window=48, seed=1, photons_per_view=1e5, crystal=CRYSTAL
+    )
+    return write(options, tmp_path_factory.mktemp("crystal") / "scan.cxi")[0]
+
+
+def reconstructed(path: Path, rotation_deg: float, c10_m: float) -> tuple[Measurement, Result]:
+    """Return the scan, turned by an angle, and what three slices make of it behind this lens."""
+    lens = {"kind": "electron", "semiangle_rad": 20e-3, "aberrations_m": {"C10": c10_m, "C12": (1e-10, 0.3)}}
+    out = path.parent / f"out{rotation_deg:.0f}"
+    recipe = Recipe.parse(
+        {
+            "data": {"path": str(path)},
+            "positions": {"rotation_deg": rotation_deg},
+            "object": {"slices": 3, "slice_spacing_m": 2e-9, "kind": "potential"},
+            "probe": {"modes": 2, "start": lens},
+            "stages": [{"engine": "adam", "epochs": 10, "batch": 16, "loss": "fidelity"}],
+            "output": {"dir": str(out), "figures": False},
+        }
+    )
+    run_recipe(recipe)
+    return load_measurement(recipe.data, recipe.positions), Result.load(out / "result.h5")
+
+
+@pytest.fixture(scope="module")
+def right(path: Path) -> tuple[Measurement, Result]:
+    """The scan as it is, and the result behind the lens that it was made with."""
+    return reconstructed(path, 0, -9.5e-9)
+
+
+def test_the_wrong_twin_is_named_first_and_the_right_one_is_not(path: Path, right: tuple[Measurement, Result]) -> None:
+    scan, wrong = reconstructed(path, 180, 9.5e-9)
+    assert wrong.verdict in ("poor", "failed")
+    found = first_cause(wrong, scan)
+    assert found is not None and found.cause == "twin" and "are dark" in found.sentence
+    tried = report(wrong, scan, trials_s=1e-9).findings[0]  # no time for trials but its own
+    assert tried.cause == "twin" and tried.sentence.startswith("tried on 100 views")
+    assert set(tried.settings) == {
+        "positions.rotation_deg=0.0",
+        "probe.start.aberrations_m={C10: -9.5e-09, C12: [-1.0e-10, 0.3]}",
+    }
+    scan, result = right
+    assert report(result, scan).numbers["twin"][0] == 0
+    assert result.attrs["final_residual"] < 0.8 * wrong.attrs["final_residual"]
+
+
+def test_a_trial_takes_back_what_an_object_seems_to_show(
+    right: tuple[Measurement, Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where atoms look dark for another reason, both twins are tried, and the right one is not named."""
+    scan, result = right
+    view = ResultView(replace(result, object=result.object.conj()), scan)
+    seen = twin.find_twin(view)
+    assert seen is not None and seen.number > 1
+    for of_twin, number in ((0.2, 0.0), (0.1, seen.number), (0.05, pytest.approx(0.5 / 0.03))):
+        monkeypatch.setattr(twin, "compare_recipes_of_twins", lambda *_, of=of_twin: TwinTrial(0.1, of, 100))
+        found = twin.try_twin(view, seen)
+        assert found is not None and found.number == number
+
+
+def test_without_a_lens_that_is_told_there_is_no_twin(right: tuple[Measurement, Result]) -> None:
+    scan, result = right
+    assert (
+        twin.find_twin(ResultView(replace(result, recipe=Recipe.parse({"data": {"path": "x"}}).to_yaml()), scan))
+        is None
+    )
