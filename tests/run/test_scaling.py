@@ -15,8 +15,8 @@ import ptymesh as pm
 from ptymesh.cli.main import main
 from ptymesh.errors import BadInput, PtymeshError
 from ptymesh.plot import scaling_figure
-from ptymesh.run.speed import scaling
 from ptymesh.run.simulate_file import write
+from ptymesh.run.speed import scaling
 from ptymesh.run.speed.scaling import RepeatedRun, Trial, _smaller, same_bits, scale, summarise, table, ways
 from ptymesh.simulate import checked
 from warm import python
