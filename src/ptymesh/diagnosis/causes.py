@@ -72,7 +72,7 @@ CAUSES: tuple[Cause, ...] = (
         "The other one of two twins: half a turn, and the opposite lens",
         twin.find_twin,
         1.0,
-        weight=4.0,
+        weight=6.0,
         mistaken_for=frozenset({"geometry", "drift"}),
         try_out=twin.try_twin,
     ),

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from scipy import stats
 
-from ptymesh.auto.short_runs import BETTER, FEWEST_VIEWS, MOST_PIXELS, TwinTrial, compare_recipes_of_twins
+from ptymesh.auto.short_runs import FEWEST_VIEWS, MOST_PIXELS, TwinTrial, compare_recipes_of_twins
 from ptymesh.diagnosis.evidence import Evidence, Remedy
 from ptymesh.diagnosis.remedies import changed_recipe
 from ptymesh.diagnosis.view import ResultView
@@ -25,6 +26,9 @@ from ptymesh.recipe.starts import ElectronStart
 #: Skewness of the phase, with the opposite sign, from which on atoms are dark; share of the most light from which on
 #: pixels are looked at.
 DARK, LIT = 0.5, 0.3
+#: Share by which a twin must lower the residual in a trial. Of 4 nm of gold the wrong one lowers it by 0.05, of silicon
+#: and strontium titanate of 6 to 8 nm the right one by 0.25 to 0.36.
+GAIN = 0.1
 
 
 def find_twin(view: ResultView) -> Evidence | None:
@@ -46,14 +50,17 @@ def try_twin(view: ResultView, seen: Evidence | None) -> Evidence | None:
         seen: what its object shows, which stays where the trial tells nothing.
     """
     trial = None if seen is None else _trial(view)
-    if seen is None or trial is None or not trial.is_clear:
+    if seen is None or trial is None:
         return seen
+    gain = 1 - trial.of_twin / trial.residual
+    if gain < GAIN:
+        is_refuted = 1 - trial.residual / trial.of_twin > GAIN
+        return replace(seen, number=0.0) if is_refuted else seen
     sentence = (
         f"tried on {trial.views} views: with the opposite lens, and the scan turned by half a turn, a potential that "
         f"is nowhere negative explains held-out patterns to {trial.of_twin:.3g}, as given to {trial.residual:.3g}"
     )
-    gain = max(0.0, 1 - trial.of_twin / trial.residual)
-    return Evidence(gain / (1 - BETTER), sentence, seen.remedies)
+    return Evidence(gain / GAIN, sentence, seen.remedies)
 
 
 def _trial(view: ResultView) -> TwinTrial | None:
