@@ -1,6 +1,6 @@
 """Positions that are wrong on purpose, refined: how near they come to those of the same scan with its own positions.
 
-    python benchmarks/positions.py siemens-star-small.npz.bz2 [--cases star near lag] [--epochs 60 40] --out F
+    python benchmarks/positions.py siemens-star-small.npz.bz2 [--cases star near lag scale] [--epochs 60 40] --out F
 
 Positions of the star, and of a simulated near field, are shaken by 3 object pixels (rms of both axes together) and
 stretched by 1 % about their middle, and reconstructed by the same stages as the scan with its own positions, which is
@@ -10,6 +10,10 @@ own position was not fitted.
 
 In the case `lag`, positions of the simulated near field are three frames behind the patterns instead, steps are short
 against the beam, single positions alone are refined, and no view is held out, as that would break the order of frames.
+
+In the case `scale`, single positions of the star are found by correlation, without the geometry of the scan. Then three
+short runs, in which nothing moves and which begin anew, with these positions at three scales, give the scale of the
+least residual: the vertex of the parabola through them.
 """
 
 from __future__ import annotations
@@ -35,6 +39,16 @@ SHAKEN_PX, STRETCH = 3.0, 0.01
 HOLD_OUT = 0.1
 #: Frames by which positions are behind the patterns in the case `lag`.
 LAG = 3
+#: Of the case `scale`: scales that are tried, relative to the recorded positions of the star, and stages of each trial.
+SCALES = (-0.055, -0.025, 0.005)
+TRIAL = [{"engine": "rpie", "epochs": 20, "batch": 32}, {"engine": "lsqml", "epochs": 10, "batch": 64}]
+#: Of the case `scale`: the stage in which single positions are found.
+SEARCH = {
+    "engine": "rpie",
+    "epochs": 24,
+    "batch": 32,
+    "positions": {"start": 4, "method": "correlation", "limit_px": 1.0, "momentum": 0.5, "judge": False},
+}
 #: What is asked for: pixels, or a multiple of the distance of two seeds; relative excess of the held-out residual.
 ALLOWED_PX, ALLOWED_SEEDS, ALLOWED_HELD_OUT = 0.1, 1.5, 0.03
 
@@ -134,6 +148,67 @@ def compared(scan: Measurement, wrong: Measurement, epochs: tuple[int, int], lag
     }
 
 
+def scale_of(positions: np.ndarray, recorded: np.ndarray) -> float:
+    """Return by which share positions (N, 2) are further apart than recorded ones, by least squares."""
+    away = recorded - recorded.mean(axis=0)
+    return float((away * (positions - positions.mean(axis=0))).sum() / (away**2).sum()) - 1
+
+
+def scaled(positions: np.ndarray, factor: float) -> np.ndarray:
+    """Return positions (N, 2) further apart by a factor."""
+    middle = positions.mean(axis=0)
+    return middle + factor * (positions - middle)
+
+
+def run_stages(scan: Measurement, made: list[dict[str, Any]]) -> Refined:
+    """Reconstruct a scan by stages, with views held out."""
+    recon = pm.Reconstruction(scan, seed=0)
+    recon.stages.extend(stages_of(made))
+    loop = recon.loop(hold_out=HOLD_OUT)
+    *_, last = loop.epochs()
+    return Refined(recon.result().positions_px, loop.training, last.residual, math.nan)
+
+
+def vertex(scan: Measurement, positions: np.ndarray, scale: float) -> tuple[float, list[float]]:
+    """Return the scale of the least residual, and the residuals at SCALES.
+
+    Args:
+        scan: patterns.
+        positions: (N, 2) pixels, at any scale.
+        scale: theirs, relative to what SCALES are relative to.
+    """
+    tried = [(1 + one) / (1 + scale) for one in SCALES]
+    found = [
+        run_stages(moved(scan, scaled(positions, factor), f"scaled by {factor}"), TRIAL).residual for factor in tried
+    ]
+    curved, sloped, _ = np.polyfit(SCALES, found, 2)
+    return float(-sloped / curved / 2), found
+
+
+def found_by_scale(star: Measurement) -> dict[str, Any]:
+    """Return how near shaken positions come to the star's own, by correlation and by the scale of least residual."""
+    rows: dict[str, Any] = {}
+    searched: list[Refined] = []
+    ends: list[np.ndarray] = []
+    for name, scan in (("own", star), ("shaken", shaken(star))):
+        found = run_stages(scan, [SEARCH])
+        scale = scale_of(found.positions[found.views], star.positions[found.views])
+        best, residuals = vertex(scan, found.positions, scale)
+        searched.append(found)
+        ends.append(scaled(found.positions, (1 + best) / (1 + scale)))
+        rows[name] = {"residual": found.residual, "scale": scale, "vertex": best, "residuals_at_scales": residuals}
+        print(name, json.dumps(rows[name]), flush=True)
+    both = np.intersect1d(searched[0].views, searched[1].views)
+    difference = (ends[0] - ends[1])[both]
+    lengths = np.linalg.norm(difference - np.median(difference, axis=0), axis=1)
+    return rows | {
+        "wrong_px": apart(star.positions, shaken(star).positions, both),
+        "searched_px": apart(searched[0].positions, searched[1].positions, both),
+        "left_px": apart(ends[0], ends[1], both),
+        "left_median_px": float(np.median(lengths)),
+    }
+
+
 def near_field(case: str) -> Measurement:
     """Return the simulated scan of a case; that of `lag` overlaps more."""
     overlap = {"overlap": 0.98} if case == "lag" else {}
@@ -144,7 +219,7 @@ def main() -> None:
     """Run the cases that are asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("star", type=Path)
-    parser.add_argument("--cases", nargs="+", default=["star", "near", "lag"], choices=["star", "near", "lag"])
+    parser.add_argument("--cases", nargs="+", default=["star", "near", "lag"], choices=["star", "near", "lag", "scale"])
     parser.add_argument("--epochs", nargs=2, type=int, default=[60, 40], help="of both stages")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
@@ -152,6 +227,10 @@ def main() -> None:
     star = pm.load(arguments.star)
     found: dict[str, Any] = {}
     for case in arguments.cases:
+        if case == "scale":
+            found[case] = found_by_scale(star)
+            print(case, json.dumps(found[case], indent=1), flush=True)
+            continue
         scan, wrong = star if case == "star" else near_field(case), lagging if case == "lag" else shaken
         found[case] = compared(scan, wrong(scan), epochs, case == "lag")
         print(case, json.dumps(found[case], indent=1), flush=True)
