@@ -232,6 +232,25 @@ def models() -> str:
     return table("| options of CDTools | intensities | by object | by probe | by mixtures |", rows)
 
 
+def electrons_ptyrad() -> str:
+    """PtyRAD's template and best setting beside our recipes, on each seed."""
+    runs = newest("electrons-ptyrad")["runs"]
+    theirs = [one for one in runs if one["program"] == "ptyrad"]
+    best = max(theirs, key=lambda one: (one["seed"] > theirs[0]["seed"], one["sum"] + one["single"]))["setting"]
+    shown = [one for one in runs if one["program"] == "ptymesh" or one["setting"] in ("template", best)]
+    rows = []
+    for one in sorted(shown, key=lambda one: (one["seed"], one["program"] != "ptyrad", one["setting"])):
+        name = {**PEERS, "ptymesh": "ptymesh"}[one["program"]]
+        numbers = [f"{one[key]:.3f}" for key in ("sum", "single")]
+        numbers += [f"{one['interface_nm']:.1f}", f"{min(one['rms']):.2f} to {max(one['rms']):.2f}"]
+        numbers += [f"{abs(one[key]):.2f}" for key in ("rotation_deg", "C10_nm", "C12_nm")]
+        rows.append([one["seed"], name, one["setting"], *numbers, f"{one['positions_A']:.3f}"])
+        rows[-1] += [f"{one['residual']:.4f}", f"{one['cpu_seconds']:.0f}"]
+    head = "| seed | program | recipe | sum | single | interface, nm | rms of slices over the truth's |"
+    errors = " rotation, degrees | C10, nm | C12, nm | positions, Å | residual | seconds |"
+    return table(head + errors, rows)
+
+
 def cases() -> dict[str, list[dict[str, Any]]]:
     """Situations that once ended wrongly, by what they are about: what, before, now, cause, tests."""
     found: dict[str, list[dict[str, Any]]] = yaml.safe_load((DOCS / "cases.yaml").read_text(encoding="utf-8"))
@@ -260,6 +279,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "fly-scan": fly_scan,
     "scans": scans,
     "models": models,
+    "electrons-ptyrad": electrons_ptyrad,
     "bars": bars,
     "auto-studies": auto_studies,
     "fog": lambda: fog("scans"),

@@ -4,7 +4,7 @@
 
 PtyRAD gets the same counts, positions (turned by 1 degree), thickness, slices and starting beam as ours, and three
 probe modes. Its `SETTINGS` are tried on the first seed, 25 epochs each. The one with the largest `sum` + `single`,
-which nobody knows who measures, runs on the other seeds too, and for `--long` epochs on the first.
+which nobody knows who measures, runs on the other seeds too.
 
 The functions of electrons.py judge all. PtyRAD refines the position of each view and the pixels of the probe: rotation
 and lens are read from these, as they are of ours.
@@ -64,18 +64,23 @@ def setting(
         zblur: slices, standard deviation of the blur along the beam; None for no blur.
         kz_beta: strength of the filter along the beam, or None.
         sparsity: weight of the mean |phase|.
-        more: `positive` keeps phases above zero.
+        more: `positive` keeps phases above zero, `falling` lets the rates fall to zero as a cosine.
     """
-    learning = {"obja": 5e-4, "objp": 5e-4, "probe": 1e-4, "probe_pos_shifts": 5e-4}
+    learning: dict[str, float] = {"obja": 5e-4, "objp": 5e-4, "probe": 1e-4, "probe_pos_shifts": 5e-4}
     constraints: dict[str, Any] = {"obj_rblur": {"start_iter": None}, "obja_thresh": {"start_iter": 1}}
     constraints["obj_zblur"] = {"start_iter": None} if zblur is None else {"start_iter": 1, "std": zblur}
     if kz_beta is not None:
         constraints["kz_filter"] = {"start_iter": 1, "beta": kz_beta}
     if more.get("positive"):
         constraints["objp_postiv"] = {"start_iter": 1}
+    model: dict[str, Any] = {
+        "update_params": {key: {"start_iter": 1, "lr": rates * one} for key, one in learning.items()}
+    }
+    if more.get("falling"):
+        model["scheduler_params"] = {"name": "CosineAnnealingLR", "configs": {"T_max": EPOCHS}}
     return {
         "init_params": {"probe_conv_angle": 1e3 * SEMIANGLE_RAD},
-        "model_params": {"update_params": {key: {"start_iter": 1, "lr": rates * one} for key, one in learning.items()}},
+        "model_params": model,
         "constraint_params": constraints,
         "loss_params": {"loss_sparse": {"state": sparsity > 0, "weight": sparsity}},
     }
@@ -91,7 +96,7 @@ SETTINGS: dict[str, tuple[int, dict[str, Any]]] = {
     "rates x 30, batches of 16, blur 0.5": (16, setting(30, 0.5)),
     "rates x 60, batches of 16": (16, setting(60)),
     "rates x 30, batches of 16, kz filter": (16, setting(30, None, 1.0)),
-    "rates x 30, batches of 16, positive, sparse": (16, setting(30, positive=True, sparsity=0.1)),
+    "rates x 30, batches of 16, blur 0.5, falling": (16, setting(30, 0.5, falling=True)),
 }
 
 
@@ -104,16 +109,15 @@ def write_scan(path: Path, scan: Measurement) -> None:
 
 
 def run_ptyrad(
-    python: Path, made: Truth, scan: Measurement, chosen: tuple[int, dict[str, Any]], epochs: int
+    python: Path, made: Truth, scan: Measurement, chosen: tuple[int, dict[str, Any]]
 ) -> tuple[pm.Result, float, str]:
-    """Return what PtyRAD has found, its seconds of 25 epochs, and its name with the version.
+    """Return what PtyRAD has found, its seconds of all epochs, and its name with the version.
 
     Args:
         python: of an environment that has PtyRAD.
         made: the simulation.
         scan: as it is told.
         chosen: batch and sections of parameters.
-        epochs: passes over all views.
     """
     pixel, batch = made.geometry.object_pixel_m, chosen[0]
     assert pixel is not None
@@ -121,7 +125,7 @@ def run_ptyrad(
         folder = Path(place)
         write_scan(folder / "scan.npz", scan)
         (folder / "settings.json").write_text(json.dumps(chosen[1]), encoding="utf-8")
-        words = {"engine": "adam", "modes": MODES, "batch": batch, "epochs": epochs, "threads": 1}
+        words = {"engine": "adam", "modes": MODES, "batch": batch, "epochs": EPOCHS, "threads": 1}
         words |= {"slices": SLICES, "spacing": made.slice_spacing_m * 1e10, "pixel": pixel[0] * 1e10, "kilovolts": 300}
         words |= {"settings": folder / "settings.json", "snapshots": folder, "seconds": "inf", "clock": "cpu"}
         command = [str(python), str(Path(__file__).with_name("ptyrad_run.py")), str(folder / "scan.npz"), "--positions"]
@@ -129,7 +133,7 @@ def run_ptyrad(
         threads = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "MKL")}
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env={**os.environ, **threads})
         lines = [json.loads(line) for line in (folder / "snapshots.jsonl").read_text(encoding="utf-8").splitlines()]
-        with np.load(folder / f"{epochs}.npz") as found:
+        with np.load(folder / f"{EPOCHS}.npz") as found:
             saved = dict(found)
     taken = lines[-1]["seconds"] - lines[0]["seconds"]
     seconds = taken * EPOCHS / (lines[-1]["epoch"] - lines[0]["epoch"])
@@ -173,9 +177,7 @@ def scan_of(seed: int, given: argparse.Namespace) -> tuple[Truth, Measurement]:
     return made, told(made, expected, given.dose)
 
 
-def measured(
-    python: Path, program: str, name: str, told_scan: tuple[Truth, Measurement], epochs: int
-) -> dict[str, Any]:
+def measured(python: Path, program: str, name: str, told_scan: tuple[Truth, Measurement]) -> dict[str, Any]:
     """Return what the result of a run is worth.
 
     Args:
@@ -183,11 +185,10 @@ def measured(
         program: ptyrad or ptymesh.
         name: of its setting or recipe.
         told_scan: the simulation, and its scan as it is told.
-        epochs: of PtyRAD; ptymesh's recipes have their own.
     """
     made, scan = told_scan
     if program == "ptyrad":
-        result, seconds, version = run_ptyrad(python, made, scan, SETTINGS[name], epochs)
+        result, seconds, version = run_ptyrad(python, made, scan, SETTINGS[name])
     else:
         began = time.process_time()
         result, _ = run(made, scan, recipes()[name], made.options.seed)
@@ -204,24 +205,21 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--dose", type=float, default=1e6)
     parser.add_argument("--side", type=int, default=20, help="views along a side of the scan")
-    parser.add_argument(
-        "--long", type=int, nargs="*", default=[100], help="epochs, with the best setting on the first seed"
-    )
     parser.add_argument("--work", type=Path, help="folder in which patterns without noise are kept")
     parser.add_argument("--out", type=Path, required=True, help="runs that it holds are not done again")
     given = parser.parse_args()
     rows = json.loads(given.out.read_text(encoding="utf-8"))["runs"] if given.out.exists() else []
     scans = {seed: scan_of(seed, given) for seed in given.seeds}
 
-    def judge(program: str, name: str, seed: int, epochs: int = EPOCHS) -> dict[str, Any]:
+    def judge(program: str, name: str, seed: int) -> dict[str, Any]:
         """Return the row of a run, done before or now."""
-        key = {"program": program, "setting": name, "epochs": epochs, "dose": given.dose, "seed": seed}
+        key = {"program": program, "setting": name, "epochs": EPOCHS, "dose": given.dose, "seed": seed}
         done = [row for row in rows if key.items() <= row.items()]
         if not done:
-            done = [key | measured(given.python.absolute(), program, name, scans[seed], epochs)]
+            done = [key | measured(given.python.absolute(), program, name, scans[seed])]
             rows.extend(done)
             print(
-                f"{epochs} epochs, {done[0]['cpu_seconds']:.1f} s, {program} {shown({**done[0], 'recipe': name})}",
+                f"{done[0]['cpu_seconds']:.1f} s, {program} {shown({**done[0], 'recipe': name})}",
                 flush=True,
             )
             write(given.out, {**about(), "side": given.side, "runs": rows})
@@ -231,11 +229,9 @@ def main() -> None:
     searched = [judge("ptyrad", name, first) for name in SETTINGS]
     best = max(searched, key=lambda one: float(one["sum"]) + float(one["single"]))["setting"]
     for seed in given.seeds:
-        for name in ("default", "potential"):
-            judge("ptymesh", name, seed)
         judge("ptyrad", best, seed)
-    for epochs in given.long:
-        judge("ptyrad", best, first, epochs)
+        for name in ("potential", "default"):
+            judge("ptymesh", name, seed)
 
 
 if __name__ == "__main__":

@@ -77,6 +77,7 @@ params = params.model_dump()
 solver = PtyRADSolver(params, device=given.device)
 model = PtychoModel(solver.init.init_variables, params["model_params"], device=given.device)
 optimizer = steps.create_optimizer(model.optimizer_params, model.optimizable_params)
+scheduler = steps.create_scheduler(params["model_params"]["scheduler_params"], optimizer)
 _, batches, _ = steps.prepare_recon(model, solver.init, params)
 batches = [torch.from_numpy(batch).to(given.device) for batch in batches]
 done = 0
@@ -100,6 +101,8 @@ def epoch() -> float:
         done,
         compute_loss_fn=steps.compute_loss,
     )
+    if scheduler is not None:
+        scheduler.step()
     synchronise(given.device)
     return sum(float(np.mean(values)) for values in losses.values())
 
