@@ -45,7 +45,7 @@ TRIAL = [{"engine": "rpie", "epochs": 20, "batch": 32}, {"engine": "lsqml", "epo
 #: Of the case `scale`: the stage in which single positions are found.
 SEARCH = {
     "engine": "rpie",
-    "epochs": 24,
+    "epochs": 40,
     "batch": 32,
     "positions": {"start": 4, "method": "correlation", "limit_px": 1.0, "momentum": 0.5, "judge": False},
 }
