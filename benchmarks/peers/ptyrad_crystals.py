@@ -2,9 +2,10 @@
 
     python benchmarks/peers/ptyrad_crystals.py --python PEERS/bin/python --seeds 1 2 --side 20 --out F
 
-PtyRAD gets the same counts, positions (turned by 1 degree), thickness, slices and starting beam as ours, and three
-probe modes. Its `SETTINGS` are tried on the first seed, 25 epochs each. The one with the largest `sum` + `single`,
-which nobody knows who measures, runs on the other seeds too.
+PEERS is the environment that compare.py makes. PtyRAD gets the same counts, positions (turned by 1 degree), thickness,
+slices and starting beam as ours, and three probe modes; its batches are drawn anew in each run. Its `SETTINGS` are
+tried on the first seed, 25 epochs each. The one with the largest `sum` + `single`, which nobody knows who measures,
+runs on the other seeds too.
 
 The functions of electrons.py judge all. PtyRAD refines the position of each view and the pixels of the probe: rotation
 and lens are read from these, as they are of ours.
@@ -97,6 +98,7 @@ SETTINGS: dict[str, tuple[int, dict[str, Any]]] = {
     "rates x 60, batches of 16": (16, setting(60)),
     "rates x 30, batches of 16, kz filter": (16, setting(30, None, 1.0)),
     "rates x 30, batches of 16, blur 0.5, falling": (16, setting(30, 0.5, falling=True)),
+    "rates x 30, batches of 16, blur 0.5, positive, sparse": (16, setting(30, 0.5, positive=True, sparsity=0.1)),
 }
 
 
