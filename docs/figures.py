@@ -127,7 +127,7 @@ def live(found: dict[str, Any]) -> Figure:
     """Error of the object against seconds from the first frame, of streams at several rates."""
     figure = new_figure(7.2, 3.8)
     axes = figure.subplots()
-    streams = [one for one in found["streams"] if not one["killed"]]
+    streams = [one for one in found["streams"] if not one["killed"] and one["bits"] == 32]
     for stream, colour in zip(streams, ("#14557b", "#b9a06a", "#a78fa5"), strict=False):
         frames_per_s = found["views"] / stream["last_frame_s"]
         points = [(point["seconds"], point["error"]) for point in stream["pictures"]]
