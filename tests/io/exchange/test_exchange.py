@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,8 @@ import tifffile
 from scipy.io import loadmat, savemat
 
 from ptymesh.errors import BadInput
-from ptymesh.io.exchange import convert
+from ptymesh.io.exchange import convert, py4dstem
+from ptymesh.io.hdf5.reading import names_in, open_hdf5
 from ptymesh.io.results import Result
 
 #: Windows and objects with even and odd sides, and pixels that are not square.
@@ -646,3 +648,19 @@ def test_half_a_file_is_refused(name: str, ending: str, tmp_path: Path) -> None:
     with pytest.raises(BadInput) as raised:
         convert.read_result(path)
     assert "\n" not in str(raised.value)
+
+
+def test_a_group_that_is_damaged_is_no_reconstruction(tmp_path: Path) -> None:
+    """HDF5 opens such a file, and fails where names are listed, with an error that is none of the system's."""
+    path = tmp_path / "made.emd"
+    with h5py.File(path, "w", libver=("earliest", "v108")) as file:
+        file["root/inner/values"] = np.zeros(3)
+    whole = path.read_bytes()
+    places = [match.start() for match in re.finditer(b"SNOD", whole)]
+    assert len(places) == 3, "a node for each group"
+    for place in places:
+        path.write_bytes(whole[:place] + b"GONE" + whole[place + 4 :])
+        assert not py4dstem.recognises(path)
+    with open_hdf5(path) as file, pytest.raises(BadInput, match=r"made\.emd is truncated or damaged"):
+        for name in ("/", "root", "root/inner"):
+            names_in(file[name])

@@ -36,7 +36,17 @@ from ptymesh.io.exchange.result_format import (
     pixel_size_of,
     setting_of,
 )
-from ptymesh.io.hdf5.reading import Hdf5File, attribute, has, is_hdf5, item_of, open_hdf5, read_dataset, text_of
+from ptymesh.io.hdf5.reading import (
+    Hdf5File,
+    attribute,
+    has,
+    is_hdf5,
+    item_of,
+    names_in,
+    open_hdf5,
+    read_dataset,
+    text_of,
+)
 from ptymesh.io.results import Result
 
 OBJECT, PROBE = "_object_emd/data", "_probe_emd/data"
@@ -192,9 +202,9 @@ def recognises(path: Path) -> bool:
 
 def _place(file: Hdf5File) -> str:
     """Return the name of the group of the first reconstruction; empty where there is none."""
-    for root in list(file)[:GROUPS]:
+    for root in names_in(file, GROUPS):
         group = item_of(file, root)
-        for name in list(group)[:GROUPS] if isinstance(group, h5py.Group) else ():
+        for name in names_in(group, GROUPS) if isinstance(group, h5py.Group) else ():
             here = f"{root}/{name}"
             if all(has(file, f"{here}/{one}") for one in (OBJECT, PROBE, f"{PREPROCESSED}/positions_px")):
                 return here

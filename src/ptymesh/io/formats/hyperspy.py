@@ -17,7 +17,7 @@ from ptymesh.geometry import Pair, electron_wavelength_m
 from ptymesh.io.formats.about import About
 from ptymesh.io.formats.contents import is_hdf5_with
 from ptymesh.io.formats.zarr_store import ZarrSource, ZarrTree
-from ptymesh.io.hdf5.reading import DAMAGE, Hdf5File, attribute, item_of, open_hdf5, text_of
+from ptymesh.io.hdf5.reading import Hdf5File, attribute, item_of, names_in, open_hdf5, text_of
 from ptymesh.io.options import DataOptions
 from ptymesh.io.rasters import raster_positions, scan_shape
 from ptymesh.io.scan import Optics, RawScan
@@ -114,10 +114,7 @@ def _signals(file: Hdf5File) -> list[str]:
     group = item_of(file, EXPERIMENTS)
     if not isinstance(group, h5py.Group):
         return []
-    try:
-        names = [f"{EXPERIMENTS}/{name}" for name in list(group)[:1000]]
-    except DAMAGE as error:
-        raise BadInput(f"{EXPERIMENTS} in {file.filename} is damaged ({error}): copy the file again.") from error
+    names = [f"{EXPERIMENTS}/{name}" for name in names_in(group, 1000)]
     return [name for name in names if _is_stack(file, name) and item_of(file, f"{name}/axis-0") is not None]
 
 

@@ -17,7 +17,7 @@ from ptymesh.errors import BadInput
 from ptymesh.io.formats.about import About
 from ptymesh.io.formats.contents import first_bytes
 from ptymesh.io.formats.mat5 import HEADER_BYTES, has_level_5_header, list_variables
-from ptymesh.io.hdf5.reading import DAMAGE, Hdf5File, is_hdf5, item_of, open_hdf5, read_dataset
+from ptymesh.io.hdf5.reading import Hdf5File, is_hdf5, item_of, names_in, open_hdf5, read_dataset
 from ptymesh.io.options import DataOptions
 from ptymesh.io.quantities import holds_numbers
 from ptymesh.io.rasters import ScanShape, scan_shape
@@ -129,11 +129,7 @@ def _is_stack(shape: tuple[int, ...], data: DataOptions) -> bool:
 
 
 def _datasets(file: Hdf5File) -> list[tuple[str, h5py.Dataset]]:
-    try:
-        names = list(file["/"])[:MOST_NAMES]
-    except DAMAGE as error:
-        raise BadInput(f"{file.filename} is damaged ({error}): copy it again.") from error
-    items = [(name, item_of(file, name)) for name in names]
+    items = [(name, item_of(file, name)) for name in names_in(file, MOST_NAMES)]
     return [(name, item) for name, item in items if isinstance(item, h5py.Dataset)]
 
 

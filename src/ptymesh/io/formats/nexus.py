@@ -18,12 +18,12 @@ from ptymesh.geometry import Pair, Radiation
 from ptymesh.io.formats.about import About
 from ptymesh.io.formats.contents import is_hdf5_with
 from ptymesh.io.hdf5.reading import (
-    DAMAGE,
     Hdf5File,
     attribute,
     dataset_of,
     has,
     item_of,
+    names_in,
     open_hdf5,
     read_dataset,
     text_of,
@@ -88,11 +88,7 @@ def _children(file: Hdf5File, name: str) -> Iterator[tuple[str, h5py.Group]]:
     group = item_of(file, name or "/")
     if not isinstance(group, h5py.Group):
         return
-    try:
-        names = list(group.keys())[:GROUPS]
-    except DAMAGE as error:
-        raise BadInput(f"{name or '/'} in {file.filename} is damaged ({error}): copy the file again.") from error
-    for one in names:
+    for one in names_in(group, GROUPS):
         item = item_of(file, f"{name}/{one}")
         if isinstance(item, h5py.Group):
             yield f"{name}/{one}", item

@@ -15,7 +15,7 @@ from ptymesh.geometry import Pair, Propagation
 from ptymesh.io.formats.about import About
 from ptymesh.io.formats.changed_source import is_positive
 from ptymesh.io.formats.contents import is_hdf5_with
-from ptymesh.io.hdf5.reading import DAMAGE, Hdf5File, dataset_of, item_of, open_hdf5, read_dataset, text_of
+from ptymesh.io.hdf5.reading import Hdf5File, dataset_of, item_of, names_in, open_hdf5, read_dataset, text_of
 from ptymesh.io.options import DataOptions
 from ptymesh.io.quantities import holds_numbers
 from ptymesh.io.scan import Optics, RawScan
@@ -80,10 +80,7 @@ def _chunks(file: Hdf5File) -> list[str]:
     group = item_of(file, CHUNKS)
     if not isinstance(group, h5py.Group):
         return []
-    try:
-        numbers = sorted(int(name) for name in group if name.isdecimal())
-    except DAMAGE as error:
-        raise BadInput(f"{CHUNKS} in {file.filename} is damaged ({error}): copy the file again.") from error
+    numbers = sorted(int(name) for name in names_in(group) if name.isdecimal())
     names = [f"{CHUNKS}/{number}" for number in numbers]
     return [name for name in names if isinstance(item_of(file, f"{name}/data"), h5py.Dataset)]
 

@@ -186,6 +186,16 @@ def _opened(path: Path, cache: int, roots: Sequence[Path], checked: Checked | No
         return Hdf5File(path, cache, roots, checked)
 
 
+def names_in(group: h5py.Group, most: int = LISTED) -> list[str]:
+    """Return the names in a group, the first so many of them.
+
+    Raises:
+        BadInput: the group is damaged.
+    """
+    with reading(f"{group.name} in {group.file.filename}"):
+        return [str(name) for name in itertools.islice(group, most)]
+
+
 def is_hdf5(path: Path) -> bool:
     """Return True if a path is a regular file that begins as HDF5 files do."""
     try:
