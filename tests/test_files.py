@@ -235,7 +235,18 @@ with replacing("figure.png") as temporary:
 """
 
 
+LATE = """
+stopping.before_leaving(lambda: time.sleep(0.6))
+with replacing("figure.png") as temporary:
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(0.3)
+    temporary.write_text("the main thread goes on")
+    time.sleep(30)
+"""
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signals")
-def test_a_signal_while_a_file_is_written_leaves_nothing(tmp_path: Path) -> None:
-    ended = subprocess.run([sys.executable, "-c", STOPPED], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+@pytest.mark.parametrize("program", [STOPPED, STOPPED.split("with")[0] + LATE], ids=["before", "while it leaves"])
+def test_a_signal_while_a_file_is_written_leaves_nothing(program: str, tmp_path: Path) -> None:
+    ended = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert (ended.returncode, len(ended.stderr.splitlines()), list(tmp_path.iterdir())) == (75, 1, [])

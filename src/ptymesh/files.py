@@ -85,7 +85,7 @@ def replacing(path: str | os.PathLike[str], needed: int | None = None, *, durabl
     _remove_abandoned(target)
     temporary = target.with_name(f".{target.name}.{_place()}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     try:
-        with stopping.tidying(lambda: temporary.unlink(missing_ok=True)), writing(path, needed):
+        with stopping.removing(str(temporary)), writing(path, needed):
             yield temporary
             if durable:
                 to_disk(temporary)

@@ -44,6 +44,8 @@ _watching = _requested = _at_once = _interruptible = False
 _interrupts = 0
 _sentence, _since, _status, _speaks = BEFORE, SINCE, Interrupted.exit_status, True
 _tidying: list[Callable[[], object]] = []
+#: Files that are being written, which are removed before the process leaves.
+_unfinished: set[str] = set()
 
 
 def watch(speaks: bool = True) -> None:
@@ -155,6 +157,16 @@ def tidying(act: Callable[[], object]) -> Iterator[None]:
         remove_clean_up(act)
 
 
+@contextlib.contextmanager
+def removing(path: str) -> Iterator[None]:
+    """Remove a file that is being written, if it is there, when a signal ends the process within this context."""
+    _unfinished.add(path)
+    try:
+        yield
+    finally:
+        _unfinished.discard(path)
+
+
 def undisturbed() -> contextlib.AbstractContextManager[object]:
     """Return a context within which no signal ends the process.
 
@@ -171,13 +183,26 @@ def leave(sentence: str, status: int) -> None:
         status: of the exit.
     """
     with _lock:
-        tidy = threading.Thread(target=_tidy, daemon=True)
-        tidy.start()
-        tidy.join(TIDY_S)
+        _act_in_time(_tidy)
         if _speaks:
             with contextlib.suppress(OSError):
                 os.write(2, f"ptymesh: {printable(sentence)}\n".encode(errors="replace"))
+        _act_in_time(_remove_unfinished)  # last: the main thread goes on meanwhile, and may make such a file
         os._exit(status)
+
+
+def _act_in_time(act: Callable[[], object]) -> None:
+    """Act on another thread, and wait for it no longer than TIDY_S."""
+    acting = threading.Thread(target=act, daemon=True)
+    acting.start()
+    acting.join(TIDY_S)
+
+
+def _remove_unfinished() -> None:
+    """Remove the files that are being written."""
+    for path in list(_unfinished):
+        with contextlib.suppress(OSError):
+            os.unlink(path)
 
 
 def _tidy() -> None:
@@ -240,3 +265,4 @@ def _restore_default_signals() -> None:
     _watching = _at_once = _requested = _interruptible = False
     _interrupts = 0
     _tidying.clear()
+    _unfinished.clear()

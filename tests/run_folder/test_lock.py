@@ -211,6 +211,35 @@ def test_ranks_have_a_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hur
         assert share_lease(tmp_path) is None
 
 
+SHARE = """
+import os, signal, sys, time
+from contextlib import ExitStack
+from pathlib import Path
+from ptymesh import stopping
+from ptymesh.run_folder import lock
+stopping.watch()
+with ExitStack() as held:
+    HOLDING
+    assert len(list(Path().glob(".lock-*"))) == 1
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(30)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signals")
+@pytest.mark.parametrize(
+    "holding", ["held.enter_context(lock.hold_folder(Path()))", "lock.hold_share(Path(), held)"], ids=["first", "other"]
+)
+def test_a_rank_that_a_signal_ends_leaves_no_share(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, holding: str
+) -> None:
+    with hold_folder(tmp_path) as lease:
+        monkeypatch.setenv(TOKEN, lease.token)
+        program = [sys.executable, "-c", SHARE.replace("HOLDING", holding)]
+        ended = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        assert (ended.returncode, os.listdir(tmp_path)) == (75, [NAME]), ended.stderr
+
+
 def test_ranks_of_a_launcher_that_was_killed_are_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hurried: None, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -35,7 +35,7 @@ from ptymesh.run.machine import peak_bytes
 from ptymesh.run.rank_facts import REMEDY, recipe_facts
 from ptymesh.run.reconstruction import Reconstruction
 from ptymesh.run_folder.control import Control
-from ptymesh.run_folder.lock import OwnershipCheck, hold_folder, share_lease
+from ptymesh.run_folder.lock import OwnershipCheck, hold_folder, hold_share
 from ptymesh.run_folder.patterns import PatternPairs, compared_patterns
 from ptymesh.run_folder.preview import Estimated, Preview
 from ptymesh.run_folder.reports import Callback, RunInfo, Traffic
@@ -145,8 +145,8 @@ def take_output_folder(world: World, folder: Path, held: ExitStack) -> list[Call
     try:
         if world.rank == 0:
             checks.append(OwnershipCheck(held.enter_context(hold_folder(folder))))
-        elif lease := share_lease(folder):
-            held.callback(lease.close)
+        else:
+            hold_share(folder, held)
     except Exception as error:
         failure = error
     world.raise_if_any_failed(failure, "taking the output folder")

@@ -127,7 +127,7 @@ def hold_folder(folder: Path) -> Iterator[FolderLease]:
         yield _held.get()[where]
         return
     with ExitStack() as tidying:
-        lease = share_lease(where) or take_folder(where, folder, tidying)
+        lease = hold_share(where, tidying) or take_folder(where, folder, tidying)
         before = _held.set({**_held.get(), where: lease})
         try:
             yield lease
@@ -142,6 +142,15 @@ def resolve_folder(folder: Path) -> Path:
         return folder.resolve()
     except (OSError, RuntimeError, ValueError) as error:
         raise BadInput(f"{folder} is no folder ({error}); choose another one.") from error
+
+
+def hold_share(folder: Path, held: ExitStack) -> FolderLease | None:
+    """Return what `share_lease` does; it is given back when `held` is closed, or a signal ends the process."""
+    lease = share_lease(folder)
+    if lease is not None:
+        held.callback(lease.close)
+        held.enter_context(stopping.tidying(lease.close))
+    return lease
 
 
 def share_lease(folder: Path) -> FolderLease | None:
