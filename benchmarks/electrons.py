@@ -225,6 +225,22 @@ def run(made: Truth, scan: Measurement, options: dict[str, Any], seed: int) -> t
     return recon.result(), time.monotonic() - began
 
 
+def patterns_without_noise(made: Truth, work: Path | None, name: str) -> np.ndarray:
+    """Return the patterns (N, h, w) of a crystal without noise; with a folder, they are kept there and taken from it.
+
+    Args:
+        made: the crystal and its scan.
+        work: folder; None to keep nothing.
+        name: of the file.
+    """
+    if work and (work / name).exists():
+        return np.load(work / name)
+    found = np.concatenate(list(patterns(made)))
+    if work:
+        np.save(work / name, found)
+    return found
+
+
 def main() -> None:
     """One line a run."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -238,13 +254,7 @@ def main() -> None:
     rows = []
     for seed in given.seeds:
         made = crystal(seed, given.side)
-        kept = given.work and given.work / f"crystal-{seed}-{given.side}.npy"
-        if kept and kept.exists():
-            expected = np.load(kept)
-        else:
-            expected = np.concatenate(list(patterns(made)))
-            if kept:
-                np.save(kept, expected)
+        expected = patterns_without_noise(made, given.work, f"crystal-{seed}-{given.side}.npy")
         for dose in given.doses:
             scan = told(made, expected, dose)
             floor = frozen_residual(made, scan)

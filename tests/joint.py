@@ -6,15 +6,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import pytest
 
 import ptymesh as pm
 from ptymesh.distributed.world import World
 from ptymesh.engines import ENGINES
-from ptymesh.errors import Interrupted
 from ptymesh.io.checkpoint import store as checkpoint
 from ptymesh.measurement import Measurement
 from ptymesh.simulate.simulation import Simulation, Truth, patterns, truth
+from stopped_runs import run_to_end_or_stop
 
 
 @dataclass
@@ -93,15 +92,8 @@ def outcome(world: World, layout: str, engine: str, how: dict[str, Any]) -> dict
         precision="single",
     )
     recon.stages = [ENGINES[engine](epochs=3, batch=17, models={} if own else models)]
-    left = iter(range(how.get("stop", 1 << 30)))
-    loop = recon.loop(stop=lambda: next(left, None) is None)
-    if folder:
-        loop.save = lambda: recon.state.save(folder, loop.problem, {"data": recon.identity()})
-    if "stop" in how:
-        with pytest.raises(Interrupted):
-            loop.run()
+    if not run_to_end_or_stop(recon, how):
         return {}
-    loop.run()
     estimate = recon.state.estimate
     return {
         "object": recon.problem.layout.gather_whole(estimate.object, estimate).numpy(),

@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 
 import ptymesh as pm
 from ptymesh.distributed.world import World
 from ptymesh.engines import ENGINES
-from ptymesh.errors import Interrupted
 from ptymesh.io.checkpoint import store as checkpoint
 from ptymesh.simulate import simulate
+from stopped_runs import run_to_end_or_stop
 
 
 def outcome(world: World, layout: str, engine: str, how: dict[str, Any]) -> dict[str, np.ndarray]:
@@ -24,15 +23,8 @@ def outcome(world: World, layout: str, engine: str, how: dict[str, Any]) -> dict
         scan, device=world, layout=layout, seed=3, object=options, saved=saved, subpixel="fourier"
     )
     recon.stages = [ENGINES[engine](epochs=3, batch=17, **how.get("stage", {}))]
-    left = iter(range(how.get("stop", 1 << 30)))
-    loop = recon.loop(stop=lambda: next(left, None) is None)
-    if folder:
-        loop.save = lambda: recon.state.save(folder, loop.problem, {"data": recon.identity()})
-    if "stop" in how:
-        with pytest.raises(Interrupted):
-            loop.run()
+    if not run_to_end_or_stop(recon, how):
         return {}
-    loop.run()
     estimate, gather = recon.state.estimate, recon.problem.layout.gather_whole
     assert estimate.object_values is not None
     result = recon.result()

@@ -41,6 +41,7 @@ from electrons import (
     frozen_residual,
     geometry_errors,
     judged,
+    patterns_without_noise,
     recipes,
     run,
     shown,
@@ -50,7 +51,7 @@ from record import about, write
 
 from ptymesh.measurement import Measurement
 from ptymesh.physics.model import Model, SliceStack
-from ptymesh.simulate import Truth, patterns
+from ptymesh.simulate import Truth
 
 EPOCHS, MODES = 25, 3
 
@@ -169,13 +170,7 @@ def residual(made: Truth, scan: Measurement, result: pm.Result) -> float:
 def scan_of(seed: int, given: argparse.Namespace) -> tuple[Truth, Measurement]:
     """Return a simulation, and its scan as it is told."""
     made = crystal(seed, given.side)
-    kept = given.work and given.work / f"crystal-{seed}-{given.side}.npy"
-    if kept and kept.exists():
-        expected = np.load(kept)
-    else:
-        expected = np.concatenate(list(patterns(made)))
-        if kept:
-            np.save(kept, expected)
+    expected = patterns_without_noise(made, given.work, f"crystal-{seed}-{given.side}.npy")
     return made, told(made, expected, given.dose)
 
 

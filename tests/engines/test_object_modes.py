@@ -14,7 +14,7 @@ import torch
 import ptymesh as pm
 from ptymesh.distributed.world import Solo, World
 from ptymesh.engines import ENGINES
-from ptymesh.errors import BadInput, Interrupted
+from ptymesh.errors import BadInput
 from ptymesh.io.checkpoint import store as checkpoint
 from ptymesh.measurement import Measurement
 from ptymesh.recipe.schema import Recipe
@@ -22,6 +22,7 @@ from ptymesh.run.simulate_file import truth_result
 from ptymesh.run.state import read_estimate
 from ptymesh.run_folder.patterns import model_of, modelled
 from ptymesh.simulate import Simulated, simulate
+from stopped_runs import run_to_end_or_stop
 
 SLICES: dict[str, Any] = {"slices": 2, "slice_spacing_m": 2e-9}
 quiet = {"say": lambda sentence: None}
@@ -45,15 +46,8 @@ def outcome(world: World, layout: str, engine: str, how: dict[str, Any]) -> dict
     options = {"modes": 2, **SLICES, **how.get("object", {})}
     recon = pm.Reconstruction(electrons(), device=world, layout=layout, seed=3, object=options, saved=saved, **quiet)
     recon.stages = [ENGINES[engine](epochs=2, batch=13, **how.get("stage", {}))]
-    left = iter(range(how.get("stop", 1 << 30)))
-    loop = recon.loop(stop=lambda: next(left, None) is None)
-    if folder:
-        loop.save = lambda: recon.state.save(folder, loop.problem, {"data": recon.identity()})
-    if "stop" in how:
-        with pytest.raises(Interrupted):
-            loop.run()
+    if not run_to_end_or_stop(recon, how):
         return {}
-    loop.run()
     estimate, gather = recon.state.estimate, recon.problem.layout.gather_whole
     result = recon.result()
     if "result" in how:

@@ -13,13 +13,14 @@ import ptymesh as pm
 from joint import same_bits
 from ptymesh.distributed.world import Solo, World
 from ptymesh.engines import ENGINES
-from ptymesh.errors import BadInput, Interrupted
+from ptymesh.errors import BadInput
 from ptymesh.geometry import electron_interaction
 from ptymesh.io.checkpoint import store as checkpoint
 from ptymesh.measurement import Measurement
 from ptymesh.run_folder.patterns import model_of, modelled
 from ptymesh.simulate.beams import geometry_of
 from ptymesh.simulate.simulation import Simulation, Truth, patterns, truth
+from stopped_runs import run_to_end_or_stop
 
 POTENTIAL: dict[str, Any] = {"kind": "potential"}
 OTHERS = [pytest.param(name, marks=pytest.mark.long) for name in ("adam", "lsqml")]
@@ -83,15 +84,8 @@ def outcome(world: World, layout: str, engine: str, how: dict[str, Any]) -> dict
         precision="single",
     )
     recon.stages = [ENGINES[engine](epochs=3, batch=17)]
-    left = iter(range(how.get("stop", 1 << 30)))
-    loop = recon.loop(stop=lambda: next(left, None) is None)
-    if folder:
-        loop.save = lambda: recon.state.save(folder, loop.problem, {"data": recon.identity()})
-    if "stop" in how:
-        with pytest.raises(Interrupted):
-            loop.run()
+    if not run_to_end_or_stop(recon, how):
         return {}
-    loop.run()
     estimate = recon.state.estimate
     assert estimate.object_values is not None
     return {

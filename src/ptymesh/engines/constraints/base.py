@@ -26,6 +26,11 @@ from ptymesh.problem import Problem
 from ptymesh.registry import Registry, subclass_of
 from ptymesh.schedule import MOST, Schedule
 
+#: What a constraint does where the object follows from values, as of a potential: act on these as on a transmission,
+#: leave the object alone anyway, change the transmission's amplitudes alone, which complex values follow and others do
+#: not leave free, or make no sense.
+OfValues = Literal["values", "alone", "amplitudes", "no"]
+
 
 class Constraint(Schedule, Options):
     """A change of probe and object after the epochs of its schedule; its options are fields.
@@ -41,10 +46,8 @@ class Constraint(Schedule, Options):
     #: False if it is a statement about a single probe, which makes no sense where each scan has its own. One that
     #: leaves a frozen probe unchanged is applied to each of them.
     for_own_probes: ClassVar[bool] = True
-    #: What it does where the object follows from values, as of a potential: act on these as on a transmission, leave
-    #: the object alone anyway, change the transmission's amplitudes alone, which complex values follow and others do
-    #: not leave free, or make no sense.
-    of_potential: ClassVar[Literal["values", "alone", "amplitudes", "no"]] = "no"
+    #: What it does to an object that follows from values.
+    of_potential: ClassVar[OfValues] = "no"
 
     #: True if it may act between slices: those of each object mode, one mode after the other.
     between_slices: ClassVar[bool] = False

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from ptymesh.engines.constraints.base import CONSTRAINTS, Prior
+from ptymesh.engines.constraints.base import CONSTRAINTS, OfValues, Prior
 from ptymesh.estimate import Estimate
 from ptymesh.problem import Problem
 
@@ -22,7 +22,7 @@ class FieldOfView(Prior):
     """
 
     after: ClassVar[str | None] = "phase"
-    of_potential: ClassVar[Literal["values", "alone", "no"]] = "values"
+    of_potential: ClassVar[OfValues] = "values"
 
     threshold: float = Field(0.01, gt=0, lt=1)
 

@@ -8,13 +8,13 @@ With k the pattern's frequency and G a Gaussian several periods wide, O loses fo
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from ptymesh.engines.constraints.base import CONSTRAINTS, Prior
+from ptymesh.engines.constraints.base import CONSTRAINTS, OfValues, Prior
 from ptymesh.engines.constraints.neighbours import blurred, gaussian_reach, with_neighbours
 from ptymesh.estimate import Estimate
 from ptymesh.problem import Problem
@@ -32,7 +32,7 @@ class GridArtefacts(Prior):
     """
 
     after: ClassVar[str | None] = "smooth"
-    of_potential: ClassVar[Literal["values", "alone", "no"]] = "values"
+    of_potential: ClassVar[OfValues] = "values"
 
     period_px: float = Field(gt=2, le=64)
     direction_deg: float = Field(0.0, ge=-360, le=360)

@@ -7,12 +7,12 @@ reach, so that nothing wraps and tiles need a margin alone.
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from pydantic import Field
 from torch import Tensor
 
-from ptymesh.engines.constraints.base import CONSTRAINTS, Prior
+from ptymesh.engines.constraints.base import CONSTRAINTS, OfValues, Prior
 from ptymesh.engines.constraints.neighbours import blurred, gaussian_reach, with_neighbours
 from ptymesh.estimate import Estimate
 from ptymesh.problem import Problem
@@ -30,7 +30,7 @@ class KrFilter(Prior):
     """
 
     after: ClassVar[str | None] = "smooth"
-    of_potential: ClassVar[Literal["values", "alone", "no"]] = "values"
+    of_potential: ClassVar[OfValues] = "values"
 
     cutoff: float = Field(0.5, ge=0.05, le=1)
 

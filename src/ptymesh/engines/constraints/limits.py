@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from pydantic import model_validator
 from torch import Tensor
 
-from ptymesh.engines.constraints.base import Constraint
+from ptymesh.engines.constraints.base import Constraint, OfValues
 from ptymesh.engines.waves import EngineMemory
 from ptymesh.estimate import Estimate
 from ptymesh.physics.elementwise import phase as phase_of
@@ -34,7 +34,7 @@ class Limits(Constraint):
 class Amplitude(Limits):
     """Limits of |O|."""
 
-    of_potential: ClassVar[Literal["values", "alone", "amplitudes", "no"]] = "amplitudes"
+    of_potential: ClassVar[OfValues] = "amplitudes"
 
     def apply(self, problem: Problem, estimate: Estimate, engine: EngineMemory) -> None:
         """Limit the object's amplitude.
@@ -50,7 +50,7 @@ class Amplitude(Limits):
 class Phase(Limits):
     """Limits of arg O, in rad."""
 
-    of_potential: ClassVar[Literal["values", "alone", "no"]] = "values"
+    of_potential: ClassVar[OfValues] = "values"
 
     @model_validator(mode="after")
     def _in_radians(self) -> Phase:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from ptymesh.engines import waves
-from ptymesh.engines.constraints.base import Constraint
+from ptymesh.engines.constraints.base import Constraint, OfValues
 from ptymesh.engines.waves import EngineMemory
 from ptymesh.estimate import Estimate
 from ptymesh.physics.beam.modes import mixed, orthogonalising
@@ -16,7 +16,7 @@ class Orthogonalise(Constraint):
     """Probe modes are made orthogonal, the strongest first."""
 
     of_moving_probe: ClassVar[bool] = True
-    of_potential: ClassVar[Literal["values", "alone", "no"]] = "alone"
+    of_potential: ClassVar[OfValues] = "alone"
 
     def apply(self, problem: Problem, estimate: Estimate, engine: EngineMemory) -> None:
         """Make the probe's modes orthogonal by the rotation that rank 0 computes. Collective.

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from ptymesh.engines.constraints.base import CONSTRAINTS, Prior
+from ptymesh.engines.constraints.base import CONSTRAINTS, OfValues, Prior
 from ptymesh.engines.constraints.illumination import illuminated_mask
 from ptymesh.estimate import Estimate
 from ptymesh.physics.elementwise import phase as phase_of
@@ -31,7 +31,7 @@ class Positivity(Prior):
     """
 
     after: ClassVar[str | None] = "phase"
-    of_potential: ClassVar[Literal["values", "alone", "no"]] = "values"
+    of_potential: ClassVar[OfValues] = "values"
 
     baseline: float | None = Field(0.05, ge=0, lt=1)
 

@@ -11,7 +11,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from ptymesh.engines.constraints.base import CONSTRAINTS, Prior
+from ptymesh.engines.constraints.base import CONSTRAINTS, OfValues, Prior
 from ptymesh.engines.constraints.gauges.centring import offset_to_middle
 from ptymesh.estimate import Estimate
 from ptymesh.physics.elementwise import over_window
@@ -30,7 +30,7 @@ class ModeCentring(Prior):
     of: ClassVar[Literal["object", "probe"]] = "probe"
     after: ClassVar[str | None] = "orthogonalise"
     of_moving_probe: ClassVar[bool] = True
-    of_potential: ClassVar[Literal["values", "alone", "no"]] = "alone"
+    of_potential: ClassVar[OfValues] = "alone"
 
     def goal(self, problem: Problem, estimate: Estimate) -> Tensor:
         """Return the modes with a common centre of mass.
@@ -60,7 +60,7 @@ class PrimaryMode(Prior):
     of: ClassVar[Literal["object", "probe"]] = "probe"
     after: ClassVar[str | None] = "orthogonalise"
     of_moving_probe: ClassVar[bool] = True
-    of_potential: ClassVar[Literal["values", "alone", "no"]] = "alone"
+    of_potential: ClassVar[OfValues] = "alone"
 
     share: float = Field(0.5, gt=0, lt=1)
 

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from ptymesh.engines.constraints.base import CONSTRAINTS, Prior
+from ptymesh.engines.constraints.base import CONSTRAINTS, OfValues, Prior
 from ptymesh.engines.constraints.neighbours import blurred
 from ptymesh.estimate import Estimate
 from ptymesh.problem import Problem
@@ -27,7 +27,7 @@ class EllipseSupport(Prior):
     of: ClassVar[Literal["object", "probe"]] = "probe"
     after: ClassVar[str | None] = "support"
     of_moving_probe: ClassVar[bool] = True
-    of_potential: ClassVar[Literal["values", "alone", "no"]] = "alone"
+    of_potential: ClassVar[OfValues] = "alone"
 
     radii: tuple[Annotated[float, Field(gt=0, le=1.5)], Annotated[float, Field(gt=0, le=1.5)]] = (0.9, 0.6)
     angle_deg: float = Field(0.0, ge=-360, le=360)
@@ -61,7 +61,7 @@ class ShrinkWrap(Prior):
     of: ClassVar[Literal["object", "probe"]] = "probe"
     after: ClassVar[str | None] = "support"
     of_moving_probe: ClassVar[bool] = True
-    of_potential: ClassVar[Literal["values", "alone", "no"]] = "alone"
+    of_potential: ClassVar[OfValues] = "alone"
 
     threshold: float = Field(0.01, gt=0, lt=1)
     sigma_px: float = Field(2.0, gt=0, le=32)

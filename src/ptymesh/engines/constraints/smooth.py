@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from ptymesh.engines.constraints.base import Constraint
+from ptymesh.engines.constraints.base import Constraint, OfValues
 from ptymesh.engines.waves import EngineMemory
 from ptymesh.estimate import Estimate
 from ptymesh.problem import Problem
@@ -23,7 +23,7 @@ class Smooth(Constraint):
         weight: of the filtered object.
     """
 
-    of_potential: ClassVar[Literal["values", "alone", "no"]] = "values"
+    of_potential: ClassVar[OfValues] = "values"
 
     sigma_px: float = Field(1.0, gt=0, le=16)
     weight: float = Field(0.1, gt=0, le=1)

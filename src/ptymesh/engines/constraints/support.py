@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from ptymesh.engines.constraints.base import Constraint
+from ptymesh.engines.constraints.base import Constraint, OfValues
 from ptymesh.engines.waves import EngineMemory
 from ptymesh.estimate import Estimate
 from ptymesh.physics.propagate import fft, ifft
@@ -25,7 +25,7 @@ class Support(Constraint):
     """
 
     of_moving_probe: ClassVar[bool] = True
-    of_potential: ClassVar[Literal["values", "alone", "no"]] = "alone"
+    of_potential: ClassVar[OfValues] = "alone"
 
     radius: float = Field(0.9, gt=0, le=1.5)
     edge: float = Field(0.05, ge=0, le=1)

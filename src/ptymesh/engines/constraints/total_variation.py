@@ -9,13 +9,13 @@ each pixel's differences onto a ball of radius lambda.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from ptymesh.engines.constraints.base import CONSTRAINTS, Prior
+from ptymesh.engines.constraints.base import CONSTRAINTS, OfValues, Prior
 from ptymesh.engines.constraints.illumination import illuminated_mask
 from ptymesh.engines.constraints.neighbours import check_several_slices, with_neighbours
 from ptymesh.estimate import Estimate
@@ -35,7 +35,7 @@ class TotalVariation(Prior):
     """
 
     after: ClassVar[str | None] = "smooth"
-    of_potential: ClassVar[Literal["values", "alone", "no"]] = "values"
+    of_potential: ClassVar[OfValues] = "values"
     between_slices: ClassVar[bool] = True
 
     weight: float = Field(0.3, ge=0, le=100)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from ptymesh.engines import waves
-from ptymesh.engines.constraints.base import Constraint
+from ptymesh.engines.constraints.base import Constraint, OfValues
 from ptymesh.engines.waves import EngineMemory
 from ptymesh.estimate import Estimate
 from ptymesh.physics.rounding import total_of
@@ -23,7 +23,7 @@ class Centre(Constraint):
     that scan's probe and one of its positions cannot be told apart in the far field otherwise.
     """
 
-    of_potential: ClassVar[Literal["values", "alone", "no"]] = "alone"
+    of_potential: ClassVar[OfValues] = "alone"
 
     def apply(self, problem: Problem, estimate: Estimate, engine: EngineMemory) -> None:
         """Move the probe to the middle of the window; stored waves follow.

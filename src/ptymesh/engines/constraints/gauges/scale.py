@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from pydantic import Field
 
-from ptymesh.engines.constraints.base import Constraint
+from ptymesh.engines.constraints.base import Constraint, OfValues
 from ptymesh.engines.constraints.illumination import illuminated_mask
 from ptymesh.engines.waves import EngineMemory
 from ptymesh.estimate import Estimate
@@ -19,7 +19,7 @@ from ptymesh.problem import Problem
 class Scale(Constraint):
     """Gauge with mean amplitude 1 of the object where it is illuminated; the probe takes the inverse."""
 
-    of_potential: ClassVar[Literal["values", "alone", "amplitudes", "no"]] = "amplitudes"
+    of_potential: ClassVar[OfValues] = "amplitudes"
 
     def apply(self, problem: Problem, estimate: Estimate, engine: EngineMemory) -> None:
         """Set the mean amplitude over illuminated pixels to 1. Collective.
@@ -37,7 +37,7 @@ class Power(Constraint):
     """Gauge that holds sum |P|^2 at `counts` (default: its value when first applied); the object takes the inverse."""
 
     for_own_probes: ClassVar[bool] = False
-    of_potential: ClassVar[Literal["values", "alone", "amplitudes", "no"]] = "amplitudes"
+    of_potential: ClassVar[OfValues] = "amplitudes"
 
     counts: float | None = Field(None, gt=0)
 

@@ -9,14 +9,14 @@ No slice follows the last one, and none comes before the first: their sum stays 
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from ptymesh.engines.constraints.base import CONSTRAINTS, Prior
+from ptymesh.engines.constraints.base import CONSTRAINTS, OfValues, Prior
 from ptymesh.engines.constraints.neighbours import check_several_slices
 from ptymesh.estimate import Estimate
 from ptymesh.problem import Problem
@@ -35,7 +35,7 @@ class DepthSmoothness(Prior):
     """
 
     after: ClassVar[str | None] = "smooth"
-    of_potential: ClassVar[Literal["values", "alone", "no"]] = "values"
+    of_potential: ClassVar[OfValues] = "values"
     between_slices: ClassVar[bool] = True
 
     weight: float = Field(1.0, gt=0, le=1000)

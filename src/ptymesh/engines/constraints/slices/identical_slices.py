@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from torch import Tensor
 
-from ptymesh.engines.constraints.base import CONSTRAINTS, Prior
+from ptymesh.engines.constraints.base import CONSTRAINTS, OfValues, Prior
 from ptymesh.engines.constraints.neighbours import check_several_slices
 from ptymesh.engines.constraints.slices.depth_smoothness import mixed_slices
 from ptymesh.estimate import Estimate
@@ -18,7 +18,7 @@ class IdenticalSlices(Prior):
     """Each slice is drawn to the mean of all."""
 
     after: ClassVar[str | None] = "phase"
-    of_potential: ClassVar[Literal["values", "alone", "no"]] = "values"
+    of_potential: ClassVar[OfValues] = "values"
     between_slices: ClassVar[bool] = True
 
     def check(self, problem: Problem) -> None:

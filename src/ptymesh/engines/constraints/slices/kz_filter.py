@@ -11,12 +11,12 @@ of its frequencies k_r in the plane. Cosines of slices are even at both ends: to
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from pydantic import Field
 from torch import Tensor
 
-from ptymesh.engines.constraints.base import CONSTRAINTS, Prior
+from ptymesh.engines.constraints.base import CONSTRAINTS, OfValues, Prior
 from ptymesh.engines.constraints.neighbours import blurred, check_several_slices, gaussian_reach, with_neighbours
 from ptymesh.errors import BadInput
 from ptymesh.estimate import Estimate
@@ -35,7 +35,7 @@ class KzFilter(Prior):
     """
 
     after: ClassVar[str | None] = "smooth"
-    of_potential: ClassVar[Literal["values", "alone", "no"]] = "values"
+    of_potential: ClassVar[OfValues] = "values"
     between_slices: ClassVar[bool] = True
 
     angle_rad: float | None = Field(None, gt=0, le=1)

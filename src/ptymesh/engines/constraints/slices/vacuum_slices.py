@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from ptymesh.engines.constraints.base import CONSTRAINTS, Prior
+from ptymesh.engines.constraints.base import CONSTRAINTS, OfValues, Prior
 from ptymesh.engines.constraints.neighbours import check_several_slices
 from ptymesh.errors import BadInput
 from ptymesh.estimate import Estimate
@@ -24,7 +24,7 @@ class VacuumSlices(Prior):
     """
 
     after: ClassVar[str | None] = "phase"
-    of_potential: ClassVar[Literal["values", "alone", "no"]] = "values"
+    of_potential: ClassVar[OfValues] = "values"
     between_slices: ClassVar[bool] = True
 
     first: int = Field(1, ge=0)
