@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from ptymesh.compare import compare_results
 from ptymesh.errors import BadInput, Interrupted
 from ptymesh.io.results import Result
 from ptymesh.live import HandedFrames, LiveOptions, SpooledStream, reconstruct_live
 from ptymesh.live.frames import MOST
 from ptymesh.live.serving import Played, read_scan
 from ptymesh.live.spool import StreamDescription
+from ptymesh.live.state import read_log
 from ptymesh.recipe.schema import Recipe
 from ptymesh.simulate import simulate
 
@@ -101,27 +104,47 @@ def test_what_does_not_fit_is_refused() -> None:
         source.hand(frames, places)
 
 
-def test_a_potential_goes_from_segment_to_segment(tmp_path: Path) -> None:
-    """Also through a stop, to the same bits, and it grows with the scan."""
-    made = simulate(kind="electron", views=60, window=32, overlap=0.7, slices=1, photons_per_view=1e5, seed=4)
-    played, recipe = read_scan(made.measurement), Recipe.parse({**KEYS, "object": {"kind": "potential"}})
+@pytest.mark.parametrize(
+    ("kind", "radiation", "most"), [("potential", "electron", 0.03), ("amplitude_phase", "xray", 0.3)]
+)
+def test_values_go_from_segment_to_segment(kind: str, radiation: str, most: float, tmp_path: Path) -> None:
+    """Also through a stop and after a segment that was not kept, to the same bits, and they grow with the scan."""
+    made = simulate(kind=radiation, views=60, window=32, overlap=0.7, slices=1, photons_per_view=1e6, seed=4)
+    truth = Result(
+        made.truth.object, made.truth.probe, made.truth.positions, pixel_size_m=made.truth.geometry.object_pixel_m
+    )
+    truth.save(tmp_path / "truth.h5")
+    start = {"kind": "result", "path": str(tmp_path / "truth.h5")}
+    played = read_scan(made.measurement)
+    rows = np.argsort(played.positions_m[:, 0])  # a scan that goes from top to bottom
+    played = played._replace(frames=played.frames[rows], positions_m=played.positions_m[rows])
+    recipe = Recipe.parse({**KEYS, "object": {"kind": kind}, "probe": {"start": start}})
     planned = ((20, False), (30, False), (40, False))
 
     def run(folder: Path, stops: int = 0) -> Result:
         source = HandedFrames(played.said)
         hand_over(source, played, 0, 60)
         source.end()
-        left = iter(range(stops))
-        options = LiveOptions(uses=3, admissions=planned)
-        reconstruct_live(recipe, source, folder, options, stop=lambda: stops > 0 and next(left, None) is None)
+        options = LiveOptions(uses=8, admissions=planned)
+        reconstruct_live(
+            recipe, source, folder, options, stop=lambda: 0 < stops <= len(read_log(folder / "live.jsonl"))
+        )
         return Result.load(folder / "live.h5")
 
     whole = run(tmp_path / "whole")
-    assert whole.potential is not None and whole.attrs["object_kind"] == "potential"
-    assert np.ptp(whole.potential) > 0.1 and whole.potential_V_nm is not None
-    np.testing.assert_allclose(whole.object, np.exp(1j * whole.potential), atol=1e-6)
+    assert whole.potential is not None and whole.attrs["object_kind"] == kind
+    assert np.ptp(whole.potential) > 0.1 and (whole.potential_V_nm is not None) == (kind == "potential")
+    np.testing.assert_allclose(whole.object / np.abs(whole.object), np.exp(1j * whole.potential), atol=1e-6)
+    assert ("object_values" in whole.unknowns) == (kind != "potential")
+    assert compare_results(whole, truth).nrmse < most
     with pytest.raises(Interrupted):
         run(tmp_path / "stopped", 2)
+    stopped = Result.load(tmp_path / "stopped" / "live.h5")
+    assert stopped.object.size < whole.object.size
+    with (tmp_path / "stopped" / "live.jsonl").open("a") as log:  # a segment whose object a killed process has not kept
+        log.write(json.dumps(read_log(tmp_path / "stopped" / "live.jsonl")[-1]) + "\n")
     again = run(tmp_path / "stopped")
     assert np.array_equal(again.potential, whole.potential) and np.array_equal(again.object, whole.object)
-    assert np.array_equal(again.probe, whole.probe) and again.attrs["absorption"] == 0
+    assert np.array_equal(again.probe, whole.probe) and again.attrs.get("absorption", 0) == 0
+    for name, values in whole.unknowns.items():
+        assert np.array_equal(again.unknowns[name], values)

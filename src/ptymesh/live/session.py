@@ -44,24 +44,19 @@ from ptymesh.live.object_parts import join_part, paste
 from ptymesh.live.outcome import LiveOptions, LiveOutcome
 from ptymesh.live.receiving import Receiver
 from ptymesh.live.spool import Spool
-from ptymesh.live.state import LOG, PICTURE, restore_state
+from ptymesh.live.state import LOG, PICTURE, kept_values, restore_state
 from ptymesh.measurement import NO_CHECKS, Measurement
 from ptymesh.physics.model import Model, SliceStack
-from ptymesh.physics.object_models import TRANSMISSION
-from ptymesh.physics.object_models.potential import Potential
 from ptymesh.problem import Problem
 from ptymesh.problem.counts import mean_pattern
 from ptymesh.recipe.initial import StartSettings, initial_estimate
 from ptymesh.recipe.schema import Recipe
-from ptymesh.registry import with_article
 from ptymesh.run.loop import Loop
 from ptymesh.run.reconstruction import MARGIN_PX, describe_object
 from ptymesh.run.state import RunState
 from ptymesh.storage.cached import CachedViews, PatternCache
 from ptymesh.types import complex_dtype
 
-#: Kinds of objects whose values live.h5 keeps to the last bit.
-KEPT_KINDS = (TRANSMISSION, Potential.name)
 #: Seconds between two pictures, at least.
 SNAPSHOT_S = 1.0
 #: Seconds between two lines on how far the reconstruction is.
@@ -157,11 +152,6 @@ def _check(recipe: Recipe) -> None:
                 f"optics.{name} reads its options from the whole scan, and a stream has not brought it yet; give them, "
                 "or leave it out."
             )
-    if recipe.object.kind not in KEPT_KINDS:
-        raise BadInput(
-            f"The values of {with_article(recipe.object.kind)} are not kept between segments of a stream; leave "
-            f"object.kind out, and begin a run of it from {PICTURE} afterwards (object.initial)."
-        )
     if recipe.object.modes > 1:
         raise BadInput("object.modes are not kept between segments of a stream; leave it out.")
     if recipe.probe.opr_modes:
@@ -431,7 +421,7 @@ class _Session:
             slice_spacing_m=self.recipe.object.slice_spacing_m or 0.0,
             recipe=self.recipe.to_yaml(),
             attrs=attrs,
-            potential=None if state.values is None else state.values.cpu().numpy(),
+            **kept_values(state.values, self.recipe.object.kind),
         ).save(self.folder / PICTURE)
         self.world.tell_checkpoint(
             f"{self.folder / PICTURE} holds {state.segments} segments; the same command goes on."

@@ -17,9 +17,12 @@ import torch
 from ptymesh.errors import PtymeshError
 from ptymesh.io.results import Result
 from ptymesh.live.choice import choose_views
+from ptymesh.physics.object_models import object_model_of
 
 #: Files of a live run: the picture so far, and a line for each segment.
 PICTURE, LOG = "live.h5", "live.jsonl"
+#: Array among a result's unknowns: values of an object that its potential does not hold all of.
+OBJECT_VALUES = "object_values"
 #: Attributes of a result that say how an object follows from its values.
 ABOUT_OBJECT = ("object_kind", "absorption", "interaction_rad_per_V_nm")
 
@@ -34,7 +37,7 @@ class LiveState:
         zero: (2,) object pixel at which the scan's own coordinates have their zero.
         uses: (N,) int64, updates that have seen each view.
         segments: number of segments done.
-        values: (L, H, W) real, of an object that follows from them; None for others.
+        values: (L, H, W) real or complex, of an object that follows from them; None for others.
         about_object: attributes of a result that say how it follows.
     """
 
@@ -49,6 +52,32 @@ class LiveState:
     def admit_frames(self, count: int) -> None:
         """Count `count` frames as there; those that are new have not been used."""
         self.uses = np.concatenate((self.uses, np.zeros(count - len(self.uses), np.int64)))
+
+
+def kept_values(values: torch.Tensor | None, kind: str) -> dict[str, Any]:
+    """Return the fields of a result that hold the values of an object to the last bit.
+
+    Args:
+        values: (L, H, W) real or complex, or None for an object without values.
+        kind: of the object.
+    """
+    if values is None:
+        return {}
+    is_phase = object_model_of(kind).is_phase
+    found: dict[str, Any] = {"potential": values.real.cpu().numpy()} if is_phase else {}
+    if not is_phase or values.is_complex():
+        reals = torch.view_as_real(values) if values.is_complex() else values
+        found["unknowns"] = {OBJECT_VALUES: reals.cpu().numpy()}
+    return found
+
+
+def _values_of(result: Result) -> torch.Tensor | None:
+    """Return the values (L, H, W) of the object of a result that holds what `kept_values` returns."""
+    reals = result.unknowns.get(OBJECT_VALUES, result.potential)
+    if reals is None:
+        return None
+    values = torch.from_numpy(reals)
+    return torch.view_as_complex(values) if values.ndim == result.object.ndim + 1 else values
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
@@ -87,7 +116,7 @@ def restore_state(folder: Path, recipe: str, seed: int) -> tuple[LiveState, list
         torch.from_numpy(result.probe),
         np.array(zero, np.int64),
         segments=int(segments),
-        values=None if result.potential is None else torch.from_numpy(result.potential),
+        values=_values_of(result),
         about_object={name: result.attrs[name] for name in ABOUT_OBJECT if name in result.attrs},
     )
     rows = rows[: state.segments]
