@@ -24,7 +24,8 @@ import ptymesh.run_folder.figures
 
 torch.set_num_threads(1)
 # what takes Typer as long as a short run, from one call to the next in a process
-ptymesh.cli.main._commands(ptymesh.cli.main.app)
+for command in ptymesh.cli.main.COMMANDS:
+    ptymesh.cli.main.load_command(command)
 with contextlib.suppress(ImportError):  # GPUs do without it
     import numba
 

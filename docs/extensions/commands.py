@@ -12,10 +12,10 @@ def sections() -> Iterator[str]:
     """One section a command, in the order of --help."""
     import typer
 
-    from ptymesh.cli.main import app
+    from ptymesh.cli.main import COMMANDS, load_command
 
-    group: Any = typer.main.get_command(app)
-    for name, command in group.commands.items():
+    for name in COMMANDS:
+        command: Any = load_command(name)
         context = typer.Context(command, info_name=f"ptymesh {name}")
         usage = " ".join(command.get_usage(context).removeprefix("Usage: ").split())
         yield f"## ptymesh {name}\n\n{inspect.cleandoc(command.help or '')}\n\n```text\n{usage}\n```\n"

@@ -6,14 +6,14 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
 from functools import cache
 from importlib import import_module
-from typing import Annotated
+from typing import Annotated, Any, cast
 
 import typer
 import typer.completion
 import typer.main
+from typer.core import TyperCommand, TyperGroup
 
 from ptymesh import __version__, stopping
 from ptymesh.cli import streams
@@ -74,8 +74,33 @@ SPOKEN = (
 #: Variable that makes the ranks that a command starts show tracebacks too.
 DEBUG = "PTYMESH_DEBUG"
 
+
+class CommandGroup(TyperGroup):
+    """All commands, by name and short help. The module of one is imported, and its options made, when it is called."""
+
+    def __init__(self, **options: Any) -> None:
+        commands = {name: TyperCommand(name, short_help=short) for name, short in COMMANDS.items()}
+        super().__init__(**{**options, "commands": commands})
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return name, command and remaining arguments; the command has its options."""
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, command and load_command(command.name), rest
+
+
+@cache
+def load_command(name: str) -> TyperCommand:
+    """Import a command's module, and return the command with all its options."""
+    module = import_module(f"ptymesh.cli.{name}")
+    one = typer.Typer(add_completion=False, rich_markup_mode=None)
+    settings = getattr(module, "SETTINGS", None)
+    one.command(name, cls=Command, short_help=COMMANDS[name], context_settings=settings)(module.command)
+    return cast(TyperCommand, typer.main.get_command(one))
+
+
 app = typer.Typer(
     name="ptymesh",
+    cls=CommandGroup,
     help="Ptychography on any number of devices: X-ray and electron, one command, the same answer.",
     epilog="Exit status: 0 done, 2 bad input, 3 diverged, 4 poor (--strict), 75 interrupted (resume goes on), 1 other.",
     no_args_is_help=True,
@@ -102,19 +127,6 @@ def options(
     """Options of every command."""
 
 
-for _name, _short in COMMANDS.items():
-    _module = import_module(f"ptymesh.cli.{_name}")
-    app.command(_name, cls=Command, short_help=_short, context_settings=getattr(_module, "SETTINGS", None))(
-        _module.command
-    )
-
-
-@cache
-def _commands(app: typer.Typer) -> Callable[..., object]:
-    """Return the commands of an app; Typer makes them of its functions, which takes longer than many a command."""
-    return typer.main.get_command(app)
-
-
 def main() -> None:
     """Run the command line and exit with its status; errors are printed as one sentence on stderr."""
     streams.install()
@@ -134,7 +146,7 @@ def main() -> None:
                 typer.completion.completion_init()
             share_cores()
             _check_working_folder()
-            _commands(app)(arguments, prog_name="ptymesh")
+            typer.main.get_command(app)(arguments, prog_name="ptymesh")
         finally:
             stopping.over()
     except SystemExit as left:
