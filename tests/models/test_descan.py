@@ -10,7 +10,7 @@ import pytest
 import ptymesh as pm
 from ptymesh.errors import BadInput
 from ptymesh.measurement import ArraySource, Measurement
-from ptymesh.models.descan import wandering
+from ptymesh.models.exit_wave.descan import wandering
 from ptymesh.simulate import Simulated, simulate
 
 STAGES = [{"engine": "adam", "epochs": 40, "batch": 20}]

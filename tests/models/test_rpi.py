@@ -14,7 +14,7 @@ from ptymesh.geometry import far_field
 from ptymesh.io.results import Result
 from ptymesh.measurement import ArraySource, Measurement
 from ptymesh.models import OPTICS
-from ptymesh.models.rpi import finer, finer_adjoint, illumination_of_pixels
+from ptymesh.models.exit_wave.rpi import finer, finer_adjoint, illumination_of_pixels
 from ptymesh.physics.model import Model
 from ptymesh.run_folder.figures import write_figures
 from toy import relative, smooth

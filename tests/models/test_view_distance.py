@@ -16,7 +16,7 @@ from ptymesh.distributed.world import Solo, World
 from ptymesh.errors import BadInput
 from ptymesh.geometry import near_field
 from ptymesh.measurement import Measurement
-from ptymesh.models.view_distance import ViewDistance
+from ptymesh.models.exit_wave.view_distance import ViewDistance
 from ptymesh.physics.operators import Placed
 from ptymesh.physics.propagate import angular_spectrum_kernel, apply_kernel, fresnel_kernel
 from ptymesh.simulate.simulation import Simulation, Truth, patterns, truth

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib import import_module
-from pkgutil import iter_modules
+from pkgutil import walk_packages
 from typing import Any
 
 from ptymesh.models.base import Parametrisation
@@ -88,9 +88,9 @@ def named(given: Any, registry: Registry, key: str) -> Any:
 
 
 def find_files() -> None:
-    """Register the parametrisations and operators that the files of this package define."""
-    for module in iter_modules(__path__):
-        for kind in vars(import_module(f"{__name__}.{module.name}")).values():
+    """Register the parametrisations and operators that the files of this package and its folders define."""
+    for module in sorted(walk_packages(__path__, f"{__name__}."), key=lambda one: one.name.rpartition(".")[2]):
+        for kind in vars(import_module(module.name)).values():
             if subclass_of(Parametrisation)(kind) and kind is not Parametrisation:
                 MODELS.register(kind.name)(kind)
             if subclass_of(Piece)(kind) and kind not in (Piece, WaveOperator, ShiftOperator, DetectorPiece):

@@ -1,0 +1,1 @@
+"""Operators on the exit wave, behind the last slice of the object."""
