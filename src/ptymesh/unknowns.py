@@ -16,6 +16,9 @@ from typing import Literal
 #: Largest magnitude of objects, probes and counts: beyond it, single precision could not hold sums of squares.
 LARGEST = 1e15
 
+#: Prefix of the names of operators' unknowns, among the arrays of a checkpoint and the fields of a result.
+OTHERS = "unknown/"
+
 Scope = Literal["tiled", "shared", "view"]
 
 
@@ -26,7 +29,8 @@ class Unknown:
     Attributes:
         name: in engines, recipes and files.
         axes: of its array, by the letters above; empty for a number. An operator's unknown whose first axis is S is
-            shared, and the operator is given the rows of its views' scans, as of one with a row per view.
+            shared, and the operator is given the rows of its views' scans, as of one with a row per view. Those of a
+            tiled one end with H, W, before which there is one axis; H, W alone stand for 1, H, W.
         scope: tiled, distributed as the object; shared, the same on every rank; view, one row per view, updated by the
             view's owner.
         unit: of its values; "" for none.
@@ -57,6 +61,11 @@ class Unknown:
     is_fixed: bool = False
 
     def __post_init__(self) -> None:
+        if self.scope == "tiled":
+            if self.axes[-2:] != ("H", "W") or len(self.axes) > 3:
+                raise ValueError(f"axes of {self.name} are {', '.join(self.axes)}; a tiled unknown has C, H, W or H, W")
+            if len(self.axes) == 2:  # as all fields of the object, it has planes
+                object.__setattr__(self, "axes", ("1", *self.axes))
         if self.least is not None and (self.complex or not self.least <= self.start <= self.largest):
             raise ValueError(f"least of {self.name} is {self.least:g}; it needs a real unknown that starts no lower")
 

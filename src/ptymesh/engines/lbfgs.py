@@ -22,6 +22,7 @@ Inner products and decisions are over all pixels and ranks. Meant for few, large
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -218,7 +219,11 @@ def _dots(problem: Problem, estimate: Estimate, pairs: list[tuple[Vector, Vector
     total = torch.zeros(len(pairs), dtype=torch.float64, device=problem.device)
     if of_object := [(a[n], b[n]) for n in names if n in OBJECT for a, b in pairs]:
         total = problem.fields.dots(of_object, estimate).view(-1, len(pairs)).sum(0)
-    for name in [n for n in names if n not in OBJECT]:
+    tiled = {one.name for one in problem.model.tiled}
+    for name in [n for n in names if n in tiled]:
+        field = replace(estimate, object=estimate.others[name])  # of as many planes
+        total = total + problem.fields.dots([(a[name], b[name]) for a, b in pairs], field)
+    for name in [n for n in names if n not in OBJECT and n not in tiled]:
         total = total + torch.stack([total_of(a[name] * b[name]) for a, b in pairs])
     return total.cpu()
 

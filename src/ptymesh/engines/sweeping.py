@@ -8,7 +8,8 @@ theta     an unknown of an operator on waves (physics/operators.py), or of a pie
 The quotient is the Gauss-Newton step of theta alone; half of it is the default, as object and probe have moved towards
 the same counts. It is cut off at a change that matters, and theta stays within its bounds. An unknown with a row for
 each view has sums of its own in each row; where another unknown takes what all views have in common (`common_to`),
-the mean of the batch's steps is left out.
+the mean of the batch's steps is left out. Of a tiled one, every pixel has sums of its own, and a share of the largest
+norm of a pixel is added to each (rPIE's step), so that pixels with little light stay.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pydantic import ConfigDict, Field, model_validator
 from torch import Tensor
 
 from ptymesh.distributed.devices import sent
+from ptymesh.distributed.layouts.layout import BlockSparseField
 from ptymesh.estimate import Estimate
 from ptymesh.models import declared, refuse_fixed
 from ptymesh.options import Options
@@ -28,6 +30,9 @@ from ptymesh.physics.elementwise import means
 from ptymesh.problem import Batch, Problem
 from ptymesh.schedule import OnOff, Schedule
 from ptymesh.unknowns import Unknown
+
+#: Share of the largest norm of a pixel in the divisor of a tiled unknown's step.
+BLEND = 0.1
 
 
 class PieceStep(Schedule, Options):
@@ -99,6 +104,9 @@ def after_batch(problem: Problem, estimate: Estimate, batch: Batch, gains: dict[
     declared_here = {one.name: one for one in problem.model.unknowns}
     for name in sorted(gains):
         theta, one = estimate.others[name], declared_here[name]
+        if one.scope == "tiled":
+            _move_tiled(problem, theta, one, batch.view_updates.tiled[name], gains[name])
+            continue
         reals = torch.view_as_real(theta) if one.complex else theta
         rows, limit = batch.view_updates.pieces.get(name, []), problem.model.sizes[name]
         if one.scope == "view":
@@ -116,6 +124,28 @@ def after_batch(problem: Problem, estimate: Estimate, batch: Batch, gains: dict[
             total.add(terms)
         along, norm = problem.fields.totals(total)[0]
         reals.copy_(_moved(reals, _steps(along, norm, gains[name], limit), one))
+
+
+def _move_tiled(
+    problem: Problem, theta: Tensor, one: Unknown, sums: tuple[BlockSparseField, BlockSparseField], gain: float
+) -> None:
+    """Move a tiled unknown on the blocks of a batch, by rPIE's step of each pixel. Collective.
+
+    Args:
+        problem: the problem that is solved.
+        theta: (C, H, W), this rank's part of the unknown, changed in place.
+        one: its declaration.
+        sums: of slopes and norms over the batch.
+        gain: factor of the steps.
+    """
+    slopes, norms = sums
+    top, limit = norms.max(), problem.model.sizes[one.name]
+    along, weight = slopes.values, norms.values.lerp(top, BLEND)
+    here = problem.fields.touched(theta, slopes).values
+    if one.complex:
+        here, along, weight = torch.view_as_real(here), torch.view_as_real(along), weight[..., None]
+    moved = _moved(here, _steps(along, weight, gain, limit), one)
+    problem.fields.put(theta, slopes.of(torch.view_as_complex(moved) if one.complex else moved))
 
 
 def _steps(along: Tensor, norm: Tensor, gain: float, limit: float) -> Tensor:

@@ -48,11 +48,11 @@ def measure_rotation(problem: Problem, estimate: Estimate, views: np.ndarray, pa
         pace: factor of the step, 0 to 1.
         limit_px: rms of the moves of all positions at most.
     """
-    filled, some = problem.layout.fill_halo(estimate.object), views[evenly_spread(len(views), MOST_VIEWS)]
+    filled, some = problem.loader.fill_halos(estimate), views[evenly_spread(len(views), MOST_VIEWS)]
 
     def sweep() -> Reduction:
         reduction = problem.fields.reduction(2)
-        for chunk in problem.loader.chunks(estimate, some, seen=filled):
+        for chunk in problem.loader.chunks(estimate, some, filled=filled):
             reduction.add(_turns_of_chunk(problem, estimate, chunk))
         return reduction
 

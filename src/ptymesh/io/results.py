@@ -54,7 +54,7 @@ from ptymesh.io.hdf5.nxdata import VIEWED, write_default_plot
 from ptymesh.io.hdf5.reading import reading
 from ptymesh.io.hdf5.writing import new_hdf5
 from ptymesh.paths import usable
-from ptymesh.unknowns import LARGEST
+from ptymesh.unknowns import LARGEST, OTHERS
 
 _ARRAYS = {
     "positions_m": "positions_m",
@@ -303,8 +303,8 @@ class Result(Displayed):
 
         Args:
             path: the file.
-            tiles: by name, `object` and what there is of `potential` and `object_modes`, tile by tile, one after the
-                other, instead of these arrays; then only the first rank calls this.
+            tiles: by name, `object`, what there is of `potential` and `object_modes`, and `unknown/NAME` of tiled ones,
+                tile by tile, one after the other, instead of these arrays; then only the first rank calls this.
 
         Raises:
             BadInput: `path` cannot be a file.
@@ -329,7 +329,7 @@ class Result(Displayed):
         arrays = [getattr(self, name) for name in ("object", "probe", "positions_px", *_ARRAYS)]
         total = sum(array.nbytes for array in arrays if array is not None)
         for name, one in tiles.items():
-            part = getattr(self, name)
+            part = self.unknowns[name.removeprefix(OTHERS)] if name.startswith(OTHERS) else getattr(self, name)
             total += math.prod((*part.shape[:-2], *one.extent)) * part.itemsize - part.nbytes
         return total
 
@@ -362,7 +362,7 @@ class Result(Displayed):
             for term, number in numbers.items():
                 file.create_dataset(f"parameters/{name}/{term}", data=float(number))
         for name, values in self.unknowns.items():
-            file.create_dataset(f"unknowns/{name}", data=np.asarray(values))
+            _write_field(file, f"unknowns/{name}", np.asarray(values), tiles.get(OTHERS + name))
         file.create_dataset("recipe", data=self.recipe, dtype=h5py.string_dtype())
         attrs = {"ptymesh_version": version("ptymesh"), **self.attrs}
         file.attrs.update({key: value for key, value in attrs.items() if value is not None})

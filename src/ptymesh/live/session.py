@@ -152,6 +152,11 @@ def _check(recipe: Recipe) -> None:
                 f"optics.{name} reads its options from the whole scan, and a stream has not brought it yet; give them, "
                 "or leave it out."
             )
+        for unknown in one.unknowns:
+            if unknown.scope == "tiled":
+                raise BadInput(
+                    f"{unknown.name} of optics.{name} is not kept between segments of a stream; leave it out."
+                )
     if recipe.object.modes > 1:
         raise BadInput("object.modes are not kept between segments of a stream; leave it out.")
     if recipe.probe.opr_modes:

@@ -174,6 +174,9 @@ class Model:
         detector = tuple(Placed.of(one, geometry, dtype, device) for one in optics if isinstance(one, DetectorPiece))
         if detector and torch.device(device).type != "cpu":
             try_transforms(torch.device(device), torch.complex128, geometry.shape)
+        for one in optics if subpixel == "bilinear" else ():
+            if any(unknown.scope == "tiled" for unknown in one.unknowns):
+                raise BadInput(f"{one.label} is not interpolated between pixels; use positions.subpixel: fourier.")
         energies = next(
             (Placed.of(one, geometry, dtype, device) for one in optics if isinstance(one, ScanEnergies)), None
         )
@@ -222,6 +225,11 @@ class Model:
     def unknowns(self) -> tuple[Unknown, ...]:
         """Unknowns that the pieces add to those that are solved for."""
         return tuple(unknown for placed in self.pieces for unknown in placed.operator.unknowns)
+
+    @property
+    def tiled(self) -> tuple[Unknown, ...]:
+        """Unknowns of the pieces that are distributed as the object is."""
+        return tuple(one for one in self.unknowns if one.scope == "tiled")
 
     @property
     def replaced(self) -> frozenset[str]:

@@ -31,7 +31,7 @@ from ptymesh.measurement import Measurement
 from ptymesh.options import Options
 from ptymesh.physics.elementwise import times
 from ptymesh.physics.propagate import fft, ifft, try_transforms
-from ptymesh.physics.window_shifts import ramps
+from ptymesh.physics.window_shifts import cut, ramps
 from ptymesh.unknowns import Unknown
 
 Values = Mapping[str, Tensor]
@@ -74,8 +74,8 @@ class Piece(Options):
     """A piece of the forward model, with its options as they stand under `optics` of a recipe.
 
     Pieces are registered in `ptymesh.models`. `values` holds theta by name: for an unknown of scope `view` the rows
-    of the chunk's views, (B, ...), for one with a row per scan (axis S) those of their scans, (B, ...); for another
-    shared one the whole array.
+    of the chunk's views, (B, ...), for one with a row per scan (axis S) those of their scans, (B, ...); for a tiled one
+    the views' windows, (B, C, h, w), cut at their anchors; for another shared one the whole array.
     """
 
     #: Its key under `optics`.
@@ -230,8 +230,9 @@ class WaveOperator(Piece):
             back: (B, M K, h, w) complex, wave taken back to where G ends.
 
         Returns:
-            Two arrays (B, ...) for each unknown; the dots are its own axes without N. For a complex unknown the first
-            array is complex: slope by its real part plus i times slope by its imaginary part.
+            Two arrays (B, ...) for each unknown; the dots are its own axes without N, C, h, w of a tiled one. For a
+            complex unknown the first array is complex: slope by its real part plus i times slope by its imaginary part.
+            One that is fixed may be left out.
         """
         raise NotImplementedError
 
@@ -351,15 +352,34 @@ def sum_in_order(waves: Tensor, axis: int) -> Tensor:
     return total
 
 
-def rows_for_views(one: Unknown, array: Tensor, views: Tensor, scan_index: Tensor | None) -> Tensor:
-    """Return what the methods of a piece are given of an unknown: rows of views or of their scans, or all of it.
+@dataclass(frozen=True)
+class ViewWindows:
+    """Views of a chunk, and where their windows lie.
+
+    Attributes:
+        views: (B,) int64, indices.
+        anchors: (B, 2) int64, corners of the windows, in pixels of the arrays that these are cut from.
+        window: (h, w).
+    """
+
+    views: Tensor
+    anchors: Tensor
+    window: tuple[int, int]
+
+
+def values_for_views(one: Unknown, array: Tensor, windows: ViewWindows, scan_index: Tensor | None) -> Tensor:
+    """Return what the methods of a piece are given of an unknown: rows of views or scans, windows, or all of it.
 
     Args:
         one: the unknown.
-        array: its values, of all views, scans, or whatever else its axes are.
-        views: (B,) int64, indices.
+        array: its values, of all views, scans, or whatever else its axes are; of a tiled one the array (C, H, W) that
+            windows are cut from.
+        windows: the views, and where their windows lie.
         scan_index: (N,) int64, number of the scan that each view is of; None for a single scan.
     """
+    views = windows.views
+    if one.scope == "tiled":
+        return cut(array, windows.anchors, windows.window)
     if one.scope == "view":
         return array.index_select(0, views)
     if one.is_per_scan:

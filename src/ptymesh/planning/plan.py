@@ -39,6 +39,7 @@ from ptymesh.physics.operators import Piece, fan_out_of
 from ptymesh.planning.batches import balance, draw
 from ptymesh.planning.cost_model import EpochSize
 from ptymesh.problem import CHUNK_BYTES
+from ptymesh.problem.tiled_sums import PARTS
 from ptymesh.recipe.initial import frame
 from ptymesh.recipe.starts import ObjectOptions, ProbeOptions
 from ptymesh.types import Precision
@@ -73,6 +74,7 @@ class Scan:
         fan_out: waves on the detector that the model makes of each mode.
         value_numbers: real numbers of each pixel from which the transmission follows, 1 of a potential; 0 without any.
         object_modes: incoherent modes of the object, each of so many slices.
+        tiled_numbers: real numbers of each pixel of the object that tiled unknowns of the optics have.
     """
 
     positions: np.ndarray
@@ -90,6 +92,7 @@ class Scan:
     fan_out: int = 1
     value_numbers: int = 0
     object_modes: int = 1
+    tiled_numbers: int = 0
 
     @property
     def planes(self) -> int:
@@ -205,7 +208,18 @@ def scan_of(
         fan_out_of(optics) * object.modes,
         _value_numbers(object.kind),
         object.modes,
+        _tiled_numbers(optics, object.slices * object.modes, (h, w)),
     )
+
+
+def _tiled_numbers(optics: Iterable[Piece], planes: int, window: tuple[int, int]) -> int:
+    """Return the real numbers of each pixel of the object that tiled unknowns of these pieces have."""
+    count = 0
+    for piece in optics:
+        sizes = {"L": planes, "H": 1, "W": 1} | piece.axes(window)
+        tiled = [one for one in piece.unknowns if one.scope == "tiled"]
+        count += sum(math.prod(one.shape(sizes)) * (2 if one.complex else 1) for one in tiled)
+    return count
 
 
 def _value_numbers(kind: str) -> int:
@@ -314,7 +328,8 @@ def _traffic(
     """Return bytes and messages sent to neighbours, and bytes of all-reduces, of one rank and batch."""
     needs = engine.step_needs
     real = _sum_bytes(scan, engine)
-    block = 3 * real * scan.planes * BLOCK * BLOCK  # complex sum and real weight
+    # complex sum and real weight; and two sums, in two parts, of each number of tiled unknowns
+    block = (3 * real * scan.planes + 2 * PARTS * 8 * scan.tiled_numbers) * BLOCK * BLOCK
     pixels = scan.window[0] * scan.window[1]
     weights = needs.sums * (pixels * (1 + 3 * scan.opr_modes) * real + 2 * 8)
     probe = needs.probe_sums * pixels * 2 * scan.modes * real + weights
@@ -357,11 +372,18 @@ def _object_bytes(scan: Scan, engine: Engine, layout: Replicated | Tiled, part: 
     """
     pixels = part.shape[0] * part.shape[1]
     arrays = 2 + 2 + 1 + 2 + 2 * engine.step_needs.object_arrays + 2 * scan.value_numbers
-    sums = 3 * _sum_bytes(scan, engine)
+    # a tiled unknown: itself, what a first step begins with, what the engine remembers, and its accumulators
+    tiled = scan.tiled_numbers * (2 + engine.step_needs.object_arrays) * scan.real_bytes
+    sums, tiled_sums = 3 * _sum_bytes(scan, engine), 2 * PARTS * 8 * scan.tiled_numbers
     if isinstance(layout, Panels):
         whole = scan.extent[0] * scan.extent[1]
-        return int(scan.planes * ((arrays + 2) * scan.real_bytes * pixels + sums * whole))
-    return int(scan.planes * ((arrays * scan.real_bytes + sums) * pixels + 2 * sums * touched * BLOCK * BLOCK))
+        tiled += scan.tiled_numbers * scan.real_bytes
+        return int(
+            (scan.planes * (arrays + 2) * scan.real_bytes + tiled) * pixels + (scan.planes * sums + tiled_sums) * whole
+        )
+    blocks = touched * BLOCK * BLOCK
+    of_object = scan.planes * ((arrays * scan.real_bytes + sums) * pixels + 2 * sums * blocks)
+    return int(of_object + (tiled + tiled_sums) * pixels + 2 * tiled_sums * blocks)
 
 
 def _chunk_bytes(scan: Scan, share: int, device: str) -> int:

@@ -27,6 +27,7 @@ from ptymesh.physics.rounding import narrowed, shifts_for, wide
 from ptymesh.problem.batch import Batch, Gradients
 from ptymesh.problem.chunk_sizes import WaveUse
 from ptymesh.problem.evaluator import Evaluator, loss_and_counts
+from ptymesh.problem.tiled_sums import TiledSums
 
 #: Powers of two by which terms may exceed the expected ones, try after try; and those of sums that cannot be repeated,
 #: as their waves come from elsewhere.
@@ -66,6 +67,8 @@ class Accumulator:
         self._of_detector, self._of_waves = batch.pieces & at_detector, batch.pieces - at_detector
         self.with_probe = only != "object" and "probe" not in batch.frozen
         blocks = self.loader.local_views.blocks(estimate, batch.views)
+        #: Sums of slopes by tiled unknowns of the pieces.
+        self.tiled = TiledSums(self.setup, self.fields, estimate, batch.pieces, blocks, len(batch.views))
         self.blocks = blocks if self.with_object else blocks.none()
         batch.view_updates.clear()
         self.fields.copy_out_of_buffers()
@@ -99,6 +102,10 @@ class Accumulator:
             shape = self.setup.layout.shape(like)
             obj = self.fields.buffer(f"object in {parts}", like, torch.complex128, parts, shape)
             weight = self.fields.buffer(f"weight in {parts}", like, torch.float64, parts, shape)
+        if self.tiled.sums:
+            self.tiled.reset(
+                expected_magnitudes(estimate.probe, self.loader.brightest, self.setup.model.fidelity, None)
+            )
         self.sums = Adjoints(
             obj if self.with_object else None,
             weight if self.with_object else None,
@@ -195,8 +202,12 @@ class Accumulator:
             )
         found = self.evaluator.detector_slopes(chunk, intermediates) if self._of_detector else {}
         if self._of_waves:
-            found |= self.evaluator.operator_slopes(chunk, intermediates, waves)
-        for name in self.batch.pieces:
+            pairs = self.setup.model.operator_slopes(intermediates, waves)
+            for name in self.tiled.sums:
+                self.tiled.add(chunk, name, pairs.pop(name))
+            pairs = {name: pair for name, pair in pairs.items() if name in self._of_waves}
+            found |= self.evaluator.stack_pairs(chunk, pairs)
+        for name in self.batch.pieces - self.tiled.sums.keys():
             self.batch.view_updates.pieces.setdefault(name, []).append((chunk.views, found[name]))
 
     def exit_wave_update(self, chunk: Chunk, intermediates: Intermediates) -> Tensor:
@@ -277,6 +288,7 @@ class Accumulator:
         while self._needs_retry(rest[-1]):
             self._repeat_sweep()
             fields, adjoints, rest = self._reduced(parts)
+        self.batch.view_updates.tiled = self.tiled.total()
         values = [other.read(t) if isinstance(other, Reduction) else t for other, t in zip(others, rest, strict=False)]
         *_, self.batch.view_updates.stop, beyond = rest
         obj, weight = self._to_fields(fields)

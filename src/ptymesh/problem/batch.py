@@ -18,6 +18,7 @@ from ptymesh.distributed.layouts.layout import BlockSparseField
 from ptymesh.physics.backend import Chunk
 from ptymesh.physics.halves import Halves
 from ptymesh.physics.model import Intermediates
+from ptymesh.problem.tiled_sums import TiledSlopes
 
 #: Pairs of this rank's views (B,) and their steps, a row each.
 Rows = list[tuple[Tensor, Tensor]]
@@ -31,6 +32,7 @@ class ViewUpdates:
         positions: steps (B, 2) in pixels, with the views (B,), chunk by chunk.
         weights: steps (B, 1 + K) of the beam's intensity and the weights of OPR modes, with the views (B,).
         pieces: slopes and norms (B, 2, ...) of the unknowns of the model's pieces, by name, with the views.
+        tiled: their sums over the batch, of those unknowns that are tiled.
         gradients: sums of the whole batch, of the last summation.
         stop: 0-d, number of ranks that were asked to stop; None if nothing was summed.
     """
@@ -38,12 +40,13 @@ class ViewUpdates:
     positions: Rows = field(default_factory=list)
     weights: Rows = field(default_factory=list)
     pieces: dict[str, Rows] = field(default_factory=dict)
+    tiled: TiledSlopes = field(default_factory=dict)
     gradients: Gradients | None = None
     stop: Tensor | None = None
 
     def clear(self) -> None:
         """Remove steps and gradients."""
-        self.positions, self.weights, self.pieces, self.gradients = [], [], {}, None
+        self.positions, self.weights, self.pieces, self.tiled, self.gradients = [], [], {}, {}, None
 
     def scaled(self, by: Tensor | float) -> None:
         """Multiply the steps of positions and weights by a number."""

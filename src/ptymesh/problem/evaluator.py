@@ -7,7 +7,7 @@ chi_jm   change of view j's exit wave towards its counts
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
@@ -157,22 +157,17 @@ class Evaluator:
             return {}
         signal = response.signal(S)
         slope, weight = fidelity.slope(model.fidelity, signal, data), fidelity.norm(model.fidelity, signal, data) / 2
-        return self._stack_pairs(chunk, response.slopes(S, slope, weight))
+        return self.stack_pairs(chunk, response.slopes(S, slope, weight))
 
-    def operator_slopes(self, chunk: Chunk, intermediates: Intermediates, chi: Tensor) -> dict[str, Tensor]:
-        """Return slope and norm of each view, (B, 2, ...) float64, by name of the unknowns of the operators.
+    def stack_pairs(self, chunk: Chunk, pairs: dict[str, tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
+        """Return slopes and norms (B, ...) of the pieces' unknowns as (B, 2, ...) float64, as they are summed.
 
         Of complex unknowns, both are pairs of reals.
 
         Args:
             chunk: the views.
-            intermediates: windows and waves of the chunk.
-            chi: (B, M, h, w) complex, wanted change of the exit waves.
+            pairs: slopes and norms of each view, by name.
         """
-        return self._stack_pairs(chunk, self.setup.model.operator_slopes(intermediates, chi))
-
-    def _stack_pairs(self, chunk: Chunk, pairs: dict[str, tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
-        """Return slopes and norms (B, ...) of the pieces' unknowns as (B, 2, ...) float64, as they are summed."""
         declared, found = {one.name: one for one in self.setup.model.unknowns}, {}
         for name, pair in pairs.items():
             along, norm = (self.loader.spread_over_scans(declared[name], terms, chunk.views) for terms in pair)
@@ -276,11 +271,8 @@ class Evaluator:
         Raises:
             PtymeshError: there is not enough memory for a single view.
         """
-        views, seen = (
-            np.arange(self.loader.views) if views is None else views,
-            self.setup.layout.fill_halo(estimate.object),
-        )
-        return _residuals(*self.fields.totals(self.in_memory(lambda: self._misfit(estimate, views, seen, each))))
+        views, filled = np.arange(self.loader.views) if views is None else views, self.loader.fill_halos(estimate)
+        return _residuals(*self.fields.totals(self.in_memory(lambda: self._misfit(estimate, views, filled, each))))
 
     def in_memory(self, sweep: Callable[[], T]) -> T:
         """Call `sweep`, a pass over chunks without collectives, and repeat it with smaller chunks if memory runs out.
@@ -299,10 +291,12 @@ class Evaluator:
             if not self.loader.chunk_sizes.halve():
                 raise PtymeshError(f"Rank {self.setup.world.rank} ran out of memory with a single view at a time.")
 
-    def _misfit(self, estimate: Estimate, views: np.ndarray, seen: Tensor, each: Tensor | None) -> Reduction:
+    def _misfit(
+        self, estimate: Estimate, views: np.ndarray, filled: Mapping[str, Tensor], each: Tensor | None
+    ) -> Reduction:
         """Return the sums of the residual over those of these views that this rank has."""
         total = self.fields.reduction(4)
-        for chunk in self.loader.chunks(estimate, views, seen=seen):
+        for chunk in self.loader.chunks(estimate, views, filled=filled):
             waves = self.forward(estimate, chunk)
             found = self.setup.backend.detector(self.setup.model, chunk, waves, "evaluate")[1]
             total.add(found[:, MISFIT : ROOTS + 1])

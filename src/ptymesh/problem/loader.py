@@ -6,7 +6,7 @@ h, w    window pixels
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import copy
 from itertools import repeat
 
@@ -21,7 +21,7 @@ from ptymesh.distributed.layouts.tiled import Tiled
 from ptymesh.estimate import Estimate
 from ptymesh.measurement import Measurement, evenly_spread
 from ptymesh.physics.backend import BatchCache, Chunk
-from ptymesh.physics.operators import Views, ViewValues, rows_for_views
+from ptymesh.physics.operators import Views, ViewValues, ViewWindows, values_for_views
 from ptymesh.physics.resample import corner_crop
 from ptymesh.problem.batch import Batch
 from ptymesh.problem.chunk_sizes import ChunkSizes, WaveUse
@@ -120,6 +120,16 @@ class ViewLoader:
 
     # --- chunks ---
 
+    def fill_halos(self, estimate: Estimate) -> dict[str, Tensor]:
+        """Return the arrays that windows are cut from, of the object and of tiled unknowns, by name. Collective.
+
+        They are stale once an unknown has been written to.
+        """
+        layout = self.setup.layout
+        of_pieces = [(one.name, f"unknown {one.name}") for one in self.setup.model.tiled]
+        others = {name: layout.fill_field_halo(estimate.others[name], key) for name, key in of_pieces}
+        return {"object": layout.fill_halo(estimate.object), **others}
+
     def chunks(
         self,
         estimate: Estimate,
@@ -127,7 +137,7 @@ class ViewLoader:
         with_counts: bool = True,
         waves: WaveUse = "used",
         steps: bool = False,
-        seen: Tensor | None = None,
+        filled: Mapping[str, Tensor] | None = None,
     ) -> Iterator[Chunk]:
         """Yield those of these views that this rank owns, in chunks that fit the cache. Collective.
 
@@ -140,11 +150,11 @@ class ViewLoader:
             waves: "used" if waves of a chunk are used outside of the pass that adds them up; "kept" if that pass keeps
                 them for a second sweep; "dropped" if not.
             steps: True if the pass also finds steps of the views' positions and weights.
-            seen: what `Layout.fill_halo` returned for the estimate's object; None to call it.
+            filled: what `fill_halos` returned; None to call it.
         """
         self.setup.follow_slices(estimate)
-        seen = self.setup.layout.fill_halo(estimate.object) if seen is None else seen
-        other = None if seen is estimate.object else seen
+        filled = self.fill_halos(estimate) if filled is None else filled
+        other = None if filled["object"] is estimate.object else filled["object"]
         own = self.local_views.of(estimate, views)
         whole = self.integer_positions(estimate, views)
         size = self.chunk_sizes.most_views(estimate, waves, steps, whole)
@@ -165,7 +175,8 @@ class ViewLoader:
                 self.border_swept()
             row, anchors, fractions, weights = of_views
             fixed = (counts, self.mask, estimate.background, whole, cache, places, done < border)
-            values, setting = self._values(estimate, some, fractions), self._setting(own.views, done)
+            windows = ViewWindows(some, anchors, estimate.window)
+            values, setting = self._values(estimate, windows, fractions, filled), self._setting(own.views, done)
             done += some.shape[0]
             self.setup.world.heartbeat.moves += 1
             yield Chunk(some, row, anchors, fractions, weights, *fixed, values, other, setting, saturation)
@@ -175,20 +186,24 @@ class ViewLoader:
         settings = self.setup.settings
         return 0 if settings is None or first >= len(views) else int(settings[views[first]])
 
-    def _values(self, estimate: Estimate, views: Tensor, fractions: Tensor) -> dict[str, Tensor]:
-        """Return the unknowns of the model's pieces, as `rows_for_views` gives them, with the views.
+    def _values(
+        self, estimate: Estimate, windows: ViewWindows, fractions: Tensor, filled: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """Return the unknowns of the model's pieces, as `values_for_views` gives them, with the views.
 
         Args:
             estimate: the unknowns.
-            views: (B,) int64, global indices.
+            windows: the views (B,), and where their windows lie.
             fractions: (B, 2), sub-pixel parts of their positions.
+            filled: arrays that windows are cut from.
         """
         if not self.setup.model.pieces:
             return {}
         found = {
-            one.name: rows_for_views(one, estimate[one.name], views, self.scan_index)
+            one.name: values_for_views(one, filled.get(one.name, estimate[one.name]), windows, self.scan_index)
             for one in self.setup.model.unknowns
         }
+        views = windows.views
         positions = estimate.positions.index_select(0, views)
         return ViewValues(found, Views(positions, fractions, self.scan.index_select(0, views), views))
 

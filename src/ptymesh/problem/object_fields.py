@@ -132,6 +132,11 @@ class Fields:
         )
         return total / count
 
+    def is_of_object(self, array: Tensor, estimate: Estimate) -> bool:
+        """Return True if an array has the shape of this rank's part of the object, or of a tiled unknown."""
+        tiled = (estimate.others[one.name] for one in self.setup.model.tiled)
+        return any(array.shape == part.shape for part in (estimate.object, *tiled))
+
     def reduction(self, *shape: int) -> Reduction:
         """Return an empty sum over views of numbers or arrays of this shape."""
         return Reduction(shape, self.setup.device, self.setup.backend.repeat)

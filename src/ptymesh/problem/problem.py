@@ -8,6 +8,7 @@ An engine gets *global* sums over the batch; which rank holds which view does no
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from copy import copy
 from dataclasses import replace
 
@@ -23,13 +24,14 @@ from ptymesh.measurement import Measurement
 from ptymesh.physics.backend import Backend, Task
 from ptymesh.physics.model import Model
 from ptymesh.physics.propagate import try_transforms
-from ptymesh.problem.accumulator import Accumulator
+from ptymesh.problem.accumulator import Accumulator, expected_magnitudes
 from ptymesh.problem.batch import Batch, Gradients
 from ptymesh.problem.chunk_sizes import CHUNK_ARRAYS
 from ptymesh.problem.evaluator import Evaluator
 from ptymesh.problem.loader import ViewLoader, own_patterns
 from ptymesh.problem.object_fields import Fields
 from ptymesh.problem.setup import Setup
+from ptymesh.problem.tiled_sums import TiledSums
 from ptymesh.problem.view_metrics import ViewMetrics
 from ptymesh.storage.memory_budget import MemoryBudget
 
@@ -172,6 +174,19 @@ class Problem:
         """
         self.evaluator.kept_views = 0
         return Accumulator(self.evaluator, estimate, batch, only, task, keep, background)
+
+    def tiled_sums(self, estimate: Estimate, batch: Batch, names: Collection[str]) -> TiledSums:
+        """Return empty sums over a batch of the slopes by tiled unknowns, to which chunks are added.
+
+        Args:
+            estimate: the unknowns.
+            batch: the views.
+            names: of the unknowns; those that are not tiled are passed over.
+        """
+        blocks, views = self.loader.local_views.blocks(estimate, batch.views), len(batch.views)
+        made = TiledSums(self.setup, self.fields, estimate, names, blocks, views)
+        made.reset(expected_magnitudes(estimate.probe, self.loader.brightest, self.model.fidelity, None))
+        return made
 
     def gradients(self, estimate: Estimate, batch: Batch) -> Gradients:
         """Return the sums of the batch's adjoints of chi, in one sweep: exit wave, detector, revision, adjoint.

@@ -148,29 +148,32 @@ def initial_estimate(
     for one in optics:
         made.others |= one.starts(made.sizes(), device, real)
         for name, values in one.start_values(measurement).items():
-            _set_start(made.others, one, name, values)
+            _set_start(made, part, one, name, values)
     return made
 
 
-def _set_start(others: dict[str, torch.Tensor], operator: Piece, name: str, values: float | np.ndarray) -> None:
+def _set_start(made: Estimate, part: Rect, operator: Piece, name: str, values: float | np.ndarray) -> None:
     """Set what an operator says that one of its unknowns starts at.
 
     Args:
-        others: unknowns of operators by name, changed in place.
+        made: the estimate, whose unknown is changed in place.
+        part: of the object, that it holds.
         operator: that says so.
         name: of the unknown.
-        values: a number, or an array of the unknown's shape.
+        values: a number, or an array of the unknown's shape, of a tiled one for the whole object.
 
     Raises:
         BadInput: another shape, or values that the unknown cannot have.
     """
     declared = {one.name: one for one in operator.unknowns}
-    array, into = np.asarray(values), others[name]
-    if array.shape not in ((), tuple(into.shape)):
+    array, into, tiled = np.asarray(values), made.others[name], declared[name].scope == "tiled"
+    shape = (len(into), *made.extent) if tiled else tuple(into.shape)
+    if array.shape not in ((), shape):
         raise BadInput(
-            f"optics.{operator.name} starts {name} with values of shape {array.shape}; give a number, or "
-            f"{tuple(into.shape)}."
+            f"optics.{operator.name} starts {name} with values of shape {array.shape}; give a number, or {shape}."
         )
+    if tiled and array.ndim:
+        array = array[(slice(None), *part.inside((0, 0)))]
     least = declared[name].least
     if not (np.abs(array) <= declared[name].largest).all() or (least is not None and (array < least).any()):
         bounds = f"up to {declared[name].largest:g}" if least is None else f"{least:g} to {declared[name].largest:g}"

@@ -72,6 +72,7 @@ from ptymesh.run_folder.progress import make_watcher
 from ptymesh.run_folder.reports import Callback, EpochReport, Traffic
 from ptymesh.sentences import quote
 from ptymesh.types import Precision, complex_dtype
+from ptymesh.unknowns import OTHERS
 from ptymesh.verdict import (
     NoiseFloor,
     count_fitted,
@@ -520,6 +521,7 @@ class Reconstruction(Displayed):
         """
         estimate, modes, values = self.state.estimate, self.state.estimate.object_modes, self._potential()
         found = {"object": estimate.object} if values is None else {"object": estimate.object, "potential": values}
+        found |= {OTHERS + one.name: estimate.others[one.name] for one in self.problem.model.tiled}
         if values is not None and self.scan.interaction_ratios is not None:
             self._warn_of_wraps(values)
         if modes == 1:
@@ -597,8 +599,9 @@ class Reconstruction(Displayed):
         positions = estimate.positions.cpu().numpy()
         in_scan, pixel = scan.scan_coordinates(positions), scan.geometry.object_pixel_m
         history = self._history()
+        unknowns = {name: values.cpu().numpy() for name, values in estimate.others.items()}
         return Result(
-            **fields,
+            **{name: field for name, field in fields.items() if not name.startswith(OTHERS)},
             probe=self._to_host(estimate.probes[0]),
             positions_px=positions,
             positions_m=None if pixel is None else (in_scan - np.asarray(estimate.origin)) * np.asarray(pixel),
@@ -607,7 +610,7 @@ class Reconstruction(Displayed):
             tilt_rad=estimate.tilt_rad,
             residuals=by_view[:, 0] / np.maximum(by_view[:, 1], 1.0),
             parameters=estimate.parameters,
-            unknowns={name: values.cpu().numpy() for name, values in estimate.others.items()},
+            unknowns=unknowns | {name.removeprefix(OTHERS): x for name, x in fields.items() if name.startswith(OTHERS)},
             history=history,
             recipe=recipe,
             attrs={

@@ -27,7 +27,9 @@ def check_coarsening(engine: Engine, problem: Problem) -> None:
     if c == 1:
         return
     fine_only = [
-        one.name for one in problem.model.unknowns if {"h", "w", *problem.model.axes(problem.window)} & {*one.axes}
+        one.name
+        for one in problem.model.unknowns
+        if one.scope == "tiled" or {"h", "w", *problem.model.axes(problem.window)} & {*one.axes}
     ]
     if fine_only:
         raise BadInput(f"coarsen: {c} does not know how {fine_only[0]} of the optics looks there; leave it out.")

@@ -27,7 +27,7 @@ from ptymesh.run import memory
 from ptymesh.run.checkpoint_counters import Counters, counters_of
 from ptymesh.run.position_check import PositionCheck
 from ptymesh.run.unknown_changes import COLUMNS, change_column
-from ptymesh.unknowns import BUILT_IN, of_scope
+from ptymesh.unknowns import BUILT_IN, OTHERS, of_scope
 
 #: Columns of the history, one entry per epoch.
 HISTORY = ("epoch", "stage", "loss", "residual", "seconds", "held_out", "rate", *COLUMNS)
@@ -40,8 +40,6 @@ _VALUES = "object_values"
 #: The same in checkpoints of versions that knew no other objects with values.
 _POTENTIAL = "potential"
 Arrays = dict[str, np.ndarray]
-#: Prefix of names of unknowns of the model's operators.
-OTHERS = "unknown/"
 
 
 @dataclass
@@ -131,7 +129,7 @@ class RunState:
             tiles[_VALUES] = _to_numpy(estimate.object_values[here])
         for stage, kept in self.engines.items():
             for name, tensor in kept.items():
-                if tensor.shape == estimate.object.shape:
+                if problem.fields.is_of_object(tensor, estimate):
                     tiles[f"engine/{stage}/{name}"] = _to_numpy(tensor[here])
                 else:
                     shared[f"engine/{stage}/{name}"] = _to_numpy(tensor)
@@ -140,11 +138,12 @@ class RunState:
             shared |= {f"before/{name}": _to_numpy(tensor) for name, tensor in self.before.items()}
         per_view = {name: _to_numpy(getattr(estimate, name))[own] for name in _PER_VIEW}
         for one in problem.model.unknowns:
-            held = _to_numpy(estimate[one.name])
-            if one.scope == "view":
-                per_view[OTHERS + one.name] = held[own]
+            if one.scope == "tiled":
+                tiles[OTHERS + one.name] = _to_numpy(estimate[one.name][here])
+            elif one.scope == "view":
+                per_view[OTHERS + one.name] = _to_numpy(estimate[one.name])[own]
             else:
-                shared[OTHERS + one.name] = held
+                shared[OTHERS + one.name] = _to_numpy(estimate[one.name])
         per_view |= {"start": _to_numpy(self.start)[own], "seen": _to_numpy(problem.evaluator.view_metrics.values)}
         for stage, kept in self.per_view.items():
             per_view |= {f"engine/{stage}/{name}": _to_numpy(rows) for name, rows in kept.items()}
@@ -167,7 +166,8 @@ class RunState:
             part = problem.layout.hold(run.rectangles)  # the same shapes, the same bits
         of_object = {name: torch.as_tensor(saved.tiles.part(name, part), device=device) for name in saved.tiles}
         older = of_object.pop(_POTENTIAL, None)  # of a version in which a potential was the only kind with values
-        held = {"view": saved.per_view, "shared": saved.shared}
+        _check_tiled(of_object, problem)
+        held = {"view": saved.per_view, "shared": saved.shared, "tiled": of_object}
         others = {
             one.name: torch.as_tensor(held[one.scope][OTHERS + one.name], device=device)
             for one in problem.model.unknowns
@@ -226,8 +226,9 @@ def read_estimate(saved: checkpoint.Checkpoint, recipe: Recipe, scan: Measuremen
         raise BadInput("The checkpoint is of a coarse stage, whose patterns are binned; wait for the next stage.")
     probes = saved.shared["probe"].reshape(scan.scans if recipe.probe.scans == "own" else 1, -1, *scan.window)
     held = {**saved.shared, **{name: saved.per_view[name] for name in saved.per_view}}
-    in_scan = scan.scan_coordinates(held["positions"])
-    planes, modes = saved.tiles.part("object", Rect(0, 0, *run.extent)), None
+    in_scan, whole = scan.scan_coordinates(held["positions"]), Rect(0, 0, *run.extent)
+    held |= {name: saved.tiles.part(name, whole) for name in saved.tiles if name.startswith(OTHERS)}
+    planes, modes = saved.tiles.part("object", whole), None
     if recipe.object.modes > 1:
         if len(planes) != recipe.object.modes * recipe.object.slices:
             raise BadInput(f"The checkpoint's object has {len(planes)} planes, other than its recipe; start anew.")
@@ -258,12 +259,15 @@ def _check_arrays(saved: checkpoint.Checkpoint, run: Counters, problem: Problem)
     per_view = {"positions": "positions", "weights": "weights", "start": "start", "seen": "seen"}
     per_view |= {OTHERS + one.name: one.name for one in problem.model.unknowns if one.scope == "view"}
     declared = {OTHERS + one.name for one in problem.model.unknowns if one.scope == "shared"}
+    tiled = {OTHERS + one.name for one in problem.model.tiled}
     known = (f"history/{name}" for name in HISTORY if name not in ("rate", *COLUMNS))
-    expected = {*_SHARED, *declared, *known} - saved.shared.keys()
-    if missing := expected | {name for name in per_view if name not in saved.per_view} | {"object"} - {*saved.tiles}:
+    missing = {*_SHARED, *declared, *known} - saved.shared.keys()
+    missing |= {name for name in per_view if name not in saved.per_view} | {"object", *tiled} - {*saved.tiles}
+    if missing:
         raise BadInput(f"The checkpoint holds no {', no '.join(sorted(missing))}; copy the whole folder again.")
-    held = {name for group in (saved.shared, saved.per_view) for name in group if name.startswith(OTHERS)}
-    if odd := held - declared - per_view.keys():
+    groups = saved.shared, saved.per_view, saved.tiles
+    held = {name for group in groups for name in group if name.startswith(OTHERS)}
+    if odd := held - declared - tiled - per_view.keys():
         names = ", ".join(sorted(name.removeprefix(OTHERS) for name in odd))
         raise BadInput(f"The checkpoint holds {names}, which no optics of the recipe have; add them, or start anew.")
     views = saved.per_view.views
@@ -308,7 +312,7 @@ def _check_arrays(saved: checkpoint.Checkpoint, run: Counters, problem: Problem)
     sizes = {"N": views, "M": len(shared["probe"]), "h": height, "w": width, "K": opr, "1+K": 1 + opr}
     sizes |= {"S": problem.scans}
     sizes |= problem.model.axes((height, width))
-    for one in problem.model.unknowns:
+    for one in (one for one in problem.model.unknowns if one.scope != "tiled"):
         (rows if one.scope == "view" else shapes)[OTHERS + one.name] = one.shape(sizes)
     found = {name: (shared[name].shape, shapes[name]) for name in shapes}
     found |= {name: ((views, *saved.per_view.shape(name)), (views, *rows[name][1:])) for name in rows}
@@ -324,13 +328,31 @@ def _check_arrays(saved: checkpoint.Checkpoint, run: Counters, problem: Problem)
 def _check_numbers(saved: checkpoint.Checkpoint, run: Counters, problem: Problem, window: tuple[int, int]) -> None:
     """Raise BadInput where a number is none that a run can have come to; windows may lie beyond the object's edge."""
     most = {one.name: one.largest for one in BUILT_IN if one.scope != "tiled" and one.name != "positions"}
-    most |= {OTHERS + one.name: one.largest for one in problem.model.unknowns}
+    most |= {OTHERS + one.name: one.largest for one in problem.model.unknowns if one.scope != "tiled"}
     most |= dict.fromkeys(("nominal", "positions", "start"), max(run.extent) + max(window))
     least = {OTHERS + one.name: one.least for one in problem.model.unknowns if one.least is not None}
     for name, limit in most.items():
         array = saved.shared[name] if name in saved.shared else saved.per_view[name]
         if not (np.abs(array) <= limit).all() or (name in least and (array < least[name]).any()):  # True on NaN too
             raise BadInput(f"The checkpoint's {name} holds numbers that cannot be; copy the folder again.")
+
+
+def _check_tiled(of_object: Mapping[str, Tensor], problem: Problem) -> None:
+    """Raise BadInput where a tiled unknown has other planes than it is declared with, or numbers that cannot be.
+
+    Args:
+        of_object: this rank's parts of what lies on the object's pixels, by name.
+        problem: that is solved.
+    """
+    slices, height, width = of_object["object"].shape
+    sizes = {"L": slices, "H": height, "W": width} | problem.model.axes(problem.window)
+    for one in problem.model.tiled:
+        array, wanted = of_object[OTHERS + one.name], one.shape(sizes)
+        if tuple(array.shape) != wanted:
+            raise BadInput(f"The checkpoint's {one.name} has shape {tuple(array.shape)} where {wanted} should be.")
+        least = -math.inf if one.least is None else one.least
+        if not bool((array.abs() <= one.largest).all()) or not (one.complex or bool((array >= least).all())):
+            raise BadInput(f"The checkpoint's {one.name} holds numbers that cannot be; copy the folder again.")
 
 
 def _check_anchors(anchors: np.ndarray, run: Counters, window: tuple[int, int]) -> None:

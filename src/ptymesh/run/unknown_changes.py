@@ -7,8 +7,9 @@ complex ones    sqrt(1 - |<a, b>|^2 / (<a, a> <b, b>)), the sine of the angle be
 positions       root mean square of the moves, in pixels
 others          |b - a| / |b|
 
-Of an object, pixels of a fixed draw under the scan are looked at, as many as MOST: every rank learns these and works
-out the same number from them, so that it does not depend on ranks or layout, and costs nothing beside an epoch.
+Of an object and of tiled unknowns, pixels of a fixed draw under the scan are looked at, as many as MOST: every rank
+learns these and works out the same number from them, so that it does not depend on ranks or layout, and costs nothing
+beside an epoch.
 """
 
 from __future__ import annotations
@@ -51,8 +52,9 @@ def sample_unknowns(problem: Problem, estimate: Estimate) -> UnknownSamples:
 
     Collective, between epochs, where all ranks have all positions.
     """
-    found = {name: _thin_out(estimate[name]) for name in estimate if name not in ("object", "positions")}
-    found["object"] = _sample_object(problem, estimate)
+    tiled = ("object", *(one.name for one in problem.model.tiled))
+    found = {name: _thin_out(estimate[name]) for name in estimate if name not in (*tiled, "positions")}
+    found |= {name: _sample_tiled(problem, estimate, estimate[name]) for name in tiled}
     found["positions"] = estimate.positions.detach().cpu().clone()
     found[SLICES] = torch.tensor([estimate.slice_spacing_m, *estimate.tilt_rad], dtype=torch.float64)
     return found
@@ -69,9 +71,15 @@ def measure_changes(before: UnknownSamples, after: UnknownSamples) -> dict[str, 
     return found
 
 
-def _sample_object(problem: Problem, estimate: Estimate) -> Tensor:
-    """Return pixels of the object (n,) in the middle of views' windows, where these stood at the start of the stage."""
-    slices, (height, width) = len(estimate.object), estimate.extent
+def _sample_tiled(problem: Problem, estimate: Estimate, part: Tensor) -> Tensor:
+    """Return pixels (n,) in the middle of views' windows, where these stood at the start of the stage.
+
+    Args:
+        problem: the problem that is solved.
+        estimate: the unknowns.
+        part: (C, H, W), this rank's part of the object or of a tiled unknown.
+    """
+    slices, (height, width) = len(part), estimate.extent
     window = np.array(estimate.window)
     n = min(MOST, slices * height * width)
     k = np.arange(n)
@@ -82,12 +90,12 @@ def _sample_object(problem: Problem, estimate: Estimate) -> Tensor:
     tile = problem.layout.tile(estimate)
     own = (y >= tile.top) & (y < tile.bottom) & (x >= tile.left) & (x < tile.right)
     top, left = estimate.corner
-    places = (k % slices * estimate.object.shape[-2] + y - top) * estimate.object.shape[-1] + x - left
-    values = torch.zeros(n, dtype=estimate.object.dtype, device=estimate.object.device)
+    places = (k % slices * part.shape[-2] + y - top) * part.shape[-1] + x - left
+    values = torch.zeros(n, dtype=part.dtype, device=part.device)
     rows = sent(np.flatnonzero(own), problem.device)
-    values[rows] = estimate.object.reshape(-1)[sent(places[own], problem.device)]
-    (gathered,) = problem.world.sum(torch.view_as_real(values))
-    return torch.view_as_complex(gathered).cpu()
+    values[rows] = part.reshape(-1)[sent(places[own], problem.device)]
+    (gathered,) = problem.world.sum(torch.view_as_real(values) if part.is_complex() else values)
+    return (torch.view_as_complex(gathered) if part.is_complex() else gathered).cpu()
 
 
 def _thin_out(array: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from ptymesh.measurement import Measurement, evenly_spread
 from ptymesh.models import OPTICS, named
 from ptymesh.physics.model import Model, SliceStack
 from ptymesh.physics.object_modes import with_object_modes
-from ptymesh.physics.operators import Piece, Values, Views, ViewValues, rows_for_views
+from ptymesh.physics.operators import Piece, Values, Views, ViewValues, ViewWindows, values_for_views
 from ptymesh.physics.scan_energies import with_energies
 from ptymesh.recipe.yaml_text import parsed
 
@@ -141,7 +141,8 @@ def modelled(model: Model, result: Result, views: np.ndarray, scan: Measurement 
     anchors = np.floor(positions + 0.5)
     real = result.probe.real.dtype
     fractions = torch.as_tensor((positions - anchors).astype(real))
-    values: Values = _values(model, result, views, real)
+    windows = ViewWindows(torch.as_tensor(views), torch.as_tensor(anchors.astype(np.int64)), result.probe.shape[-2:])
+    values: Values = _values(model, result, windows, real)
     if scan is not None:
         measured = torch.as_tensor(scan.positions[views], dtype=torch.float64)
         values = ViewValues(values, Views(torch.as_tensor(positions), fractions, measured, torch.as_tensor(views)))
@@ -151,7 +152,7 @@ def modelled(model: Model, result: Result, views: np.ndarray, scan: Measurement 
         model.intensity(
             torch.as_tensor(result.planes.astype(result.probe.dtype)),
             torch.as_tensor(result.probe),
-            torch.as_tensor(anchors.astype(np.int64)),
+            windows.anchors,
             fractions,
             torch.as_tensor(weights.astype(real)),
             background,
@@ -170,8 +171,8 @@ def optics_of(result: Result) -> tuple[Piece, ...]:
     return tuple(named(options, OPTICS, "optics").values())
 
 
-def _values(model: Model, result: Result, views: np.ndarray, real: np.dtype) -> dict[str, torch.Tensor]:
-    """Return the values of the operators' unknowns, as `rows_for_views` gives them.
+def _values(model: Model, result: Result, windows: ViewWindows, real: np.dtype) -> dict[str, torch.Tensor]:
+    """Return the values of the operators' unknowns, as `values_for_views` gives them.
 
     Raises:
         BadInput: the result does not hold one of them.
@@ -182,7 +183,7 @@ def _values(model: Model, result: Result, views: np.ndarray, real: np.dtype) -> 
         if one.name not in result.unknowns:
             raise BadInput(f"The result holds no /unknowns/{one.name}, which its recipe's optics need; run again.")
         array, kind = result.unknowns[one.name], result.probe.dtype if one.complex else real
-        found[one.name] = rows_for_views(one, torch.as_tensor(array.astype(kind)), torch.as_tensor(views), scans)
+        found[one.name] = values_for_views(one, torch.as_tensor(array.astype(kind)), windows, scans)
     return found
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
+from scipy import ndimage
 from torch import Tensor
 
 from ptymesh.distributed.devices import free_bytes
@@ -30,7 +31,7 @@ from ptymesh.physics.beam import probes
 from ptymesh.physics.detector.surface import seen_pixels
 from ptymesh.physics.model import Model, SliceStack
 from ptymesh.physics.object_modes import with_object_modes
-from ptymesh.physics.operators import Views, ViewValues, pieces_for_scan, rows_for_views
+from ptymesh.physics.operators import Views, ViewValues, ViewWindows, pieces_for_scan, values_for_views
 from ptymesh.simulate import phantoms, scans
 from ptymesh.simulate.beams import default_spacing_m, designed_probe, geometry_of, sampling_of
 from ptymesh.simulate.multislice import Specimen
@@ -329,9 +330,23 @@ def _unknowns(made: Truth) -> dict[str, np.ndarray]:
         for one in operator.unknowns:
             start = starts[one.name].numpy()
             rng = np.random.default_rng([options.seed, 11, len(found)])  # operators do not share their errors
-            real, imaginary = rng.uniform(-1, 1, (2, *start.shape)) * options.unknown_errors.get(one.name, 0.0)
+            drawn = rng.uniform(-1, 1, (2, *start.shape))
+            drawn = _smoothed(drawn, made.options.window) if one.scope == "tiled" else drawn
+            real, imaginary = drawn * options.unknown_errors.get(one.name, 0.0)
             values = told.get(one.name, start) + (real + 1j * imaginary if one.complex else real)
             found[one.name] = np.asarray(values if one.complex else np.clip(values, one.least, one.largest))
+    return found
+
+
+def _smoothed(fields: np.ndarray, window: int) -> np.ndarray:
+    """Return random fields (2, C, H, W) without details finer than an eighth of a window, of magnitudes up to 1.
+
+    Args:
+        fields: random numbers.
+        window: side of the window in pixels.
+    """
+    smooth = ndimage.gaussian_filter(fields, (0, 0, window / 8, window / 8), mode="wrap")
+    found: np.ndarray = smooth / abs(smooth).max()
     return found
 
 
@@ -399,7 +414,8 @@ def patterns(made: Truth) -> Iterator[np.ndarray]:
     for start in range(0, options.views, CHUNK):
         views = torch.arange(start, min(start + CHUNK, options.views))
         fractions = estimate.fractions(views)
-        rows = {one.name: rows_for_views(one, estimate[one.name], views, None) for one in model.unknowns}
+        windows = ViewWindows(views, estimate.anchors[views], estimate.window)
+        rows = {one.name: values_for_views(one, estimate[one.name], windows, None) for one in model.unknowns}
         intensity = model.intensity(
             estimate.object,
             estimate.probe,

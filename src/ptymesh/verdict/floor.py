@@ -10,7 +10,7 @@ mean of sqrt y lies below sqrt I; a fit may lie lower, too, and (sum v - p / 4) 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Set
 from dataclasses import dataclass
 
 import torch
@@ -80,7 +80,7 @@ def are_counts(y: Tensor, dtype: torch.dtype) -> bool:
     return not dtype.is_floating_point or float(y.max()) <= ALWAYS_WHOLE[dtype.itemsize]
 
 
-def count_fitted(problem: Problem, estimate: Estimate, moved: Collection[str], *, phase_only: bool = False) -> int:
+def count_fitted(problem: Problem, estimate: Estimate, moved: Set[str], *, phase_only: bool = False) -> int:
     """Return how many real numbers a fit had, pixels without light and exact gauges left out. Collective.
 
     Args:
@@ -92,11 +92,16 @@ def count_fitted(problem: Problem, estimate: Estimate, moved: Collection[str], *
     """
     (modes, _, _), views, count = estimate.probe.shape, problem.views, 0
     sizes = {name: values.numel() * (2 if values.is_complex() else 1) for name, values in estimate.others.items()}
-    if "object" in moved:
+    tiled = [one.name for one in problem.model.tiled]
+    if moved & {"object", *tiled}:
         light = problem.evaluator.illumination(estimate)
         lit = (light >= LIT_COUNTS) & problem.layout.owned(estimate)
-        pixels = float(problem.layout.totals(estimate, lit.to(torch.float64))[0])
-        count += round(pixels) * len(estimate.object) * (1 if phase_only else 2)
+        pixels = round(float(problem.layout.totals(estimate, lit.to(torch.float64))[0]))
+        if "object" in moved:
+            count += pixels * len(estimate.object) * (1 if phase_only else 2)
+        for name in tiled:
+            planes = estimate.others[name]
+            sizes[name] = pixels * len(planes) * (2 if planes.is_complex() else 1)
     if "probe" in moved:
         own = estimate.probe_count
         # unitary mixtures of modes change nothing

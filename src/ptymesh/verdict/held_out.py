@@ -12,7 +12,7 @@ then the other way round. Object and probe stay as they are.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 
@@ -203,11 +203,11 @@ def _seeing(problem: Problem, mask: Tensor) -> ViewLoader:
 
 def _residual_sums(problem: Problem, estimate: Estimate, views: np.ndarray, mask: Tensor) -> np.ndarray:
     """Return the sums (n, 4) of views on the pixels of a mask. Collective."""
-    model, filled = problem.model, problem.layout.fill_halo(estimate.object)
+    model, filled = problem.model, problem.loader.fill_halos(estimate)
 
     def sweep() -> Tensor:
         table = torch.zeros(problem.views, ROOTS + 1 - MISFIT, dtype=torch.float64, device=problem.device)
-        for chunk in _seeing(problem, mask).chunks(estimate, views, seen=filled):
+        for chunk in _seeing(problem, mask).chunks(estimate, views, filled=filled):
             found = problem.backend.detector(model, chunk, problem.evaluator.forward(estimate, chunk), "evaluate")[1]
             table[chunk.views] = found[:, MISFIT : ROOTS + 1]
         return table
@@ -228,7 +228,7 @@ def _fit(problem: Problem, estimate: Estimate, views: np.ndarray, mask: Tensor, 
     least = torch.full((problem.views,), math.inf, dtype=torch.float64, device=problem.device)
     known = {"positions": POSITION_GAINS, "weights": WEIGHT_GAINS}
     gains = {name: Gains(*known.get(name, OPERATOR_GAINS)) for name in names}
-    filled = problem.layout.fill_halo(estimate.object)
+    filled = problem.loader.fill_halos(estimate)
     for _ in range(fit_steps(own)):
         misfit, asked = problem.evaluator.in_memory(
             lambda: _view_steps(problem, _seeing(problem, mask), fitted, views, own, filled)
@@ -291,7 +291,7 @@ def _view_steps(
     fitted: Estimate,
     views: np.ndarray,
     own: frozenset[str],
-    filled: Tensor,
+    filled: Mapping[str, Tensor],
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the misfit (N,) of these views, infinite for all others, and the steps (N, n) by name of the unknown.
 
@@ -308,7 +308,7 @@ def _view_steps(
     evaluator, names = problem.evaluator, _fitted_unknowns(problem, own)
     steps = {name: torch.zeros_like(_as_rows(fitted[name]), dtype=torch.float64) for name in names}
     misfit = torch.full((problem.views,), math.inf, dtype=torch.float64, device=problem.device)
-    for chunk in seeing.chunks(fitted, views, seen=filled):
+    for chunk in seeing.chunks(fitted, views, filled=filled):
         intermediates = evaluator.forward(fitted, chunk)
         chi, found = problem.backend.detector(problem.model, chunk, intermediates, "exit_wave_update")
         misfit[chunk.views] = found[:, MISFIT]

@@ -11,6 +11,7 @@ b        how it changes with a blur over the detector's pixels, the Laplacian of
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -83,20 +84,22 @@ def collect_misfits(
     """
     views = evenly_spread(problem.views if training is None else len(training), SAMPLE)
     views = views if training is None else training[views]
-    seen = problem.layout.fill_halo(estimate.object)
-    total, rows = problem.evaluator.in_memory(lambda: _sums(problem, estimate, views, seen))
+    filled = problem.loader.fill_halos(estimate)
+    total, rows = problem.evaluator.in_memory(lambda: _sums(problem, estimate, views, filled))
     (by_pixel,), (by_view,) = problem.fields.totals(total), problem.world.sum(rows)
     sums = by_view.cpu().numpy()[views]
     positions = estimate.positions.cpu().numpy().astype(np.float64)[views]
     return Misfits(views, sums[:, : GOOD + 1], by_pixel.cpu().numpy(), by_all, sums[:, GOOD + 1 :], positions)
 
 
-def _sums(problem: Problem, estimate: Estimate, views: np.ndarray, seen: Tensor) -> tuple[Reduction, Tensor]:
+def _sums(
+    problem: Problem, estimate: Estimate, views: np.ndarray, filled: Mapping[str, Tensor]
+) -> tuple[Reduction, Tensor]:
     """Return this rank's part of the sums by pixel, and those of its views in the rows of (N, 13)."""
     total = problem.fields.reduction(GOOD + 1, *problem.window)
     rows = torch.zeros(problem.views, GOOD + 1 + B + 1, dtype=torch.float64, device=problem.device)
     evaluator = problem.evaluator
-    for chunk in problem.loader.chunks(estimate, views, seen=seen):
+    for chunk in problem.loader.chunks(estimate, views, filled=filled):
         intermediates = evaluator.forward(estimate, chunk)
         waves = evaluator.detect(chunk, intermediates.exit)
         data = chunk.data

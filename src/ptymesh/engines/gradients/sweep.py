@@ -80,7 +80,10 @@ class Sweep:
         self.accumulator = problem.accumulator(estimate, batch, task=task, keep=keep, background=tells)
         self.terms = problem.fields.reduction(loss.terms)
         shapes = {"slice_spacing": (2,), "tilt": (2, 2)} | ({} if tells else {"background": (2, *problem.window)})
-        shapes |= {name: (2, *real(estimate[name]).shape) for name, one in self._others.items() if one.scope != "view"}
+        summed = [name for name, one in self._others.items() if one.scope == "shared"]
+        shapes |= {name: (2, *real(estimate[name]).shape) for name in summed}
+        #: For tiled unknowns of the operators.
+        self._tiled = problem.tiled_sums(estimate, batch, self._others)
         #: For operators' unknowns with a row per view, chunk by chunk: slopes, and last the curvature, (B, n + 1).
         self._of_views: dict[str, list[Tensor]] = {}
         self.reductions = {name: problem.fields.reduction(*shape) for name, shape in shapes.items() if name in wanted}
@@ -132,6 +135,9 @@ class Sweep:
         They are those of the chunk's views, (B, ...).
         """
         for name, one in self._others.items():
+            if one.scope == "tiled":
+                self._tiled.add(chunk, name, found[name])
+                continue
             along, norm = (real(t).to(torch.float64) for t in found[name])
             if one.scope == "view":
                 rows = (along.reshape(len(along), -1), norm.reshape(len(norm), -1).amax(1, keepdim=True))
@@ -221,7 +227,7 @@ class Sweep:
     def _more_parts(self, others: dict[str, Tensor], summary: LossSummary) -> dict[str, Part]:
         """Return the parts of background, slices, positions, weights and the operators' unknowns."""
         _, D, c, counts = summary
-        parts = {}
+        parts, tiled = {}, self._tiled.total()
         if "background" in others:
             views = len(self.batch.views)
             mean = counts / (views * self.estimate.background.numel())
@@ -238,6 +244,12 @@ class Sweep:
             parts[moved] = Part(slope, torch.ones_like(c))
         for name, one in self._others.items():
             like, unit = real(self.estimate[name]), self.problem.model.sizes[name]
+            if one.scope == "tiled":
+                slopes, norms = tiled[name]
+                field = torch.zeros_like(self.estimate[name])
+                self.problem.fields.add(field, slopes * (-2 / D))
+                parts[name] = Part(real(field), D / (2 * c * above_zero(norms.max().max())), unit)
+                continue
             if one.scope == "view":
                 along, norm = others[name][:, :-1], others[name][:, -1:]
                 if one.common_to in self.wanted and len(along) > 1:

@@ -68,11 +68,12 @@ def redistribute(
     move = problem.layout.adapt_parts(estimate, before)
     if move is None:
         return
-    shape = estimate.object.shape
     for owner, memory in {id(m): (e, m) for e, m in (*memories, (engine, engine.state))}.values():
         for name, tensor in memory.items():
-            if tensor.shape == shape:
+            if problem.fields.is_of_object(tensor, estimate):
                 memory[name] = move.carry(tensor, owner.outside(name))
+    for one in problem.model.tiled:
+        estimate.others[one.name] = move.carry(estimate.others[one.name], one.outside)
     estimate.object = move.carry(estimate.object, 1.0)
     if estimate.object_values is not None:
         estimate.object_values = move.carry(estimate.object_values, 0.0)

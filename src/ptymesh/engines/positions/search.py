@@ -16,6 +16,7 @@ Means of the object are left out of the correlation, as a constant looks alike w
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -71,7 +72,7 @@ def _random_moves(trials: int, problem: Problem, seed: int, done: int) -> Tensor
 
 def _try_moves(problem: Problem, estimate: Estimate, views: np.ndarray, moves: Tensor) -> None:
     """Leave each of this rank's views at the best of where it is and the trials (n, N, 2), in pixels. Collective."""
-    filled = problem.layout.fill_halo(estimate.object)
+    filled = problem.loader.fill_halos(estimate)
     here = estimate.positions.clone()
     best, least = here.clone(), _misfits(problem, estimate, views, filled)
     reach = INTERPOLATED if problem.model.subpixel == "bilinear" else float("inf")
@@ -83,12 +84,12 @@ def _try_moves(problem: Problem, estimate: Estimate, views: np.ndarray, moves: T
     estimate.positions.copy_(best)
 
 
-def _misfits(problem: Problem, estimate: Estimate, views: np.ndarray, filled: Tensor) -> Tensor:
+def _misfits(problem: Problem, estimate: Estimate, views: np.ndarray, filled: Mapping[str, Tensor]) -> Tensor:
     """Return sum (sqrt I - sqrt y)^2 of this rank's views among these, (N,) float64; 0 for all others."""
 
     def sweep() -> Tensor:
         found = torch.zeros(problem.views, dtype=torch.float64, device=problem.device)
-        for chunk in problem.loader.chunks(estimate, views, seen=filled):
+        for chunk in problem.loader.chunks(estimate, views, filled=filled):
             waves = problem.evaluator.forward(estimate, chunk)
             columns = problem.backend.detector(problem.model, chunk, waves, "evaluate")[1]
             found[chunk.views] = columns[:, MISFIT].to(found.dtype)
@@ -99,11 +100,11 @@ def _misfits(problem: Problem, estimate: Estimate, views: np.ndarray, filled: Te
 
 def _correlation_steps(problem: Problem, estimate: Estimate, views: np.ndarray) -> Tensor:
     """Return the steps of this rank's views among these, (N, 2) float64 in pixels; 0 for all others. Collective."""
-    filled = problem.layout.fill_halo(estimate.object)
+    filled = problem.loader.fill_halos(estimate)
 
     def sweep() -> Tensor:
         found = torch.zeros(problem.views, 2, dtype=torch.float64, device=problem.device)
-        for chunk in problem.loader.chunks(estimate, views, seen=filled):
+        for chunk in problem.loader.chunks(estimate, views, filled=filled):
             found[chunk.views] = _shifts_of_chunk(problem, estimate, chunk)
         return found
 
