@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,11 @@ from ptymesh.live.object_parts import join_part, paste
 from ptymesh.live.serving import serve_scan
 from ptymesh.live.spool import StreamDescription
 from ptymesh.live.state import read_log
+from ptymesh.measurement import PatternSource
 from ptymesh.recipe.schema import Recipe, load_recipe
 from ptymesh.run.simulate_file import write
 from ptymesh.simulate import checked
+from ptymesh.storage.cached import PatternCache
 
 zmq = pytest.importorskip("zmq")
 
@@ -125,6 +128,34 @@ def test_more_uses_are_better(scan: Path, recipe: Recipe, tmp_path: Path) -> Non
         reconstruct_live(recipe, Prepared(scan, 200), tmp_path / str(uses), LiveOptions(uses=uses))
         errors.append(error(tmp_path / str(uses) / "live.h5", scan))
     assert errors[1] < 0.8 * errors[0]
+
+
+@pytest.mark.parametrize("crop", [16, 40])
+def test_memory_is_there_before_the_first_frame(
+    crop: int, scan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Told(Prepared):
+        def take(self, first: int) -> Frames | None:
+            events.append("frames")
+            return super().take(first)
+
+    def reserve(cache: PatternCache, source: PatternSource, share: int = 1) -> None:
+        events.append((cache.expected, source.shape[1:], source.dtype, share))
+        kept(cache, source, share)
+
+    events: list[object] = []
+    kept = PatternCache.reserve
+    monkeypatch.setattr(PatternCache, "reserve", reserve)
+    source, text = Told(scan, 40), tmp_path / "live.yaml"
+    source.said = replace(source.said, views=VIEWS)
+    text.write_text(f"data: {{path: none.cxi, crop: [{crop}, {crop}], centre: find}}\n{STAGES}")
+    if crop > source.said.shape[0]:  # is said as it is where no memory is reserved
+        with pytest.raises(BadInput, match=r"data\.crop asks for 40 pixels of a detector that has 32"):
+            reconstruct_live(load_recipe(text), source, tmp_path, LiveOptions(uses=1))
+        return
+    outcome, _ = reconstruct_live(load_recipe(text), source, tmp_path, LiveOptions(uses=1))
+    assert outcome.views == VIEWS and Result.load(tmp_path / "live.h5").probe.shape[-2:] == (16, 16)
+    assert events[:2] == [(VIEWS, (16, 16), source.frames.dtype, 1), "frames"]
 
 
 def test_over_zeromq(scan: Path, recipe: Recipe, tmp_path: Path) -> None:

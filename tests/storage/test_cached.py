@@ -41,6 +41,30 @@ def test_each_is_read_once(expected: int | None, monkeypatch: pytest.MonkeyPatch
     assert len(read) == len(set(read)) == 14
 
 
+@pytest.mark.parametrize(("expected", "share", "touched"), [(None, 1, 0), (12, 3, 4), (12, 1, 12), (40, 1, 20)])
+def test_memory_is_touched_before_patterns_are_read(
+    expected: int | None, share: int, touched: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def allocate(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        allocated.append(torch.full(shape, 7, dtype=dtype))
+        return allocated[-1]
+
+    allocated: list[torch.Tensor] = []
+    monkeypatch.setattr(cached, "RESERVED_BYTES", 20 * PATTERNS[0].nbytes)
+    source, cache = Counted(PATTERNS), PatternCache(expected)
+    with monkeypatch.context() as patched:
+        patched.setattr(torch, "empty", allocate)
+        cache.reserve(source, share)
+        cache.reserve(source)  # which is there already
+    assert "views_read" not in source.__dict__
+    assert [len(one) for one in allocated] == ([expected] if expected else [])
+    assert sum(int((one.numpy() == 0).all(axis=(1, 2)).sum()) for one in allocated) == touched
+    views = np.array([39, 0, 5])
+    array, slots = cache.read(source, views)
+    assert np.array_equal(array[slots].numpy(), PATTERNS[views])
+    assert not allocated or array.data_ptr() == allocated[0].data_ptr()
+
+
 def test_where_memory_ends_the_oldest_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cached, "free_memory", lambda: 8 * PATTERNS[0].nbytes)  # half of it: four patterns
     source, cache = Counted(PATTERNS), PatternCache(40)

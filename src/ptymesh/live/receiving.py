@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -26,10 +27,17 @@ class Receiver:
         source: of the frames.
         folder: of the spool; frames that it holds are not asked for again.
         positions: source of the positions, where they come apart from the frames.
+        reserve: called with the spool before the source is asked for its first frame.
     """
 
-    def __init__(self, source: FrameSource, folder: Path, positions: PositionSource | None = None) -> None:
-        self._source, self._folder, self._positions = source, folder, positions
+    def __init__(
+        self,
+        source: FrameSource,
+        folder: Path,
+        positions: PositionSource | None = None,
+        reserve: Callable[[Spool], None] = lambda spool: None,
+    ) -> None:
+        self._source, self._folder, self._positions, self._reserve = source, folder, positions, reserve
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="frames", daemon=True)
         #: The spool, once the source has described its frames.
@@ -101,6 +109,8 @@ class Receiver:
             if said is None:
                 return False
             spool = Spool(self._folder, said)
+            self._reserve(spool)
+            self.heard = time.monotonic()
             self.arrivals.append((spool.held, time.monotonic()))
             self.spool = spool
         more = not self.spool.have_frames_ended and self._take_frames(self.spool)

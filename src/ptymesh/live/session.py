@@ -17,8 +17,9 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -122,14 +123,15 @@ def reconstruct_live(
     _check(recipe)
     world = join("cpu") if world is None else world
     kernel_backend(world.device, complex_dtype(recipe.precision))  # read before the first frame has to wait for it
+    cache, receiver = PatternCache(), None
     with ExitStack() as receiving:
-        receiver = None
         if world.rank == 0:
             assert source is not None
             frames, positions = source if isinstance(source, ApartStream) else (source, None)
-            receiver = receiving.enter_context(Receiver(frames, folder / "spool", positions))
+            reserve = partial(_reserve_memory, cache, recipe, world.size)
+            receiver = receiving.enter_context(Receiver(frames, folder / "spool", positions, reserve))
         admissions = Admissions(world, receiver, options, stop, say)
-        session = _Session(recipe, world, admissions, folder)
+        session = _Session(recipe, world, admissions, cache, folder)
         outcome = session.follow()
         return outcome, session.measured(outcome.views)
 
@@ -163,6 +165,22 @@ def _check(recipe: Recipe) -> None:
         raise BadInput("probe.opr_modes are shares of each view, which segments do not keep; leave it out.")
 
 
+def _reserve_memory(cache: PatternCache, recipe: Recipe, ranks: int, spool: Spool) -> None:
+    """Reserve memory for this rank's patterns where the stream says how many there will be.
+
+    Args:
+        cache: will hold them.
+        recipe: says how patterns are prepared.
+        ranks: number of ranks that share them.
+        spool: described, maybe without a frame so far.
+    """
+    cache.expected = spool.description.views
+    one = replace(spool.scan(1), positions=np.zeros((1, 2)))
+    data = recipe.data.model_copy(update={"centre": None})  # which may be found in frames, and changes no shape
+    with suppress(BadInput, RuntimeError):  # of the recipe, and of torch's memory: said again with the first frames
+        cache.reserve(measurement_of(one, data, recipe.positions, "reserved").patterns, ranks)
+
+
 class _Session:
     """A live reconstruction under way, on one of its ranks.
 
@@ -170,11 +188,12 @@ class _Session:
         recipe: `data` has what the stream does not say; its first stage's engine makes the updates.
         world: the ranks.
         admissions: say which frames each segment may use.
+        cache: holds patterns that have been prepared.
         folder: of the run.
     """
 
-    def __init__(self, recipe: Recipe, world: World, admissions: Admissions, folder: Path) -> None:
-        self.recipe, self.admissions, self.folder = recipe, admissions, folder
+    def __init__(self, recipe: Recipe, world: World, admissions: Admissions, cache: PatternCache, folder: Path) -> None:
+        self.recipe, self.admissions, self.cache, self.folder = recipe, admissions, cache, folder
         self.world, self.dtype = world, complex_dtype(recipe.precision)
         self.options, self.say, self.receiver = admissions.options, admissions.say, admissions.receiver
         self.state, self._rows = restore_state(folder, recipe.to_yaml(), recipe.seed)
@@ -189,7 +208,6 @@ class _Session:
         self._began, self._next_picture, self._next_line = 0.0, 0.0, 0.0
         #: Time on the processor (time.process_time) at the first frames.
         self._cpu_began = 0.0
-        self._prepared: PatternCache | None = None
         self._problem: Problem | None = None
         self._opened: Spool | None = None
 
@@ -199,6 +217,7 @@ class _Session:
         if self._opened is None:
             kept = None if self.receiver is None else self.receiver.spool
             self._opened = kept or Spool(self.folder / "spool")
+            self.cache.expected = self._opened.description.views
         return self._opened
 
     def follow(self) -> LiveOutcome:
@@ -303,12 +322,6 @@ class _Session:
             device=self.world.device,
         )
 
-    def _cache(self) -> PatternCache:
-        """Return the patterns that have been prepared."""
-        if self._prepared is None:
-            self._prepared = PatternCache(self.spool.description.views)
-        return self._prepared
-
     def _problem_of(self, part: Measurement) -> Problem:
         """Return the problem of the views of a segment, in the memory of the one before."""
         layout = Replicated(self.world, part.positions)
@@ -346,7 +359,7 @@ class _Session:
         whole = self.measured(len(state.uses))
         part = replace(
             whole,
-            patterns=CachedViews(self._cache(), whole.patterns, views),
+            patterns=CachedViews(self.cache, whole.patterns, views),
             positions=whole.positions[views],
             stored_positions=None,
             steps=None,

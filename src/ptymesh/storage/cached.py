@@ -20,17 +20,19 @@ from ptymesh.storage.patterns import Resident, native_tensor, put, slabs
 SHARE = 0.5
 #: Slots that are allocated at first, where it is not known how many views there will be.
 FIRST_SLOTS = 1024
+#: Bytes whose memory is touched in advance, at most: what waits for it should not wait for seconds.
+RESERVED_BYTES = 1 << 30
 
 
 class PatternCache:
     """Patterns (n, h, w) in memory, each as long as there is room for it.
 
-    Args:
+    Attributes:
         expected: number of views that there will be; None if that is not known.
     """
 
     def __init__(self, expected: int | None = None) -> None:
-        self._expected = expected
+        self.expected = expected
         self._tensor: Tensor | None = None
         self._most = 0
         #: Slot of each view, -1 where it has none; view in each slot, -1 where it is free; and its last use.
@@ -57,6 +59,22 @@ class PatternCache:
             put(tensor, torch.from_numpy(self._slot_of[missing[part]]), native_tensor(source.read(missing[part])))
         return tensor, torch.from_numpy(self._slot_of[views])
 
+    def reserve(self, source: PatternSource, share: int = 1) -> None:
+        """Allocate slots for all views that are expected, and touch their memory, before patterns are read.
+
+        Memory that is used for the first time may cost more time than preparing a pattern in it does: systems clear it,
+        and virtual machines get it from their host page by page.
+
+        Args:
+            source: patterns of the shape and type that will be read.
+            share: this process will keep one in so many of the views.
+        """
+        if self.expected and self._tensor is None:
+            self._grow(source, 1)
+            assert self._tensor is not None
+            views = min(-(-self.expected // share), RESERVED_BYTES // max(1, self._tensor[0].nbytes))
+            self._tensor[:views].zero_()
+
     def _find_slots(self, source: PatternSource, views: np.ndarray) -> Tensor:
         """Give slots to views that have none, also those of views that were not used for longest, and return all."""
         free = np.flatnonzero(self._view_in < 0)
@@ -79,10 +97,10 @@ class PatternCache:
         if before is None:
             self._most = max(wanted, int(SHARE * free_memory()) // max(1, frame))
         in_use = int((self._last_use == self._clock).sum()) + wanted - len(self._view_in)
-        count = max(min(max(wanted, self._expected or max(FIRST_SLOTS, 2 * len(self._view_in))), self._most), in_use)
+        count = max(min(max(wanted, self.expected or max(FIRST_SLOTS, 2 * len(self._view_in))), self._most), in_use)
         if count <= len(self._view_in):
             return
-        made = torch.empty((count, *source.shape[1:]), dtype=native_tensor(source.read(np.empty(0, np.int64))).dtype)
+        made = torch.empty((count, *source.shape[1:]), dtype=native_tensor(np.empty(0, source.dtype)).dtype)
         if before is not None:
             made[: len(before)] = before
         added = np.full(count - len(self._view_in), -1)
