@@ -35,7 +35,7 @@ from ptymesh.problem import Problem
 #: Factor of the turn in a first step, when the object soon follows; later steps are paced, as it follows more slowly.
 GAIN = 6.0
 #: Most views whose patterns are looked at.
-MOST_VIEWS = 1000
+MOST_VIEWS = 100
 
 
 def measure_rotation(problem: Problem, estimate: Estimate, views: np.ndarray, pace: float, limit_px: float) -> float:
