@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -177,14 +178,35 @@ def test_several_slices_are_a_potential_whose_rotation_follows_the_patterns(foun
     recipe, reasons = recipe_with(object=thick)
     assert (recipe.object.kind, recipe.probe.modes) == ("potential", 3)
     assert {"object.kind", "probe.modes"} <= reasons.keys()
-    (stage,) = recipe.stages
-    assert (
-        vars(stage.models["scan_geometry"])["rotation_from"] == "patterns" and "depth_smoothness" in stage.constraints
-    )
+    for stage in recipe.stages:
+        assert vars(stage.models["scan_geometry"])["rotation_from"] == "patterns"
+        assert "depth_smoothness" in stage.constraints
     own, _ = recipe_with(
         object={**thick, "kind": "transmission"}, probe={**found.description.recipe["probe"], "modes": 1}
     )
     assert (own.object.kind, own.probe.modes) == ("transmission", 1)
+
+
+def test_thick_slices_are_made_of_thin_ones_and_begin_coarse(found: Calibration) -> None:
+    """Two for each whose beam's edge turns by 1.5 rad, smoothed over the same depth; not of a free transmission."""
+    spacing = 1.5 * found.description.wavelength_m / (math.pi * found.semiangle_rad**2)
+    small = replace(found, disc=replace(found.disc, radius=min(found.description.scan.window) / 5, stretch=(0.0, 0.0)))
+
+    def recipe_with(found: Calibration, slices: int = 4, **settings: Any) -> Recipe:
+        thick = {"slices": slices, "slice_spacing_m": spacing, **settings.pop("object", {})}
+        told = replace(found.description, recipe=found.description.recipe | {"object": thick} | settings)
+        return recipe_of(replace(found, description=told), Path("out"))[0]
+
+    recipe = recipe_with(small)
+    assert recipe.object.slices == 8 and recipe.object.slice_spacing_m == spacing / 2
+    assert [(stage.coarsen, stage.epochs) for stage in recipe.stages] == [(2, 10), (1, 15)]
+    for stage in recipe.stages:
+        assert vars(stage.constraints["depth_smoothness"])["weight"] == pytest.approx(1.2)
+    wide = replace(small, disc=replace(small.disc, radius=min(found.description.scan.window) / 3.9))
+    for one in (recipe_with(wide), recipe_with(small, optics={"detector_transfer": {"pixel_side": 1}})):
+        assert one.object.slices == 8 and [(stage.coarsen, stage.epochs) for stage in one.stages] == [(1, 25)]
+    free = recipe_with(small, object={"kind": "transmission"})
+    assert free.object.slices == 4 and [stage.coarsen for stage in free.stages] == [1]
 
 
 def test_twin_of_the_twin() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from math import degrees
+from math import ceil, degrees, exp, hypot, pi
 from pathlib import Path
 
 from ptymesh.auto.data import Reasons
@@ -11,11 +11,18 @@ from ptymesh.auto.recipe_text import recipe_text
 from ptymesh.calibrate.calibration import Calibration
 from ptymesh.io.options import DataOptions
 from ptymesh.io.prepare.preprocess import PreparedSource
+from ptymesh.physics.object_models import TRANSMISSION
 from ptymesh.recipe.schema import LENS_MODELS, RawGroup, Recipe, default_stages
 from ptymesh.recipe.starts import ObjectOptions, ProbeOptions
 
 #: Probe modes of an object of several slices.
 THICK_MODES = 3
+#: First epochs of a potential of several slices, on the inner half of the detector, for a quarter of the work: scan,
+#: lens and what is large follow faster there, and the others then start from it.
+COARSE_EPOCHS = 10
+#: Most phase in rad by which the beam's edge turns against its middle from slice to slice: what a slice does is not to
+#: depend on where in it the beam is.
+MOST_TURN_RAD = 1.0
 
 
 def recipe_of(found: Calibration, folder: Path) -> tuple[Recipe, Reasons]:
@@ -53,39 +60,112 @@ def recipe_of(found: Calibration, folder: Path) -> tuple[Recipe, Reasons]:
     said = "was told" if known.semiangle_rad is not None else "follows from the disc and the file's pixel size"
     reasons["probe.start.semiangle_rad"] = [f"It {said}."]
     if not raw.get("stages"):
-        _set_thick_object(raw, reasons)
-        raw["stages"], reasons["stages"] = refining_stages(found, raw), [refinement_sentence(found)]
+        parts = _set_thick_object(raw, reasons, found)
+        raw["stages"], reasons["stages"] = refining_stages(found, raw, parts), [refinement_sentence(found)]
     raw["output"] = {**(raw.get("output") or {}), "dir": str(folder)}
     return Recipe.parse(raw), reasons
 
 
-def _set_thick_object(raw: RawGroup, reasons: Reasons) -> None:
-    """Set kind and modes of an object of several slices, where nothing is said of them."""
+def _set_thick_object(raw: RawGroup, reasons: Reasons, found: Calibration) -> int:
+    """Set kind, slices and modes of an object of several slices, where nothing is said of kind and modes.
+
+    Returns:
+        Slices that each one which is told is made of.
+    """
     obj, probe = raw.get("object") or {}, raw["probe"]
     if obj.get("slices", 1) == 1:
-        return
+        return 1
     if "kind" not in obj:
-        raw["object"] = {**obj, "kind": "potential"}
+        obj = raw["object"] = {**obj, "kind": "potential"}
         reasons["object.kind"] = [
             "Through several slices, amplitudes that are free would take up what rotation and lens do to the patterns."
         ]
     if "modes" not in probe:
         probe["modes"] = THICK_MODES
         reasons["probe.modes"] = ["For a source of some size, and for atoms that move."]
+    if obj["kind"] == TRANSMISSION or obj.get("initial", "ones") != "ones" or obj.get("slice_spacing_m") is None:
+        return 1
+    turn = turn_in_slice(obj["slice_spacing_m"], found.description.wavelength_m, found.semiangle_rad)
+    parts = parts_of_slice(turn)
+    if parts > 1:
+        raw["object"] = {**obj, "slices": obj["slices"] * parts, "slice_spacing_m": obj["slice_spacing_m"] / parts}
+        reasons["object.slices"] = [
+            f"{obj['slices']} of {obj['slice_spacing_m']:.4g} m were told, in each of which the beam's edge turns by "
+            f"{turn:.2g} rad against its middle: {parts} slices add up to each. An epoch takes {parts} times as long."
+        ]
+    return parts
 
 
-def refining_stages(found: Calibration, raw: RawGroup) -> list[RawGroup]:
+def turn_in_slice(spacing_m: float, wavelength_m: float, semiangle_rad: float) -> float:
+    """Return the phase in rad by which the beam's edge turns against its middle in a slice, pi dz alpha^2 / lambda.
+
+    Args:
+        spacing_m: dz.
+        wavelength_m: lambda.
+        semiangle_rad: alpha.
+    """
+    return pi * spacing_m * semiangle_rad**2 / wavelength_m
+
+
+def parts_of_slice(turn: float) -> int:
+    """Return how many slices one is made of, in which the beam's edge turns by so many rad."""
+    return max(ceil(turn / MOST_TURN_RAD), 1)
+
+
+def refining_stages(found: Calibration, raw: RawGroup, parts: int = 1) -> list[RawGroup]:
     """Return the default stages, which refine what was measured: the rotation, and the lens where parallax is sure.
 
     Args:
         found: the calibration.
         raw: the recipe without stages.
+        parts: slices that each one which was told is made of.
     """
     obj = ObjectOptions.parse(raw.get("object") or {}, "object")
-    if found.parallax.is_sure:
-        return default_stages(obj, ProbeOptions.parse(raw["probe"], "probe"))
-    rotation = {"scan_geometry": LENS_MODELS["scan_geometry"]}
-    return [{**stage, "models": copy.deepcopy(rotation)} for stage in default_stages(obj, ProbeOptions())]
+    if not found.parallax.is_sure:
+        rotation = {"scan_geometry": LENS_MODELS["scan_geometry"]}
+        stages = smooth_thin_slices(default_stages(obj, ProbeOptions()), parts)
+        return [{**stage, "models": copy.deepcopy(rotation)} for stage in stages]
+    stages = smooth_thin_slices(default_stages(obj, ProbeOptions.parse(raw["probe"], "probe")), parts)
+    if obj.slices == 1 or obj.kind == TRANSMISSION or obj.initial != "ones" or raw.get("optics"):
+        return stages
+    radius = found.disc.radius * exp(hypot(*found.disc.stretch))
+    return begin_coarse(stages) if can_begin_coarse(found.description.scan.window, radius) else stages
+
+
+def smooth_thin_slices(stages: list[RawGroup], parts: int) -> list[RawGroup]:
+    """Return stages whose prior along the beam reaches as far in thin slices as it did in whole ones.
+
+    Args:
+        stages: for whole slices.
+        parts: thin slices that a whole one is made of.
+    """
+    stages = copy.deepcopy(stages)
+    for stage in stages:
+        prior = stage.get("constraints", {}).get("depth_smoothness", {})
+        if "weight" in prior:
+            prior["weight"] = float(f"{prior['weight'] * parts**2:.4g}")
+    return stages
+
+
+def can_begin_coarse(window: tuple[int, ...], radius: float) -> bool:
+    """Return True if the inner half of the detector holds the bright disc.
+
+    Args:
+        window: (h, w) of a pattern, pixels.
+        radius: of the disc, pixels.
+    """
+    return all(n % 4 == 0 and radius < n / 4 for n in window)
+
+
+def begin_coarse(stages: list[RawGroup]) -> list[RawGroup]:
+    """Return stages whose first epochs see the inner half of the detector alone.
+
+    Args:
+        stages: one, of more than COARSE_EPOCHS epochs.
+    """
+    (stage,) = stages
+    first = {**stage, "epochs": COARSE_EPOCHS, "coarsen": 2}
+    return copy.deepcopy([first, {**stage, "epochs": stage["epochs"] - COARSE_EPOCHS}])
 
 
 def refinement_sentence(found: Calibration) -> str:
