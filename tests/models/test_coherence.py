@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import ptymesh as pm
-from ptymesh.engines import Adam
+from ptymesh.engines import ENGINES, Adam
 from ptymesh.errors import BadInput
 from ptymesh.geometry import electron_wavelength_m, far_field
 from ptymesh.models import ShiftOperator, WaveOperator
@@ -85,25 +85,36 @@ def test_no_light_is_lost(name: str) -> None:
     assert math.isclose(float(found.abs().square().sum()), float(psi.abs().square().sum()), rel_tol=1e-12)
 
 
-def found_width(name: str, options: dict[str, Any], true: float, start: float) -> tuple[float, float, float]:
-    """The width that Adam comes to, the residual there, and that of a model that does not know of it."""
+def found_width(
+    name: str, options: dict[str, Any], true: float, start: float, engine: str = "adam"
+) -> tuple[float, float, float]:
+    """The width that an engine comes to, the residual there, and that of a model that does not know of it."""
     made = simulate(**SCAN, photons_per_view=1e6, optics={name: {**options, "start": {WIDTHS[name]: true}}}, seed=3)
     optics = {name: {**options, "start": {WIDTHS[name]: start}}}
-    moved = {"object": True, WIDTHS[name]: {"lr": 0.2}}
+    if engine == "adam":
+        stage, moved = Adam(epochs=20, batch=6, unknowns={"object": True}), {"object": True, WIDTHS[name]: {"lr": 0.2}}
+    else:
+        stage, moved = (
+            ENGINES[engine].parse({"epochs": 10, "batch": 6, "probe": {"frozen": 10}}, ""),
+            {WIDTHS[name]: True},
+        )
     recon = pm.Reconstruction(made.measurement, optics=optics, seed=1)
-    *_, last = recon.run(Adam(epochs=20, batch=6, unknowns=moved))
+    *_, last = recon.run(type(stage).parse({**stage.model_dump(exclude_unset=True), "unknowns": moved}, ""))
     without = pm.Reconstruction(made.measurement, seed=1)
-    *_, other = without.run(Adam(epochs=20, batch=6, unknowns={"object": True}))
+    *_, other = without.run(stage)
     return float(recon.state.estimate.others[WIDTHS[name]]), last.residual, other.residual
 
 
 @pytest.mark.sample(2)
+@pytest.mark.parametrize("engine", ["adam", "rpie", "lsqml"])
 @pytest.mark.parametrize("factor", [0.5, 1.6])
 @pytest.mark.parametrize(
     ("name", "options", "true"), [("focal_spread", {"states": 5}, 5e-9), ("source_size", {"points": 3}, 1.0)]
 )
-def test_a_width_is_found_from_a_wrong_start(name: str, options: dict[str, Any], true: float, factor: float) -> None:
-    width, residual, without = found_width(name, options, true, factor * true)
+def test_a_width_is_found_from_a_wrong_start(
+    name: str, options: dict[str, Any], true: float, factor: float, engine: str
+) -> None:
+    width, residual, without = found_width(name, options, true, factor * true, engine)
     assert abs(width / true - 1) < 0.1 and residual < 0.8 * without, (width / true, residual, without)
 
 

@@ -258,13 +258,57 @@ def test_the_motion_in_the_model_makes_good_for_it() -> None:
 
 
 @pytest.mark.long
-def test_a_length_is_found() -> None:
+@pytest.mark.parametrize(("engine", "epochs"), [("adam", 35), ("rpie", 60), ("lsqml", 60)])
+def test_a_length_is_found(engine: str, epochs: int) -> None:
     """Counted over 0.7 of the step, with 1 given."""
     made = simulate(**SCAN, views=36, optics={"fly_scan": {"points": 16, "duty": 0.7}})
-    recon = pm.Reconstruction(made.measurement, optics={"fly_scan": True})
-    moved = {"object": True, "probe": True, "fly_length": True}
-    list(recon.run(Adam(epochs=35, batch=8, unknowns=moved)))
+    recon = pm.Reconstruction(made.measurement, optics={"fly_scan": True}, seed=1)
+    moved = {"object": True, "probe": True} if engine == "adam" else {}
+    list(recon.run(ENGINES[engine].parse({"epochs": epochs, "batch": 8, "unknowns": moved | {"fly_length": True}}, "")))
     assert abs(float(recon.state.estimate.others["fly_length"]) - 0.7) < 0.05
+
+
+def test_a_length_is_found_at_once_where_all_else_is_known(tmp_path: Path) -> None:
+    """Object and probe are the truth's, and move by next to nothing."""
+    made = simulate(**SCAN, views=36, optics={"fly_scan": {"points": 4, "duty": 0.7}})
+    truth, path = made.truth, str(tmp_path / "truth.h5")
+    pixel = truth.geometry.object_pixel_m
+    Result(truth.object, truth.probe, truth.positions, pixel_size_m=pixel).save(path)
+    start: dict[str, Any] = {"object": {"initial": path}, "probe": {"start": {"kind": "result", "path": path}}}
+    recon = pm.Reconstruction(made.measurement, optics={"fly_scan": {"points": 4}}, **start)
+    still = {"gamma_object": 1e-9, "gamma_probe": 1e-9}
+    *_, last = recon.run(pm.RPIE(epochs=4, batch=8, unknowns={"fly_length": True}, **still))
+    assert abs(float(recon.state.estimate.others["fly_length"]) - 0.7) < 0.01, last
+
+
+@pytest.mark.parametrize("name", ["fly_length", "fly_path"])
+@pytest.mark.parametrize("fidelity", ["amplitude", "poisson", "intensity"])
+def test_steps_have_the_norm_of_the_counts(fidelity: str, name: str) -> None:
+    """That of the loss's Gauss-Newton curvature, from derivatives of the intensities, where changes are small."""
+    toy = make(views=6, modes=2, window=(24, 24))
+    pixels = toy.measurement.geometry.object_pixel_m
+    assert pixels is not None
+    fly = FlyScan(points=3, path=(2 * pixels[0], 3 * pixels[1]))
+    placed = Placed.of(fly, toy.measurement.geometry, torch.complex128, "cpu")
+    placed = replace(placed, sizes={one: 1e-5 for one in placed.sizes})
+    toy = replace(toy, model=replace(toy.model, operators=(placed,), fidelity=fidelity))
+    problem, e, every = toy.problem(), toy.truth, torch.arange(6)
+    e.others |= fly.starts({"N": 6, "h": 24, "w": 24}, "cpu", torch.float64)
+    e.others["fly_path"].copy_(torch.as_tensor(fly.start_values(toy.measurement)["fly_path"]))
+
+    def intensity(values: dict[str, torch.Tensor]) -> torch.Tensor:
+        return toy.model.intensity(e.object, e.probe, e.anchors, e.fractions(every), e.weights, values=values)
+
+    I, found, step = intensity(e.others), [], 1e-5
+    weight = {"amplitude": 1 / (4 * I), "poisson": 1 / (2 * I), "intensity": torch.ones_like(I)}[fidelity]
+    for change in [torch.tensor(step)] if name == "fly_length" else step * torch.eye(2, dtype=torch.float64):
+        ends = [intensity({**e.others, name: e.others[name] + sign * change}) for sign in (1, -1)]
+        found.append((weight * ((ends[0] - ends[1]) / (2 * step)).square()).sum((1, 2)))
+    problem.begin_epoch(e)
+    (chunk,) = problem.loader.chunks(e, np.arange(6))
+    intermediates = problem.evaluator.forward(e, chunk)
+    _, norm = problem.evaluator.operator_pairs(chunk, intermediates, intermediates.exit, frozenset({name}))[name]
+    assert relative(norm.reshape(6, -1), torch.stack(found, 1)) < 1e-3
 
 
 @pytest.mark.sample(1)

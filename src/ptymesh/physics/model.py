@@ -251,6 +251,12 @@ class Model:
         return fan_out_of(placed.operator for placed in self.operators)
 
     @property
+    def unknowns_of_copies(self) -> frozenset[str]:
+        """Names of the unknowns of operators that make several waves of each."""
+        several = [placed.operator for placed in self.operators if placed.operator.fan_out > 1]
+        return frozenset(one.name for operator in several for one in operator.unknowns)
+
+    @property
     def object_modes(self) -> int:
         """Number of incoherent modes of the object, Q."""
         return next((one.operator.modes for one in self.operators if isinstance(one.operator, ObjectModes)), 1)

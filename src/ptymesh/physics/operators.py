@@ -70,6 +70,18 @@ class ViewValues(dict[str, Tensor]):
         self.views = views
 
 
+def with_value(values: Values, name: str, value: Tensor) -> Values:
+    """Return the values with another one of an unknown, of the same views.
+
+    Args:
+        values: unknowns by name.
+        name: of the unknown.
+        value: its value, as the others are.
+    """
+    changed = {**values, name: value}
+    return ViewValues(changed, values.views) if isinstance(values, ViewValues) else changed
+
+
 class Piece(Options):
     """A piece of the forward model, with its options as they stand under `optics` of a recipe.
 

@@ -202,10 +202,9 @@ class Accumulator:
             )
         found = self.evaluator.detector_slopes(chunk, intermediates) if self._of_detector else {}
         if self._of_waves:
-            pairs = self.setup.model.operator_slopes(intermediates, waves)
+            pairs = self.evaluator.operator_pairs(chunk, intermediates, waves, self._of_waves)
             for name in self.tiled.sums:
                 self.tiled.add(chunk, name, pairs.pop(name))
-            pairs = {name: pair for name, pair in pairs.items() if name in self._of_waves}
             found |= self.evaluator.stack_pairs(chunk, pairs)
         for name in self.batch.pieces - self.tiled.sums.keys():
             self.batch.view_updates.pieces.setdefault(name, []).append((chunk.views, found[name]))

@@ -21,9 +21,11 @@ from ptymesh.estimate import Estimate
 from ptymesh.physics import fidelity
 from ptymesh.physics.backend import COUNTS, LOSS, MISFIT, ROOTS, SQUARES, Chunk, fidelity_columns
 from ptymesh.physics.background import BackgroundSums
+from ptymesh.physics.elementwise import over_window
 from ptymesh.physics.halves import Halves
 from ptymesh.physics.kinds import SUMS
 from ptymesh.physics.model import Intermediates, power
+from ptymesh.physics.operators import with_value
 from ptymesh.physics.rounding import largest, narrowed, shifts_for
 from ptymesh.problem.batch import CachedChunk
 from ptymesh.problem.kept_waves import KeptWaves
@@ -33,6 +35,8 @@ from ptymesh.problem.setup import Setup
 from ptymesh.problem.view_metrics import COLUMNS, ViewMetrics
 
 T = TypeVar("T")
+#: Numbers of an unknown, at most, for each of which the model is evaluated once more.
+FEW = 2
 
 
 class Evaluator:
@@ -175,6 +179,54 @@ class Evaluator:
                 along, norm = torch.view_as_real(along), norm[..., None]
             found[name] = torch.stack((along, norm.expand_as(along)), dim=1).to(torch.float64)
         return found
+
+    def operator_pairs(
+        self, chunk: Chunk, intermediates: Intermediates, chi: Tensor, names: frozenset[str]
+    ) -> dict[str, tuple[Tensor, Tensor]]:
+        """Return slope and norm of each view, (B, ...), by name of these unknowns of the operators.
+
+        Where an operator makes several waves of each, what some gain others lose, so that the norm of their changes may
+        be hundreds of times that of the change of the counts: of one or two numbers, the norm is that of the counts
+        instead.
+
+        Args:
+            chunk: the views.
+            intermediates: windows and waves of the chunk.
+            chi: (B, M, h, w) complex, wanted change of the exit waves.
+            names: unknowns that are wanted.
+        """
+        found = {
+            name: pair for name, pair in self.setup.model.operator_slopes(intermediates, chi).items() if name in names
+        }
+        for name in sorted(names & self.setup.model.unknowns_of_copies):
+            slope, _ = found[name]
+            if not slope.is_complex() and slope[0].numel() <= FEW:
+                found[name] = slope, self._norm_at_counts(chunk, intermediates, name, slope)
+        return found
+
+    def _norm_at_counts(self, chunk: Chunk, intermediates: Intermediates, name: str, like: Tensor) -> Tensor:
+        """Return sum w (dI / dx)^2 of each view for the numbers x of an unknown, from changes of x that matter.
+
+        w is half of the loss's second derivative where counts are as modelled, at the mean amplitude of both ends:
+        for amplitudes the terms are exactly those of the change of sqrt(I), also where I is 0 at one end.
+
+        Args:
+            chunk: the views.
+            intermediates: windows and waves of the chunk.
+            name: of an unknown of an operator.
+            like: (B, ...), of the shape that is returned: the dots are the axes of x without N.
+        """
+        model, values = replace(self.setup.model, energies=None), intermediates.values
+        assert intermediates.probes is not None, "made by a model with operators"
+        start, size = model.signal(power(self.detect(chunk, intermediates.exit)), values), model.sizes[name]
+        norms = []
+        for step in torch.eye(like[0].numel(), dtype=values[name].dtype, device=values[name].device):
+            moved = with_value(values, name, values[name] + size * step.view(like.shape[1:]))
+            waves = model.forward(intermediates.windows, intermediates.probes, moved).exit
+            end = model.signal(power(self.detect(chunk, waves)), moved)
+            weight = fidelity.norm(model.fidelity, ((start.sqrt() + end.sqrt()) / 2).square(), chunk.data) / 2
+            norms.append(over_window(weight * ((end - start) / size).square()))
+        return torch.stack(norms, dim=1).view(like.shape)
 
     def at_once(self, name: str, work: Callable[..., Tensor], *few: Tensor) -> Tensor:
         """Return work(*few), which a GPU may launch as one operation.
