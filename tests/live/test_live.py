@@ -24,6 +24,7 @@ from ptymesh.distributed.world import World
 from ptymesh.errors import BadInput, Interrupted, PtymeshError
 from ptymesh.io.results import Result
 from ptymesh.live import LiveOptions, Spool, SpooledStream, open_source, reconstruct_live
+from ptymesh.live import spool as spool_module
 from ptymesh.live.choice import LARGEST, MIXED, SEGMENT, choose_batch, choose_views
 from ptymesh.live.frames import Frames
 from ptymesh.live.object_parts import join_part, paste
@@ -483,6 +484,22 @@ def test_objects_apart_are_not_pasted() -> None:
     target = torch.ones(1, 8, 8, dtype=torch.complex128)
     paste(torch.zeros(1, 4, 4, dtype=torch.complex128), target, np.array([8, 0]))
     assert (target == 1).all()
+
+
+@pytest.mark.parametrize("piece", [7, 32, 1000])
+def test_frames_in_pieces_are_whole(piece: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spool_module, "WRITE_BYTES", piece)  # frames have 40 bytes
+    spool, frames = Spool(tmp_path, StreamDescription((4, 5), ">u2")), np.arange(140, dtype=">u2").reshape(7, 4, 5)
+    positions = np.arange(14.0).reshape(7, 2)
+    spool.append(frames[:3], positions[:3])
+    with (tmp_path / "frames.raw").open("ab") as file:
+        file.write(bytes(57))  # pieces of the next frames, whose positions were not written: the process was killed
+    spool = Spool(tmp_path)
+    assert spool.count == 3
+    spool.append(frames[3:3], positions[3:3])
+    spool.append(frames[3:], positions[3:])
+    assert spool.count == 7 and np.array_equal(spool.frames(0, 7), frames)
+    assert np.array_equal(spool.positions(7), positions)
 
 
 # --- what is refused ---

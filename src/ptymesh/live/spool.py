@@ -33,6 +33,9 @@ from ptymesh.io.source import MappedSource
 
 #: Bytes of a position, and of a number.
 POSITION_BYTES, NUMBER_BYTES = 16, 8
+#: Bytes that are written at a time: for more, Linux takes large pages, which a virtual machine may have to get from its
+#: host, where small ones lie about: 0.02 ms instead of 0.07 for 64 KiB.
+WRITE_BYTES = 64 << 10
 
 
 @dataclass(frozen=True)
@@ -244,10 +247,12 @@ class Spool:
         """Write rows (n, ...) behind those that are there, over what was half written."""
         size = rows.itemsize * int(np.prod(rows.shape[1:]))
         try:
-            with path.open("r+b") as file:
+            with path.open("r+b", buffering=0) as file:
                 file.truncate(rows_before * size)
                 file.seek(0, os.SEEK_END)
-                file.write(np.ascontiguousarray(rows).data)
+                rest = np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data
+                while rest:
+                    rest = rest[file.write(rest[:WRITE_BYTES]) :]
         except OSError as error:
             raise PtymeshError(f"{self.folder} cannot take more frames ({error.strerror}); free some disk.") from error
 
