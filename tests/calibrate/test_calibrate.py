@@ -17,7 +17,6 @@ import typer
 from typer.testing import CliRunner
 
 from electron_scans import ENERGY_EV, PIXEL_M, RADIUS_PX, SEMIANGLE_RAD, WINDOW, Made, make, recipe_for, write
-from ptymesh.auto.short_runs import TwinTrial
 from ptymesh.calibrate import Calibration, calibrate, twins
 from ptymesh.calibrate.centre_of_mass import integrated
 from ptymesh.calibrate.disc import fit_disc
@@ -31,6 +30,7 @@ from ptymesh.io import load_measurement
 from ptymesh.recipe.schema import Recipe, load_recipe
 from ptymesh.run.session import run_recipe
 from ptymesh.run.simulate_file import write as simulate_file
+from ptymesh.run.trials.twins import TwinTrial
 from ptymesh.simulate import Simulation, checked
 
 Run = Callable[..., str]
@@ -127,6 +127,10 @@ def test_sign_of_c10_and_of_the_phase_choose_the_twin(found: Calibration, monkey
     trial = TwinTrial(0.02, 0.03, 100)
     monkeypatch.setattr(twins, "compare_twins", lambda _: trial)
     assert choose_twin(found, -image, "unknown", "bright")[0] == lens  # before the image is asked
+    assert choose_twin(found, image, "unknown", "dark")[0] == lens.twin
+    trial = TwinTrial(0.02, 0.03, 100, standard_errors=20.0, explained=0.4)  # better, but neither is any good
+    assert choose_twin(found, image, "unknown", "dark") == (lens, "")
+    trial = TwinTrial(0.02, 0.03, 100, standard_errors=2.0)  # by chance: the image is asked
     assert choose_twin(found, image, "unknown", "dark")[0] == lens.twin
     trial = TwinTrial(0.02, 0.0201, 100)
     assert choose_twin(found, image, "unknown", "dark")[0] == lens.twin

@@ -5,18 +5,21 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from ptymesh.auto.short_runs import TwinTrial
 from ptymesh.diagnosis import ResultView, twin
 from ptymesh.diagnosis.report import first_cause, report
 from ptymesh.io import load_measurement
 from ptymesh.io.results import Result
-from ptymesh.measurement import Measurement
+from ptymesh.measurement import ArraySource, Measurement
 from ptymesh.recipe.schema import Recipe
+from ptymesh.recipe.starts import ObjectOptions
 from ptymesh.run.session import run_recipe
 from ptymesh.run.simulate_file import write
-from ptymesh.simulate import checked
+from ptymesh.run.trials import twins
+from ptymesh.run.trials.twins import TwinTrial
+from ptymesh.simulate import checked, simulate
 
 CRYSTAL = {
     "structure": "strontium_titanate",
@@ -76,6 +79,33 @@ def test_the_wrong_twin_is_named_first_and_the_right_one_is_not(path: Path, righ
     assert result.attrs["final_residual"] < 0.8 * wrong.attrs["final_residual"]
 
 
+def test_short_runs_name_the_wrong_one_of_several_slices_alone(
+    right: tuple[Measurement, Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = ResultView(right[1], right[0]).recipe
+    assert recipe is not None
+    for of_twin, errors, is_named in ((0.05, 9.0, True), (0.05, 3.0, False), (0.095, 9.0, False), (0.2, 9.0, False)):
+        trial = TwinTrial(0.1, of_twin, 100, errors)
+        monkeypatch.setattr(twins, "compare_with_twin", lambda *_, trial=trial: trial)
+        sign = twins.sign_of_twin(recipe, (48, 48))
+        assert (sign is not None) == is_named
+        assert sign is None or (sign.cause == "twin" and sign.strength > 1 and "0.05, as given to 0.1" in sign.sentence)
+    thin = recipe.model_copy(update={"object": ObjectOptions(kind="potential")})
+    monkeypatch.setattr(twins, "compare_with_twin", lambda *_: TwinTrial(0.1, 0.05, 100))
+    assert twins.sign_of_twin(thin, (48, 48)) is None
+
+
+def test_counting_is_no_part_of_what_is_to_be_explained() -> None:
+    """The true intensities explain all of it, their mean over the views nothing."""
+    scan, rng = simulate(views=40, window=32, seed=1).measurement, np.random.default_rng(2)
+    intensities = rng.gamma(20.0, 1.0, (40, 32, 32))
+    y = rng.poisson(intensities)
+    counted = replace(scan, patterns=ArraySource(y.astype(np.uint16)))
+    for model, share in ((np.sqrt(intensities), 1.0), (np.sqrt(y).mean(axis=0), 0.0)):
+        residual = float(((np.sqrt(y) - model) ** 2).sum() / y.sum())
+        assert twins.share_explained(counted, residual) == pytest.approx(share, abs=0.02)
+
+
 def test_a_trial_takes_back_what_an_object_seems_to_show(
     right: tuple[Measurement, Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,9 +115,11 @@ def test_a_trial_takes_back_what_an_object_seems_to_show(
     seen = twin.find_twin(view)
     assert seen is not None and seen.number > 1
     for of_twin, number in ((0.2, 0.0), (0.105, seen.number), (0.095, seen.number), (0.05, pytest.approx(0.5 / 0.1))):
-        monkeypatch.setattr(twin, "compare_recipes_of_twins", lambda *_, of=of_twin: TwinTrial(0.1, of, 100))
+        monkeypatch.setattr(twin, "compare_with_twin", lambda *_, of=of_twin: TwinTrial(0.1, of, 100))
         found = twin.try_twin(view, seen)
         assert found is not None and found.number == number
+    monkeypatch.setattr(twin, "compare_with_twin", lambda *_: TwinTrial(0.1, 0.05, 100, explained=0.4))
+    assert twin.try_twin(view, seen) == seen, "nothing is told where neither explains much"
 
 
 def test_without_a_lens_that_is_told_there_is_no_twin(right: tuple[Measurement, Result]) -> None:

@@ -14,8 +14,9 @@ from ptymesh.distributed.world import Solo, World
 from ptymesh.errors import BadInput, Poor
 from ptymesh.io.results import Result, add_attributes, read_attributes
 from ptymesh.measurement import ArraySource, Measurement
+from ptymesh.run import final_verdict
 from ptymesh.simulate import simulate
-from ptymesh.verdict import Misfits, NoiseFloor, Verdict, factor_in_words, judge
+from ptymesh.verdict import Misfits, NoiseFloor, Sign, Verdict, factor_in_words, judge
 from ptymesh.verdict.judging import name_views
 
 STAGES = [{"engine": "rpie", "epochs": 25, "batch": 12}]
@@ -239,6 +240,32 @@ def test_factors_and_views_in_words() -> None:
         "views 3 and 17",
         "views 3, 17, 5 and 2 more",
     ]
+
+
+def with_a_trial(world: World, least_times: float) -> tuple[str, list[str] | None, str]:
+    """Return state, causes and reason of a right model, whose trial finds a sign all the same; only rank 0 tries."""
+    recon = Reconstruction(scan_of(), probe={"start": "file"}, device=world)
+    for _ in recon.run({"engine": "rpie", "batch": 12}, epochs=12):
+        pass
+
+    def find_twin() -> Sign:
+        assert world.rank == 0
+        return Sign("twin", 2.0, "its twin explains more")
+
+    recon.trial = find_twin
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(final_verdict, "TRIED_TIMES", least_times)
+        attrs = recon.result().attrs
+    return attrs["verdict"], attrs["verdict_causes"], attrs["verdict_sentence"]
+
+
+def test_a_trial_makes_poor_what_would_be_good_but_leaves_more_than_counting(
+    ranks,  # type: ignore[no-untyped-def]
+) -> None:
+    state, causes, sentence = with_a_trial(Solo(), 0.5)
+    assert (state, causes) == ("poor", ["twin"]) and sentence.endswith("but its twin explains more")
+    assert all(other == (state, causes, sentence) for other in ranks(2, with_a_trial, 0.5))
+    assert with_a_trial(Solo(), 1e3)[0] == "good", "the trial is not made"
 
 
 def test_results_of_older_versions_are_read(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 A thin object of the opposite phase explains the same patterns with the other one. But atoms advance the phase of
 electrons: both are reconstructed from some views, as a potential that may not be negative, and the right one explains
-held-out views better.
+held-out views better (`ptymesh.run.trials.twins`).
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Literal
 import numpy as np
 from scipy import ndimage
 
-from ptymesh.auto.short_runs import TwinTrial, compare_recipes_of_twins
 from ptymesh.calibrate.calibration import Calibration
 from ptymesh.calibrate.parallax import Lens
 from ptymesh.calibrate.recipe import recipe_of
+from ptymesh.run.trials.twins import TwinTrial, compare_recipes_of_twins
 
 #: Share of the images' borders that is left out where their sign is judged.
 BORDER = 0.12
@@ -51,6 +51,8 @@ def choose_twin(found: Calibration, image: np.ndarray, c10: Sign, phase: PhaseSi
                 f"features that are {phase} in the phase (a potential that is nowhere negative explains {trial.views} "
                 f"patterns to {low:.3g} with the one, to {high:.3g} with the other)"
             )
+        if trial.differs:  # of a sample too strong for short runs, and the more so for the image of a weak one
+            return lens, ""
     skewness, error = skewness_of(image)
     if abs(skewness) < max(SKEWED, SKEWED_ERRORS * error):
         return lens, ""

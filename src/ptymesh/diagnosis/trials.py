@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 
-from ptymesh.auto.short_runs import central_views, held_out_residual
 from ptymesh.diagnosis.remedies import UsableRemedy, assumed_recipe
 from ptymesh.diagnosis.view import ResultView
 from ptymesh.errors import PtymeshError
@@ -20,6 +19,7 @@ from ptymesh.io import load_measurement
 from ptymesh.io.options import DataOptions
 from ptymesh.measurement import Measurement, select_views
 from ptymesh.recipe.schema import Recipe
+from ptymesh.run.trials.short_runs import central_views, judge_short_run
 
 #: Views, epochs and views of a batch of a trial, at most.
 VIEWS, EPOCHS, BATCH = 64, 15, 16
@@ -106,4 +106,4 @@ def _residual(scan: Measurement, views: np.ndarray, recipe: Recipe) -> float:
     stage = recipe.stages[-1]
     size = {"epochs": EPOCHS, "batch": min(stage.batch or BATCH, BATCH)}
     part = select_views(scan, views[views < scan.views])
-    return held_out_residual(part, recipe, type(stage).parse({**stage.model_dump(), **size}), HELD_OUT)
+    return judge_short_run(part, recipe, type(stage).parse({**stage.model_dump(), **size}), HELD_OUT).residual

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -24,6 +24,9 @@ from ptymesh.verdict.held_out import own_unknowns, sum_held_out
 from ptymesh.verdict.judging import Verdict, judge
 from ptymesh.verdict.misfits import Misfits, collect_misfits
 from ptymesh.verdict.signs import Sign, signs_of_misfits, signs_of_scan
+
+#: Times of what counting leaves from which on a trial looks for what the model does not explain.
+TRIED_TIMES = 1.15
 
 
 class EstimateJudge:
@@ -96,6 +99,7 @@ class EstimateJudge:
         noise: NoiseFloor | None,
         fitted: int,
         history: Mapping[str, np.ndarray],
+        trial: Callable[[], Sign | None] | None = None,
     ) -> Verdict:
         """Return the verdict. Collective.
 
@@ -105,32 +109,42 @@ class EstimateJudge:
             noise: residual that counting leaves; None where patterns are no counts.
             fitted: how many real numbers were fitted.
             history: columns of the run, by name.
+            trial: takes longer to look for a sign, where the estimate would be good but leaves more than counting does.
         """
         training = self.training if self.fitted_of_held_out else None
         misfits = collect_misfits(self.problem, self.state.estimate, by_view, training)
-        verdict = judge(residual, noise, fitted, misfits, history, self._signs(misfits, are_counts=noise is not None))
+        signs = self._on_first_rank(lambda: self._signs(misfits, are_counts=noise is not None))
+        verdict = judge(residual, noise, fitted, misfits, history, signs)
+        if trial is not None and verdict.state == "good" and (verdict.times or 0.0) > TRIED_TIMES:
+            signs = self._on_first_rank(lambda: [sign for sign in [trial()] if sign is not None])
+            verdict = judge(residual, noise, fitted, misfits, history, signs)
         check = self.state.position_check
         if check is None or not check.is_refused:
             return verdict
         return replace(verdict, sentence=f"{verdict.sentence}; {check.sentence()}")
 
     def _signs(self, misfits: Misfits, *, are_counts: bool) -> list[Sign]:
-        """Return signs of a wrong model that need no high residual, as the first rank sees them. Collective."""
+        """Return signs of a wrong model that need no high residual."""
+        positions = self.state.estimate.positions.cpu().numpy().astype(np.float64)
+        found = signs_of_misfits(
+            misfits,
+            are_counts=are_counts,
+            are_refined=any(stage.positions for stage in self.stages) and not self.state.refused_positions,
+            near_field=self.scan.geometry.propagation != "far_field",
+        )
+        if self.related:
+            with suppress(PtymeshError, OSError):  # the file may be gone by now, and must not fail the result
+                # these come first, as they do not depend on the fit
+                found = [*signs_of_scan(self.scan, positions), *found]
+        return found
+
+    def _on_first_rank(self, find: Callable[[], list[Sign]]) -> list[Sign]:
+        """Return the signs that the first rank finds. Collective."""
         found: list[Sign] = []
         failure: Exception | None = None
         if self.world.rank == 0:
-            positions = self.state.estimate.positions.cpu().numpy().astype(np.float64)
             try:
-                found = signs_of_misfits(
-                    misfits,
-                    are_counts=are_counts,
-                    are_refined=any(stage.positions for stage in self.stages) and not self.state.refused_positions,
-                    near_field=self.scan.geometry.propagation != "far_field",
-                )
-                if self.related:
-                    with suppress(PtymeshError, OSError):  # the file may be gone by now, and must not fail the result
-                        # these come first, as they do not depend on the fit
-                        found = [*signs_of_scan(self.scan, positions), *found]
+                found = find()
             except Exception as error:
                 failure = error
         self.world.raise_if_any_failed(failure, "looking for signs of a wrong model")

@@ -75,6 +75,7 @@ from ptymesh.types import Precision, complex_dtype
 from ptymesh.unknowns import OTHERS
 from ptymesh.verdict import (
     NoiseFloor,
+    Sign,
     count_fitted,
     judge_convergence,
     measure_noise_floor,
@@ -195,6 +196,8 @@ class Reconstruction(Displayed):
         self._noise: tuple[NoiseFloor | None] | None = None
         #: (n,) int64, views that no update of the last loop has seen.
         self._held_out = np.empty(0, dtype=np.int64)
+        #: Looks for a sign of a wrong model by short runs, where the verdict would be good all the same.
+        self.trial: Callable[[], Sign | None] | None = None
         self._fitted_count: tuple[int, int] | None = None  # epochs after which it was counted, and the count
         if saved is not None and not other_data and "data" in saved.meta:
             self._identity = self._everywhere(lambda: identity.check(saved.meta["data"], self.scan, self.world))
@@ -595,7 +598,7 @@ class Reconstruction(Displayed):
         judged = EstimateJudge(self.problem, self.state, scan, stages, self._held_out, self._related)
         residual, r, by_view = judged.final_residuals()
         fitted = 0 if self.noise is None else self._count_fitted()
-        verdict = judged.verdict(residual, by_view, self.noise, fitted, self._history())
+        verdict = judged.verdict(residual, by_view, self.noise, fitted, self._history(), self.trial)
         positions = estimate.positions.cpu().numpy()
         in_scan, pixel = scan.scan_coordinates(positions), scan.geometry.object_pixel_m
         history = self._history()

@@ -34,6 +34,7 @@ from ptymesh.run.loop import Loop
 from ptymesh.run.machine import peak_bytes
 from ptymesh.run.rank_facts import REMEDY, recipe_facts
 from ptymesh.run.reconstruction import Reconstruction
+from ptymesh.run.trials.twins import sign_of_twin
 from ptymesh.run_folder.control import Control
 from ptymesh.run_folder.lock import OwnershipCheck, hold_folder, hold_share
 from ptymesh.run_folder.patterns import PatternPairs, compared_patterns
@@ -247,6 +248,7 @@ def _carry_out(
             **_measure_ranks(world, world.heartbeat.waited_s - waited, loop.traffic),
             "balance": _stage_balances(recipe, recon),
         }
+        recon.trial = lambda: sign_of_twin(recipe, recon.scan.window)
         result = recon.save(path, recipe.to_yaml(), measured)
         for callback in callbacks:
             callback.saved(path)

@@ -48,8 +48,8 @@ BLUR_SHARE, BLUR_ERRORS = 0.002, 8.0
 #: A scale is asked for by a wrong defocus, too, and an aspect by astigmatism, as long as the fit is on its way.
 MAP_ERRORS = {"rotation": 5.0, "shear": 5.0, "aspect": 8.0, "scale": 10.0}
 MAP_PX = {"rotation": 0.015, "shear": 0.015, "aspect": 0.08, "scale": 0.08}
-#: Causes whose signs are seen in patterns and positions alone.
-OF_PATTERNS = frozenset({"lag", "serpentine", "orientation"})
+#: Causes whose signs are seen without the fit: in patterns and positions alone, or in short runs.
+WITHOUT_FIT = frozenset({"lag", "serpentine", "orientation", "twin"})
 IN_WORDS = {
     "rotation": "a rotation of the whole scan",
     "shear": "scan axes that are not at right angles",
@@ -74,8 +74,8 @@ class Sign:
 
     @property
     def is_of_fit(self) -> bool:
-        """True if it was seen in what a fit leaves, not in patterns and positions alone."""
-        return self.cause not in OF_PATTERNS
+        """True if it was seen in what a fit leaves."""
+        return self.cause not in WITHOUT_FIT
 
     def as_dict(self) -> dict[str, object]:
         """Return its fields by name."""
