@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -19,11 +20,15 @@ import torch
 
 from ptymesh.diagnosis import CAUSES
 from ptymesh.diagnosis.report import report
+from ptymesh.io import load_measurement
 from ptymesh.io.results import Result
 from ptymesh.measurement import NO_CHECKS, ArraySource, Measurement
 from ptymesh.recipe.python_arguments import stages_of
+from ptymesh.recipe.schema import Recipe
 from ptymesh.run.reconstruction import Reconstruction
-from ptymesh.simulate import Simulated, simulate
+from ptymesh.run.session import run_recipe
+from ptymesh.run.simulate_file import write as write_scan
+from ptymesh.simulate import Simulated, Simulation, checked, simulate
 
 WINDOW, VIEWS = 48, 110
 Instance = tuple[Measurement, Result]
@@ -265,6 +270,41 @@ def over_fitting(rng: np.random.Generator, seed: int) -> Instance:
     return run(made.measurement, seed, modes=3, alpha=0.1, hold_out=0.1)
 
 
+def twin(rng: np.random.Generator, seed: int) -> Instance:
+    """A crystal of 5 to 9 nm behind the opposite lens, the scan turned by half a turn; two slices and more."""
+    thickness = float(rng.uniform(5e-9, 9e-9))
+    crystal = {
+        "structure": str(rng.choice(["aluminium", "silicon", "strontium_titanate"])),
+        "thickness_m": thickness,
+        "rotation_deg": float(rng.uniform(2, 12)),
+        "aberrations_m": {"C10": float(rng.uniform(-14e-9, -8e-9))},
+        "configurations": 4,
+    }
+    photons = float(10 ** rng.uniform(4.5, 5.5))
+    raw = {"kind": "crystal", "scan": "raster", "views": 144, "window": WINDOW, "seed": seed}
+    slices = round(thickness / 2e-9)
+    with TemporaryDirectory() as folder:
+        options = checked(Simulation.parse({**raw, "photons_per_view": photons, "crystal": crystal}))
+        path, _ = write_scan(options, Path(folder) / "scan.cxi")
+        lens = {"C10": -crystal["aberrations_m"]["C10"]}
+        recipe = Recipe.parse(
+            {
+                "data": {"path": str(path)},
+                "positions": {"rotation_deg": 180.0},
+                "object": {"kind": "potential", "slices": slices, "slice_spacing_m": thickness / slices},
+                "probe": {
+                    "modes": 2,
+                    "start": {"kind": "electron", "semiangle_rad": 20e-3, "aberrations_m": lens},
+                },
+                "output": {"dir": str(Path(folder) / "out"), "figures": False},
+            }
+        )
+        result = Result.load(run_recipe(recipe).path)
+        scan_ = load_measurement(recipe.data, recipe.positions)
+        patterns = scan_.patterns.read(np.arange(scan_.views))
+        return replace(scan_, patterns=ArraySource(patterns)), result
+
+
 #: Of each cause, and what makes an instance of it.
 MAKERS: dict[str, Callable[[np.random.Generator, int], Instance]] = {
     "orientation": orientation,
@@ -285,6 +325,7 @@ MAKERS: dict[str, Callable[[np.random.Generator, int], Instance]] = {
     "vortices": vortices,
     "border": border,
     "over_fitting": over_fitting,
+    "twin": twin,
 }
 HEALTHY = "healthy"
 #: Name of what is no cause, but may be said first of a run that ends too early.
