@@ -34,6 +34,7 @@ PIECES: dict[str, dict[str, Any]] = {
     "fly_scan 4": {"fly_scan": {"points": 4, "path": [6e-8, 4e-8]}},
     "fly_scan 8": {"fly_scan": {"points": 8, "path": [6e-8, 4e-8]}},
     "source_size": {"source_size": True},
+    "changing_object": {"changing_object": {"start": {"object_change": 0.1}}},
     "focal_spread": {"focal_spread": {"start": {"focal_spread": 1e-5}}},
     "view_defocus": {"view_defocus": {"start": {"defocus": 1e-5}}},
     "detector_blur": {"detector_blur": {"start": {"blur_width": 0.7}}},

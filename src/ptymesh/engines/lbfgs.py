@@ -79,6 +79,10 @@ class LBFGS(Autodiff, Engine):
         """Return the names of all of the operators' unknowns that are not fixed: all are part of the joint step."""
         return frozenset(one.name for one in optics if not one.is_fixed)
 
+    def named_unknowns(self) -> list[str]:
+        """Return the names of the operators' unknowns that are regularised, all of which the model must have."""
+        return [regulariser.of for regulariser in self.regularisers if regulariser.of != "object"]
+
     def step(self, problem: Problem, estimate: Estimate, batch: Batch) -> None:
         """Take one step along the quasi-Newton direction, and remember its pair. Collective.
 

@@ -14,7 +14,7 @@ The sweep is written out by hand and summed over ranks once per batch; all later
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -26,6 +26,7 @@ from ptymesh.engines.gradients.losses import LOSSES, Loss, PixelLoss
 from ptymesh.engines.gradients.regularisers import REGULARISERS, Density
 from ptymesh.engines.gradients.sweep import Part, Sweep, above_zero, averages, covered, real
 from ptymesh.estimate import Estimate
+from ptymesh.models import declared
 from ptymesh.options import Options
 from ptymesh.physics.elementwise import phase as phase_of
 from ptymesh.physics.fidelity import fidelity_of
@@ -38,15 +39,25 @@ ABSORPTION_UNIT, LARGEST_ABSORPTION = 0.1, 10.0
 
 
 class Regulariser(Schedule, Options):
-    """A regulariser of the object, with its weight against the loss.
+    """A regulariser of the object or of an unknown on its pixels, with its weight against the loss.
 
     Attributes:
         kind: a name, or a function (regularisers.py).
         weight: factor of its mean density over the pixels under windows.
+        of: object, or a tiled unknown of the model's operators.
     """
 
     kind: str | Density
     weight: float = Field(gt=0)
+    of: str = "object"
+
+    @field_validator("of")
+    @classmethod
+    def _tiled(cls, of: str) -> str:
+        tiled = [name for name, one in declared().items() if one.unknown.scope == "tiled"]
+        if of != "object" and of not in tiled:
+            raise ValueError(f"there is no {of} on the object's pixels; there are {', '.join(('object', *tiled))}")
+        return of
 
     @field_validator("kind")
     @classmethod
@@ -87,7 +98,7 @@ class Autodiff(Options):
         power: p of `nrmse`.
         averaged: weight of the misfit of the pattern averaged over the batch (a second sweep).
         parametrisation: of the object.
-        regularisers: of the object.
+        regularisers: of the object, and of tiled unknowns of the model's operators.
     """
 
     moves_optics: ClassVar[bool] = True
@@ -157,11 +168,16 @@ class Autodiff(Options):
         sweep.run(note)
         sums, summary, parts = sweep.total()
         value = summary.value
+        for one in problem.model.tiled:
+            if active := self._active(batch, one.name) if one.name in parts else []:
+                part, field = parts[one.name], _from_vacuum(estimate.others[one.name], one.outside)
+                penalty, by_field = self._penalty(problem, replace(estimate, object=field), active)
+                more = real(by_field) if one.complex else by_field.real
+                value, parts[one.name] = value + penalty, replace(part, slope=part.slope + more)
         if wanted & {"object", "amplitude", "absorption"}:
             slope = torch.zeros_like(estimate.object)
             problem.fields.add(slope, sums.object * (-2 / summary.divisor))
-            active = [(r.density, r.weight) for r in self.regularisers if r.active(batch.epoch)]
-            if active:
+            if active := self._active(batch, "object"):
                 penalty, by_object = self._penalty(problem, estimate, active)
                 value, slope = value + penalty, slope + by_object
             scale = summary.divisor / (2 * summary.curvature * above_zero(sums.object_weight.max().max()))
@@ -190,6 +206,10 @@ class Autodiff(Options):
         # as if all light were where it is brightest: the step is no longer than Gauss and Newton's; V = 0 has none
         flat = scale * model.vacuum_power(estimate.absorption)
         return Part(total, torch.where(norm > 0, flat / above_zero(norm), 0.0), ABSORPTION_UNIT)
+
+    def _active(self, batch: Batch, name: str) -> list[tuple[Density, float]]:
+        """Return densities and weights of the regularisers of an unknown that are on."""
+        return [(r.density, r.weight) for r in self.regularisers if r.of == name and r.active(batch.epoch)]
 
     def _penalty(
         self, problem: Problem, estimate: Estimate, terms: list[tuple[Density, float]]
@@ -306,3 +326,8 @@ class Autodiff(Options):
         if self.parametrisation == "amplitude_phase":
             found["amplitude"] = turned.real / obj.abs().clamp(min=torch.finfo(obj.real.dtype).tiny)
         return found
+
+
+def _from_vacuum(theta: Tensor, outside: float) -> Tensor:
+    """Return a tiled unknown as regularisers take an object: complex, and 1 where it is as outside of the object."""
+    return (theta if theta.is_complex() else torch.complex(theta, torch.zeros_like(theta))) + (1 - outside)

@@ -155,6 +155,12 @@ class Elementwise(Autodiff, Engine):
                 "unknowns.positions needs positions: {gain: 1}, whose limits and drift removal it uses, and whose gain "
                 "multiplies its steps"
             )
+        for regulariser in self.regularisers:
+            if regulariser.of not in ("object", *unknowns.moving()):
+                raise ValueError(
+                    f"a regulariser is of {regulariser.of}, which stays; add unknowns: {{{regulariser.of}: true}}, or "
+                    "remove it"
+                )
         if not unknowns.moving():
             raise ValueError("unknowns leaves nothing to move; remove it")
         if (unknowns.opr or unknowns.weights) and (self.probe.opr or self.probe.intensity):

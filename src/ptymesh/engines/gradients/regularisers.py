@@ -1,4 +1,4 @@
-"""Regularisers of the object: a density per pixel, whose mean over the pixels under windows is added to the loss.
+"""Regularisers of the object, and of unknowns on its pixels: a density, whose mean under windows is added to the loss.
 
 O       object (L, H, W) complex;  d_y, d_x  forward differences, 0 across the last row and column
 

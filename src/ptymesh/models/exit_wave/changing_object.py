@@ -32,7 +32,6 @@ class ChangingObject(WaveOperator):
     """
 
     name: ClassVar[str] = "changing_object"
-    is_fast: ClassVar[bool] = True
     at: ClassVar[Place] = "exit"
     unknowns: ClassVar[tuple[Unknown, ...]] = (
         Unknown("object_change", ("H", "W"), "tiled", complex=True, largest=100.0),
