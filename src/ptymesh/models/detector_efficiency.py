@@ -86,26 +86,6 @@ class DetectorOffset(DetectorPiece):
         """Return the noise of a pixel of few counts."""
         return {"offset": 1.0}
 
-    def forward(self, S: Tensor, values: Values, tables: Tables) -> Tensor:
-        """Return S.
-
-        Args:
-            S: (B, ..., h, w) real.
-            values: not used.
-            tables: none.
-        """
-        return S
-
-    def adjoint(self, x: Tensor, values: Values, tables: Tables) -> Tensor:
-        """Return x.
-
-        Args:
-            x: (B, ..., h, w) real.
-            values: not used.
-            tables: none.
-        """
-        return x
-
     def added(self, values: Values, tables: Tables) -> Tensor:
         """Return o.
 

@@ -16,15 +16,16 @@ from __future__ import annotations
 from typing import ClassVar
 
 from pydantic import Field
-from torch import Tensor
 
 from ptymesh.physics.detector.pieces import DetectorPiece
 from ptymesh.physics.fidelity import Saturation
-from ptymesh.physics.operators import Tables, Values
 
 
 class DetectorSaturation(DetectorPiece):
-    """Counts from which on a pixel counts no further, so that they are only a lower bound of the intensity."""
+    """Counts from which on a pixel counts no further, so that they are only a lower bound of the intensity.
+
+    The limit is that of intensities with their background, where they are held against counts.
+    """
 
     name: ClassVar[str] = "detector_saturation"
 
@@ -41,23 +42,3 @@ class DetectorSaturation(DetectorPiece):
     def saturation(self) -> Saturation:
         """The level, and where it limits intensities."""
         return Saturation(self.level, self.everywhere)
-
-    def forward(self, S: Tensor, values: Values, tables: Tables) -> Tensor:
-        """Return S: the limit is that of intensities with their background, where they are held against counts.
-
-        Args:
-            S: (B, ..., h, w) real.
-            values: none.
-            tables: none.
-        """
-        return S
-
-    def adjoint(self, x: Tensor, values: Values, tables: Tables) -> Tensor:
-        """Return x.
-
-        Args:
-            x: (B, ..., h, w) real.
-            values: none.
-            tables: none.
-        """
-        return x

@@ -39,24 +39,24 @@ class DetectorPiece(Piece):
     """A piece between intensities and counts: linear in the intensities, but for counts that it may add."""
 
     def forward(self, S: Tensor, values: Values, tables: Tables) -> Tensor:
-        """Return R(theta) S, which is nowhere negative where S is not.
+        """Return R(theta) S, which is nowhere negative where S is not; S itself of a piece that does not say otherwise.
 
         Args:
             S: (B, ..., h, w) real; changes of intensities come here, too, which may be negative.
             values: theta, by name.
             tables: from `tables`, in the model's precision.
         """
-        raise NotImplementedError
+        return S
 
     def adjoint(self, x: Tensor, values: Values, tables: Tables) -> Tensor:
-        """Return R(theta)^T x.
+        """Return R(theta)^T x; x itself of a piece that does not say otherwise.
 
         Args:
             x: (B, ..., h, w) real.
             values: theta, by name.
             tables: from `tables`, in the model's precision.
         """
-        raise NotImplementedError
+        return x
 
     def added(self, values: Values, tables: Tables) -> Tensor | None:
         """Return the counts o(theta) that it adds, at least 0 and (h, w) or less by broadcasting; None for none.
