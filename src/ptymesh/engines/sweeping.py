@@ -6,7 +6,7 @@ theta     an unknown of an operator on waves (physics/operators.py), or of a pie
     theta <- theta + gain x sum slope / sum norm      over the views of a batch, after the engine's own step
 
 The quotient is the Gauss-Newton step of theta alone; half of it is the default, as object and probe have moved towards
-the same counts. It is cut off at a change that matters, or a fifth of it (`OF_COPIES`), and theta stays within its
+the same counts. It is cut off at a change that matters, or at a fifth of it (`OF_COPIES`), and theta stays within its
 bounds. An unknown with a row for each view has sums of its own in each row; where another unknown takes what all views
 have in common (`common_to`), the mean of the batch's steps is left out. Of a tiled one, every pixel has sums of its
 own, and a share of the largest norm of a pixel is added to each (rPIE's step), so that pixels with little light stay.
@@ -33,8 +33,8 @@ from ptymesh.unknowns import Unknown
 
 #: Share of the largest norm of a pixel in the divisor of a tiled unknown's step.
 BLEND = 0.1
-#: Share of a change that matters by which an unknown of an operator that makes several waves of each moves at most in a
-#: batch: until the object is found, a wide blur explains what it lacks, and may not be left again.
+#: Share of a change that matters by which an unknown that all views share moves at most in a batch, of an operator that
+#: makes several waves of each. Until the object is found, a wide blur explains what it lacks, and may not be left.
 OF_COPIES = 0.2
 
 
@@ -112,8 +112,6 @@ def after_batch(problem: Problem, estimate: Estimate, batch: Batch, gains: dict[
             continue
         reals = torch.view_as_real(theta) if one.complex else theta
         rows, limit = batch.view_updates.pieces.get(name, []), problem.model.sizes[name]
-        if name in problem.model.unknowns_of_copies:
-            limit *= OF_COPIES
         if one.scope == "view":
             numbers = reals[0].numel()
             parts = [terms.reshape(len(terms), 2 * numbers) for _, terms in rows]
@@ -124,6 +122,8 @@ def after_batch(problem: Problem, estimate: Estimate, batch: Batch, gains: dict[
             views = sent(batch.views, problem.device)
             reals[views] = _moved(reals[views], steps.view(-1, *reals.shape[1:]), one)
             continue
+        if name in problem.model.unknowns_of_copies:
+            limit *= OF_COPIES
         total = problem.fields.reduction(2, *reals.shape)
         for _, terms in rows:
             total.add(terms)
