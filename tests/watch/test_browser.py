@@ -300,6 +300,8 @@ def test_a_run_whose_frames_arrive(tmp_path: Path, runs: Path, page: Page, serve
     page.until(lambda: "s after its last frames arrived" in page.text("#scale"))
     assert float(page.text("#scale").split("on the screen ")[1].split()[0]) > 0.25
     assert "500 frames, 20 of them not used yet, used 0.2500 s after they arrive, residual" in page.text("#verdict")
+    assert "500 frames · residual 0.1" in page.text("#runs")
+    assert "residual, logarithmic" in page.text("#curves") and "held-out" not in page.text("#curves")
     page.check_errors()
 
 

@@ -35,6 +35,20 @@ def test_a_run_that_goes_on_and_is_killed(tmp_path: Path, ranks: tuple[str, ...]
         end(run)
 
 
+def test_a_live_run_goes_on_after_its_last_frame(tmp_path: Path) -> None:
+    (tmp_path / "spool").mkdir()
+    (tmp_path / "spool" / "ended").touch()
+    (tmp_path / "live.jsonl").write_text(json.dumps({"frames": 500, "residual": 0.1}) + "\n")
+    assert summary(tmp_path)["state"] == "running", "as views are used again"
+    (tmp_path / "live.json").write_text("{}")
+    assert summary(tmp_path)["state"] == "done"
+    status = {"phase": "stage", "outcome": None, "beat": time.time()}
+    (tmp_path / "status.json").write_text(json.dumps(status))
+    assert summary(tmp_path)["state"] == "running", "as it is being polished"
+    (tmp_path / "status.json").write_text(json.dumps(status | {"phase": "done"}))
+    assert summary(tmp_path)["state"] == "done"
+
+
 @pytest.mark.forked
 def test_a_run_that_is_stopped(tmp_path: Path) -> None:
     run, out = start(tmp_path), tmp_path / "out"

@@ -41,7 +41,7 @@ async function refreshRuns() {
     button.dataset.id = run.id;
     button.setAttribute("aria-current", String(run.id === state.id));
     const line = element("small");
-    const what = run.trials ? `study of ${run.trials} trials` : `${whereItIs(run) || `${run.epochs} epochs`} · residual ${shown(run.residual)}`;
+    const what = run.trials ? `study of ${run.trials} trials` : `${whereItIs(run) || (run.live ? `${run.live.frames} frames` : `${run.epochs} epochs`)} · residual ${shown(run.residual)}`;
     line.append(badge(run), ` · ${what} · ${age(run.modified)}`);
     button.append(line);
     button.onclick = () => select(run.id);
@@ -210,7 +210,7 @@ function chart(title, curves, { x = null, logarithmic = false, range = null, end
 function drawCurves(curves) {
   const { loss, views_per_s: speed, ...residuals } = curves;
   const figures = [
-    chart("residual and held-out residual, logarithmic", residuals, { logarithmic: true }),
+    chart(`residual${curves.held_out ? " and held-out residual" : ""}, logarithmic`, residuals, { logarithmic: true }),
     chart("loss, logarithmic", { loss }, { logarithmic: true }),
     chart("speed in views per second", { "views per s": speed }),
   ];

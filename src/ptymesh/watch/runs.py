@@ -138,6 +138,7 @@ class RunFolder:
             "verdict": verdict.get("verdict"),
             "sentence": verdict.get("verdict_sentence") or (None if state == "running" else status.get("sentence")),
             "epochs": len(epochs),
+            "live": summarise_stream(epochs),
             "trials": len(self.trials()),
             "engine": last.get("engine"),
             "residual": verdict.get("final_residual", last.get("residual")),
@@ -165,9 +166,9 @@ class RunFolder:
         outcome, phase = status.get("outcome"), status.get("phase")
         if outcome in WITHOUT_RESULT and phase != "done":
             return str(outcome), None
-        # or a live run that nothing has polished
-        is_result_alone = not status and not self.rows() and (self.folder / "result.h5").exists()
-        if phase == "done" or (not status and verdict) or is_result_alone or (self.folder / "spool" / "ended").exists():
+        is_result_alone = not self.rows() and (self.folder / "result.h5").exists()
+        is_live_done = (self.folder / "live.json").exists()  # what polishes it afterwards has a status
+        if phase == "done" or (not status and (verdict or is_result_alone or is_live_done)):
             return "done", None
         if not status and not verdict and (trials := self.trials()):
             going = any(one["state"] in ("running", "waiting") for one in trials)
@@ -216,7 +217,6 @@ class RunFolder:
             "curves": curves,
             "log": self._log(),
             "recipe": self._recipe(),
-            "live": summarise_stream(rows),
         }
         return made | {"arrays": self.shapes(), "trials": self.trials(), "resumable": self.has_checkpoint()}
 
