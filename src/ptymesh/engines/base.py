@@ -68,6 +68,8 @@ class Positions(Schedule, Options):
         trials: trials of each view in an epoch, 4 unless said otherwise; of `annealing` alone.
         radius_px: half side of the square of trials at first, 2 unless said otherwise; it shrinks to 0 over the epochs
             in which positions move; of `annealing` alone.
+        relocate: True to leave views that fit far worse than the others out for four epochs in twelve, and to look for
+            them anew around the affine part of the others' moves (engines/positions/relocation.py).
         judge: True to judge them by held-out views halfway through, where there are such, and to go back
             to recorded positions where refined ones do not help (run/position_check.py).
     """
@@ -81,6 +83,7 @@ class Positions(Schedule, Options):
     affine: bool | Annotated[list[AffineTerm], Field(min_length=1)] = False
     trials: int | None = Field(None, ge=1, le=64)
     radius_px: float | None = Field(None, gt=0, le=8)
+    relocate: bool = False
     judge: bool = True
 
     @field_validator("affine", mode="before")
@@ -99,6 +102,10 @@ class Positions(Schedule, Options):
                 raise ValueError(f"{name} is for method: annealing, not for {self.method}; remove it")
         if annealing and self.momentum:
             raise ValueError("momentum would carry positions beyond the best of their trials; remove it, or annealing")
+        if self.relocate and self.affine:
+            raise ValueError("relocate moves views one by one, and affine keeps no such moves; remove one of them")
+        if self.relocate and self.every > 1:
+            raise ValueError("relocate counts epochs in which positions move, one by one; remove every, or relocate")
         if isinstance(self.affine, list) and len(set(self.affine)) < len(self.affine):
             raise ValueError(f"affine names one twice: {', '.join(self.affine)}; name each once")
         return self

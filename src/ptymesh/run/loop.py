@@ -243,7 +243,8 @@ class Loop:
         stepping = refine is not None and refine.method == "gradient"
         moving = stepping or any(model.of == "positions" and not model.moves_between_epochs for model in models)
         state.estimate.moving = moving or refine is not None or any(model.moves_between_epochs for model in models)
-        drawn = batches.deal_batches(self._curve(), engine.batch, self.seed, state.done_epochs, engine.order)
+        curve = positions.drop_astray(engine, self._curve()) if refine else self._curve()
+        drawn = batches.deal_batches(curve, engine.batch, self.seed, state.done_epochs, engine.order)
         views = sum(len(batch) for batch in drawn[: state.batch])
         heartbeat, stops = problem.world.heartbeat, Later(problem.device)
         problem.loader.local_views.announce_batches(() if moving or vary else drawn[state.batch :])
@@ -312,10 +313,14 @@ class Loop:
         epoch = state.epoch + 1
         engine.after_epoch(problem, state.estimate)
         object_values.after_epoch(engine, state.estimate)
-        if self._refined(engine, epoch):
+        refine = self._refined(engine, epoch)
+        if refine:
             draw = self.seed, state.done_epochs, epoch
-            positions.search(engine, problem, state.estimate, self.training, state.start, draw)
+            taking_part = positions.drop_astray(engine, self.training)
+            positions.search(engine, problem, state.estimate, taking_part, state.start, draw)
             positions.after_epoch(engine, problem, state.estimate, state.start)
+            if refine.relocate:
+                positions.relocate(engine, problem, state.estimate, self.training, epoch)
         if variable.due(engine.probe, state.estimate, epoch):
             variable.after_epoch(problem, state.estimate, engine.probe, self.training)
         engine.apply_constraints(problem, state.estimate, epoch)

@@ -116,13 +116,16 @@ def clip_outliers(values: Tensor, times: float) -> Tensor:
     return torch.where(spread > 0, torch.minimum(torch.maximum(values, median - spread), median + spread), values)
 
 
-def affine_part(nominal: Tensor, displacement: Tensor, terms: Sequence[AffineTerm] = AFFINE_TERMS) -> Tensor:
+def affine_part(
+    nominal: Tensor, displacement: Tensor, terms: Sequence[AffineTerm] = AFFINE_TERMS, fitted: Tensor | None = None
+) -> Tensor:
     """Fit displacements by terms of an affine function of nominal positions and a common move, by least squares.
 
     Args:
         nominal: (N, 2) pixels, y before x.
         displacement: (N, 2) pixels.
         terms: what is fitted beside the common move.
+        fitted: (N,) bool, views by which it is fitted; None for all.
     """
     centred = nominal - means(nominal)
     y, x = (centred / centred.abs().max().clamp(min=1.0)).unbind(1)
@@ -130,6 +133,7 @@ def affine_part(nominal: Tensor, displacement: Tensor, terms: Sequence[AffineTer
     one, none = torch.ones_like(y), torch.zeros_like(y)
     columns = [*(along[name] for name in terms), (one, none), (none, one)]
     design = torch.stack([torch.stack(column, dim=1) for column in columns], dim=2)
-    flat, wanted = design.flatten(0, 1).cpu(), displacement.reshape(-1, 1).cpu()
+    known, moved = (design, displacement) if fitted is None else (design[fitted], displacement[fitted])
+    flat, wanted = known.flatten(0, 1).cpu(), moved.reshape(-1, 1).cpu()
     solution = torch.linalg.lstsq(flat, wanted, driver="gelsd").solution[:, 0]
     return (design * solution.to(design.device)).sum(2)

@@ -61,7 +61,7 @@ def search(
         seed, done, epoch = draw
         last = min(options.stop or engine.epochs, engine.epochs)
         radius = options.first_radius_px * (last - epoch + 1) / (last - options.start + 1)
-        _try_moves(problem, estimate, views, radius * _random_moves(options.trial_count, problem, seed, done))
+        try_moves(problem, estimate, views, radius * _random_moves(options.trial_count, problem, seed, done))
 
 
 def _random_moves(trials: int, problem: Problem, seed: int, done: int) -> Tensor:
@@ -70,7 +70,7 @@ def _random_moves(trials: int, problem: Problem, seed: int, done: int) -> Tensor
     return torch.from_numpy(rng.uniform(-1.0, 1.0, (trials, problem.views, 2))).to(problem.device)
 
 
-def _try_moves(problem: Problem, estimate: Estimate, views: np.ndarray, moves: Tensor) -> None:
+def try_moves(problem: Problem, estimate: Estimate, views: np.ndarray, moves: Tensor) -> None:
     """Leave each of this rank's views at the best of where it is and the trials (n, N, 2), in pixels. Collective."""
     filled = problem.loader.fill_halos(estimate)
     here = estimate.positions.clone()
