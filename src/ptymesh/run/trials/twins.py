@@ -43,7 +43,7 @@ BETTER, STANDARD_ERRORS = 0.97, 4.0
 #: Share of what tells views from each other that the better one must explain. Of 4 nm of gold that such short runs do
 #: not reach, the wrong twin explained 0.35, and more than the right one; 0.47 with eight slices and 24 epochs.
 EXPLAINED = 0.6
-#: The same ratio from which on the end of a run says so.
+#: Ratio of these residuals below which the verdict on a run says so.
 MUCH_BETTER = 0.9
 
 
