@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -104,6 +105,28 @@ def test_counting_is_no_part_of_what_is_to_be_explained() -> None:
     for model, share in ((np.sqrt(intensities), 1.0), (np.sqrt(y).mean(axis=0), 0.0)):
         residual = float(((np.sqrt(y) - model) ** 2).sum() / y.sum())
         assert twins.share_explained(counted, residual) == pytest.approx(share, abs=0.02)
+
+
+def test_a_thicker_sample_is_tried_where_the_first_runs_are_not_clear(
+    right: tuple[Measurement, Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = ResultView(right[1], right[0]).recipe
+    assert recipe is not None
+    thin = recipe.model_copy(update={"object": ObjectOptions(kind="potential")})
+    for one, first, tried in (
+        (thin, TwinTrial(0.1, 0.09, 100, 2.0, 0.4), [3, 6]),
+        (thin, TwinTrial(0.1, 0.09, 100, 2.0, 0.1), [3]),
+        (thin, TwinTrial(0.1, 0.05, 100, 9.0, 0.9), [3]),
+        (recipe, TwinTrial(0.1, 0.09, 100, 2.0, 0.4), [3]),
+    ):
+        called: list[int] = []
+
+        def compare(*given: Any, found: TwinTrial = first, called: list[int] = called) -> TwinTrial:
+            called.append(given[2])
+            return found
+
+        monkeypatch.setattr(twins, "_compare_potentials", compare)
+        assert twins.compare_with_twin(one, (48, 48)) == first and called == tried
 
 
 def test_a_trial_takes_back_what_an_object_seems_to_show(

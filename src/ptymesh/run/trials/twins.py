@@ -28,11 +28,10 @@ from ptymesh.verdict.signs import Sign
 
 #: Views, views of a batch, epochs and probe modes of a run that tells twins apart; the share of views it holds out.
 VIEWS, BATCH, EPOCHS, MODES, HELD_OUT = 196, 16, 12, 2, 0.1
-#: Slices of its potential.
-SLICES = 3
-#: Thickness of these slices together where the recipe has one slice, in depths of focus (wavelength over the square of
-#: the semi-angle).
-DEPTH = 1.0
+#: Slices of its potential, and their thickness together where the recipe has one slice, in depths of focus (wavelength
+#: over the square of the semi-angle); the same of a second try.
+SLICES, DEPTH = 3, 1.0
+MORE_SLICES, MORE_DEPTH = 6, 4.0
 #: Pixels of all patterns, beyond which fewer views are taken, but no fewer than so many.
 MOST_PIXELS, FEWEST_VIEWS = VIEWS * 128 * 128, 100
 #: Fraction of the pixels that lie below the zero of the potential.
@@ -43,6 +42,8 @@ BETTER, STANDARD_ERRORS = 0.97, 4.0
 #: Share of what tells views from each other that the better one must explain. Of 4 nm of gold that such short runs do
 #: not reach, the wrong twin explained 0.35, and more than the right one; 0.47 with eight slices and 24 epochs.
 EXPLAINED = 0.6
+#: The same share from which on a thicker sample is tried, too: less is what noise or a weak sample leaves.
+SOME_EXPLAINED = 0.2
 #: Ratio of these residuals below which the verdict on a run says so.
 MUCH_BETTER = 0.9
 
@@ -143,9 +144,20 @@ def compare_recipes_of_twins(recipe: Recipe, twin: Recipe) -> TwinTrial:
     h, w = given.window
     views = max(FEWEST_VIEWS, min(VIEWS, MOST_PIXELS // (h * w)))
     given, other = (select_views(scan, central_views(scan.positions, views)) for scan in (given, other))
-    first, second = _judge_positive_potential(given, recipe), _judge_positive_potential(other, twin)
-    explained = share_explained(given, min(first.residual, second.residual))
-    return TwinTrial(first.residual, second.residual, given.views, abs(first.gain_over(second)[1]), explained=explained)
+    trial = _compare_potentials((given, recipe), (other, twin), SLICES, DEPTH)
+    if trial.is_clear or trial.explained < SOME_EXPLAINED or recipe.object.slices > 1:
+        return trial
+    return _compare_potentials((given, recipe), (other, twin), MORE_SLICES, MORE_DEPTH)
+
+
+def _compare_potentials(
+    one: tuple[Measurement, Recipe], other: tuple[Measurement, Recipe], slices: int, depth: float
+) -> TwinTrial:
+    """Return how well so many slices, so many depths of focus thick, explain held-out views of either twin."""
+    first, second = (_judge_positive_potential(*which, slices, depth) for which in (one, other))
+    scan, gain = one[0], first.gain_over(second)
+    explained = share_explained(scan, min(first.residual, second.residual))
+    return TwinTrial(first.residual, second.residual, scan.views, abs(gain[1]), explained)
 
 
 def share_explained(scan: Measurement, residual: float) -> float:
@@ -159,9 +171,9 @@ def share_explained(scan: Measurement, residual: float) -> float:
     return (told - residual) / (told - floor) if told > floor else 0.0
 
 
-def _judge_positive_potential(scan: Measurement, recipe: Recipe) -> Judged:
+def _judge_positive_potential(scan: Measurement, recipe: Recipe, slices: int, depth: float) -> Judged:
     """Return how well a potential that is nowhere negative explains held-out views."""
-    obj, probe = _few_slices(scan, recipe), recipe.probe.model_copy(update={"modes": MODES})
+    obj, probe = _few_slices(scan, recipe, slices, depth), recipe.probe.model_copy(update={"modes": MODES})
     stage = default_stages(obj, probe)[-1]
     constraints = {**stage.get("constraints", {}), "positivity": {"baseline": BASELINE}}
     return judge_short_run(
@@ -172,13 +184,13 @@ def _judge_positive_potential(scan: Measurement, recipe: Recipe) -> Judged:
     )
 
 
-def _few_slices(scan: Measurement, recipe: Recipe) -> ObjectOptions:
-    """Return a potential of few slices, as thick as the recipe's several slices or as a depth of focus."""
+def _few_slices(scan: Measurement, recipe: Recipe, slices: int, depth: float) -> ObjectOptions:
+    """Return a potential of few slices, as thick as the recipe's several slices or so many depths of focus."""
     start, told, wavelength_m = recipe.probe.start, recipe.object, scan.geometry.wavelength_m
     if told.slice_spacing_m is not None:
         thickness_m = told.slices * told.slice_spacing_m
     elif isinstance(start, ElectronStart) and wavelength_m is not None:
-        thickness_m = DEPTH * wavelength_m / start.semiangle_rad**2
+        thickness_m = depth * wavelength_m / start.semiangle_rad**2
     else:
         return ObjectOptions(kind="potential")
-    return ObjectOptions(kind="potential", slices=SLICES, slice_spacing_m=thickness_m / SLICES)
+    return ObjectOptions(kind="potential", slices=slices, slice_spacing_m=thickness_m / slices)
