@@ -1,7 +1,7 @@
 """Writes docs/reference/recipe.md from the models of a recipe and docs/meanings.yaml: python docs/generate.py
 
-It also writes docs/reference/formats.md and docs/reference/exchange.md, whose tables are made of what each reader of
-data (`ABOUT`) and each format of results (`FORMAT`) says of itself.
+It also writes docs/reference/formats.md and docs/reference/exchange.md, whose tables have a row for each reader of data
+and each format of results, from docs/formats.yaml.
 
 Types, limits and defaults come from the models; what a key means stands in meanings.yaml, under the model that
 declares it; a field with a description needs none. A key without a meaning, or a meaning without a key, is an error.
@@ -12,6 +12,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -27,7 +28,6 @@ from ptymesh.engines.base import OnOff, Schedule
 from ptymesh.engines.constraints import Prior, ordered
 from ptymesh.io.exchange.convert import FORMATS as RESULT_FORMATS
 from ptymesh.io.exchange.result_format import PARTS
-from ptymesh.io.formats.about import About
 from ptymesh.io.load import READERS
 from ptymesh.models import MODELS, OPTICS, DetectorPiece, Parametrisation, Piece, ShiftOperator, WaveOperator
 from ptymesh.options import Options
@@ -39,6 +39,9 @@ FORMATS = PAGE.with_name("formats.md")
 EXCHANGE = PAGE.with_name("exchange.md")
 MEANINGS: dict[str, dict[str, str]] = yaml.safe_load(
     Path(__file__).with_name("meanings.yaml").read_text(encoding="utf-8")
+)
+ROWS: dict[str, dict[str, dict[str, str]]] = yaml.safe_load(
+    Path(__file__).with_name("formats.yaml").read_text(encoding="utf-8")
 )
 HEAD = """\
 # The recipe
@@ -56,7 +59,7 @@ Lengths are in metres. A pair is `[y, x]`, and one number stands for both.
 FORMATS_HEAD = """\
 # Formats
 
-<!-- Written by docs/generate.py. Change docs/formats_tail.txt or the readers (io/formats), not this page. -->
+<!-- Written by docs/generate.py. Change docs/formats.yaml or docs/formats_tail.txt, not this page. -->
 
 A file's format is found by its content, not by its name. Patterns are read a few at a time, and each rank reads its
 own views alone. What a file says is taken in the unit that it says; what it does not say is asked for in one sentence,
@@ -67,7 +70,7 @@ FORMATS_TAIL = Path(__file__).with_name("formats_tail.txt").read_text(encoding="
 EXCHANGE_HEAD = """\
 # Exchange of results
 
-<!-- Written by docs/generate.py. Change it or the formats in src/ptymesh/io/exchange, not this page. -->
+<!-- Written by docs/generate.py. Change docs/formats.yaml or docs/generate.py, not this page. -->
 
 [`ptymesh convert`](../how-to/exchange.md) writes a result in these formats, and reads it back where they hold object,
 probe and positions; a file to be read is recognised by its content. Axes are named in the order that numpy has.
@@ -346,25 +349,33 @@ def plain(value: Any) -> str:
     return text.removesuffix("...\n").strip()
 
 
+def rows_for(table: str, known: Iterable[str]) -> Iterator[tuple[str, dict[str, str]]]:
+    """Each name with its row of docs/formats.yaml, in the program's order. Raises where names and rows differ."""
+    names = list(known)
+    if odd := set(names) ^ ROWS[table].keys():
+        raise LookupError(f"docs/formats.yaml, {table}: a row without a format, or none for one: {sorted(odd)}")
+    return ((name, ROWS[table][name]) for name in names)
+
+
 def formats() -> str:
-    """The page of formats, its table from what ptymesh's own readers say of themselves."""
+    """The page of formats, with a row for each of ptymesh's own readers."""
     rows = ["| written by | reader | what is read | what is taken besides | what must be said | library |"]
     rows.append("|---|---|---|---|---|---|")
-    for name, reader in READERS.items():
-        about: About = vars(reader)["ABOUT"]
-        cells = (about.instrument, f"`{name}`", about.reads, about.takes, about.asks, about.library)
-        rows.append("| " + " | ".join(cells) + " |")
+    for name, row in rows_for("readers", READERS):
+        cells = (row["instrument"], f"`{name}`", row["reads"], row["takes"], row["asks"])
+        rows.append("| " + " | ".join((*cells, row.get("library", "numpy (BSD)"))) + " |")
     return "\n".join([FORMATS_HEAD, *rows, "", FORMATS_TAIL])
 
 
 def exchange() -> str:
-    """The page of formats of results, its tables from what each says of itself."""
+    """The page of formats of results, with a row for each."""
     rows = ["| program | `--to`, endings | object and probe | positions | lengths | layout described by |"]
     rows.append("|---|---|---|---|---|---|")
     held = ["| format | read back | in pixel units | what it does not hold |", "|---|---|---|---|"]
-    for one in RESULT_FORMATS.values():
-        about, names = one.about, ", ".join(f"`{ending}`" for ending in one.endings)
-        cells = (about.program, f"`{one.name}`: {names}", about.layout, about.positions, about.lengths, about.source)
+    for name, row in rows_for("results", RESULT_FORMATS):
+        one = RESULT_FORMATS[name]
+        names = ", ".join(f"`{ending}`" for ending in one.endings)
+        cells = (one.program, f"`{name}`: {names}", row["layout"], row["positions"], row["lengths"], row["source"])
         rows.append("| " + " | ".join(cells) + " |")
         missing = ", ".join(name for name in PARTS if name not in one.holds) or "nothing"
         back, pixels = ("no" if one.read is None else "yes"), ("no" if one.needs_metres else "yes")

@@ -99,7 +99,7 @@ def test_a_round_trip(
     difference = back.positions_m - there.positions_m
     shift = 0 if name in KEEP_ORIGIN else np.broadcast_to(difference[0], difference.shape)
     np.testing.assert_allclose(difference, shift, atol=1e-14)
-    assert back.attrs["converted_from"] == convert.FORMATS[name].about.program
+    assert back.attrs["converted_from"] == convert.FORMATS[name].program
 
 
 def test_a_recons_file_of_ptychoshelves(tmp_path: Path) -> None:

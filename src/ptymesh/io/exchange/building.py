@@ -80,6 +80,25 @@ def _stack(array: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(images, dtype=dtype)
 
 
+def equal_spacing(path: Path, spacings: np.ndarray | None, slices: int) -> float:
+    """Return the distance between the slices of an object in the file's unit, 0 of a single one or where none is said.
+
+    Args:
+        path: of the file.
+        spacings: distances that the file says, one for each two neighbours at least.
+        slices: number of slices.
+
+    Raises:
+        BadInput: the slices are not equally far apart.
+    """
+    if spacings is None or slices == 1:
+        return 0.0
+    found = np.atleast_1d(spacings).reshape(-1)[: slices - 1].astype(np.float64)
+    if len(found) < slices - 1 or not np.isfinite(found).all() or not np.allclose(found, found[0], atol=0):
+        raise BadInput(f"The slices in {path} are {found} apart (in its own unit); ptymesh's are equally far apart.")
+    return float(found[0])
+
+
 def in_metres(length: float) -> tuple[float, bool]:
     """Return a length in metres, and True if it was taken for angstrom (see LARGEST_PIXEL_M)."""
     angstrom = abs(length) > LARGEST_PIXEL_M

@@ -26,7 +26,7 @@ from ptymesh import constants
 from ptymesh.errors import BadInput
 from ptymesh.geometry import electron_wavelength_m, photon_wavelength_m
 from ptymesh.io.exchange.building import build_result, file_has, number_in
-from ptymesh.io.exchange.result_format import FormatAbout, ResultFormat, new_file, number_of, pixel_size_of, setting_of
+from ptymesh.io.exchange.result_format import ResultFormat, new_file, number_of, pixel_size_of, setting_of
 from ptymesh.io.hdf5.reading import attribute, has, item_of, open_hdf5, read_dataset
 from ptymesh.io.results import Result
 
@@ -121,7 +121,7 @@ def read(path: Path) -> tuple[Result, list[str]]:
     positions = translation[:, 1::-1] / pixel - window // 2 + (extent - 1) / 2
     made = build_result(
         path,
-        FORMAT.about.program,
+        FORMAT.program,
         object=obj,
         probe=probe,
         positions_px=positions,
@@ -135,14 +135,7 @@ def read(path: Path) -> tuple[Result, list[str]]:
 FORMAT = ResultFormat(
     name="cxi",
     endings=(".cxi",),
-    about=FormatAbout(
-        program="programs that read CXI",
-        layout="`/entry_1/image_1/data` ([slice,] y, x), `/entry_1/instrument_1/source_1/illumination` (mode, y, x)",
-        positions="`/entry_1/sample_1/geometry_1/translation` (x, y, z): pixel h//2, w//2 of the window, from the "
-        "object's middle",
-        lengths="m; `image_size` (width, height, depth), `x_pixel_size`, `y_pixel_size`; energy in J",
-        source="the description of CXI 1.6",
-    ),
+    program="programs that read CXI",
     holds=frozenset({"probe", "modes", "slices", "positions"}),
     write=write,
     recognises=recognises,

@@ -22,7 +22,7 @@ import numpy as np
 
 from ptymesh.errors import BadInput
 from ptymesh.io.exchange.building import build_result, file_has, number_in
-from ptymesh.io.exchange.result_format import FormatAbout, ResultFormat, new_file
+from ptymesh.io.exchange.result_format import ResultFormat, new_file
 from ptymesh.io.hdf5.reading import has, open_hdf5, read_dataset
 from ptymesh.io.results import Result
 
@@ -174,7 +174,7 @@ def result_of_signals(path: Path, arrays: dict[str, np.ndarray], own: dict[str, 
             raise BadInput(f"{name} in {path} has shape {pair.shape}; it should be two numbers.")
     return build_result(
         path,
-        FORMAT.about.program,
+        FORMAT.program,
         pixel_size_m=None if pixel is None else (float(pixel[0]), float(pixel[1])),
         origin_px=np.zeros(2) if origin is None else origin,
         slice_spacing_m=slice_spacing_m,
@@ -187,14 +187,7 @@ def result_of_signals(path: Path, arrays: dict[str, np.ndarray], own: dict[str, 
 FORMAT = ResultFormat(
     name="hyperspy",
     endings=(".hspy",),
-    about=FormatAbout(
-        program="hyperspy",
-        layout="`/Experiments/object/data` ([slice,] y, x), `/Experiments/probe/data` (mode, y, x)",
-        positions="of our own, in `original_metadata.ptymesh.positions_px` of the object: object pixel under the "
-        "window's top-left corner",
-        lengths="m, or px; `scale` and `offset` of the axes",
-        source="RosettaSciIO's documentation",
-    ),
+    program="hyperspy",
     holds=frozenset(
         {"probe", "modes", "slices", "tilt", "positions", "opr", "intensities", "background", "nominal", "recipe"}
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ptymesh.io.exchange.building import file_has
-from ptymesh.io.exchange.result_format import PARTS, FormatAbout, ResultFormat
+from ptymesh.io.exchange.result_format import PARTS, ResultFormat
 from ptymesh.io.results import Result
 
 
@@ -27,13 +27,7 @@ def read(path: Path) -> tuple[Result, list[str]]:
 FORMAT = ResultFormat(
     name="ptymesh",
     endings=(".h5",),
-    about=FormatAbout(
-        program="ptymesh",
-        layout="`/object` (slice, y, x), `/probe` (mode, y, x)",
-        positions="`/positions_px` (y, x): object pixel under the window's top-left corner; `/positions_m`",
-        lengths="m; `/object@pixel_size_m` (y, x)",
-        source="[results](results.md)",
-    ),
+    program="ptymesh",
     holds=frozenset(PARTS),
     write=write,
     recognises=recognises,

@@ -32,9 +32,8 @@ import numpy as np
 
 from ptymesh.errors import BadInput
 from ptymesh.files import replacing
-from ptymesh.io.exchange.building import build_result, file_has, number_attribute
+from ptymesh.io.exchange.building import build_result, equal_spacing, file_has, number_attribute
 from ptymesh.io.exchange.result_format import (
-    FormatAbout,
     ResultFormat,
     new_file,
     number_of,
@@ -191,20 +190,20 @@ def _read(
         raise BadInput(f"Object, probe or pixel size in {path} are not those of a product of Ptychodus.")
     extent, window = np.array(obj.shape[-2:]), np.array(probe.shape[-2:])
     positions = (np.stack((y, x), axis=1) - centre) / pixel + extent / 2 - window / 2
-    spacing = _spacing(path, array_of("object_layer_spacing_m"), obj, notes)
+    layers, spacings = len(obj) if obj.ndim > 2 else 1, array_of("object_layer_spacing_m")
     attrs = {
         "energy_eV": number(*ENERGY) or None,
         "distance_m": number("detector_object_distance_m") or None,
     }
     made = build_result(
         path,
-        FORMAT.about.program,
+        FORMAT.program,
         object=obj,
         probe=probe,
         positions_px=positions,
         pixel_size_m=(float(pixel[0]), float(pixel[1])),
         origin_px=extent / 2 - window / 2 - centre / pixel,
-        slice_spacing_m=spacing,
+        slice_spacing_m=equal_spacing(path, spacings if spacings is not None and spacings.size else None, layers),
         weights=weights,
         opr=opr,
         attrs=attrs,
@@ -220,26 +219,10 @@ def _array(path: Path, name: str, array: np.ndarray | None) -> np.ndarray:
     return array
 
 
-def _spacing(path: Path, found: np.ndarray | None, obj: np.ndarray, notes: list[str]) -> float:
-    """Return the distance between layers; raise BadInput if they are not equally far apart."""
-    spacings = np.zeros(0) if found is None else np.atleast_1d(found).astype(np.float64)
-    if obj.ndim < 3 or len(obj) == 1 or not len(spacings):
-        return 0.0
-    if not np.allclose(spacings, spacings[0], rtol=1e-6, atol=0):
-        raise BadInput(f"The layers of the object in {path} are {spacings} m apart; all should be equally far apart.")
-    return float(spacings[0])
-
-
 FORMAT = ResultFormat(
     name="ptychodus",
     endings=(".npz", ".h5"),
-    about=FormatAbout(
-        program="Ptychodus, Pty-Chi",
-        layout="`object` (layer, y, x), `probe` (1 + OPR, mode, y, x), `opr_weights`, which act on the first mode",
-        positions="`probe_position_y_m`, `probe_position_x_m`: middle of the window, counted from pixels' edges",
-        lengths="m; `pixel_height_m`, `pixel_width_m`, `center_y_m`, `center_x_m` beside `object`",
-        source="its own reader and writer",
-    ),
+    program="Ptychodus, Pty-Chi",
     holds=frozenset({"probe", "modes", "slices", "positions", "opr", "intensities"}),
     write=write,
     recognises=recognises,

@@ -25,8 +25,8 @@ import numpy as np
 from ptymesh.errors import BadInput
 from ptymesh.files import replacing
 from ptymesh.geometry import electron_wavelength_m, photon_wavelength_m
-from ptymesh.io.exchange.building import build_result, file_has, in_metres
-from ptymesh.io.exchange.result_format import ANGSTROM_M, FormatAbout, ResultFormat, number_of, pixel_size_of, unit_of
+from ptymesh.io.exchange.building import build_result, equal_spacing, file_has, in_metres
+from ptymesh.io.exchange.result_format import ANGSTROM_M, ResultFormat, number_of, pixel_size_of, unit_of
 from ptymesh.io.hdf5.reading import has, open_hdf5, read_dataset, reading
 from ptymesh.io.results import Result
 
@@ -148,13 +148,13 @@ def _read(path: Path, array_of: Callable[[str], np.ndarray | None]) -> tuple[Res
     extent, window = np.array(images.shape[-2:]), np.array(modes.shape[-2:])
     made = build_result(
         path,
-        FORMAT.about.program,
+        FORMAT.program,
         object=images,
         probe=modes,
         positions_px=positions[:, ::-1].astype(np.float64) + np.ceil(extent / 2 - window / 2) - 1,
         pixel_size_m=(y, x),
         origin_px=np.ceil(extent / 2 - window / 2) - 1,
-        slice_spacing_m=_spacing(path, array_of(SPACINGS), len(images)) * (ANGSTROM_M if is_angstrom else 1.0),
+        slice_spacing_m=equal_spacing(path, array_of(SPACINGS), len(images)) * (ANGSTROM_M if is_angstrom else 1.0),
         attrs={"radiation": "electron" if is_angstrom else None},
     )
     return made, notes
@@ -167,26 +167,10 @@ def _numbers(path: Path, name: str, array_of: Callable[[str], np.ndarray | None]
     return array
 
 
-def _spacing(path: Path, found: np.ndarray | None, slices: int) -> float:
-    """Return the distance between slices in the file's unit; raise BadInput if they are not equally far apart."""
-    if found is None or slices == 1:
-        return 0.0
-    spacings = found.reshape(-1)[: slices - 1].astype(np.float64)
-    if len(spacings) < slices - 1 or not np.isfinite(spacings).all() or not np.allclose(spacings, spacings[0], atol=0):
-        raise BadInput(f"The slices in {path} are {spacings} apart; ptymesh's are equally far apart.")
-    return float(spacings[0])
-
-
 FORMAT = ResultFormat(
     name="ptychoshelves",
     endings=(".mat",),
-    about=FormatAbout(
-        program="PtychoShelves, fold_slice",
-        layout="`object` (y, x, slice), `probe` (y, x, mode)",
-        positions="`outputs.probe_positions` (x, y): window's corner, from ceil(H/2 - h/2) - 1, ceil(W/2 - w/2) - 1",
-        lengths="m (X-rays) or angstrom (electrons); `p.dx_spec` (y, x), `p.lambda`, `p.multi_slice_param.z_distance`",
-        source="fold_slice's own writer; PtyRAD's and Ptychodus' readers",
-    ),
+    program="PtychoShelves, fold_slice",
     holds=frozenset({"probe", "modes", "slices", "positions"}),
     write=write,
     recognises=recognises,

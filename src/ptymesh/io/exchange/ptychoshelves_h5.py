@@ -20,8 +20,8 @@ import numpy as np
 
 from ptymesh.errors import BadInput
 from ptymesh.geometry import photon_wavelength_m
-from ptymesh.io.exchange.building import build_result, file_has, number_in
-from ptymesh.io.exchange.result_format import FormatAbout, ResultFormat, new_file, number_of, pixel_size_of
+from ptymesh.io.exchange.building import build_result, equal_spacing, file_has, number_in
+from ptymesh.io.exchange.result_format import ResultFormat, new_file, number_of, pixel_size_of
 from ptymesh.io.hdf5.reading import Hdf5File, has, item_of, open_hdf5, read_dataset
 from ptymesh.io.results import Result
 
@@ -77,16 +77,14 @@ def read(path: Path) -> tuple[Result, list[str]]:
     slices = obj.shape[0] if obj.ndim == 3 else 1
     if pixel.size != 2:
         raise BadInput(f"{P}/dx_spec in {path} has {pixel.size} values; it should have two, y and x in metres.")
-    if slices > 1 and (len(spacings) < slices - 1 or not np.allclose(spacings, spacings[0], atol=0)):
-        raise BadInput(f"The slices in {path} are {spacings} m apart; ptymesh's are equally far apart.")
     made = build_result(
         path,
-        FORMAT.about.program,
+        FORMAT.program,
         object=obj,
         probe=probe,
         positions_px=np.asarray(positions, np.float64),
         pixel_size_m=(float(pixel[0]), float(pixel[1])),
-        slice_spacing_m=float(spacings[0]) if slices > 1 else 0.0,
+        slice_spacing_m=equal_spacing(path, spacings, slices),
         attrs={"radiation": "photon", **({"energy_eV": energy * 1e3} if energy else {})},
     )
     return made, notes
@@ -108,13 +106,7 @@ def _waves(file: Hdf5File, name: str) -> np.ndarray:
 FORMAT = ResultFormat(
     name="ptychoshelves_h5",
     endings=(".cxs",),
-    about=FormatAbout(
-        program="PtychoShelves",
-        layout=f"`/{OBJECT}` ([slice,] y, x), `/{PROBE}` ([mode,] y, x), fields `r`, `i`",
-        positions=f"`/{P}/positions` (y, x): object pixel under the window's top-left corner",
-        lengths=f"m; `/{P}/dx_spec` (y, x), `lambda`, `delta_z`; `energy` in keV",
-        source="its own writer and reader",
-    ),
+    program="PtychoShelves",
     holds=frozenset({"probe", "modes", "slices", "positions"}),
     write=write,
     recognises=recognises,

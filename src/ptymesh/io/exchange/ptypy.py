@@ -25,7 +25,6 @@ import numpy as np
 from ptymesh.errors import BadInput
 from ptymesh.io.exchange.building import build_result, file_has
 from ptymesh.io.exchange.result_format import (
-    FormatAbout,
     ResultFormat,
     new_file,
     number_of,
@@ -135,7 +134,7 @@ def read(path: Path) -> tuple[Result, list[str]]:
     window = np.array(probe.shape[-2:])
     made = build_result(
         path,
-        FORMAT.about.program,
+        FORMAT.program,
         object=obj[:1],
         probe=probe,
         positions_px=(positions - origin) / pixel - window // 2,
@@ -169,13 +168,7 @@ def _pair(file: Hdf5File, name: str) -> np.ndarray:
 FORMAT = ResultFormat(
     name="ptypy",
     endings=(".ptyr",),
-    about=FormatAbout(
-        program="ptypy",
-        layout="`/content/obj/ID/data` (layer, y, x), `/content/probe/ID/data` (mode, y, x)",
-        positions="`/content/positions/ID` (y, x): pixel h//2, w//2 of the window",
-        lengths="m; `_psize` (y, x), `_origin`, the place of pixel (0, 0); `_energy` in keV",
-        source="its own classes (`core.classes`, `io.h5rw`)",
-    ),
+    program="ptypy",
     holds=frozenset({"probe", "modes", "positions"}),
     write=write,
     recognises=recognises,

@@ -25,7 +25,6 @@ from ptymesh.geometry import electron_wavelength_m, photon_wavelength_m
 from ptymesh.io.exchange.building import build_result, file_has, in_metres, number_in
 from ptymesh.io.exchange.result_format import (
     ANGSTROM_M,
-    FormatAbout,
     ResultFormat,
     new_file,
     number_of,
@@ -119,7 +118,7 @@ def read(path: Path) -> tuple[Result, list[str]]:
     tilt = np.mean(tilts.reshape(-1, 2), axis=0) / 1e3
     made = build_result(
         path,
-        FORMAT.about.program,
+        FORMAT.program,
         object=obj,
         object_modes=modes if len(modes) > 1 else None,
         probe=probe,
@@ -135,14 +134,7 @@ def read(path: Path) -> tuple[Result, list[str]]:
 FORMAT = ResultFormat(
     name="ptyrad",
     endings=(".hdf5",),
-    about=FormatAbout(
-        program="PtyRAD",
-        layout="`/optimizable_tensors/obja`, `objp` (object mode, slice, y, x), `probe` (mode, y, x)",
-        positions="`/model_attributes/crop_pos` + `/optimizable_tensors/probe_pos_shifts` (y, x): "
-        "object pixel under the window's top-left corner",
-        lengths="angstrom (electrons, or unknown radiation) or m (X-rays); `/model_attributes/dx`, of both axes",
-        source="its own writer and loader",
-    ),
+    program="PtyRAD",
     holds=frozenset({"probe", "modes", "object modes", "slices", "tilt", "positions"}),
     write=write,
     recognises=recognises,

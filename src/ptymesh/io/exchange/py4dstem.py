@@ -26,10 +26,9 @@ import numpy as np
 
 from ptymesh.errors import BadInput
 from ptymesh.geometry import electron_wavelength_m
-from ptymesh.io.exchange.building import build_result, number_in
+from ptymesh.io.exchange.building import build_result, equal_spacing, number_in
 from ptymesh.io.exchange.result_format import (
     ANGSTROM_M,
-    FormatAbout,
     ResultFormat,
     new_file,
     number_of,
@@ -250,17 +249,15 @@ def read(path: Path) -> tuple[Result, list[str]]:
     if sampling.size != 2:
         raise BadInput(f"sampling in {path} has {sampling.size} values; it should have two, in angstrom.")
     slices = obj.shape[0] if obj.ndim == 3 else 1
-    if slices > 1 and (len(spacings) < slices - 1 or not np.allclose(spacings, spacings[0], atol=0)):
-        raise BadInput(f"The slices in {path} are {spacings} angstrom apart; ptymesh's are equally far apart.")
     window = np.array(probe.shape[-2:])
     made = build_result(
         path,
-        FORMAT.about.program,
+        FORMAT.program,
         object=obj,
         probe=np.fft.fftshift(probe, axes=(-2, -1)),
         positions_px=np.asarray(positions, np.float64) - window // 2,
         pixel_size_m=(float(sampling[0]) * ANGSTROM_M, float(sampling[1]) * ANGSTROM_M),
-        slice_spacing_m=float(spacings[0]) * ANGSTROM_M if slices > 1 else 0.0,
+        slice_spacing_m=equal_spacing(path, spacings, slices) * ANGSTROM_M,
         tilt_rad=(-tilt[0] / 1e3, -tilt[1] / 1e3) if slices > 1 else (0.0, 0.0),
         attrs={"radiation": "electron", **({"energy_eV": energy} if energy else {})},
     )
@@ -270,13 +267,7 @@ def read(path: Path) -> tuple[Result, list[str]]:
 FORMAT = ResultFormat(
     name="py4dstem",
     endings=(".emd",),
-    about=FormatAbout(
-        program="py4DSTEM",
-        layout="`/ROOT/NAME/_object_emd/data` ([slice,] y, x), `_probe_emd/data` ([mode,] y, x), its middle at (0, 0)",
-        positions="`metadatabundle/preprocess_metadata/positions_px` (y, x): pixel h//2, w//2 of the window",
-        lengths="angstrom; `sampling` (y, x), `slice_thicknesses`; `energy` in eV",
-        source="its own classes, and files of emdfile",
-    ),
+    program="py4DSTEM",
     holds=frozenset({"probe", "modes", "slices", "tilt", "positions"}),
     write=write,
     recognises=recognises,

@@ -22,32 +22,13 @@ from ptymesh.io.results import Result
 
 
 @dataclass(frozen=True)
-class FormatAbout:
-    """One line of docs/reference/exchange.md.
-
-    Attributes:
-        program: whose files these are.
-        layout: where object and probe are, with the order of their axes.
-        positions: what a position is the place of, in which unit and order.
-        lengths: unit of lengths, and where the pixel size is.
-        source: where the layout is described.
-    """
-
-    program: str
-    layout: str
-    positions: str
-    lengths: str
-    source: str
-
-
-@dataclass(frozen=True)
 class ResultFormat:
     """A file format that results are written to, and read from where it holds object, probe and positions.
 
     Attributes:
         name: for `--to`.
         endings: of file names, with the dot, which choose this format.
-        about: what it says of itself.
+        program: whose files these are.
         holds: names of those PARTS that its files hold.
         write: writes a result to a path.
         recognises: returns True if a file is of this format, by its content; None where it cannot be read back.
@@ -58,7 +39,7 @@ class ResultFormat:
 
     name: str
     endings: tuple[str, ...]
-    about: FormatAbout
+    program: str
     holds: frozenset[str]
     write: Callable[[Result, Path], None]
     recognises: Callable[[Path], bool] | None = None

@@ -17,7 +17,7 @@ import numpy as np
 
 from ptymesh.errors import BadInput
 from ptymesh.files import replacing
-from ptymesh.io.exchange.result_format import FormatAbout, ResultFormat
+from ptymesh.io.exchange.result_format import ResultFormat
 from ptymesh.io.results import Result
 
 #: Bytes that ImageJ's TIFF may have, with room for its tags.
@@ -62,14 +62,7 @@ def write(result: Result, path: Path) -> None:
 FORMAT = ResultFormat(
     name="tiff",
     endings=(".tif", ".tiff"),
-    about=FormatAbout(
-        program="ImageJ, Fiji and others",
-        layout="amplitude and phase (rad) of the object, (slice, channel, y, x), float32; no probe",
-        positions="none",
-        lengths="nm, or pixels; resolution tags and `unit`, `spacing` of ImageJ's description; for nm also tags of "
-        "DigitalMicrograph",
-        source="ImageJ's, tifffile's and RosettaSciIO's documentation",
-    ),
+    program="ImageJ, Fiji and others",
     holds=frozenset({"slices"}),
     write=write,
     needs_metres=False,

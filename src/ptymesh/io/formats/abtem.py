@@ -18,7 +18,6 @@ import numpy as np
 
 from ptymesh.errors import BadInput
 from ptymesh.geometry import Pair, electron_wavelength_m
-from ptymesh.io.formats.about import About
 from ptymesh.io.formats.contents import is_hdf5_with
 from ptymesh.io.formats.zarr_store import ZarrSource, ZarrTree
 from ptymesh.io.hdf5.reading import Hdf5File, item_of, open_hdf5, read_dataset, text_of
@@ -31,13 +30,6 @@ from ptymesh.io.staging import sliceable
 from ptymesh.io.units import ELECTRON_EV, beam_of, check_energy, length_m, object_pixel_m, uncalibrated_note
 
 NAME = "abTEM (zarr, HDF5)"
-ABOUT = About(
-    instrument="abTEM",
-    reads="a simulated 4-D scan in a zarr store (folder or zip; extra `zarr`) or HDF5",
-    takes="scan step, detector pixel in angles or inverse lengths; of zarr the energy, the semi-angle, where DC is",
-    asks="of HDF5 the energy (`data.energy_eV`); axes without units",
-    library="h5py (BSD); zarr (MIT)",
-)
 ARRAY, SAMPLING, UNITS = "/array", "/sampling", "/units"
 ZARR_ARRAY, PATTERNS = "array0", "DiffractionPatterns"
 #: Step and unit of an axis.

@@ -16,7 +16,6 @@ import h5py
 import numpy as np
 
 from ptymesh.errors import BadInput
-from ptymesh.io.formats.about import About
 from ptymesh.io.formats.changed_source import squared
 from ptymesh.io.formats.contents import is_hdf5_with
 from ptymesh.io.hdf5.reading import Hdf5File, attribute, item_of, open_hdf5, read_dataset
@@ -193,14 +192,6 @@ LAYOUTS = (
     ),
 )
 NAME = "a beamline's HDF5 (HXN, cSAXS, LYNX, Polar, PtyLab, XPP, NanoMAX)"
-ABOUT = About(
-    instrument=", ".join(layout.name for layout in LAYOUTS),
-    reads="HDF5 with the names of that beamline or program; amplitudes are squared",
-    takes="positions in the beamline's unit; wavelength, distance, pixel and intensity where there are any",
-    asks="of XPP, NanoMAX, Polar and HXN's counts: energy, distance, pixel; of cSAXS and LYNX: positions "
-    "(`data.keys.positions`); a zero frequency at the corner (`data.dc`)",
-    library="h5py (BSD)",
-)
 
 
 def recognises(path: Path, data: DataOptions) -> bool:

@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 
 from ptymesh.errors import BadInput
-from ptymesh.io.formats.about import About
 from ptymesh.io.formats.contents import first_bytes
 from ptymesh.io.options import DataOptions
 from ptymesh.io.rasters import orientation_note, raster_positions
@@ -22,12 +21,6 @@ from ptymesh.io.source import MappedSource
 from ptymesh.io.units import ELECTRON_EV, check_energy
 
 NAME = "ASTAR block file (.blo)"
-ABOUT = About(
-    instrument="ASTAR, NanoMEGAS",
-    reads="`.blo`",
-    takes="energy, scan shape, step, nominal camera length and pixel",
-    asks="a calibration of the diffraction pattern, better than the nominal one",
-)
 MAGIC = b"IMGBLO"
 #: Identity, version, offsets of the image and of the patterns, flags, side, rotation, scan (x, y), rotation,
 #: step (x, y) in nm, energy in V, SDP, camera length in 0.1 mm.

@@ -19,7 +19,6 @@ import numpy as np
 from ptymesh import constants
 from ptymesh.errors import BadInput
 from ptymesh.geometry import LENGTHS_M, Pair, Propagation, Radiation
-from ptymesh.io.formats.about import About
 from ptymesh.io.formats.cxi_writer import DETECTOR, OWN, SOURCE, write_cxi, write_measurement
 from ptymesh.io.hdf5.reading import (
     Hdf5File,
@@ -41,13 +40,6 @@ from ptymesh.io.units import ENERGY_J, LENGTH_M
 __all__ = ["NAME", "read", "recognises", "write_cxi", "write_measurement"]
 
 NAME = "CXI (entry_1/data_1/data)"
-ABOUT = About(
-    instrument="X-ray beamlines; ptymesh itself",
-    reads="CXI 1.4 to 1.6, NXcxi_ptycho",
-    takes="positions, energy or wavelength, distance, pixels, basis vectors, mask, dark, probe",
-    asks="nothing, if the file is complete",
-    library="h5py (BSD)",
-)
 PATTERNS = ("/entry_1/data_1/data", f"{DETECTOR}/data")
 TRANSLATIONS = tuple(
     f"/entry_1/{group}/translation" for group in ("sample_1/geometry_1", "data_1", "instrument_1/detector_1")

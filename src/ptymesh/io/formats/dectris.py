@@ -15,7 +15,6 @@ import numpy as np
 
 from ptymesh.errors import BadInput
 from ptymesh.geometry import Pair, Radiation
-from ptymesh.io.formats.about import About
 from ptymesh.io.formats.contents import is_hdf5_with
 from ptymesh.io.hdf5.reading import (
     DAMAGE,
@@ -38,13 +37,6 @@ from ptymesh.io.staging import sliceable
 from ptymesh.io.units import ELECTRON_EV, check_energy
 
 NAME = "Dectris (master of ARINA, QUADRO, EIGER)"
-ABOUT = About(
-    instrument="ARINA, QUADRO, SINGLA, EIGER, PILATUS",
-    reads="masters `NAME_master.h5` with their data files; bitshuffle and lz4",
-    takes="energy, distance, pixels with their units, pixel mask; the scan's shape of `NAME.h5` or `scan_shape`",
-    asks="scan shape (`data.frames.shape`), step (`positions.raster`), often the distance",
-    library="h5py (BSD), hdf5plugin (MIT)",
-)
 DATA, DETECTOR, BEAM = "/entry/data", "/entry/instrument/detector", "/entry/instrument/beam"
 NUMBERED = re.compile(r"data_(\d{6,})")
 #: What `description` says of a detector for electrons, and of one for photons.

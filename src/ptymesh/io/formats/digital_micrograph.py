@@ -20,7 +20,6 @@ import numpy as np
 
 from ptymesh.errors import BadInput
 from ptymesh.geometry import Pair, electron_wavelength_m
-from ptymesh.io.formats.about import About
 from ptymesh.io.formats.contents import first_bytes
 from ptymesh.io.options import DataOptions
 from ptymesh.io.rasters import Shape, orientation_note, raster_positions, scan_shape
@@ -37,12 +36,6 @@ from ptymesh.io.units import (
 )
 
 NAME = "DigitalMicrograph (.dm3, .dm4)"
-ABOUT = About(
-    instrument="Gatan, DigitalMicrograph",
-    reads="`.dm3`, `.dm4` with a 4-D scan or a stack of patterns",
-    takes="energy, scan shape and step, detector pixel in inverse lengths or angles",
-    asks="axes without units (`data.frames.axes`), what is not calibrated",
-)
 #: `data.frames.axes` is for such files.
 ASKS_AXES = True
 VERSIONS = (3, 4)

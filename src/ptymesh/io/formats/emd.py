@@ -17,7 +17,6 @@ import numpy as np
 
 from ptymesh.errors import BadInput
 from ptymesh.geometry import Pair, electron_wavelength_m
-from ptymesh.io.formats.about import About
 from ptymesh.io.formats.contents import is_hdf5_with
 from ptymesh.io.hdf5.reading import (
     DAMAGE,
@@ -37,13 +36,6 @@ from ptymesh.io.staging import sliceable
 from ptymesh.io.units import ELECTRON_EV, check_energy, length_m, object_pixel_m, uncalibrated_note
 
 NAME = "EMD (py4DSTEM, Prismatic)"
-ABOUT = About(
-    instrument="py4DSTEM, Prismatic",
-    reads="EMD 1.0 and the layouts before it, 4-D data cubes",
-    takes="scan step and detector pixel in lengths, inverse lengths or angles; energy; rotation (said, not applied)",
-    asks="what is in `pixels`: `positions.raster.step_m`, `data.object_pixel_m`; often the energy",
-    library="h5py (BSD)",
-)
 #: Groups that are looked into, and how deep, for the patterns.
 GROUPS, DEPTH = 500, 5
 #: Where programs keep the patterns of a data cube.

@@ -20,7 +20,6 @@ import numpy as np
 
 from ptymesh.errors import BadInput
 from ptymesh.geometry import Pair, electron_wavelength_m
-from ptymesh.io.formats.about import About
 from ptymesh.io.formats.contents import first_bytes
 from ptymesh.io.options import DataOptions
 from ptymesh.io.rasters import Shape, orientation_note, scan_shape
@@ -29,12 +28,6 @@ from ptymesh.io.source import MappedSource
 from ptymesh.io.units import ELECTRON_EV, check_energy
 
 NAME = "EMPAD (its XML file, or the raw one beside it)"
-ABOUT = About(
-    instrument="EMPAD, EMPAD-G2",
-    reads="raw frames with their XML (0.51 to 1.2.2), named by either; raw files alone",
-    takes="energy, angle of a detector pixel or nominal camera length, scan shape, step",
-    asks="of raw files alone: everything but a square scan's shape; which way the rows run",
-)
 SIDE, STORED_ROWS = 128, 130
 DTYPE = np.dtype("<f4")
 ROW_BYTES = SIDE * DTYPE.itemsize

@@ -14,7 +14,6 @@ import numpy as np
 
 from ptymesh.errors import BadInput
 from ptymesh.geometry import Pair, electron_wavelength_m
-from ptymesh.io.formats.about import About
 from ptymesh.io.formats.contents import is_hdf5_with
 from ptymesh.io.formats.zarr_store import ZarrSource, ZarrTree
 from ptymesh.io.hdf5.reading import Hdf5File, attribute, item_of, names_in, open_hdf5, text_of
@@ -26,13 +25,6 @@ from ptymesh.io.staging import sliceable
 from ptymesh.io.units import ELECTRON_EV, beam_of, check_energy, length_m, object_pixel_m, uncalibrated_note
 
 NAME = "hyperspy (.hspy, .zspy)"
-ABOUT = About(
-    instrument="hyperspy, pyxem, LiberTEM",
-    reads="`.hspy`, `.zspy` (folder or zip; extra `zarr`), signals of patterns over one or two navigation axes",
-    takes="energy, semi-angle, scan shape and step, detector pixel in inverse lengths or angles",
-    asks="axes without units (`positions.raster.step_m`, `data.object_pixel_m`), often the energy",
-    library="h5py (BSD); zarr (MIT)",
-)
 EXPERIMENTS = "Experiments"
 ENERGY = "metadata/Acquisition_instrument/TEM"
 #: Returns an attribute, given the names of a group and of the attribute; None where there is none.

@@ -14,7 +14,6 @@ import h5py
 import numpy as np
 
 from ptymesh.errors import BadInput
-from ptymesh.io.formats.about import About
 from ptymesh.io.formats.contents import is_hdf5_with
 from ptymesh.io.hdf5.reading import DAMAGE, Hdf5File, dataset_of, item_of, open_hdf5, reading, text_of
 from ptymesh.io.options import DataOptions
@@ -24,13 +23,6 @@ from ptymesh.io.source import Hdf5Source
 from ptymesh.io.staging import sliceable
 
 NAME = "ESRF ID16A (entry_0000)"
-ABOUT = About(
-    instrument="ESRF ID16A",
-    reads="HDF5 of a scan's frames with the stages in the detector's header",
-    takes="positions",
-    asks="energy, distance (and that to the focus), pixel; `data.propagation` of a near field",
-    library="h5py (BSD)",
-)
 PATTERNS, INSTRUMENT = "/entry_0000/measurement/data", "/entry_0000/instrument"
 #: Stages along y and x, with the sign against the probe.
 STAGES = (("spz", 1), ("spy", -1))

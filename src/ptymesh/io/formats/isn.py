@@ -14,7 +14,6 @@ import h5py
 import numpy as np
 
 from ptymesh.errors import BadInput
-from ptymesh.io.formats.about import About
 from ptymesh.io.formats.contents import is_hdf5_with
 from ptymesh.io.hdf5.reading import DAMAGE, Hdf5File, item_of, open_hdf5, read_dataset
 from ptymesh.io.options import DataOptions
@@ -24,13 +23,6 @@ from ptymesh.io.source import Hdf5Source, JoinedSource
 from ptymesh.io.staging import sliceable
 
 NAME = "APS ISN (PTYCHO, configs)"
-ABOUT = About(
-    instrument="APS ISN",
-    reads="the master with the detector's files that it links to",
-    takes="energy, distance, pixel",
-    asks="positions (`data.keys.positions`: the scan's `.mda`)",
-    library="h5py (BSD)",
-)
 LINKS, CONFIGS, FRAMES = "/PTYCHO", "/configs", "entry/data/data"
 #: Files of a scan that a master may link to.
 MOST_FILES = 10_000

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 import h5py
 
 from ptymesh.errors import BadInput
-from ptymesh.io.formats.about import About
 from ptymesh.io.formats.contents import first_bytes
 from ptymesh.io.formats.mat5 import HEADER_BYTES, has_level_5_header, list_variables
 from ptymesh.io.hdf5.reading import Hdf5File, is_hdf5, item_of, names_in, open_hdf5, read_dataset
@@ -29,13 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 NAME = "MATLAB (.mat)"
-ABOUT = About(
-    instrument="MATLAB, fold_slice (electrons)",
-    reads="`.mat` with one array of three or four axes, of `save -v6`, `-v7` and `-v7.3`",
-    takes="of fold_slice's (`dp`): axes and energy (`voltage`); units of an electron (`ADU`) are said",
-    asks="energy, object pixel, step; the order of axes as `size` says it (`data.frames.axes`), unless it is `dp`",
-    library="numpy (BSD), h5py (BSD)",
-)
 #: The recipe may say the order of the axes (`data.frames.axes`).
 ASKS_AXES = True
 HDF5_TEXT = b"MATLAB 7.3 MAT-file"

@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 
 from ptymesh.errors import BadInput
-from ptymesh.io.formats.about import About
 from ptymesh.io.formats.contents import first_bytes
 from ptymesh.io.formats.merlin_raw import DEEP, DEPTHS, STRIPE, ChipOrderSource
 from ptymesh.io.options import DataOptions
@@ -23,12 +22,6 @@ from ptymesh.io.scan import Optics, RawScan
 from ptymesh.io.source import MappedSource, SlabSource
 
 NAME = "Merlin (.mib)"
-ABOUT = About(
-    instrument="Merlin (Medipix3)",
-    reads="`.mib` of one chip and of four, U08 to U64, and R64 of 1, 6, 12 and 24 bits (24: of one chip)",
-    takes="pixel of 55 um; scan shape of the `.hdr` beside it; the gap between chips as mask",
-    asks="energy, camera length or object pixel, step; frames that are no views (`data.frames`)",
-)
 MAGIC = b"MQ1,"
 #: Bytes in which the fields that are needed stand, and the least and the most that a header has.
 FIELDS_BYTES, HEADER_BYTES = 256, (128, 1 << 16)

@@ -15,7 +15,6 @@ import numpy as np
 
 from ptymesh.errors import BadInput
 from ptymesh.geometry import Pair, Radiation
-from ptymesh.io.formats.about import About
 from ptymesh.io.formats.contents import is_hdf5_with
 from ptymesh.io.hdf5.reading import (
     Hdf5File,
@@ -37,13 +36,6 @@ from ptymesh.io.staging import sliceable
 from ptymesh.io.units import LENGTH_M, PHOTON_EV, check_energy, normalised
 
 NAME = "NeXus (NXdata)"
-ABOUT = About(
-    instrument="Diamond and other beamlines that write NeXus",
-    reads="NXdata of an NXentry, or `ENTRY/data/data`, 3-D or 4-D",
-    takes="`y` and `x` beside the patterns, energy of the beam, distance, pixels with their units, pixel mask, dark",
-    asks="positions that lie elsewhere; any unit that is missing",
-    library="h5py (BSD)",
-)
 #: A pattern has at least so many pixels on a side; groups that are looked into.
 SMALLEST, GROUPS = 8, 200
 ENERGIES = ("incident_beam_energy", "incident_energy", "energy")

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from ptymesh.errors import BadInput
 from ptymesh.geometry import electron_wavelength_m
-from ptymesh.io.formats.about import About
 from ptymesh.io.options import DataOptions
 from ptymesh.io.rasters import ScanShape, raster_positions, scan_shape
 from ptymesh.io.scan import Optics, RawScan
@@ -21,12 +20,6 @@ from ptymesh.io.staging import ARCHIVE_DAMAGE, npz_source, open_npz
 from ptymesh.io.units import ELECTRON_EV, check_energy, length_m, object_pixel_m, uncalibrated_note
 
 NAME = "Nion Swift (.ndata)"
-ABOUT = About(
-    instrument="Nion Swift",
-    reads="`.ndata` of patterns over one or two axes of a collection",
-    takes="energy (`high_tension`), scan shape and step, detector pixel in angles or inverse lengths",
-    asks="axes without units (`positions.raster.step_m`, `data.object_pixel_m`); the scan's shape of a list, no square",
-)
 MEMBERS = {"data.npy", "metadata.json"}
 #: Bytes of the longest description that is read.
 MOST_BYTES = 16 << 20

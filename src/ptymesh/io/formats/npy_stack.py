@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from ptymesh.errors import BadInput
-from ptymesh.io.formats.about import About
 from ptymesh.io.formats.contents import first_bytes
 from ptymesh.io.npy import check_numbers, read_header
 from ptymesh.io.options import DataOptions
@@ -14,12 +13,6 @@ from ptymesh.io.scan import Optics, RawScan
 from ptymesh.io.source import MappedSource
 
 NAME = "a stack of patterns (.npy)"
-ABOUT = About(
-    instrument="numpy",
-    reads="`.npy` of three or four axes, in any order (`data.frames.axes`)",
-    takes="nothing",
-    asks="energy, object pixel (or distance and pixel), step; the scan's shape of three axes that are no square",
-)
 #: The recipe may say the order of the axes (`data.frames.axes`).
 ASKS_AXES = True
 MAGIC = b"\x93NUMPY"

@@ -15,7 +15,6 @@ import numpy as np
 
 from ptymesh.errors import BadInput
 from ptymesh.geometry import Pair
-from ptymesh.io.formats.about import About
 from ptymesh.io.formats.contents import is_hdf5_with
 from ptymesh.io.hdf5.reading import Hdf5File, attribute, item_of, open_hdf5, read_dataset
 from ptymesh.io.options import DataOptions, Unit
@@ -25,13 +24,6 @@ from ptymesh.io.source import Hdf5Source
 from ptymesh.io.staging import sliceable
 
 NAME = "a pair of files (NAME_dp.hdf5, NAME_para.hdf5)"
-ABOUT = About(
-    instrument="APS (Velociprobe), fold_slice, PtychoShelves; Ptychodus, Pty-Chi",
-    reads="`NAME_dp.hdf5` with `NAME_para.hdf5` beside it",
-    takes="positions; of Ptychodus' energy, distance, object pixel and probe too",
-    asks="of fold_slice's: `data.radiation` (its unit follows), energy, distance, pixel or `data.object_pixel_m`",
-    library="h5py (BSD)",
-)
 PATTERNS = "/dp"
 STAGES = ("/ppY", "/ppX")
 PRODUCT = ("/probe_position_y_m", "/probe_position_x_m")

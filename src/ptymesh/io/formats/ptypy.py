@@ -12,7 +12,6 @@ import numpy as np
 
 from ptymesh.errors import BadInput
 from ptymesh.geometry import Pair, Propagation
-from ptymesh.io.formats.about import About
 from ptymesh.io.formats.changed_source import is_positive
 from ptymesh.io.formats.contents import is_hdf5_with
 from ptymesh.io.hdf5.reading import Hdf5File, dataset_of, item_of, names_in, open_hdf5, read_dataset, text_of
@@ -23,13 +22,6 @@ from ptymesh.io.source import Hdf5Source, JoinedSource, SlabSource
 from ptymesh.io.staging import sliceable
 
 NAME = "ptypy (.ptyd)"
-ABOUT = About(
-    instrument="ptypy",
-    reads="`.ptyd`, all chunks, those in other files by external links too",
-    takes="positions, energy, distance, pixel, near or far field, weights as mask",
-    asks="nothing, if the file is complete",
-    library="h5py (BSD)",
-)
 CHUNKS = "/chunks"
 
 

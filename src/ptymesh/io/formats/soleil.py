@@ -18,7 +18,6 @@ import h5py
 import numpy as np
 
 from ptymesh.errors import BadInput
-from ptymesh.io.formats.about import About
 from ptymesh.io.formats.changed_source import GapSource
 from ptymesh.io.formats.contents import is_hdf5_with
 from ptymesh.io.hdf5.reading import DAMAGE, Hdf5File, item_of, open_hdf5, read_dataset
@@ -30,13 +29,6 @@ from ptymesh.io.source import Hdf5Source, SlabSource
 from ptymesh.io.staging import sliceable
 
 NAME = "SOLEIL (SWING, Nanoscopium, Cristal)"
-ABOUT = About(
-    instrument="SOLEIL: SWING, Nanoscopium, Cristal",
-    reads="`.nxs` of a scan with its images; gaps between Nanoscopium's chips are put in",
-    takes="positions; of SWING distance and pixel",
-    asks="energy, distance and pixel (of Nanoscopium and Cristal); the unit of Cristal's positions",
-    library="h5py (BSD)",
-)
 #: Pixels of a side of Nanoscopium's four chips as stored, and pixels between two of them.
 MERLIN_SIDE, MERLIN_GAP = 512, 4
 MERLIN_PIXEL_M = 55e-6

@@ -15,7 +15,6 @@ from typing import BinaryIO
 import numpy as np
 
 from ptymesh.errors import BadInput
-from ptymesh.io.formats.about import About
 from ptymesh.io.formats.contents import first_bytes
 from ptymesh.io.options import DataOptions
 from ptymesh.io.rasters import orientation_note
@@ -23,12 +22,6 @@ from ptymesh.io.scan import Optics, RawScan
 from ptymesh.io.source import MappedSource
 
 NAME = "TIA series (.ser)"
-ABOUT = About(
-    instrument="FEI, TIA",
-    reads="`.ser` of patterns (not of spectra)",
-    takes="places of the beam",
-    asks="energy, object pixel",
-)
 #: Byte order, identity, version, kind of data, kind of tags, elements, valid ones.
 HEADER = struct.Struct("<HHHIIII")
 IDENTITY = (0x4949, 0x0197)

@@ -21,7 +21,6 @@ import numpy as np
 
 from ptymesh.errors import BadInput, PtymeshError
 from ptymesh.io.arrays import check_tiff
-from ptymesh.io.formats.about import About
 from ptymesh.io.formats.contents import first_bytes
 from ptymesh.io.hdf5.reading import DAMAGE, first_line
 from ptymesh.io.options import DataOptions
@@ -30,13 +29,6 @@ from ptymesh.io.scan import Optics, RawScan
 from ptymesh.io.source import MappedSource
 
 NAME = "a stack of patterns (TIFF)"
-ABOUT = About(
-    instrument="ImageJ, tifffile, cameras",
-    reads="TIFF and BigTIFF of pages (N, y, x) or arrays (rows, columns, y, x); one image a file with `data.further`",
-    takes="nothing",
-    asks="energy, object pixel (or distance and pixel), step; the scan's shape of a list that is no square",
-    library="tifffile (BSD); packed pages by imagecodecs, if it is installed (BSD)",
-)
 #: The recipe may say the order of the axes (`data.frames.axes`).
 ASKS_AXES = True
 #: First bytes of TIFF and BigTIFF in either byte order.

@@ -11,18 +11,11 @@ from pathlib import Path
 import numpy as np
 
 from ptymesh.errors import BadInput
-from ptymesh.io.formats.about import About
 from ptymesh.io.options import DataOptions
 from ptymesh.io.scan import Optics, RawScan
 from ptymesh.io.staging import is_npz, npz_members, npz_source, read_member
 
 NAME = "tike npz (data, scan, probe)"
-ABOUT = About(
-    instrument="tike",
-    reads="`.npz`, `.npz.bz2` with `data`, `scan`, `probe`",
-    takes="positions in pixels, probe",
-    asks="lengths, where they matter: `data.object_pixel_m`",
-)
 #: Values of `scan` that are read however few the patterns are, so that the message can tell both numbers.
 FEW = 1 << 20
 

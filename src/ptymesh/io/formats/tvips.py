@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 
 from ptymesh.errors import BadInput
-from ptymesh.io.formats.about import About
 from ptymesh.io.formats.contents import first_bytes
 from ptymesh.io.options import DataOptions
 from ptymesh.io.rasters import Shape, orientation_note, scan_shape
@@ -24,12 +23,6 @@ from ptymesh.io.source import JoinedSource, MappedSource, SlabSource
 from ptymesh.io.units import ELECTRON_EV, check_energy
 
 NAME = "TVIPS sequence (.tvips)"
-ABOUT = About(
-    instrument="TVIPS (TemCam)",
-    reads="`NAME_000.tvips` with the files that follow it",
-    takes="energy; the scan's shape where the frames have the scan generator's coordinates",
-    asks="object pixel (or camera length and pixel), step; frames that are no views (`data.frames`)",
-)
 HEADER = struct.Struct("<13i")
 HEADER_BYTES, FRAME_HEADER_BYTES_1, MOST_FRAME_HEADER_BYTES = 256, 12, 1 << 16
 MOST_PIXELS = 1 << 15

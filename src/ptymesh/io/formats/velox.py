@@ -16,7 +16,6 @@ import numpy as np
 
 from ptymesh.errors import BadInput
 from ptymesh.geometry import Pair
-from ptymesh.io.formats.about import About
 from ptymesh.io.formats.contents import is_hdf5_with
 from ptymesh.io.hdf5.reading import DAMAGE, Hdf5File, dataset_of, item_of, open_hdf5, reading
 from ptymesh.io.options import DataOptions
@@ -27,13 +26,6 @@ from ptymesh.io.staging import sliceable
 from ptymesh.io.units import ELECTRON_EV, check_energy, length_m, object_pixel_m
 
 NAME = "Velox (.emd)"
-ABOUT = About(
-    instrument="Thermo Fisher, Velox",
-    reads="`.emd` with series of patterns (not of images)",
-    takes="energy, detector pixel in inverse lengths",
-    asks="scan shape (`data.frames.shape`) and step (`positions.raster`)",
-    library="h5py (BSD)",
-)
 IMAGES = "/Data/Image"
 #: Bytes of a frame's metadata, at most.
 METADATA_BYTES = 1 << 22
