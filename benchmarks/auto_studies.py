@@ -42,7 +42,7 @@ import torch
 import yaml
 from record import about, write
 
-from ptymesh.auto import described
+from ptymesh.auto.data import described
 from ptymesh.distributed.world import Solo
 from ptymesh.errors import Interrupted
 from ptymesh.io import load_measurement

@@ -17,7 +17,7 @@ prepare()
 _PUBLIC: dict[str, str] = {
     "Reconstruction": "ptymesh.run.reconstruction",
     "load": "ptymesh.recipe.python_arguments",
-    "reconstruct": "ptymesh.auto",
+    "reconstruct": "ptymesh.auto.python",
     **dict.fromkeys(
         ("AP", "BH", "CG", "DM", "EPIE", "LBFGS", "LSQML", "MPIE", "RAAR", "RPIE", "SGD", "Adam", "AdamW", "Engine"),
         "ptymesh.engines",

@@ -250,7 +250,10 @@ class Measurement(Displayed):
         if self.mask.shape != (h, w) or self.mask.dtype != np.bool_:
             raise BadInput(f"The mask is {self.mask.shape} {self.mask.dtype}; it must be a boolean array {(h, w)}.")
         if not self.mask.any():
-            raise BadInput("The mask leaves no detector pixel; check whether it is inverted (True means good here).")
+            raise BadInput(
+                "No detector pixel is left: the mask excludes all, or all are negative or NaN in every view; "
+                "check data.mask (1 means good here), and which dataset is read (data.keys.patterns)."
+            )
         if self.background is not None and self.background.shape != (h, w):
             raise BadInput(f"The background is {self.background.shape}; it must have the patterns' shape {(h, w)}.")
         if self.efficiency is not None and self.efficiency.shape != (h, w):
@@ -364,6 +367,17 @@ def evenly_spread(views: int, most: int) -> np.ndarray:
     if views <= most:
         return np.arange(views, dtype=np.int64)
     return np.unique(np.linspace(0, views - 1, most).round().astype(np.int64))
+
+
+def central_views(positions: np.ndarray, most: int) -> np.ndarray:
+    """Return the indices (n,) of at most so many views, those nearest to the middle of the scan, in their order.
+
+    Args:
+        positions: (N, 2) y x, in any unit.
+        most: number of views, at most.
+    """
+    middle = (positions.min(axis=0) + positions.max(axis=0)) / 2
+    return np.sort(np.argsort(((positions - middle) ** 2).sum(axis=1), kind="stable")[:most])
 
 
 def select_views(scan: Measurement, views: np.ndarray, patterns: PatternSource | None = None) -> Measurement:

@@ -1,15 +1,25 @@
-"""Validation of paths from users; every objection of the system becomes a BadInput."""
+"""Paths from users: what they may be, what lies there, and BadInput for every objection of the system."""
 
 from __future__ import annotations
 
 import os
+import re
 import stat
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from ptymesh.errors import BadInput
 from ptymesh.printable import printable
 
+#: Beginning of names of data sets that are downloaded (io/samples.py), which are no paths.
+SAMPLE = "sample:"
+#: First bytes of a file, by which text is told from data.
+HEAD = 4096
+#: Files of a folder that are looked at.
+MOST_FILES = 100_000
+#: Files of a run, and of `ptymesh simulate`, that are no data set: pictures, results, truths.
+OF_RUNS = re.compile(r".*\.(png|pdf|svg|jpg|truth\.h5)|(result|preview|pyramid|live)\.h5", re.IGNORECASE)
 #: Files that make a folder a zarr group or array.
 ZARR_VERSION_3, ZARR_GROUP_2, ZARR_ARRAY_2 = "zarr.json", ".zgroup", ".zarray"
 
@@ -76,6 +86,8 @@ def regular(path: object, said: str) -> Path:
         BadInput: it is no such file.
     """
     found = usable(path, said)
+    if not found.exists():
+        raise BadInput(f"{said} {short(str(found))} is not there; check its path.")
     why = _unreadable(found)
     if why:
         raise BadInput(f"{said} {short(str(found))} cannot be read ({why}); give the path of a file.")
@@ -104,3 +116,72 @@ def short(text: str, most: int = 120) -> str:
 def is_zarr_folder(path: Path) -> bool:
     """Return True for a folder that is a zarr group or array, of version 2 or 3."""
     return any((path / name).is_file() for name in (ZARR_VERSION_3, ZARR_GROUP_2, ZARR_ARRAY_2))
+
+
+def is_data(path: Path) -> bool:
+    """Return True if a path that may name a recipe is data: a sample's name, a zarr store, a file that is no text.
+
+    XML is data as well, as a camera's description. If nothing is there, or an empty file, the ending decides.
+    """
+    if str(path).startswith(SAMPLE):
+        return True
+    try:
+        if path.is_dir():
+            return is_zarr_folder(path)
+        if path.exists() and not path.is_file():  # reading a pipe would wait
+            return False
+        head = b""
+        if path.exists():
+            with path.open("rb") as file:
+                head = file.read(HEAD)
+    except OSError:
+        return False  # reading it as a recipe will report the error
+    if not head:
+        return path.suffix.lower() not in ("", ".yaml", ".yml")
+    try:
+        head.decode("utf-8")
+    except UnicodeDecodeError as error:
+        return error.end < len(head) or b"\0" in head
+    return b"\0" in head or head.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"<")
+
+
+def refuse_folder(path: Path, text: str = "recipe", *, data: bool = True) -> None:
+    """Raise BadInput for a folder where a file is meant, with what of it to give; data that it is pass.
+
+    Args:
+        path: that a user gave.
+        text: kind of YAML file that may be meant, such as recipe; empty: none.
+        data: True if a data set may be meant.
+    """
+    try:
+        if not path.is_dir() or (data and is_data(path)):
+            return
+        names = sorted(islice((one.name for one in path.iterdir() if one.is_file()), MOST_FILES))
+    except OSError:
+        return  # reading it will report the error
+    texts = [name for name in names if text and Path(name).suffix.lower() in (".yaml", ".yml")]
+    alike: dict[str, list[str]] = {}
+    for name in names if data else ():
+        if not name.startswith(".") and not OF_RUNS.fullmatch(name):
+            alike.setdefault(Path(name).suffix.lower(), []).append(name)
+    kinds = [found for found in alike.values() if is_data(path / found[0])]
+    if texts:
+        raise BadInput(f"{path} is a folder; give the {text} in it, {path / texts[0]}.")
+    if not kinds:
+        wanted = [f"a {text}"] * bool(text) + ["data"] * data
+        given = [f"of a {text}"] * bool(text) + ["of a data set"] * data
+        raise BadInput(f"{path} is a folder without {' or '.join(wanted)}; give the path {' or '.join(given)}.")
+    found = max(kinds, key=len)
+    first = path / found[0]
+    if len(found) == 1:
+        raise BadInput(f"{path} is a folder; give the data in it, {first}.")
+    raise BadInput(
+        f"{path} is a folder; give one of the {len(found)} data files in it, such as {first}. If they are of one scan, "
+        f"add --set data.further='{path / f'*{first.suffix}'}'."
+    )
+
+
+def named_after(path: Path) -> Path:
+    """Return the folder for the output of a data set: its name without endings, in the working folder."""
+    plain = re.sub(r"(\.[A-Za-z][A-Za-z0-9]{0,4})+$", "", Path(str(path).removeprefix(SAMPLE)).name)
+    return Path(plain or "out")

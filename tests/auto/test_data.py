@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 
 from numpy_scans import WINDOW, patterns, raster, recipe_for
-from ptymesh.auto import decide, described, described_recipe, is_data, named_after
-from ptymesh.auto.data import complete_recipe
-from ptymesh.auto.data_paths import refuse_folder
+from ptymesh.auto.data import complete_recipe, described, described_recipe
+from ptymesh.auto.deciding import decide
 from ptymesh.distributed.world import Solo
 from ptymesh.errors import BadInput
 from ptymesh.io import load_measurement
 from ptymesh.io.formats.cxi_writer import write_measurement
 from ptymesh.io.options import DataOptions
 from ptymesh.measurement import ArraySource, Measurement
-from ptymesh.recipe.schema import Recipe
+from ptymesh.paths import is_data, named_after, refuse_folder
+from ptymesh.recipe.schema import Recipe, load_recipe
 from ptymesh.run.simulate_file import write
 from ptymesh.simulate import checked, simulate
 
@@ -38,7 +38,10 @@ def test_data_are_told_from_text(scan: Path, tmp_path: Path) -> None:
     assert not is_data(tmp_path / "recipe.yaml") and not is_data(tmp_path / "nothing") and not is_data(tmp_path)
     (tmp_path / "scan.xml").write_text("\ufeff<root><raw_file filename='größer.raw'/></root>", encoding="utf-8")
     assert is_data(tmp_path / "scan.xml"), "EMPAD's description"
-    assert is_data(tmp_path / "gone.cxi") and not is_data(tmp_path / "gone.yaml"), "by its ending"
+    for name in ("gone", "empty"):
+        assert is_data(tmp_path / f"{name}.cxi") and not is_data(tmp_path / f"{name}.yaml"), "by its ending"
+        (tmp_path / "empty.cxi").touch()
+        (tmp_path / "empty.yaml").touch()
 
 
 @pytest.mark.parametrize(
@@ -46,7 +49,10 @@ def test_data_are_told_from_text(scan: Path, tmp_path: Path) -> None:
     [
         ((), "is a folder without a recipe or data; give the path of a recipe or of a data set."),
         (("notes.txt", "object.png"), "is a folder without a recipe or data; give"),
-        (("scan.h5", "notes.txt", "object.png"), "is a folder; give the data in it, {path}/scan.h5."),
+        (
+            ("scan.h5", "scan.truth.h5", "notes.txt", "object.png", "result.h5"),
+            "is a folder; give the data in it, {path}/scan.h5.",
+        ),
         (("recipe.yaml", "result.h5"), "is a folder; give the recipe in it, {path}/recipe.yaml."),
         (
             ("a_2.tif", "a_1.tif", "dark.h5"),
@@ -61,6 +67,17 @@ def test_a_folder_in_place_of_data(files: tuple[str, ...], said: str, tmp_path: 
     with pytest.raises(BadInput) as raised:
         refuse_folder(tmp_path)
     assert str(raised.value).startswith(f"{tmp_path} {said.format(path=tmp_path)}")
+
+
+def test_a_folder_where_a_recipe_or_data_alone_are_meant(tmp_path: Path) -> None:
+    (tmp_path / "scan.cxi").write_bytes(b"\x89\x00\xff")
+    with pytest.raises(BadInput, match="is a folder without a tune file; give the path of a tune file"):
+        refuse_folder(tmp_path, "tune file", data=False)
+    (tmp_path / "recipe.yaml").write_text("data: {path: scan.cxi}\n")
+    with pytest.raises(BadInput, match=r"is a folder; give the data in it, .*/scan\.cxi\.$"):
+        refuse_folder(tmp_path, "")
+    with pytest.raises(BadInput, match=r"is a folder; give the recipe in it, .*/recipe\.yaml\.$"):
+        load_recipe(tmp_path)
 
 
 def test_paths_that_are_no_folder_of_files_pass(scan: Path, tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 import ptymesh as pm
-from ptymesh.auto import decide, described
+from ptymesh.auto.data import described
+from ptymesh.auto.deciding import decide
 from ptymesh.cli import main as module
 from ptymesh.distributed.world import Solo, World
 from ptymesh.errors import BadInput

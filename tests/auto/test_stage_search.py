@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from ptymesh.auto import decide, described
 from ptymesh.auto import stage_search as module
 from ptymesh.auto.candidates import Budget, Candidate, CandidateRunner, OverBudget, SearchContext, Undecided
+from ptymesh.auto.data import described
+from ptymesh.auto.deciding import decide
 from ptymesh.auto.hypotheses import GAINS, Hypothesis
 from ptymesh.auto.recipe_text import recipe_text
 from ptymesh.auto.stage_search import ENGINE, TRIAL_EPOCHS, Decision, StageSearch, StageTrial

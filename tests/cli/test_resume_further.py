@@ -49,8 +49,10 @@ def counters(folder: Path) -> Counters:
 def test_more_epochs_are_what_a_longer_run_would_have_done(run: Run, here: Path, done: Path) -> None:
     at = counters(here)
     assert (at.stage, at.epoch) == (1, 3)
+    status, out, err = run("resume", here / "out")
+    assert (status, err) == (0, "") and "All epochs are done; for more, add --set stages.1.epochs=6." in out
     status, out, err = run("resume", here / "out", "--set", "stages.1.epochs=5")
-    assert (status, err) == (0, "") and "resumed after 5 epochs" in out
+    assert (status, err) == (0, "") and "resumed after 5 epochs" in out and "are done" not in out
     longer = load_recipe(done / "recipe.yaml", ["stages.1.epochs=5"], here / "longer")
     whole = run_recipe(longer, device="cpu").result
     found = Result.load(here / "out" / "result.h5")

@@ -68,7 +68,7 @@ def test_mistakes(run: Run) -> None:
         (["tune.yaml", "here"], "here is one argument too many"),
         (["report"], "tune report needs the folder of a study"),
         (["report", "nowhere"], "nowhere holds no study"),
-        (["nothing.yaml"], "The tune file nothing.yaml cannot be read"),
+        (["nothing.yaml"], "The tune file nothing.yaml is not there"),
         (["tune.yaml", "--join"], "tune holds no study to join"),
         (["tune.yaml", "--workers", "0"], "--workers is 0; give 1 to 4096."),
         (["tune.yaml", "--device", "cdua"], "Device 'cdua' is unknown"),

@@ -11,7 +11,7 @@ import pytest
 from ptymesh import RPIE, load, reconstruct
 from ptymesh.diagnosis import CAUSES, ResultView
 from ptymesh.diagnosis.remedies import UsableRemedy
-from ptymesh.diagnosis.report import first_cause, report
+from ptymesh.diagnosis.report import report
 from ptymesh.diagnosis.trials import Trials
 from ptymesh.recipe.schema import Recipe
 from ptymesh.run.simulate_file import write
@@ -28,9 +28,8 @@ OTHERS = [name for name in instances.INSTANCES if name not in (*QUICK, "few_slic
 
 def check_first(name: str, severity: int) -> None:
     measured, result = instances.instance(name, severity, 0)
-    found = first_cause(result, measured)
-    assert found is not None
-    assert found.cause in instances.INSTANCES[name][1], report(result, measured).lines()
+    found = report(result, measured)
+    assert found.findings[0].cause in instances.INSTANCES[name][1], found.lines()
 
 
 @pytest.mark.sample(4)
@@ -91,6 +90,6 @@ def test_trial_of_a_remedy_reads_the_file_again_where_that_is_what_it_changes(tm
 
 def test_positions_that_lag_are_said_to_lag_by_their_frames() -> None:
     measured, result = instances.instance("lag", 1, 0)
-    found = first_cause(result, measured)
-    assert found is not None and "3 frames behind" in found.sentence
+    found = report(result, measured).findings[0]
+    assert "3 frames behind" in found.sentence
     assert np.isfinite(found.number)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ptymesh.diagnosis import ResultView, twin
-from ptymesh.diagnosis.report import first_cause, report
+from ptymesh.diagnosis.report import report
 from ptymesh.io import load_measurement
 from ptymesh.io.results import Result
 from ptymesh.measurement import ArraySource, Measurement
@@ -67,8 +67,8 @@ def right(path: Path) -> tuple[Measurement, Result]:
 def test_the_wrong_twin_is_named_first_and_the_right_one_is_not(path: Path, right: tuple[Measurement, Result]) -> None:
     scan, wrong = reconstructed(path, 180, 9.5e-9)
     assert wrong.verdict in ("poor", "failed")
-    found = first_cause(wrong, scan)
-    assert found is not None and found.cause == "twin" and "are dark" in found.sentence
+    found = report(wrong, scan).findings[0]
+    assert found.cause == "twin" and "are dark" in found.sentence
     tried = report(wrong, scan, trials_s=1e-9).findings[0]  # no time for trials but its own
     assert tried.cause == "twin" and tried.sentence.startswith("tried on 100 views")
     assert set(tried.settings) == {

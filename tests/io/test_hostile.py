@@ -332,7 +332,7 @@ def test_a_dataset_made_of_itself(metres: Path) -> None:
 def test_no_regular_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", tmp_path, Path("/dev/zero")):
-        refused(path, "is a folder; data.path must" if path == tmp_path else "is not a file")
+        refused(path, "is a folder without data" if path == tmp_path else "is not a file")
         with pytest.raises(BadInput, match="no regular file"):
             open_hdf5(path)
 

@@ -146,7 +146,7 @@ def test_unknown_files(tmp_path: Path, hdf5: Load) -> None:
         (tmp_path / "text.txt", "no known format"),
         (tmp_path / "empty", "is empty"),
         (tmp_path / "absent.cxi", "There is no file"),
-        (tmp_path, "is a folder; data.path must name a file"),
+        (tmp_path, r"is a folder; give the data in it, .*frames\.npy"),
         (tmp_path / "frames.npy", r"has shape \(3, 4\); patterns have three axes"),
         (tmp_path / "frames.tif", "cannot be read as TIFF"),
     ):

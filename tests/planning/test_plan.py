@@ -1,7 +1,6 @@
 """What a plan says of messages is what runs count; its memory, and the choice of a layout, follow the scan."""
 
 import math
-import sys
 from dataclasses import replace
 from typing import Any
 
@@ -9,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from ptymesh.cli.main import main
-from ptymesh.cli.plan import counts, fitting, kind_of, memory_size
+from ptymesh.cli.launching import parse_numbers
+from ptymesh.cli.plan import fitting, kind_of, memory_size
 from ptymesh.distributed.layouts.owners import owners
 from ptymesh.distributed.tiles import bisect
 from ptymesh.distributed.world import World
@@ -296,22 +295,13 @@ def test_engine_model_and_layout_make_the_time() -> None:
 
 
 def test_sizes_and_counts() -> None:
-    assert memory_size("80GB") == 80e9 and counts("1,8,64") == [1, 8, 64]
+    assert memory_size("80GB") == 80e9 and parse_numbers("--ranks", "1,8,64") == [1, 8, 64]
     for bad in ("80", "-3GB", "GB", "3 parsec", "3 s"):
         with pytest.raises(BadInput, match=r"--device-memory is .*; give a size with a unit, such as 80GB"):
             memory_size(bad)
-    with pytest.raises(BadInput, match="--ranks"):
-        counts("0,1")
-
-
-@pytest.mark.parametrize("option", ["--link", "--latency", "--rate"])
-def test_speeds_are_refused(option: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sys, "argv", ["ptymesh", "plan", "recipe.yaml", option, "10"])
-    with pytest.raises(SystemExit) as left:
-        main()
-    said = capfd.readouterr().err
-    assert left.value.code == 2 and said.count("\n") == 1
-    assert f"{option} '10' was for times, which a plan no longer predicts; leave it out, and measure" in said
+    for bad, most in (("0,1", None), ("1,9", 8), ("1,two", None)):
+        with pytest.raises(BadInput, match=f"--ranks is '{bad}'; give whole numbers .* such as 1,2,4"):
+            parse_numbers("--ranks", bad, most)
 
 
 def test_an_object_of_which_no_pixel_is_kept() -> None:

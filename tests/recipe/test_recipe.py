@@ -218,8 +218,11 @@ def test_one_sentence(raw: Any, expected: str) -> None:
     [
         (["seed"], "--set 'seed' is not KEY=VALUE"),
         (["=3"], "--set '=3' is not KEY=VALUE"),
-        (["stages.7.epochs=1"], "--set stages.7 is not an item of stages, which has 2; count from 0 to 1."),
-        (["stages.x.epochs=1"], "--set stages.x is not an item"),
+        (
+            ["stages.7.epochs=1"],
+            "--set stages.7 is no item of stages: 0 to 1 are there, and stages.2 adds one.",
+        ),
+        (["stages.x.epochs=1"], "--set stages.x is no item"),
         (["seed.x=1"], "--set seed.x goes into seed, which is 3, not a group of keys."),
         (["seed=[1"], "The value of --set 'seed=[1' is not valid YAML"),
         (["stages.0.epohcs=1"], "stages.0.epohcs is unknown; did you mean stages.0.epochs?"),
@@ -238,7 +241,7 @@ def test_bad_overrides(recipe_file: Path, overrides: list[str], expected: str) -
         ("seed: 1\nseed: 2\n", "the key 'seed' is given twice (line 1)"),
         ("data:\n\tpath: a.cxi\n", "is not valid YAML: a tab, where only blanks may indent (line 2); mend that line."),
         ("data: {path: a.cxi\n", "but got the end of the text (line 2)"),
-        ("- 1\n", "it should hold keys: data, seed"),
+        ("- 1\n", " holds [1]; it should hold keys with their values, at least data: {path: FILE}."),
         ("", " is empty; it should hold keys"),
         ("x: !!python/object:os.system {}", "is not valid YAML"),
     ],
@@ -250,7 +253,7 @@ def test_bad_files(tmp_path: Path, text: str, expected: str) -> None:
 
 
 def test_unreadable_files(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"missing\.yaml cannot be read"):
+    with pytest.raises(BadInput, match=r"missing\.yaml is not there"):
         load_recipe(tmp_path / "missing.yaml")
     (tmp_path / "image.yaml").write_bytes(b"\xff\xd8\xff\xe0")
     with pytest.raises(

@@ -196,7 +196,8 @@ def test_odd_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pyte
     monkeypatch.setattr(sys, "argv", ["ptymesh", "scaling", "recipe.yaml", "--ranks", "1,two"])
     with pytest.raises(SystemExit) as left:
         main()
-    assert left.value.code == 2 and "--ranks is '1,two'; give numbers of ranks such as 1,2,4." in capfd.readouterr().err
+    said = "--ranks is '1,two'; give whole numbers of 1 or more with commas between them, such as 1,2,4."
+    assert left.value.code == 2 and said in capfd.readouterr().err
 
 
 def test_odd_kinds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:

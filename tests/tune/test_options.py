@@ -95,7 +95,7 @@ def test_a_file(scan: Path, tmp_path: Path) -> None:
     assert made.recipe == {"data": {"path": str(tmp_path / "scan.cxi")}, "seed": 4}
     assert (made.trials, made.output.dir) == (7, tmp_path / "o")
     assert isinstance(made.objective, Function) and made.objective.call == f"{tmp_path / 'mine.py'}:f"
-    with pytest.raises(BadInput, match="cannot be read"):
+    with pytest.raises(BadInput, match="is not there"):
         load_tuning(tmp_path / "nothing.yaml")
     with pytest.raises(BadInput, match="is not a tune file"):
         load_tuning(scan)

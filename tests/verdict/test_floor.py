@@ -13,8 +13,7 @@ from ptymesh.physics.detector.counting import expected_misfit, expected_spread, 
 from ptymesh.physics.model import Model
 from ptymesh.problem import Problem
 from ptymesh.simulate import simulate
-from ptymesh.verdict import NoiseFloor, measure_noise_floor
-from ptymesh.verdict.floor import are_counts
+from ptymesh.verdict.floor import NoiseFloor, are_counts, measure_noise_floor
 
 
 def problem_of(scan: Measurement) -> Problem:

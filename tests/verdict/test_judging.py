@@ -16,8 +16,10 @@ from ptymesh.io.results import Result, add_attributes, read_attributes
 from ptymesh.measurement import ArraySource, Measurement
 from ptymesh.run import final_verdict
 from ptymesh.simulate import simulate
-from ptymesh.verdict import Misfits, NoiseFloor, Sign, Verdict, factor_in_words, judge
-from ptymesh.verdict.judging import name_views
+from ptymesh.verdict.floor import NoiseFloor
+from ptymesh.verdict.judging import Verdict, factor_in_words, judge, name_views
+from ptymesh.verdict.misfits import Misfits
+from ptymesh.verdict.signs import Sign
 
 STAGES = [{"engine": "rpie", "epochs": 25, "batch": 12}]
 SAID = ("final_residual", "noise_floor", "noise_level", "times_noise", "verdict", "verdict_sentence", "convergence")

@@ -13,12 +13,14 @@ from ptymesh.diagnosis import ResultView
 from ptymesh.geometry import far_field
 from ptymesh.measurement import ArraySource, Measurement
 from ptymesh.simulate import simulate
-from ptymesh.verdict import NoiseFloor, Sign, collect_misfits, judge
 from ptymesh.verdict.features import find_feature_map
-from ptymesh.verdict.misfits import Misfits
+from ptymesh.verdict.floor import NoiseFloor
+from ptymesh.verdict.judging import judge
+from ptymesh.verdict.misfits import Misfits, collect_misfits
 from ptymesh.verdict.order import scan_rows
 from ptymesh.verdict.signs import (
     MOST_GAIN,
+    Sign,
     asked_moves,
     linear_moves,
     move_gains,
@@ -188,7 +190,7 @@ def test_signs_make_a_good_fit_poor() -> None:
     assert judge(0.1, floor, 0, misfits).state == "good"
     verdict = judge(0.1, floor, 0, misfits, None, signs)
     assert verdict.state == "poor" and verdict.signs == ("lag",)
-    assert verdict.sentence == "the residual is 1 times what counting leaves, but positions are behind"
+    assert verdict.sentence == "the residual is 1.0 times what counting leaves, but positions are behind"
     unknown = judge(0.1, None, 0, misfits, None, signs[1:])
     assert unknown.state == "poor" and unknown.sentence == "positions are behind"
     assert judge(float("nan"), floor, 0, misfits, None, signs).signs == ()

@@ -1,6 +1,5 @@
 """Stages of a data set, found by trying: how data are read, and what suits them.
 
-data_paths       data sets told from recipes on the command line
 data             a recipe from a data file alone
 dataset_names    datasets in a file of no known format
 orientation      the detector's orientation to its scan
@@ -18,30 +17,3 @@ candidates       candidates that continue one estimate, and what runs them
 recipe_text      the recipe as text, with the reasons as comments
 python           the same in one call
 """
-
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from ptymesh.auto.data import described, described_recipe
-    from ptymesh.auto.data_paths import is_data, named_after
-    from ptymesh.auto.deciding import decide
-    from ptymesh.auto.python import reconstruct
-
-_PUBLIC = {
-    "decide": "deciding",
-    "described": "data",
-    "described_recipe": "data",
-    "is_data": "data_paths",
-    "named_after": "data_paths",
-    "reconstruct": "python",
-}
-
-__all__ = ["decide", "described", "described_recipe", "is_data", "named_after", "reconstruct"]
-
-
-def __getattr__(name: str) -> Any:
-    """Import what is public when it is first used, as it takes torch."""
-    if name not in _PUBLIC:
-        raise AttributeError(f"module 'ptymesh.auto' has no attribute {name!r}")
-    return getattr(import_module(f"ptymesh.auto.{_PUBLIC[name]}"), name)

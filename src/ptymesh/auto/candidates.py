@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,13 +34,14 @@ from ptymesh.verdict.held_out import Judged, judge_held_out
 HELD_VIEWS = 40
 #: Largest share of a scan's views that is held out.
 MOST_HELD = 0.2
+#: What ranks do in a search, for messages.
+SEARCHING = "finding the stages"
 #: Standard errors by which a change has to lower the held-out residual, besides a share of it.
 SURE = 2.0
 
 Stop = Callable[[], bool]
 #: An engine with its options, as in a stage of a recipe.
 StageOptions = dict[str, Any]
-Made = TypeVar("Made")
 
 
 class Undecided(Interrupted):
@@ -169,16 +170,7 @@ class CandidateRunner:
         self.recipe, self.scan, self.context = recipe, scan, context
         self.budget, self.share = context.budget, scan.views / whole
         self.recon = _Whole(
-            scan,
-            object=recipe.object,
-            probe=recipe.probe,
-            subpixel=recipe.positions.subpixel,
-            precision=recipe.precision,
-            seed=recipe.seed,
-            device=context.world,
-            layout="replicated",
-            memory_budget=recipe.memory_budget,
-            scratch=recipe.scratch,
+            scan, **recipe.reconstruction_options, device=context.world, layout="replicated", scratch=recipe.scratch
         )
         share = min(MOST_HELD, HELD_VIEWS / scan.views)
         #: Views that no update sees.
@@ -324,18 +316,6 @@ def side_by_side(ways: Sequence[tuple[CandidateRunner, Candidate, int]], until: 
             break
         paid += 1
     return [next(runner.steps(candidate, epochs, epochs)) for runner, candidate, epochs in ways[:paid]]
-
-
-def run_on_all_ranks(world: World, make: Callable[[], Made]) -> Made:
-    """Return what `make` returns; if it fails on any rank, every rank raises. Collective."""
-    made: list[Made] = []
-    failure = None
-    try:
-        made.append(make())
-    except Exception as error:
-        failure = error
-    world.raise_if_any_failed(failure, "finding the stages")
-    return made[0]
 
 
 def relative_gain(new: Candidate, old: Candidate) -> float:

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from ptymesh.auto.data_paths import named_after
 from ptymesh.auto.dataset_names import guessed_keys
 from ptymesh.auto.near_field import is_to_be_tried
 from ptymesh.auto.optics import bright_radius
@@ -23,6 +22,7 @@ from ptymesh.io.prepare.near_field import DETECTOR_LIES, SCAN_LIES, NearFieldSig
 from ptymesh.io.prepare.preprocess import PreparedSource
 from ptymesh.io.samples import located
 from ptymesh.measurement import Measurement, PatternSource, centres_of_mass
+from ptymesh.paths import is_data, named_after
 from ptymesh.recipe.schema import AUTO, RawGroup, Recipe, apply_overrides, raw_recipe
 
 #: Largest number of views that are looked at.
@@ -63,19 +63,22 @@ def described(path: Path, overrides: Sequence[str] = (), out: Path | None = None
 
 
 def described_recipe(path: Path, overrides: Sequence[str] = (), out: Path | None = None) -> tuple[Recipe, Reasons]:
-    """Return the recipe in a file, and the reasons for what was added to it.
+    """Return the recipe in a file, or one for a data set, and the reasons for what was added to it.
 
     If it names no stages, these are to be found, and what it leaves open about the data is taken from them, as for a
     data file alone.
 
     Args:
-        path: the recipe's file.
+        path: of the recipe, or of the data set.
         overrides: `key.path=VALUE` of a recipe.
         out: output folder; None: the recipe's.
 
     Raises:
         BadInput: with one sentence that names key, value and remedy.
     """
+    if is_data(path):
+        raw, reasons = described(path, overrides, out)
+        return Recipe.parse(raw), reasons
     raw, reasons = raw_recipe(path, overrides), Reasons()
     raw.setdefault("stages", AUTO)
     if raw["stages"] == AUTO and isinstance(raw.get("data"), dict):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ptymesh.auto.candidates import Budget, SearchContext, Stop, run_on_all_ranks
+from ptymesh.auto.candidates import SEARCHING, Budget, SearchContext, Stop
 from ptymesh.auto.recipe_text import NAME, recipe_text
-from ptymesh.auto.stage_search import Decision, Say, StageSearch
+from ptymesh.auto.search import Say
+from ptymesh.auto.stage_search import Decision, StageSearch
 from ptymesh.auto.sweeps import default_sweeps, sweeps_in_time
 from ptymesh.distributed.world import World
 from ptymesh.errors import BadInput
@@ -52,7 +53,7 @@ def decide(
         said.setdefault("data.checked", []).extend(found)
     for sentence in found:
         speak(sentence)
-    scan = run_on_all_ranks(world, lambda: _load_scan(recipe))
+    scan = world.on_all_ranks(lambda: _load_scan(recipe), SEARCHING)
     assert recipe.auto is not None
     sweeps = recipe.auto.sweeps
     if time_s is not None:
@@ -61,7 +62,7 @@ def decide(
     context = SearchContext(world, stop, Budget(sweeps or default_sweeps(scan)))
     decided = StageSearch(recipe, scan, context, said, speak).run()
     if write:
-        run_on_all_ranks(world, lambda: _write(decided) if world.rank == 0 else None)
+        world.on_all_ranks(lambda: _write(decided) if world.rank == 0 else None, SEARCHING)
     return decided
 
 

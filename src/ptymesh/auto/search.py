@@ -6,12 +6,12 @@ import math
 from collections.abc import Callable, Sequence
 
 from ptymesh.auto.candidates import (
+    SEARCHING,
     Candidate,
     CandidateRunner,
     OverBudget,
     SearchContext,
     StageOptions,
-    run_on_all_ranks,
 )
 from ptymesh.auto.epoch_search import ADAM, OPENING
 from ptymesh.io import load_measurement
@@ -50,6 +50,7 @@ class Search:
         reasons: why the recipe is as it is, sentences by key.
         say: is called with each sentence.
         opening: options of the engine of the first epochs.
+        kept: names of hypotheses in the order in which they were kept.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Search:
         self.recipe, self.scan, self.context, self.budget = recipe, scan, context, context.budget
         self.reasons, self.say = reasons, say
         self.opening: StageOptions = {}
+        self.kept: list[str] = []
 
     def add_reason(self, key: str, sentence: str) -> None:
         """Add a sentence that says why a key of the recipe is as it is."""
@@ -79,7 +81,7 @@ class Search:
 
     def load(self, recipe: Recipe) -> Measurement:
         """Return the scan that a recipe describes. Collective."""
-        return run_on_all_ranks(self.context.world, lambda: load_measurement(recipe.data, recipe.positions))
+        return self.context.world.on_all_ranks(lambda: load_measurement(recipe.data, recipe.positions), SEARCHING)
 
     def select_part(self, recipe: Recipe, consecutive: bool = False) -> Recipe:
         """Return the recipe with a part of a large scan: the views in the middle, or the first ones."""

@@ -24,7 +24,6 @@ from ptymesh.auto.candidates import (
     Candidate,
     CandidateRunner,
     OverBudget,
-    SearchContext,
     StageOptions,
     is_better,
     relative_gain,
@@ -35,9 +34,8 @@ from ptymesh.auto.hypotheses import BACKGROUND, GAINS, Hypotheses, Hypothesis
 from ptymesh.auto.optics import find_optics
 from ptymesh.auto.reading import ask_reading, ask_scan_geometry
 from ptymesh.auto.readings import QUESTIONS as READINGS
-from ptymesh.auto.search import ENGINE, OPTICS, PART, QUESTIONS, ROUNDS, Say, Search, raise_if_some_are_missing
+from ptymesh.auto.search import ENGINE, OPTICS, PART, QUESTIONS, ROUNDS, Search, raise_if_some_are_missing
 from ptymesh.errors import BadInput, PtymeshError
-from ptymesh.measurement import Measurement
 from ptymesh.planning.cost_model import batch_for
 from ptymesh.recipe.schema import DEFAULT_STAGES, Recipe, default_stages, engine_of
 
@@ -116,27 +114,7 @@ class Decision:
 
 
 class StageSearch(Search):
-    """The search for the stages of a scan, question by question.
-
-    Args:
-        recipe: leaves its stages open.
-        scan: the data, as the recipe describes them.
-        context: ranks, stop and budget.
-        reasons: sentences by key of the recipe; more are added.
-        say: is called with each sentence.
-    """
-
-    def __init__(
-        self,
-        recipe: Recipe,
-        scan: Measurement,
-        context: SearchContext,
-        reasons: dict[str, list[str]],
-        say: Say,
-    ) -> None:
-        super().__init__(recipe, scan, context, reasons, say)
-        #: Names of hypotheses in the order in which they were kept.
-        self.kept: list[str] = []
+    """The search for the stages of a scan, question by question."""
 
     def run(self) -> Decision:
         """Return the recipe with the stages that suit the scan. Collective."""

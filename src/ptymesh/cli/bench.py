@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ptymesh.cli.launching import Backend, Device, LaunchOptions, Settings
+from ptymesh.cli.launching import Backend, Device, LaunchOptions, Settings, parse_numbers, refuse_ranks
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -111,11 +111,11 @@ def command(
         out,
         busy_ok,
         engines=_words(engines),
-        modes=_numbers("modes", modes),
-        batches=_numbers("batches", batches),
+        modes=tuple(parse_numbers("--modes", modes)),
+        batches=tuple(parse_numbers("--batches", batches)),
         subpixel=_words(subpixel),
-        windows=_numbers("windows", windows),
-        sides=_numbers("objects", objects) if objects else (),
+        windows=tuple(parse_numbers("--windows", windows)),
+        sides=tuple(parse_numbers("--objects", objects)) if objects else (),
         epochs=epochs,
         views=views,
         device=device,
@@ -166,10 +166,7 @@ def compare_ranks(
     from ptymesh.recipe.schema import load_recipe
     from ptymesh.run.speed.scaling import THREADS, WEAK, RepeatedRun, save, scale, table
 
-    try:
-        counts = [int(part) for part in ranks.split(",")]
-    except ValueError as error:
-        raise BadInput(f"--ranks is {ranks!r}; give numbers of ranks such as 1,2,4.") from error
+    counts = parse_numbers("--ranks", ranks)
     beside = [] if also == "none" else also.split(",")
     if odd := [kind for kind in beside if kind not in (THREADS, WEAK)]:
         raise BadInput(f"--also is {also!r}, and there is no {odd[0]!r}; give threads, weak, both or none.")
@@ -198,13 +195,11 @@ def compare_engines(path: Path | None, out: Path | None, busy_ok: bool, **option
         options: fields of ptymesh.run.speed.bench.Plan.
     """
     from ptymesh.cli.dataset import load_dataset
-    from ptymesh.distributed.rank_info import world
     from ptymesh.errors import BadInput
     from ptymesh.run.speed.bench import Plan, bench, save
     from ptymesh.run_folder.terminal import Terminal
 
-    if world().size > 1:
-        raise BadInput("The benchmark is of one rank; run `ptymesh bench` without torchrun.")
+    refuse_ranks("bench")
     if out is not None and not out.absolute().parent.is_dir():
         raise BadInput(f"The folder of --out {out} does not exist; make it first.")
     plan = Plan(**options)
@@ -227,15 +222,6 @@ def compare_engines(path: Path | None, out: Path | None, busy_ok: bool, **option
 
 def _words(text: str) -> tuple[str, ...]:
     return tuple(word.strip() for word in text.split(","))
-
-
-def _numbers(name: str, text: str) -> tuple[int, ...]:
-    from ptymesh.errors import BadInput
-
-    try:
-        return tuple(int(word) for word in text.split(","))
-    except ValueError as error:
-        raise BadInput(f"--{name} is {text!r}; give whole numbers with commas between them, like 1,4.") from error
 
 
 def _machine(about: dict[str, Any]) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ptymesh.cli.launching import folder
+from ptymesh.cli.launching import Settings, folder, refuse_ranks
 
 if TYPE_CHECKING:
     from ptymesh.calibrate import Calibration
@@ -28,7 +28,7 @@ def command(
     phase: Annotated[
         str, typer.Option(metavar="bright|dark", help="Sign of the phase of features, where C10 is unknown.")
     ] = "bright",
-    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key of the recipe.")] = None,
+    set_: Settings = None,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", parser=folder, help="Output folder. [default: NAME-calibration]")
     ] = None,
@@ -39,16 +39,12 @@ def command(
     The recipe says in comments where each number comes from; one figure shows what was measured, and virtual images are
     written as PNG and TIFF.
     """
-    from ptymesh.auto.data_paths import named_after
     from ptymesh.calibrate import calibrate
     from ptymesh.calibrate.files import RECIPE, write_files
-    from ptymesh.distributed.rank_info import world
     from ptymesh.errors import BadInput
+    from ptymesh.paths import named_after
 
-    if world().size > 1:
-        raise BadInput(
-            f"`ptymesh calibrate` is one process, and here are {world().size} ranks; start it without a launcher."
-        )
+    refuse_ranks("calibrate")
     if c10 not in ("negative", "positive", "unknown"):
         raise BadInput(f"--c10 is {c10!r}; give negative, positive or unknown.")
     if phase not in ("bright", "dark"):
@@ -68,10 +64,9 @@ def _described(
     file: Path, settings: list[str] | tuple[()], energy: float | None, semiangle: float | None, step: float | None
 ) -> dict[str, Any]:
     """Return the recipe of a file, or a recipe's own, with the numbers of the options."""
-    from ptymesh.auto.data_paths import is_data, refuse_folder
+    from ptymesh.paths import is_data
     from ptymesh.recipe.schema import apply_overrides, put, raw_recipe
 
-    refuse_folder(file)
     raw: dict[str, Any] = {"data": {"path": str(file)}} if is_data(file) else dict(raw_recipe(file))
     if energy is not None:
         put(raw, "data.energy_eV", energy, "--energy")

@@ -52,7 +52,8 @@ def command(
             typer.echo(f"Note: {note}")
     if figure is not None:
         names = (a.name, b.name) if a.name != b.name else (str(a), str(b))
-        _draw(found, figure, names)
+        draw_comparison(found, figure, names)
+        typer.echo(str(figure), err=True)
 
 
 def _lines(found: Comparison) -> Iterator[tuple[str, str]]:
@@ -104,7 +105,14 @@ def _length(pixels: float, found: Comparison) -> str:
     return f"{pixels:.3g} px ({pixels * (y * x) ** 0.5 * 1e9:.3g} nm)"
 
 
-def _draw(found: Comparison, path: Path, names: tuple[str, str]) -> None:
+def draw_comparison(found: Comparison, path: Path, names: tuple[str, str]) -> None:
+    """Draw both objects, their difference and the correlation.
+
+    Args:
+        found: the comparison.
+        path: of the figure.
+        names: of A and B.
+    """
     from ptymesh.plot import comparison_figure, save_figure
 
     moved = found.alignment
@@ -113,4 +121,3 @@ def _draw(found: Comparison, path: Path, names: tuple[str, str]) -> None:
         moved.aligned, moved.reference, moved.region, found.rings, found.pixel_size_m, names, title
     )
     save_figure(drawing, path)
-    typer.echo(str(path), err=True)

@@ -67,6 +67,7 @@ def _is_recipe(file: Path) -> bool:
 def _apply(raw: dict[str, Any], setting: str) -> None:
     """Set one KEY=VALUE in nested dicts."""
     from ptymesh.errors import BadInput
+    from ptymesh.recipe.schema import put
     from ptymesh.recipe.yaml_text import parsed
     from ptymesh.sentences import quote
 
@@ -74,10 +75,4 @@ def _apply(raw: dict[str, Any], setting: str) -> None:
     parts = key.strip().split(".")
     if not equals or len(parts) < 2 or not all(parts) or parts[0] not in GROUPS:
         raise BadInput(f"--set {quote(setting)} is not data.KEY=VALUE or positions.KEY=VALUE; write --set data.bin=2.")
-    value = parsed(text, f"The value of --set {quote(setting)}")
-    node = raw
-    for part in parts[:-1]:
-        if not isinstance(node.get(part), dict):
-            node[part] = {}
-        node = node[part]
-    node[parts[-1]] = value
+    put(raw, key.strip(), parsed(text, f"The value of --set {quote(setting)}"), "--set")

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ptymesh import stopping
-from ptymesh.cli.launching import folder
+from ptymesh.cli.compare import draw_comparison
+from ptymesh.cli.launching import LaunchOptions, folder, refuse_ranks
 
 if TYPE_CHECKING:
     from ptymesh.compare import Comparison
@@ -34,17 +35,14 @@ def command(
     ),
 ) -> None:
     """Simulate a scan, reconstruct it, draw it, and compare it with the truth."""
-    from ptymesh.cli.launching import LaunchOptions
     from ptymesh.cli.running import check_folder, execute, owned, refuse_to_overwrite
-    from ptymesh.distributed.rank_info import world
     from ptymesh.errors import BadInput
     from ptymesh.files import replacing
     from ptymesh.recipe.schema import load_recipe
     from ptymesh.run.simulate_file import write
     from ptymesh.simulate import checked
 
-    if world().size > 1:
-        raise BadInput("The demo starts its own ranks; run `ptymesh demo --ranks N` without torchrun.")
+    refuse_ranks("demo")
     check_folder(out)
     refuse_to_overwrite(out, force=True)
     recipe = out / "recipe.yaml"
@@ -76,13 +74,7 @@ def _is_demo_recipe(recipe: Path) -> bool:
 def _compare(result: Path, truth: Path, picture: Path) -> Comparison:
     from ptymesh.compare import compare_results
     from ptymesh.io.results import Result
-    from ptymesh.plot import comparison_figure, save_figure
 
     found = compare_results(Result.load(result), Result.load(truth))
-    moved, title = found.alignment, f"Reconstruction and truth differ by {found.nrmse:.1%}"
-    names = ("reconstruction", "truth")
-    drawing = comparison_figure(
-        moved.aligned, moved.reference, moved.region, found.rings, found.pixel_size_m, names, title
-    )
-    save_figure(drawing, picture)
+    draw_comparison(found, picture, ("reconstruction", "truth"))
     return found

@@ -115,12 +115,13 @@ def _scan(s: InspectionReport) -> Lines:
     extent = f"{s.extent_px[0]:.4g} x {s.extent_px[1]:.4g} px"
     if s.field_of_view_m is not None:
         extent += f" ({_length(s.field_of_view_m[0])} x {_length(s.field_of_view_m[1])})"
-    yield "scan", f"{extent}, step {size(s.step_px)}"
+    yield "scan", f"{extent}, step {size(s.step_px)}" if s.views > 1 else "a single view"
+    if not s.probe_diameter_px > 0:  # without counts nothing follows from the diameter
+        yield "probe diameter", "not known: neither the file nor the patterns tell it"
+        return
     origin = {"file": "probe in the file", "speckle": "estimated from the speckles", "window": "whole window lit"}
     modes = f", {s.probe_modes} mode{'s' * (s.probe_modes > 1)}" if s.probe_modes else ""
     yield "probe diameter", f"{size(s.probe_diameter_px)}, {origin[s.probe_diameter_from]}{modes}"
-    if not s.probe_diameter_px > 0:  # without counts nothing follows from the diameter
-        return
     yield "overlap", f"{s.overlap:.0%} of the diameter, {s.views_per_point:.3g} views on each point"
     if s.propagation == "far_field":
         yield "oversampling", f"{s.oversampling:.3g} (window / probe diameter; 2 samples well)"

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ptymesh.cli.launching import LaunchOptions, expand_groups
+from ptymesh.cli.launching import LaunchOptions, expand_groups, refuse_ranks
 
 #: Arguments after the program's name are left to the program.
 SETTINGS = {"allow_interspersed_args": False, "ignore_unknown_options": False}
@@ -24,12 +24,10 @@ def command(
 ) -> None:
     """Run a Python program, unchanged, on N ranks of this machine. Options stand before the program's name."""
     from ptymesh.distributed.devices import DEVICE
-    from ptymesh.distributed.rank_info import world
     from ptymesh.errors import BadInput
     from ptymesh.launcher.rank_processes import launch
 
-    if world().size > 1:
-        raise BadInput("This is a rank already; ptymesh launch starts its own ranks, without torchrun.")
+    refuse_ranks("launch")
     if not script.is_file():
         raise BadInput(f"There is no program {script}; check the path.")
     if script.suffix in (".yaml", ".yml"):

@@ -39,6 +39,40 @@ def folder(name: str | Path) -> Path:
     return Path(name)
 
 
+def parse_numbers(option: str, text: str, most: int | None = None) -> list[int]:
+    """Return whole numbers of 1 or more, with commas between them.
+
+    Args:
+        option: for messages.
+        text: such as 1,2,4.
+        most: largest number that is accepted.
+
+    Raises:
+        BadInput: they are other ones.
+    """
+    from ptymesh.errors import BadInput
+
+    try:
+        found = [int(part) for part in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or min(found) < 1 or (most is not None and max(found) > most):
+        bound = "of 1 or more" if most is None else f"from 1 to {most}"
+        raise BadInput(f"{option} is {text!r}; give whole numbers {bound} with commas between them, such as 1,2,4.")
+    return found
+
+
+def refuse_ranks(command: str) -> None:
+    """Raise BadInput if this process is one of several ranks: a command starts its own, or needs none."""
+    from ptymesh.distributed.rank_info import world
+    from ptymesh.errors import BadInput
+
+    if (size := world().size) > 1:
+        raise BadInput(
+            f"`ptymesh {command}` is one process, and here are {size} ranks; start it without torchrun or srun."
+        )
+
+
 def result_file(name: str | Path) -> Path:
     """Return the result that an argument names: the file, or that of the run in a folder."""
     from ptymesh.io.results import file_in

@@ -130,14 +130,14 @@ def _reconstruct(loaded: Recipe, where: StreamPlace, out: Path, options: LiveOpt
 
     with ExitStack() as held, StopSignal() as stop, join("cpu") as ranks:
         take_output_folder(ranks, out, held)
-        stream, failure = None, None
-        try:
+
+        def opened() -> tuple[FrameSource | ApartStream | None, LiveOptions]:
             stream = _open_stream(where) if ranks.rank == 0 else None
             if isinstance(stream, SpooledStream):
-                options = replace(options, admissions=stream.admissions(options.uses))
-        except Exception as error:
-            failure = error
-        ranks.raise_if_any_failed(failure, "opening the source")
+                return stream, replace(options, admissions=stream.admissions(options.uses))
+            return stream, options
+
+        stream, options = ranks.on_all_ranks(opened, "opening the source")
         outcome, scan = reconstruct_live(
             loaded,
             stream,

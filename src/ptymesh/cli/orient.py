@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ptymesh.cli.launching import folder
+from ptymesh.cli.launching import Settings, folder
+from ptymesh.printable import finite
 
 if TYPE_CHECKING:
     from ptymesh.tune.orient import Oriented
@@ -38,7 +39,7 @@ def command(
         int | None, typer.Option(metavar="N", help="Processes on this machine; default one per GPU, 1 on CPUs.")
     ] = None,
     device: Annotated[str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda or cuda:N.")] = "auto",
-    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key of the recipe.")] = None,
+    set_: Settings = None,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", parser=folder, help="Keep the studies in this folder.")
     ] = None,
@@ -130,9 +131,9 @@ def _summary(found: Oriented) -> dict[str, object]:
         "second": found.second.settings(),
         "residual": found.residual,
         "second_residual": found.second_residual,
-        "twin_residual": found.twin_residual if isfinite(found.twin_residual) else None,
-        "margin": found.margin if isfinite(found.margin) else None,
-        "standard_errors": found.errors if isfinite(found.errors) else None,
+        "twin_residual": finite(found.twin_residual),
+        "margin": finite(found.margin),
+        "standard_errors": finite(found.errors),
         "confidence": found.confidence,
         "settled_by": found.settled,
         "c10_m": found.c10_m,

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import json
-import math
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ptymesh.cli.launching import Settings, parse_numbers
+
 if TYPE_CHECKING:
     from ptymesh.planning.plan import LayoutName, LayoutPlan
 
-#: Units of sizes, and their values in bytes.
-UNITS = {"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
 #: Largest number of ranks that is accepted.
 MOST_RANKS = 10**6
-Removed = Annotated[str | None, typer.Option(hidden=True)]
 
 
 def command(
@@ -30,11 +29,8 @@ def command(
     device: Annotated[
         str, typer.Option(metavar="KIND", help="What a rank computes on: auto (as here), cpu, cuda, xpu.")
     ] = "auto",
-    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key of the recipe.")] = None,
+    set_: Settings = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
-    link: Removed = None,
-    latency: Removed = None,
-    rate: Removed = None,
 ) -> None:
     """Memory and messages on so many ranks, for both layouts of the object, without running."""
     from ptymesh.errors import BadInput
@@ -45,19 +41,17 @@ def command(
     from ptymesh.recipe.schema import load_recipe
     from ptymesh.run.reconstruction import MARGIN_PX
 
-    refuse_speeds({"--link": link, "--latency": latency, "--rate": rate})
     loaded = load_recipe(recipe, set_ or ())
     if not 1 <= stage <= len(loaded.stages):
         raise BadInput(f"--stage is {stage}, the recipe has {len(loaded.stages)}; give 1 to {len(loaded.stages)}.")
+    numbers = parse_numbers("--ranks", ranks, MOST_RANKS)
     kind, memory = kind_of(device), None if device_memory is None else memory_size(device_memory)
     measurement = load_scan(loaded)
     known = loaded.object, loaded.probe, loaded.positions.subpixel, loaded.precision, MARGIN_PX
     scan = scan_of(measurement, *known, pieces_for_scan(loaded.optics.values(), measurement)[0])
     engine = loaded.stages[stage - 1]
     here = cores() if kind == "cpu" else 0
-    found = [
-        plan_layouts(scan, engine, loaded.seed, count, kind, shares_memory=count <= here) for count in counts(ranks)
-    ]
+    found = [plan_layouts(scan, engine, loaded.seed, count, kind, shares_memory=count <= here) for count in numbers]
     rows = [plan for both in found for plan in both.values()]
     if as_json:
         typer.echo(json.dumps({"device": kind, "memory": memory, "plans": [asdict(plan) for plan in rows]}, indent=1))
@@ -85,22 +79,6 @@ def fitting(plans: dict[LayoutName, LayoutPlan], memory: float) -> str:
     return "either layout fits; a run takes the faster one over the links that it measures"
 
 
-def refuse_speeds(given: dict[str, str | None]) -> None:
-    """Refuse options by which earlier versions predicted times.
-
-    Raises:
-        BadInput: one of them is given.
-    """
-    from ptymesh.errors import BadInput
-
-    for option, value in given.items():
-        if value is not None:
-            raise BadInput(
-                f"{option} {value!r} was for times, which a plan no longer predicts; leave it out, and measure them "
-                "with `ptymesh bench RECIPE.yaml --ranks 1,2`."
-            )
-
-
 def kind_of(device: str) -> str:
     """Return the kind of device to plan for.
 
@@ -115,41 +93,20 @@ def kind_of(device: str) -> str:
     return device_for("auto", 0).type if device == "auto" else device
 
 
-def counts(ranks: str) -> list[int]:
-    """Parse numbers of ranks such as "1,8,64".
-
-    Raises:
-        BadInput: they are no numbers, or out of range.
-    """
-    from ptymesh.errors import BadInput
-
-    try:
-        found = [int(part) for part in ranks.split(",")]
-    except ValueError:
-        found = []
-    if not found or min(found) < 1 or max(found) > MOST_RANKS:
-        raise BadInput(
-            f"--ranks is {ranks!r}; give numbers from 1 to {MOST_RANKS} with commas between them, such as 1,8,64."
-        )
-    return found
-
-
-def memory_size(text: str) -> float:
-    """Parse a size with a unit of UNITS; return it in bytes.
+def memory_size(text: str) -> int:
+    """Return the bytes of a size with a unit, such as 80GB, as a recipe's memory_budget takes it.
 
     Raises:
         BadInput: it is no such size.
     """
+    from pydantic import ByteSize, TypeAdapter, ValidationError
+
     from ptymesh.errors import BadInput
 
-    number = text.rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
-    try:
-        value = float(number) * UNITS[text[len(number) :].strip()]
-    except (ValueError, KeyError):
-        value = 0.0
-    if not 0 < value < math.inf:
-        raise BadInput(f"--device-memory is {text!r}; give a size with a unit, such as 80GB.")
-    return value
+    with suppress(ValidationError):
+        if text[-1:].isalpha() and (size := TypeAdapter(ByteSize).validate_python(text)) > 0:
+            return int(size)
+    raise BadInput(f"--device-memory is {text!r}; give a size with a unit, such as 80GB.")
 
 
 def _print(rows: list[LayoutPlan], memory: float | None) -> None:

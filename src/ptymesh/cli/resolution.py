@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ptymesh.cli.launching import Device, Settings, folder
+from ptymesh.printable import finite
 
 if TYPE_CHECKING:
     from ptymesh.compare import Comparison
@@ -182,11 +183,6 @@ def _summary(
     """Return everything as plain Python objects; numbers that are not finite are None."""
     rings = found.rings
 
-    def plain(values: object) -> list[float | None]:
-        import numpy as np
-
-        return [float(value) if np.isfinite(value) else None for value in np.asarray(values, dtype=float)]
-
     return {
         "a": str(paths[0]),
         "b": str(paths[1]),
@@ -200,16 +196,16 @@ def _summary(
         "field_px": [int(found.alignment.region.any(axis=axis).sum()) for axis in (1, 0)],
         "pixel_size_m": None if found.pixel_size_m is None else list(found.pixel_size_m),
         "nrmse": found.nrmse,
-        "frequency": plain(rings.frequency),
-        "correlation": plain(rings.correlation),
-        "half_bit_threshold": plain(rings.threshold),
-        "one_bit_threshold": plain(rings.one_bit),
-        "snr": plain(rings.snr),
+        "frequency": finite(rings.frequency.tolist()),
+        "correlation": finite(rings.correlation.tolist()),
+        "half_bit_threshold": finite(rings.threshold.tolist()),
+        "one_bit_threshold": finite(rings.one_bit.tolist()),
+        "snr": finite(rings.snr.tolist()),
         "transfer": None
         if transfer is None
         else {
-            "frequency": plain(transfer.frequency),
-            "value": plain(transfer.value),
+            "frequency": finite(transfer.frequency.tolist()),
+            "value": finite(transfer.value.tolist()),
             "resolution": transfer.resolution,
             "at_detector_edge": transfer.at_limit,
         },

@@ -25,6 +25,8 @@ def command(
 ) -> None:
     """Go on with a run that was stopped, or for longer (--set stages...), on any number of ranks."""
     from ptymesh.cli.running import check_folder, execute, owned
+    from ptymesh.distributed.child import launched
+    from ptymesh.distributed.rank_info import world
     from ptymesh.errors import BadInput
     from ptymesh.io.checkpoint import store as checkpoint
     from ptymesh.paths import usable
@@ -52,7 +54,11 @@ def command(
             refuse_folder(Recipe.from_yaml(text), recipe)
             recipe = recipe.with_output(folder)
         else:
-            recipe = resumed_recipe(text, settings, counters_of(meta)).with_output(folder)
+            at = counters_of(meta)
+            recipe = resumed_recipe(text, settings, at).with_output(folder)
+            last, epochs = len(recipe.stages) - 1, recipe.stages[-1].epochs
+            if (at.stage, at.epoch) >= (last, epochs) and world().rank == 0 and not launched():
+                typer.echo(f"All epochs are done; for more, add --set stages.{last}.epochs={2 * epochs}.")
         arguments = ["resume", str(folder), "--device", how.device, *memory.arguments]
         arguments += [part for setting in set_ or () for part in ("--set", setting)]
         arguments += ["--other-data"] if other_data else []

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from ptymesh.cli.launching import LaunchOptions, MemoryOptions, Settings, Strict, expand_groups, folder
 from ptymesh.cli.page import PageOptions
-
-if TYPE_CHECKING:
-    from ptymesh.cli.running import StageFinder
-    from ptymesh.recipe.schema import Recipe
 
 
 @expand_groups
@@ -36,45 +32,16 @@ def command(
     strict: Strict = False,
 ) -> None:
     """Reconstruct a data set, or what a recipe says, on any number of ranks."""
-    from ptymesh.auto.data_paths import is_data, refuse_folder
-    from ptymesh.cli.running import StageFinder
-
-    refuse_folder(recipe)
-    settings, data = [*(set_ or ()), *memory.settings], is_data(recipe)
-    finder = StageFinder(time_s=time)
-    _run(recipe, _loaded(recipe, settings, out, finder, data), settings, time, force, how, finder, strict, page)
-
-
-def _loaded(recipe: Path, settings: list[str], out: Path | None, finder: StageFinder, data: bool) -> Recipe:
-    """Return the recipe, or the one found for a data set; the reasons for its values are stored in `finder`."""
-    from ptymesh.auto import described, described_recipe
-    from ptymesh.recipe.schema import Recipe
-
-    if not data:
-        made, finder.reasons = described_recipe(recipe, settings, out)
-        return made
-    raw, finder.reasons = described(recipe, settings, out)
-    return Recipe.parse(raw)
-
-
-def _run(
-    recipe: Path,
-    loaded: Recipe,
-    settings: list[str],
-    time: float | None,
-    force: bool,
-    how: LaunchOptions,
-    finder: StageFinder,
-    strict: bool,
-    page: PageOptions,
-) -> None:
-    """Check the options and the output folder, then execute the recipe."""
-    from ptymesh.cli.running import check_folder, execute, owned, refuse_to_overwrite, restarted
+    from ptymesh.auto.data import described_recipe
+    from ptymesh.cli.running import StageFinder, check_folder, execute, owned, refuse_to_overwrite, restarted
     from ptymesh.distributed.child import launched
     from ptymesh.errors import BadInput
     from ptymesh.io.checkpoint import store as checkpoint
     from ptymesh.run_folder import start_record
 
+    settings = [*(set_ or ()), *memory.settings]
+    loaded, reasons = described_recipe(recipe, settings, out)
+    finder = StageFinder(time, reasons)
     if time is not None and not 0 < time < float("inf"):
         raise BadInput(f"--time is {time:g}; give a number of seconds above 0.")
     if time is not None and (loaded.auto is None or loaded.auto.sweeps is not None):

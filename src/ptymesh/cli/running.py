@@ -167,7 +167,7 @@ class StageFinder:
             world: the ranks.
             stop: returns True if the search should stop.
         """
-        from ptymesh.auto import decide
+        from ptymesh.auto.deciding import decide
 
         return decide(recipe, world, stop, time_s=self.time_s, reasons=self.reasons, say=typer.echo).recipe
 

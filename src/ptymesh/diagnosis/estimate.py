@@ -8,7 +8,7 @@ import numpy as np
 
 from ptymesh.diagnosis.evidence import Evidence, Remedy
 from ptymesh.diagnosis.view import ResultView
-from ptymesh.verdict import judge_convergence
+from ptymesh.verdict.convergence import judge_convergence
 
 #: Share of the light below which a mode holds next to nothing.
 WEAK = 0.005

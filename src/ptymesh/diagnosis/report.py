@@ -18,7 +18,9 @@ from ptymesh.diagnosis.view import ResultView
 from ptymesh.errors import PtymeshError
 from ptymesh.io.results import Result
 from ptymesh.measurement import Measurement
-from ptymesh.verdict import Convergence, factor_in_words, judge_convergence
+from ptymesh.printable import finite
+from ptymesh.verdict.convergence import Convergence, judge_convergence
+from ptymesh.verdict.judging import factor_in_words
 
 #: Findings that are printed, the likeliest ones.
 SHOWN = 3
@@ -62,10 +64,6 @@ class Report:
 
     def as_dict(self) -> dict[str, object]:
         """Return the report for JSON; numbers that cannot be told are None."""
-        numbers = {
-            name: {"number": number if math.isfinite(number) else None, "threshold": threshold}
-            for name, (number, threshold) in self.numbers.items()
-        }
         return {
             "verdict": self.verdict or None,
             "verdict_sentence": self.reason or None,
@@ -76,7 +74,10 @@ class Report:
             "views_looked_at": self.views,
             "convergence": asdict(self.convergence),
             "findings": [asdict(one) for one in self.findings],
-            "numbers": numbers,
+            "numbers": {
+                name: {"number": finite(number), "threshold": threshold}
+                for name, (number, threshold) in self.numbers.items()
+            },
             "positions": None if self.moves is None else self.moves.summary(),
         }
 
@@ -248,12 +249,6 @@ def finding(view: ResultView, cause: Cause, evidence: Evidence, trials: Trials |
         strength(cause, evidence),
         tried,
     )
-
-
-def first_cause(result: Result, scan: Measurement | None = None) -> Finding | None:
-    """Return the likeliest cause, whose `cause` is its name and whose str() is a sentence; None where none is found."""
-    findings = report(result, scan).findings
-    return findings[0] if findings else None
 
 
 def last_words(

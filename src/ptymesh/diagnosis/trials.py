@@ -17,9 +17,9 @@ from ptymesh.diagnosis.view import ResultView
 from ptymesh.errors import PtymeshError
 from ptymesh.io import load_measurement
 from ptymesh.io.options import DataOptions
-from ptymesh.measurement import Measurement, select_views
+from ptymesh.measurement import Measurement, central_views, select_views
 from ptymesh.recipe.schema import Recipe
-from ptymesh.run.trials.short_runs import central_views, judge_short_run
+from ptymesh.run.trials.short_runs import judge_short_run
 
 #: Views, epochs and views of a batch of a trial, at most.
 VIEWS, EPOCHS, BATCH = 64, 15, 16

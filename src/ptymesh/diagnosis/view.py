@@ -36,8 +36,8 @@ STEP_PX = 0.25
 #: Wavelength in metres below which radiation is taken for electrons; photons of 100 keV have more.
 ELECTRONS_M = 1e-11
 
-#: Residual, in multiples of the noise floor, that is good; and residual that is good where the floor is not known.
-GOOD_TIMES, GOOD_RESIDUAL = 1.3, 1e-3
+#: Residual that is good where the noise floor is not known.
+GOOD_RESIDUAL = 1e-3
 #: Neighbour correlation of a misfit that is all structure: speckles are about two pixels wide.
 STRUCTURE = 0.6
 #: Share of the most light below which a pixel of object or probe is hardly a parameter.

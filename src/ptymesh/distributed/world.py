@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Self
+from typing import Self, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -26,6 +26,8 @@ from ptymesh.distributed.shared_memory import Combine, SharedMemory
 from ptymesh.distributed.shared_sums import SharedSums, SharedSumsCache, SumAreas, WorldFunctions, allocate_shared_array
 from ptymesh.distributed.watchdog import CHECKPOINT, Watchdog
 from ptymesh.errors import BadInput, PtymeshError
+
+Made = TypeVar("Made")
 
 #: Messages: the other rank, and the bytes (n,) uint8 to send to it or to receive from it.
 Letters = list[tuple[int, Tensor]]
@@ -218,6 +220,25 @@ class World:
     def agree(self, flag: bool) -> bool:
         """Return True if any rank passes True. Collective."""
         return flag
+
+    def on_all_ranks(self, make: Callable[[], Made], doing: str) -> Made:
+        """Return what `make` returns on this rank; where it fails on any rank, every rank raises. Collective.
+
+        Args:
+            make: called on every rank.
+            doing: what ranks are doing, for the message.
+
+        Raises:
+            PtymeshError: another rank failed; BadInput if its error was one.
+        """
+        made: list[Made] = []
+        failure = None
+        try:
+            made.append(make())
+        except Exception as error:
+            failure = error
+        self.raise_if_any_failed(failure, doing)
+        return made[0]
 
     def raise_if_any_failed(self, failure: Exception | None, doing: str) -> None:
         """Raise on every rank if any rank failed: its own error, or one that quotes the failed rank. Collective.

@@ -38,7 +38,7 @@ from ptymesh.io.formats import (
     tvips,
     velox,
 )
-from ptymesh.io.hdf5.reading import is_hdf5, listing, open_hdf5
+from ptymesh.io.hdf5.reading import attribute, has, is_hdf5, listing, open_hdf5
 from ptymesh.io.options import DataOptions, FrameOptions, PositionOptions
 from ptymesh.io.prepare.preprocess import measurement_of
 from ptymesh.io.rasters import select_frames
@@ -47,7 +47,7 @@ from ptymesh.io.scan import RawScan
 from ptymesh.io.series import files_of, join_scans
 from ptymesh.io.staging import is_npz, npz_members, unpacked
 from ptymesh.measurement import Measurement
-from ptymesh.paths import is_zarr_folder
+from ptymesh.paths import is_zarr_folder, refuse_folder
 from ptymesh.registry import Registry
 
 
@@ -192,8 +192,9 @@ def _check_file(data: DataOptions) -> None:
         raise BadInput(f"There is no file {path}; check its path (data.path in a recipe).")
     if path.is_dir() and (is_zarr_folder(path) or _is_known_folder(path, data)):
         return
+    refuse_folder(path, "")
     if not path.is_file():
-        raise BadInput(f"{path} is {'a folder' if path.is_dir() else 'not a file'}; data.path must name a file.")
+        raise BadInput(f"{path} is not a file; data.path must name a file.")
     if path.stat().st_size == 0:
         raise BadInput(f"{path} is empty; copy it again.")
     try:
@@ -213,6 +214,8 @@ def _unknown(path: Path, shown: Path) -> str:
         return f"{shown} is a zarr store, but of no layout that is known; save its patterns as one .npy, .h5 or .npz."
     if is_hdf5(path):
         with open_hdf5(path) as file:
+            if has(file, "object") and attribute(file, "ptymesh_version") is not None:
+                return f"{shown} is a result, not a data set; give the data of its run (`ptymesh view` draws a result)."
             return (
                 f"{shown} is HDF5, but of no layout that is known; name its datasets {IN_KEYS}: it has {listing(file)}."
             )

@@ -18,7 +18,7 @@ from ptymesh.errors import BadInput
 
 VERSIONS = (1.2, 1.3, 1.4)
 #: Points of a scan along one axis, axes, and positioners that a file can reasonably have; characters of a text.
-MOST_POINTS, MOST_AXES, MOST_POSITIONERS, MOST_TEXT = 10**6, 4, 70, 4096
+MOST_POINTS, MOST_AXES, MOST_TEXT = 10**6, 4, 4096
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ptymesh.errors import BadInput
-
-PREFIX = "sample:"
+from ptymesh.paths import SAMPLE
 
 
 @dataclass(frozen=True)
@@ -94,4 +93,4 @@ def sample_folder() -> Path:
 def located(path: Path) -> Path:
     """Return the path itself, or the downloaded file if it is `sample:NAME`."""
     name = str(path)
-    return fetch(name.removeprefix(PREFIX)) if name.startswith(PREFIX) else path
+    return fetch(name.removeprefix(SAMPLE)) if name.startswith(SAMPLE) else path

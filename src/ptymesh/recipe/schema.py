@@ -42,10 +42,9 @@ from ptymesh.engines.base import Count
 from ptymesh.errors import BadInput
 from ptymesh.io.arrays import names_file
 from ptymesh.io.options import DataOptions, FrozenOptions, PositionOptions, Step
-from ptymesh.io.samples import PREFIX
 from ptymesh.models import OPTICS, Piece, named
 from ptymesh.options import FilePath
-from ptymesh.paths import usable
+from ptymesh.paths import SAMPLE, usable
 from ptymesh.physics.object_models import TRANSMISSION
 from ptymesh.recipe.starts import ObjectOptions, ProbeOptions
 from ptymesh.recipe.writers import WRITERS
@@ -297,6 +296,12 @@ class Recipe(FrozenOptions):
         names = [name for name in type(self).model_fields if name != left_out]
         return {name: found if name == "stages" else groups[name] for name in names}
 
+    @property
+    def reconstruction_options(self) -> dict[str, Any]:
+        """Return the options that `Reconstruction` takes under the same names."""
+        names = ("object", "probe", "optics", "precision", "seed", "memory_budget")
+        return {"subpixel": self.positions.subpixel, **{name: getattr(self, name) for name in names}}
+
     def with_output(self, folder: Path) -> Recipe:
         """Return the same recipe, writing to `folder`."""
         return self.model_copy(update={"output": self.output.model_copy(update={"dir": folder})})
@@ -397,7 +402,9 @@ def _mapping(text: str, what: str, model: type[BaseModel] = Recipe) -> dict[str,
     raw = parsed(text, what)
     if not isinstance(raw, dict):
         found = "is empty" if raw is None else f"holds {quote(raw)}"
-        raise BadInput(f"{what} {found}; it should hold keys: {', '.join(model.model_fields)}.")
+        needed = [name for name, field in model.model_fields.items() if field.is_required()]
+        least = "data: {path: FILE}" if model is Recipe else " and ".join(f"{name}: ..." for name in needed)
+        raise BadInput(f"{what} {found}; it should hold keys with their values, at least {least}.")
     return raw
 
 
@@ -439,7 +446,7 @@ def _absolute(value: str, folder: Path, key: str) -> str:
 
 def _is_name(value: str) -> bool:
     """Return True if a value that could be a path is none."""
-    return value in ("", "ones") or value.startswith(PREFIX)
+    return value in ("", "ones") or value.startswith(SAMPLE)
 
 
 def _override(raw: dict[str, object], override: str) -> None:
@@ -482,6 +489,11 @@ def put(raw: RawGroup, key: str, value: Any, said: str) -> None:
             node = _item(node, part, f"{said} {'.'.join(parts[:depth])}", value, last)
         else:
             where = ".".join(parts[:depth])
+            if where == "stages" and node == AUTO:
+                raise BadInput(
+                    f"{said} {key} is of a stage, and stages is auto: they are yet to be found; give them all, such as "
+                    f"--set 'stages=[{{engine: rpie, epochs: 50}}]'."
+                )
             raise BadInput(f"{said} {key} goes into {where}, which is {quote(node)}, not a group of keys.")
 
 
@@ -498,10 +510,8 @@ def _default_stages_of(raw: RawGroup) -> list[RawGroup]:
 def _item(items: list[object], part: str, above: str, value: object, last: bool) -> object:
     if not part.isdecimal() or len(part) > 9 or int(part) > len(items):
         where = above.rpartition(" ")[2]
-        raise BadInput(
-            f"{above}.{shown_key(part)} is not an item of {where}, which has {len(items)}; count from 0 to "
-            f"{len(items) - 1}."
-        )
+        known = f"0 to {len(items) - 1} are there" if len(items) > 1 else "0 is there" if items else "it is empty"
+        raise BadInput(f"{above}.{shown_key(part)} is no item of {where}: {known}, and {where}.{len(items)} adds one.")
     index = int(part)
     if index == len(items):
         items.append({})

@@ -17,7 +17,7 @@ import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from ptymesh.errors import BadInput
-from ptymesh.paths import regular, short
+from ptymesh.paths import refuse_folder, regular, short
 
 #: Most characters of a text.
 MOST_TEXT = 1 << 20
@@ -159,6 +159,7 @@ def text_of(path: Path, what: str) -> str:
         BadInput: there is no such file, or it is too large.
         UnicodeDecodeError: it holds no text.
     """
+    refuse_folder(path, what, data=what == "recipe")
     file = regular(path, f"The {what}")
     size = file.stat().st_size
     if size > MOST_TEXT:

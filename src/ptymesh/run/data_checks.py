@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from json import dumps, loads
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -34,7 +33,8 @@ from ptymesh.measurement import NO_CHECKS, Measurement, PatternSource
 from ptymesh.recipe.scans import load_scan
 from ptymesh.recipe.schema import Recipe
 
-Made = TypeVar("Made")
+#: What ranks do while they look at the data, for messages.
+READING = "reading the data"
 
 
 def to_stderr(sentence: str) -> None:
@@ -94,12 +94,12 @@ def checked_recipe(recipe: Recipe, world: World) -> tuple[Recipe, list[str]]:
     Raises:
         BadInput: the data cannot be.
     """
-    scan = _everywhere(world, lambda: load_scan(recipe))
+    scan = world.on_all_ranks(lambda: load_scan(recipe), READING)
     if not is_to_be_checked(scan):
         return recipe, []
     before, related = scan, "rpi" not in recipe.optics
     scan, sentences = check_before_reading(scan, world, related=related, near_field=False)  # its caller looks for that
-    seen = _everywhere(world, lambda: _read(scan, world))
+    seen = world.on_all_ranks(lambda: _read(scan, world), READING)
     found = _agreed(world, scan, lambda: check_patterns(scan, seen, related=related))
     return record_checks(recipe, apply_findings(scan, found), before), [*sentences, *found.sentences]
 
@@ -215,22 +215,11 @@ class ExactMean:
 
 def _agreed(world: World, scan: Measurement, look: Callable[[], Findings]) -> Findings:
     """Return what the first rank finds. Collective; where it raises, all do."""
-    found = _everywhere(world, lambda: look() if world.rank == 0 else Findings())
+    found = world.on_all_ranks(lambda: look() if world.rank == 0 else Findings(), READING)
     if world.size == 1:
         return found
     text = world.gather_strings(_as_text(found, scan.window) if world.rank == 0 else "")[0]
     return _from_text(text, scan.window)
-
-
-def _everywhere(world: World, make: Callable[[], Made]) -> Made:
-    """Return what `make` returns; where it fails on any rank, every rank raises. Collective."""
-    made, failure = None, None
-    try:
-        made = make()
-    except Exception as error:
-        failure = error
-    world.raise_if_any_failed(failure, "reading the data")
-    return made  # type: ignore[return-value]
 
 
 def _as_text(found: Findings, window: tuple[int, int]) -> str:

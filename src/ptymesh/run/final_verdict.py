@@ -9,7 +9,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import torch
@@ -140,13 +140,6 @@ class EstimateJudge:
 
     def _on_first_rank(self, find: Callable[[], list[Sign]]) -> list[Sign]:
         """Return the signs that the first rank finds. Collective."""
-        found: list[Sign] = []
-        failure: Exception | None = None
-        if self.world.rank == 0:
-            try:
-                found = find()
-            except Exception as error:
-                failure = error
-        self.world.raise_if_any_failed(failure, "looking for signs of a wrong model")
-        said = self.world.gather_strings(json.dumps([sign.as_dict() for sign in found]))
+        found = self.world.on_all_ranks(lambda: [] if self.world.rank else find(), "looking for signs of a wrong model")
+        said = self.world.gather_strings(json.dumps([asdict(sign) for sign in found]))
         return [Sign(**one) for one in json.loads(said[0])]

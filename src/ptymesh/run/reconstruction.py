@@ -60,7 +60,7 @@ from ptymesh.recipe.starts import ObjectOptions, ProbeOptions
 from ptymesh.registry import with_article
 from ptymesh.run import rounding_check
 from ptymesh.run.checkpoint_counters import counters_of
-from ptymesh.run.data_checks import check_after_reading, check_before_reading, to_stderr, watched
+from ptymesh.run.data_checks import READING, check_after_reading, check_before_reading, to_stderr, watched
 from ptymesh.run.final_verdict import EstimateJudge
 from ptymesh.run.loop import Loop
 from ptymesh.run.memory import check_object, retry_out_of_memory
@@ -73,13 +73,9 @@ from ptymesh.run_folder.reports import Callback, EpochReport, Traffic
 from ptymesh.sentences import quote
 from ptymesh.types import Precision, complex_dtype
 from ptymesh.unknowns import OTHERS
-from ptymesh.verdict import (
-    NoiseFloor,
-    Sign,
-    count_fitted,
-    judge_convergence,
-    measure_noise_floor,
-)
+from ptymesh.verdict.convergence import judge_convergence
+from ptymesh.verdict.floor import NoiseFloor, count_fitted, measure_noise_floor
+from ptymesh.verdict.signs import Sign
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -422,15 +418,8 @@ class Reconstruction(Displayed):
         self.problem.loader.patterns.close()
 
     def _everywhere(self, make: Callable[[], Made]) -> Made:
-        """Return what `make` returns; where it fails on any rank, every rank raises. Collective."""
-        made: list[Made] = []
-        failure = None
-        try:
-            made.append(make())
-        except Exception as error:
-            failure = error
-        self.world.raise_if_any_failed(failure, "reading the data")
-        return made[0]
+        """Return what `make`, which reads data, returns; where it fails on any rank, every rank raises. Collective."""
+        return self.world.on_all_ranks(make, READING)
 
     def loop(self, **watch: Any) -> Loop:
         """Return the loop over what is left of `stages`; `watch` as in `Loop`. Collective."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
@@ -24,12 +23,12 @@ from ptymesh.files import target_of
 from ptymesh.io.checkpoint import store as checkpoint
 from ptymesh.io.prepare.checks import refuse_featureless, without_marks
 from ptymesh.io.results import Result
-from ptymesh.measurement import NO_CHECKS
+from ptymesh.measurement import NO_CHECKS, Measurement
 from ptymesh.planning.batches import balance, draw, hold_out
 from ptymesh.recipe.scans import load_scan
 from ptymesh.recipe.schema import Recipe
 from ptymesh.run.checkpoint_counters import counters_of
-from ptymesh.run.data_checks import record_checks, to_stderr
+from ptymesh.run.data_checks import READING, record_checks, to_stderr
 from ptymesh.run.loop import Loop
 from ptymesh.run.machine import peak_bytes
 from ptymesh.run.rank_facts import REMEDY, recipe_facts
@@ -141,29 +140,22 @@ def take_output_folder(world: World, folder: Path, held: ExitStack) -> list[Call
         folder: of the run.
         held: gives the folder back when it is closed.
     """
-    failure: Exception | None = None
-    checks: list[Callback] = []
-    try:
+
+    def take() -> list[Callback]:
         if world.rank == 0:
-            checks.append(OwnershipCheck(held.enter_context(hold_folder(folder))))
-        else:
-            hold_share(folder, held)
-    except Exception as error:
-        failure = error
-    world.raise_if_any_failed(failure, "taking the output folder")
-    return checks
+            return [OwnershipCheck(held.enter_context(hold_folder(folder)))]
+        hold_share(folder, held)
+        return []
+
+    return world.on_all_ranks(take, "taking the output folder")
 
 
 def _run(
     recipe: Recipe, world: World, resume: bool, other_data: bool, callbacks: Sequence[Callback], stop: StopSignal
 ) -> RunOutcome:
     out = Path(recipe.output.dir)
-    saved, failure = None, None
-    try:
-        target_of(out / "result.h5")
-    except BadInput as error:
-        failure = error
-    world.raise_if_any_failed(failure, "looking at the output folder")
+    saved = None
+    world.on_all_ranks(lambda: target_of(out / "result.h5"), "looking at the output folder")
     _refuse_disagreement(world, resume, out)
     with world.heartbeat.doing("read"):
         if resume:
@@ -176,7 +168,7 @@ def _run(
         with world.heartbeat.doing("read"):
             data = recon.identity(recipe.fingerprint)
             info = _describe_run(recipe, recon, out, resume, saved.note if saved else "")
-            _start_callbacks(world, callbacks, info)
+            world.on_all_ranks(lambda: _start_callbacks(callbacks, info), "starting the run")
         if resume:
             _tell_checkpoint(recon, out)
         about = {"recipe": recipe.to_yaml(), "seed": recipe.seed, "data": data}
@@ -297,14 +289,9 @@ def _measure_ranks(world: World, waited_s: float, traffic: Traffic) -> dict[str,
     return dict(zip(names, world.sum(table)[0].tolist(), strict=True))
 
 
-def _start_callbacks(world: World, callbacks: Sequence[Callback], info: RunInfo) -> None:
-    failure = None
-    try:
-        for callback in callbacks:
-            callback.start(info)
-    except Exception as error:
-        failure = error
-    world.raise_if_any_failed(failure, "starting the run")
+def _start_callbacks(callbacks: Sequence[Callback], info: RunInfo) -> None:
+    for callback in callbacks:
+        callback.start(info)
 
 
 def _tell_checkpoint(recon: Reconstruction, out: Path) -> None:
@@ -320,17 +307,15 @@ def _load_checkpoint(folder: Path, world: World) -> checkpoint.Checkpoint:
 
     Collective.
     """
-    failure, saved = None, None
-    try:
+
+    def load() -> checkpoint.Checkpoint:
         saved = checkpoint.load(folder, world)
         if saved.note and world.rank == 0:
-            print(f"ptymesh: {saved.note}", file=sys.stderr, flush=True)
+            to_stderr(saved.note)
             checkpoint.make_current(folder, saved.generation)
-    except Exception as error:
-        failure = error
-    world.raise_if_any_failed(failure, "reading the checkpoint")
-    assert saved is not None
-    return saved
+        return saved
+
+    return world.on_all_ranks(load, "reading the checkpoint")
 
 
 def reconstruction(
@@ -351,30 +336,12 @@ def reconstruction(
         say: called on the first rank with each sentence on what checks of the data have led to.
     """
     kernels.start_preparing(world.device, complex_dtype(recipe.precision))
-    failure, scan = None, None
-    try:
-        if recipe.auto is not None:
-            raise BadInput(
-                "stages is auto, and nothing here finds them: use `ptymesh run`, or the recipe that it has written."
-            )
-        scan = load_scan(recipe)
-        refuse_featureless(without_marks(scan))
-    except Exception as error:
-        failure = error
-    world.raise_if_any_failed(failure, "reading the data")
-    assert scan is not None
     recon = Reconstruction(
-        scan,
-        object=recipe.object,
-        probe=recipe.probe,
-        subpixel=recipe.positions.subpixel,
-        optics=recipe.optics,
-        precision=recipe.precision,
-        seed=recipe.seed,
+        world.on_all_ranks(lambda: _scan_with_features(recipe), READING),
+        **recipe.reconstruction_options,
         device=world,
         layout=recipe.layout,
         planned=recipe.stages[0 if saved is None else min(counters_of(saved.meta).stage, len(recipe.stages) - 1)],
-        memory_budget=recipe.memory_budget,
         scratch=recipe.scratch or _nearest_existing(recipe.output.dir),
         saved=saved,
         other_data=other_data,
@@ -382,6 +349,17 @@ def reconstruction(
     )
     recon.stages = [stage.model_copy(deep=True) for stage in recipe.stages]
     return recon
+
+
+def _scan_with_features(recipe: Recipe) -> Measurement:
+    """Return the recipe's scan; raise BadInput if it shows no object, or the recipe has no stages yet."""
+    if recipe.auto is not None:
+        raise BadInput(
+            "stages is auto, and nothing here finds them: use `ptymesh run`, or the recipe that it has written."
+        )
+    scan = load_scan(recipe)
+    refuse_featureless(without_marks(scan))
+    return scan
 
 
 def _nearest_existing(folder: Path) -> Path:

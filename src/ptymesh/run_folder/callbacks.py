@@ -29,7 +29,7 @@ from ptymesh.distributed.devices import memory_nodes, say_cpus
 from ptymesh.errors import BadInput, PtymeshError
 from ptymesh.files import target_of
 from ptymesh.io.checkpoint import manifests
-from ptymesh.printable import printable
+from ptymesh.printable import finite, printable
 from ptymesh.run_folder import start_record
 from ptymesh.run_folder.clock import Clock
 from ptymesh.run_folder.progress import runs_in_notebook
@@ -37,7 +37,7 @@ from ptymesh.run_folder.pyramid import write_pyramid
 from ptymesh.run_folder.reports import BatchReport, EpochReport, RunInfo, Watcher
 from ptymesh.run_folder.status import StatusFile
 from ptymesh.run_folder.terminal import Terminal
-from ptymesh.verdict import Curve
+from ptymesh.verdict.convergence import Curve
 
 #: Runs with more epochs than this print a plain line at most every so many seconds.
 LONG_RUN_EPOCHS, LINE_EVERY_S = 100, 10.0
@@ -53,7 +53,7 @@ def size_line(run: RunInfo) -> str:
     slices, height, width = run.object_shape
     sliced = f"{slices} slices of " if slices > 1 else ""
     return (
-        f"{run.views} views of {run.window[0]} x {run.window[1]}, object {sliced}{height} x {width}, "
+        f"{_counted(run.views, 'view')} of {run.window[0]} x {run.window[1]}, object {sliced}{height} x {width}, "
         f"{_counted(run.modes, 'mode')}, {_counted(run.ranks, 'rank')} on {run.device}, {run.precision} precision"
     )
 
@@ -312,10 +312,10 @@ class MetricsFile(Watcher):
         row: dict[str, object] = {"stage": report.stage, "engine": report.engine, "epoch": report.epoch}
         for name in ("loss", "residual", "seconds", "views_per_s"):
             value = getattr(report, name)
-            row[name] = _number_or_none(value)
+            row[name] = finite(value)
         known = {"held_out": report.held_out, "noise_floor": report.noise_floor, "rate": report.rate or None}
-        row |= {name: _number_or_none(value) for name, value in known.items() if value is not None}
-        row |= {name: _number_or_none(change) for name, change in report.changes.items() if change}
+        row |= {name: finite(value) for name, value in known.items() if value is not None}
+        row |= {name: finite(change) for name, change in report.changes.items() if change}
         if lines := self._lines:
             lines.add(json.dumps(row))
 
@@ -416,10 +416,6 @@ def _cut_back(path: Path, epochs: int) -> None:
     for _ in range(epochs):
         place = whole.find(b"\n", place) + 1 or place
     os.truncate(path, place)
-
-
-def _number_or_none(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def _time_left(clock: Clock) -> str:

@@ -238,6 +238,11 @@ def load_tuning(path: Path, *, out: Path | None = None, overrides: Sequence[str]
         raw = read_mapping(path, "tune file", Tuning)
     except UnicodeDecodeError as error:
         raise BadInput(f"{path} is not a tune file; give a YAML file with recipe and space.") from error
+    if "recipe" not in raw and raw.keys() & {"data", "stages"}:
+        raise BadInput(
+            f"{path} is a recipe; write a tune file, which names it and what is searched: recipe: {path.name}, space: "
+            "{stages.0.gamma_object: {low: 0.1, high: 2.0}}."
+        )
     raw |= {key: value for key, value in changes.items() if value is not None}
     if out is not None:
         raw["output"] = {"dir": str(out)}

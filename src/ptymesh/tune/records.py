@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from ptymesh.files import replacing, writing
+from ptymesh.printable import finite
 from ptymesh.recipe.schema import Recipe
 from ptymesh.tune.options import Tuning
 from ptymesh.tune.places import RETRY_OF, is_given_up, reason, trials_that_count
@@ -49,7 +49,7 @@ class Record:
 
     def line(self) -> str:
         """Return the record as JSON; numbers that are not finite are null."""
-        return json.dumps(_finite(vars(self)), default=str)
+        return json.dumps(finite(vars(self)), default=str)
 
 
 _STATES = {
@@ -140,13 +140,3 @@ def _write(path: Path, text: str) -> None:
     data = text.encode()
     with replacing(path, len(data)) as temporary:
         temporary.write_bytes(data)
-
-
-def _finite(value: object) -> object:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value

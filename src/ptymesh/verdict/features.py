@@ -16,7 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ptymesh.io.prepare.shadows import Shadows, find_shadows, neighbour_pairs, pattern_waves
-from ptymesh.measurement import Measurement
+from ptymesh.measurement import Measurement, central_views
+from ptymesh.verdict.scan_pass import bin_patterns, read_upright
 
 #: Views that are looked at, those in the middle of the scan; numbers in their patterns, at most; fewest views.
 MOST_VIEWS, MOST_NUMBERS, LEAST_VIEWS = 160, 1 << 23, 16
@@ -59,7 +60,7 @@ def find_feature_map(scan: Measurement, positions: np.ndarray) -> FeatureMap | N
     most = min(MOST_VIEWS, max(LEAST_VIEWS, MOST_NUMBERS // (h * w)))
     views = central_views(positions, most)
     pairs = neighbour_pairs(positions[views], LEAST_STEP)
-    patterns, bins = _binned(scan, views)
+    patterns, bins = bin_patterns(read_upright(scan, views), SIDE)
     pixels = np.array(bins, float)
     if bins[0] != bins[1]:
         return None
@@ -81,26 +82,6 @@ def find_feature_map(scan: Measurement, positions: np.ndarray) -> FeatureMap | N
     degrees = float(np.rad2deg(angle))
     degrees = (degrees + 90) % 180 - 90
     return FeatureMap(shadows, degrees, float(np.rad2deg(error)), float((turned[0, 0] - turned[1, 1]) / trace))
-
-
-def central_views(positions: np.ndarray, most: int) -> np.ndarray:
-    """Return at most so many views, those nearest to the middle of the scan, in their order."""
-    middle = (positions.min(axis=0) + positions.max(axis=0)) / 2
-    return np.sort(np.argsort(((positions - middle) ** 2).sum(axis=1), kind="stable")[:most])
-
-
-def _binned(scan: Measurement, views: np.ndarray) -> tuple[np.ndarray, tuple[int, int]]:
-    """Return upright patterns (n, a, b) of these views, summed to at most SIDE a side, and the pixels summed."""
-    stored = scan.patterns.read(views)
-    y = np.where(scan.mask & (stored >= 0), stored, 0).astype(np.float64)
-    if scan.geometry.propagation == "far_field":
-        y = np.fft.fftshift(y, axes=(1, 2))
-    n, h, w = y.shape
-    rows, columns = -(-h // SIDE), -(-w // SIDE)
-    a, b = h // rows, w // columns
-    top, left = (h - a * rows) // 2, (w - b * columns) // 2
-    y = y[:, top : top + a * rows, left : left + b * columns]
-    return y.reshape(n, a, rows, b, columns).sum(axis=(2, 4)), (rows, columns)
 
 
 def _matrix(shadows: Shadows) -> np.ndarray:

@@ -41,7 +41,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -52,7 +52,6 @@ from ptymesh.verdict.misfits import COUNTS, EXPECTED, GOOD, MISFIT, VARIANCE, Mi
 from ptymesh.verdict.signs import Sign
 
 State = Literal["good", "poor", "failed", "unknown"]
-STATES: tuple[State, ...] = ("good", "poor", "failed", "unknown")
 
 #: t above which counting does not explain the misfit, and standard errors by which it must do so.
 MOST_TIMES, STANDARD_ERRORS = 1.35, 5.0
@@ -103,10 +102,6 @@ class Verdict:
 
     def __str__(self) -> str:
         return f"{self.state}: {self.sentence}"
-
-    def as_dict(self) -> dict[str, object]:
-        """Return its fields by name, for JSON."""
-        return asdict(self)
 
 
 def judge(
@@ -267,10 +262,10 @@ def _fall(history: Mapping[str, np.ndarray]) -> float:
 
 
 def factor_in_words(times: float) -> str:
-    """Return a factor with two digits; one beyond all measure in words."""
+    """Return a factor with two digits, 1.0 for one; one beyond all measure in words."""
     if times >= 1e4:
         return "more than 10,000"
-    return f"{times:.2g}" if times < 99.5 else f"{times:,.0f}"
+    return f"{times:#.2g}".removesuffix(".") if times < 99.5 else f"{times:,.0f}"
 
 
 def name_views(views: Sequence[int], most: int = 3) -> str:

@@ -41,6 +41,27 @@ class ScanPass:
         return np.asarray(thumbnails / (np.linalg.norm(thumbnails, axis=(1, 2), keepdims=True) + 1e-30))
 
 
+def read_upright(scan: Measurement, views: np.ndarray) -> np.ndarray:
+    """Return patterns (n, h, w) float64 with DC in the middle, 0 where there are no data."""
+    stored = scan.patterns.read(views)
+    y = np.where(scan.mask & (stored >= 0), stored, 0).astype(np.float64)
+    return np.fft.fftshift(y, axes=(1, 2)) if scan.geometry.propagation == "far_field" else y
+
+
+def bin_patterns(patterns: np.ndarray, most: int) -> tuple[np.ndarray, tuple[int, int]]:
+    """Return patterns (n, h, w) summed to at most so many pixels a side, what is over at the rims left out.
+
+    Returns:
+        (n, a, b), and the detector pixels that were summed along y and along x.
+    """
+    n, h, w = patterns.shape
+    rows, columns = -(-h // most), -(-w // most)
+    a, b = h // rows, w // columns
+    top, left = (h - a * rows) // 2, (w - b * columns) // 2
+    inner = patterns[:, top : top + a * rows, left : left + b * columns]
+    return inner.reshape(n, a, rows, b, columns).sum(axis=(2, 4)), (rows, columns)
+
+
 def thumbnail_pixels(window: tuple[int, int]) -> np.ndarray:
     """Return the detector pixels that a thumbnail's pixel is wide, (2,) y x."""
     return np.array([-(-n // SIDE) for n in window], float)
@@ -48,24 +69,17 @@ def thumbnail_pixels(window: tuple[int, int]) -> np.ndarray:
 
 def scan_pass(scan: Measurement, views: int | None = None) -> ScanPass:
     """Return what a pass over the first views gathers, or over all; pixels without data count as zero."""
-    far = scan.geometry.propagation == "far_field"
     h, w = scan.window
-    bins = [-(-n // SIDE) for n in (h, w)]
-    a, b = h // bins[0], w // bins[1]
-    top, left = (h - a * bins[0]) // 2, (w - b * bins[1]) // 2
     rows, columns = (np.arange(n) - n // 2 for n in (h, w))
     lags = [min(n // 2, SIDE // 2) for n in (h, w)]
     parts: list[tuple[np.ndarray, ...]] = []
     most = scan.views if views is None else min(views, scan.views)
     for start in range(0, most, CHUNK):
-        stored = scan.patterns.read(np.arange(start, min(start + CHUNK, most)))
-        y = np.where(scan.mask & (stored >= 0), stored, 0).astype(np.float64)
-        y = np.fft.fftshift(y, axes=(1, 2)) if far else y
+        y = read_upright(scan, np.arange(start, min(start + CHUNK, most)))
         totals = y.sum(axis=(1, 2))
         scale = np.maximum(totals, 1e-30)
         centres = np.stack([y.sum(axis=2) @ rows / scale, y.sum(axis=1) @ columns / scale], axis=1)
-        binned = y[:, top : top + a * bins[0], left : left + b * bins[1]]
-        binned = binned.reshape(len(y), a, bins[0], b, bins[1]).sum(axis=(2, 4))
+        binned, _ = bin_patterns(y, SIDE)
         lag = np.abs(np.fft.rfft2(y))[:, : lags[0], : lags[1]] / scale[:, None, None]
         parts.append((totals, centres, np.sqrt(binned).astype(np.float32), lag.reshape(len(y), -1).astype(np.float32)))
     return ScanPass(*(np.concatenate(column) for column in zip(*parts, strict=True)))

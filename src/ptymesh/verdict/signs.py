@@ -11,7 +11,7 @@ Each sign carries the name of the cause in the table of `ptymesh diagnose`.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -76,10 +76,6 @@ class Sign:
     def is_of_fit(self) -> bool:
         """True if it was seen in what a fit leaves."""
         return self.cause not in WITHOUT_FIT
-
-    def as_dict(self) -> dict[str, object]:
-        """Return its fields by name."""
-        return asdict(self)
 
 
 def signs_of_scan(scan: Measurement, positions: np.ndarray) -> list[Sign]:

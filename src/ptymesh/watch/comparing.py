@@ -17,6 +17,7 @@ from matplotlib import colormaps
 from ptymesh.compare import Comparison, compare_results
 from ptymesh.errors import BadInput
 from ptymesh.plot.style import bounds
+from ptymesh.printable import finite
 from ptymesh.watch.growing import Row
 from ptymesh.watch.pictures import png
 from ptymesh.watch.runs import ObjectFile, OpenedArrays
@@ -66,7 +67,7 @@ def comparison_numbers(first: ObjectFile, second: ObjectFile) -> Row:
     binning, found = compared(first, second)
     rings = found.rings
     return {
-        **_finite(found.summary()),
+        **{name: finite(value) for name, value in found.summary().items()},
         "binning": binning,
         "shape": list(found.alignment.aligned.shape),
         "frequency": rings.frequency.tolist(),
@@ -140,11 +141,3 @@ def _binned_result(arrays: OpenedArrays, binning: int) -> BinnedResult:
         arrays.positions()[:: max(1, -(-arrays.views // MOST_VIEWS))] / binning,
         None if pixel is None else (pixel[0] * binning, pixel[1] * binning),
     )
-
-
-def _finite(numbers: dict[str, object]) -> Row:
-    """Return numbers without infinite ones, of which JSON has none."""
-    return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in numbers.items()
-    }

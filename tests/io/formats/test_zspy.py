@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ptymesh.auto.data_paths import is_data
 from ptymesh.errors import BadInput
 from ptymesh.io.fingerprint import fingerprint
 from ptymesh.io.formats.zarr_store import ZarrSource
+from ptymesh.paths import is_data
 
 SCAN = [(0.5, "nm", True), (0.25, "nm", True)]
 DETECTOR = [(0.2, "1/nm", False), (0.2, "1/nm", False)]
@@ -77,7 +77,7 @@ def test_other_stores_and_folders(tmp_path: Path, write_store: Any, counts: Any,
     with pytest.raises(BadInput, match="is a zarr store, but of no layout that is known"):
         load(path)
     (tmp_path / "folder").mkdir()
-    with pytest.raises(BadInput, match=r"is a folder; data\.path must name a file"):
+    with pytest.raises(BadInput, match="is a folder without data; give the path of a data set"):
         load(tmp_path / "folder")
 
 

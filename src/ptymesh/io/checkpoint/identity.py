@@ -114,12 +114,8 @@ def _frame_bytes(scan: Measurement) -> int:
 
 def _digest_of_all(scan: Measurement, world: World) -> str:
     """Return the digest of all views, of which each rank reads successive ones: these share chunks. Collective."""
-    failure, local = None, 0
-    try:
-        local = _patterns(scan, np.array_split(np.arange(scan.views), world.size)[world.rank])
-    except Exception as error:
-        failure = error
-    world.raise_if_any_failed(failure, "reading the data")
+    own = np.array_split(np.arange(scan.views), world.size)[world.rank]
+    local = world.on_all_ranks(lambda: _patterns(scan, own), "reading the data")
     halves = torch.tensor([local >> 32, local & 0xFFFFFFFF], dtype=torch.int64, device=world.device)
     high, low = world.sum(halves)[0].tolist()
     return f"{((high << 32) + low) % 2**64:016x}"

@@ -75,7 +75,8 @@ def stored_places(raw: RawScan, options: PositionOptions, stop: int | None = Non
     if not np.isfinite(positions).all():
         bad = int(np.flatnonzero(~np.isfinite(positions).all(axis=1))[0])
         raise BadInput(
-            f"Position {bad} of {raw.name} is {positions[bad].tolist()}; leave that view out (data.views) or mend it."
+            f"Position {bad} of {raw.name} is {positions[bad].tolist()}; mend it, or leave that view out "
+            f"(data.views.without)."
         )
     places = positions.reshape(-1, several, 2)
     if options.serpentine:

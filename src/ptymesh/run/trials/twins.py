@@ -18,11 +18,11 @@ import torch
 
 from ptymesh.errors import PtymeshError
 from ptymesh.io import load_measurement
-from ptymesh.measurement import Measurement, select_views
+from ptymesh.measurement import Measurement, central_views, select_views
 from ptymesh.physics.detector.counting import expected_misfit
 from ptymesh.recipe.schema import RawGroup, Recipe, default_stages, engine_of, put
 from ptymesh.recipe.starts import ElectronStart, ObjectOptions
-from ptymesh.run.trials.short_runs import central_views, judge_short_run
+from ptymesh.run.trials.short_runs import judge_short_run
 from ptymesh.verdict.held_out import Judged
 from ptymesh.verdict.signs import Sign
 
