@@ -141,23 +141,24 @@ def test_the_change_is_found(engine: str, most: float) -> None:
 
 def refined(world: World, layout: str, engine: str, kind: type[WaveOperator] = TwoFields) -> list[np.ndarray]:
     """Object and tiled unknown of the whole after two epochs in which positions move, and decisions of the run."""
-    OPTICS._own.setdefault("two_fields", TwoFields)
-    toy = changing(kind=kind)[0]
-    problem, e = started(toy, world, layout)
-    name = kind.unknowns[0].name
-    stages: dict[str, Engine] = {
-        "adam": Adam(
-            epochs=2,
-            batch=10,
-            unknowns=dict.fromkeys(("object", "probe", name), True),
-            positions=True,
-            regularisers=[{"kind": kind, "weight": 0.1, "of": name} for kind in ("tv", "l2")],
-        ),
-        "rpie": RPIE(epochs=2, batch=10, unknowns={name: True}, positions=True),
-        "lbfgs": LBFGS(epochs=2),
-    }
-    state = RunState(e)
-    Loop(problem, state, [stages[engine]], seed=1).run()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(OPTICS, "_own", {**OPTICS._own, "two_fields": TwoFields})
+        toy = changing(kind=kind)[0]
+        problem, e = started(toy, world, layout)
+        name = kind.unknowns[0].name
+        stages: dict[str, Engine] = {
+            "adam": Adam(
+                epochs=2,
+                batch=10,
+                unknowns=dict.fromkeys(("object", "probe", name), True),
+                positions=True,
+                regularisers=[{"kind": kind, "weight": 0.1, "of": name} for kind in ("tv", "l2")],
+            ),
+            "rpie": RPIE(epochs=2, batch=10, unknowns={name: True}, positions=True),
+            "lbfgs": LBFGS(epochs=2),
+        }
+        state = RunState(e)
+        Loop(problem, state, [stages[engine]], seed=1).run()
     found = [
         problem.layout.gather_whole(x, state.estimate) for x in (state.estimate.object, state.estimate.others[name])
     ]
@@ -250,9 +251,9 @@ def test_results_hold_all_of_it(ranks, tmp_path: Path) -> None:  # type: ignore[
         assert found.attrs[name] == alone.attrs[name], "numbers that were fitted are counted over all ranks"
 
 
-def test_slopes_against_differences() -> None:
+def test_slopes_against_differences(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a loss with regularisers, in double precision, on the pixels under windows: others stay."""
-    OPTICS._own.setdefault("two_fields", TwoFields)
+    monkeypatch.setattr(OPTICS, "_own", {**OPTICS._own, "two_fields": TwoFields})
     terms = [{"kind": kind, "weight": 50.0, "of": "fields"} for kind in ("smoothness", "l2")]
     engine = Adam(unknowns={"fields": True}, regularisers=terms)
     problem, e = started(changing(20, TwoFields)[0], Solo(), "replicated")
