@@ -1,6 +1,6 @@
 """Positions that are wrong on purpose, refined: how near they come to those of the same scan with its own positions.
 
-    python benchmarks/positions.py siemens-star-small.npz.bz2 [--cases star near lag scale] [--epochs 60 40] --out F
+    python benchmarks/positions.py siemens-star-small.npz.bz2 [--cases star near lag scale astray] [--out F]
 
 Positions of the star, and of a simulated near field, are shaken by 3 object pixels (rms of both axes together) and
 stretched by 1 % about their middle, and reconstructed by the same stages as the scan with its own positions, which is
@@ -14,6 +14,9 @@ against the beam, single positions alone are refined, and no view is held out, a
 In the case `scale`, single positions of the star are found by correlation, without the geometry of the scan. Then three
 short runs, in which nothing moves and which begin anew, with these positions at three scales, give the scale of the
 least residual: the vertex of the parabola through them.
+
+In the case `astray`, positions of simulated far fields, whose truth is known, are shaken by 2 pixels and stretched by
+1 %, and found by correlation, with `relocate` and without; those that are right, with `relocate`, too.
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ from ptymesh.recipe.python_arguments import stages_of
 from ptymesh.simulate import simulate
 from ptymesh.verdict.signs import signs_of_order
 
+CASES = ["star", "near", "lag", "scale", "astray"]
 SHAKEN_PX, STRETCH = 3.0, 0.01
 HOLD_OUT = 0.1
 #: Frames by which positions are behind the patterns in the case `lag`.
@@ -43,12 +47,14 @@ LAG = 3
 SCALES = (-0.055, -0.025, 0.005)
 TRIAL = [{"engine": "rpie", "epochs": 20, "batch": 32}, {"engine": "lsqml", "epochs": 10, "batch": 64}]
 #: Of the case `scale`: the stage in which single positions are found.
-SEARCH = {
+SEARCH: dict[str, Any] = {
     "engine": "rpie",
     "epochs": 40,
     "batch": 32,
     "positions": {"start": 4, "method": "correlation", "limit_px": 1.0, "momentum": 0.5, "judge": False},
 }
+#: Of the case `astray`: seeds of the scans, pixels by which they are shaken, epochs.
+ASTRAY_SEEDS, ASTRAY_PX, ASTRAY_EPOCHS = (3, 7), 2.0, 60
 #: What is asked for: pixels, or a multiple of the distance of two seeds; relative excess of the held-out residual.
 ALLOWED_PX, ALLOWED_SEEDS, ALLOWED_HELD_OUT = 0.1, 1.5, 0.03
 
@@ -72,11 +78,11 @@ def stages(epochs: tuple[int, int], lag: bool) -> list[dict[str, Any]]:
     ]
 
 
-def shaken(scan: Measurement, seed: int = 0) -> Measurement:
+def shaken(scan: Measurement, seed: int = 0, pixels: float = SHAKEN_PX) -> Measurement:
     """Return the scan with positions that are shaken and stretched."""
     rng = np.random.default_rng(seed)
     middle = scan.positions.mean(axis=0)
-    noise = rng.normal(0, SHAKEN_PX / np.sqrt(2), scan.positions.shape)
+    noise = rng.normal(0, pixels / np.sqrt(2), scan.positions.shape)
     return moved(scan, middle + (1 + STRETCH) * (scan.positions - middle) + noise, "shaken")
 
 
@@ -209,6 +215,24 @@ def found_by_scale(star: Measurement) -> dict[str, Any]:
     }
 
 
+def found_astray() -> dict[str, Any]:
+    """Return how far positions of simulated far fields are from the truth, with views astray looked for and without."""
+    rows: dict[str, Any] = {}
+    for seed in ASTRAY_SEEDS:
+        scan = simulate(kind="xray", views=200, window=64, overlap=0.78, photons_per_view=1e5, seed=seed).measurement
+        wrong = shaken(scan, seed + 10, ASTRAY_PX)
+        for name, one, relocate in (("plain", wrong, False), ("relocated", wrong, True), ("own relocated", scan, True)):
+            search = {**SEARCH["positions"], "relocate": relocate}
+            found = run_stages(one, [{**SEARCH, "epochs": ASTRAY_EPOCHS, "positions": search}])
+            rows[f"{name}, seed {seed}"] = {
+                "wrong_px": apart(scan.positions, one.positions, found.views),
+                "left_px": apart(scan.positions, found.positions, found.views),
+                "scale": scale_of(found.positions[found.views], scan.positions[found.views]),
+                "residual": found.residual,
+            }
+    return rows
+
+
 def near_field(case: str) -> Measurement:
     """Return the simulated scan of a case; that of `lag` overlaps more."""
     overlap = {"overlap": 0.98} if case == "lag" else {}
@@ -219,7 +243,7 @@ def main() -> None:
     """Run the cases that are asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("star", type=Path)
-    parser.add_argument("--cases", nargs="+", default=["star", "near", "lag"], choices=["star", "near", "lag", "scale"])
+    parser.add_argument("--cases", nargs="+", default=CASES[:3], choices=CASES)
     parser.add_argument("--epochs", nargs=2, type=int, default=[60, 40], help="of both stages")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
@@ -227,8 +251,8 @@ def main() -> None:
     star = pm.load(arguments.star)
     found: dict[str, Any] = {}
     for case in arguments.cases:
-        if case == "scale":
-            found[case] = found_by_scale(star)
+        if case in ("scale", "astray"):
+            found[case] = found_by_scale(star) if case == "scale" else found_astray()
             print(case, json.dumps(found[case], indent=1), flush=True)
             continue
         scan, wrong = star if case == "star" else near_field(case), lagging if case == "lag" else shaken
