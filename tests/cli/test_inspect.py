@@ -144,7 +144,7 @@ def test_convert(run: Run, scan: Path, tmp_path: Path) -> None:
         assert written["/entry_1/data_1/data"].compression is None
         assert written["/entry_1/data_1/data"].shape == (64, 16, 16)
     before = out.read_bytes()
-    with pytest.raises(BadInput, match="is the data set itself"):
+    with pytest.raises(BadInput, match="is the file to convert itself"):
         run("convert", out, out, "--force")
     with pytest.raises(BadInput, match="There is no file"):
         run("convert", tmp_path / "absent.h5", out, "--force")

@@ -41,7 +41,7 @@ def command(
     if target.exists() and not force:
         raise BadInput(f"{target} exists; choose another name, or replace it with --force.")
     if target.exists() and source.exists() and target.samefile(source):
-        raise BadInput(f"{target} is the data set itself; choose another name.")
+        raise BadInput(f"{target} is the file to convert itself; choose another name.")
     if target.suffix.lower() in (".yaml", ".yml"):
         _convert_settings(source, target, set_ or [], to is not None or uncompressed)
         return
