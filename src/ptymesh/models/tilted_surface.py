@@ -30,9 +30,9 @@ from functools import lru_cache
 from typing import ClassVar, NamedTuple
 
 import numpy as np
+import scipy
 import torch
 from pydantic import Field
-from scipy import sparse
 from torch import Tensor
 from torch.fft import fftshift, ifftshift
 
@@ -207,7 +207,7 @@ def _resampling(grid: Grid, angle_deg: float, device: torch.device) -> Resamplin
         columns.append(number[y[inside], x[inside]])
         entries.append(weights[inside])
     places = np.concatenate(rows), np.concatenate(columns)
-    matrix = sparse.csr_array((np.concatenate(entries), places), shape=(h * w, h * w))
+    matrix = scipy.sparse.csr_array((np.concatenate(entries), places), shape=(h * w, h * w))
     return Resampling(Rows.of_matrix(matrix, device), Rows.of_matrix(matrix.T.tocsr(), device))
 
 
@@ -312,7 +312,7 @@ def _between(grid: Grid, angle_deg: float, finer: int, device: torch.device) -> 
         columns.append((y[inside] % sides[0]) * sides[1] + x[inside] % sides[1])
         entries.append(weights[inside])
     places = np.concatenate(rows), np.concatenate(columns)
-    matrix = sparse.csr_array((np.concatenate(entries), places), shape=(h * w, sides[0] * sides[1]))
+    matrix = scipy.sparse.csr_array((np.concatenate(entries), places), shape=(h * w, sides[0] * sides[1]))
     return Resampling(Rows.of_matrix(matrix, device), Rows.of_matrix(matrix.T.tocsr(), device))
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from scipy.spatial import cKDTree
+import scipy
 
 from ptymesh.io.prepare.shadows import correlation_at, correlations, distinct_pairs, pattern_waves
 
@@ -144,7 +144,7 @@ def order_gain(views: OrderedViews, order: Order) -> float:
 def neighbour_pairs(positions: np.ndarray) -> np.ndarray:
     """Return pairs (k, 2), i < j, of views among each other's nearest, not further than 1.6 steps apart."""
     near = min(NEAREST, len(positions) - 1)
-    distances, others = cKDTree(positions).query(positions, k=near + 1)
+    distances, others = scipy.spatial.cKDTree(positions).query(positions, k=near + 1)
     i, k = np.nonzero(distances[:, 1:] <= 1.6 * np.median(distances[:, 1]) + 1e-9)
     return distinct_pairs(i, others[i, k + 1], len(positions))
 

@@ -15,9 +15,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from scipy.sparse import coo_matrix
-from scipy.sparse.csgraph import connected_components
-from scipy.spatial import cKDTree
+import scipy
 
 from ptymesh.errors import BadInput
 from ptymesh.geometry import Geometry
@@ -170,15 +168,18 @@ def stray_views(positions: np.ndarray, window: tuple[int, int]) -> np.ndarray:
     if len(positions) < 4:
         return np.empty(0, np.int64)
     reach = max(*window, 3 * step_of(positions))
-    pairs = cKDTree(positions).query_pairs(reach, output_type="ndarray") if len(positions) <= 2000 else None
+    pairs = (
+        scipy.spatial.cKDTree(positions).query_pairs(reach, output_type="ndarray") if len(positions) <= 2000 else None
+    )
     if pairs is None:  # all pairs within reach would be too many: take the nearest ones
-        near = cKDTree(positions).query(positions, k=min(len(positions), 9), distance_upper_bound=reach)[1]
+        nearest = min(len(positions), 9)
+        near = scipy.spatial.cKDTree(positions).query(positions, k=nearest, distance_upper_bound=reach)[1]
         rows = np.repeat(np.arange(len(positions)), near.shape[1])
         there = near.ravel() < len(positions)
         pairs = np.stack([rows[there], near.ravel()[there]], axis=1)
     shape = len(positions), len(positions)
-    links = coo_matrix((np.ones(len(pairs)), (pairs[:, 0], pairs[:, 1])), shape=shape)
-    group = connected_components(links, directed=False)[1]
+    links = scipy.sparse.coo_matrix((np.ones(len(pairs)), (pairs[:, 0], pairs[:, 1])), shape=shape)
+    group = scipy.sparse.csgraph.connected_components(links, directed=False)[1]
     stray = np.flatnonzero(group != np.bincount(group).argmax())
     return stray if len(stray) <= max(1, MOST_STRAY * len(positions)) else np.empty(0, np.int64)
 

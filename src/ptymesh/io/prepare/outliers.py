@@ -10,10 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import ndimage
-from scipy.sparse import coo_matrix
-from scipy.sparse.csgraph import connected_components
-from scipy.spatial import cKDTree
+import scipy
 
 #: A view with less than this share of the typical counts is dark.
 DARK = 0.03
@@ -95,8 +92,8 @@ def neighbours(positions: np.ndarray) -> np.ndarray:
     distinct = np.unique(np.round(positions, 2), axis=0)
     if len(distinct) < 2:
         return np.empty((0, 2), np.int64)
-    step = float(np.median(cKDTree(distinct).query(distinct, k=2)[0][:, 1]))
-    return np.asarray(cKDTree(positions).query_pairs(NEAR * step, output_type="ndarray"), np.int64)
+    step = float(np.median(scipy.spatial.cKDTree(distinct).query(distinct, k=2)[0][:, 1]))
+    return np.asarray(scipy.spatial.cKDTree(positions).query_pairs(NEAR * step, output_type="ndarray"), np.int64)
 
 
 def _abrupt(
@@ -117,11 +114,11 @@ def _abrupt(
     where = np.flatnonzero(odd)
     if not len(where) or odd.all():
         return np.empty(0, np.int64)
-    links = coo_matrix(
+    links = scipy.sparse.coo_matrix(
         (np.ones(2 * len(pairs), bool), (pairs.T.ravel(), pairs[:, ::-1].T.ravel())), shape=(len(odd),) * 2
     )
     links = links.tocsr()
-    group = connected_components(links[where][:, where], directed=False)[1]
+    group = scipy.sparse.csgraph.connected_components(links[where][:, where], directed=False)[1]
     found = []
     for name in range(group.max() + 1):
         members = where[group == name]
@@ -157,7 +154,7 @@ def dark_regions(sums: np.ndarray, most: np.ndarray, mask: np.ndarray, *, far: b
     between = np.maximum(_both_sides(smooth, lit), _both_sides(smooth.T, lit.T).T)
     if far:
         between = np.maximum(between, _mirrored(np.where(lit, smooth, 0)))
-    grown = ndimage.binary_propagation(
+    grown = scipy.ndimage.binary_propagation(
         dark & (between >= SEED_COUNTS), structure=np.ones((3, 3), bool), mask=dark & (between >= GROWN_COUNTS)
     )
     return np.asarray(grown | _dark_lines(sums, dark, lit) | _dark_lines(sums.T, dark.T, lit.T).T)
@@ -165,8 +162,8 @@ def dark_regions(sums: np.ndarray, most: np.ndarray, mask: np.ndarray, *, far: b
 
 def _local_mean(sums: np.ndarray, lit: np.ndarray) -> np.ndarray:
     """Return the mean of the lit ones of 3 x 3 pixels; 0 on pixels that are not lit."""
-    weight = ndimage.uniform_filter(lit.astype(np.float64), 3, mode="constant")
-    total = ndimage.uniform_filter(np.where(lit, sums, 0).astype(np.float64), 3, mode="constant")
+    weight = scipy.ndimage.uniform_filter(lit.astype(np.float64), 3, mode="constant")
+    total = scipy.ndimage.uniform_filter(np.where(lit, sums, 0).astype(np.float64), 3, mode="constant")
     return np.where(lit, total / np.maximum(weight, 1e-9), 0)
 
 

@@ -15,8 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import fft
-from scipy.spatial import cKDTree
+import scipy
 
 from ptymesh.measurement import evenly_spread
 
@@ -72,7 +71,7 @@ def pattern_waves(patterns: np.ndarray) -> np.ndarray:
     scale = (patterns * mean).sum(axis=(1, 2), keepdims=True) / max(float((mean**2).sum()), 1e-30)
     shapes = (patterns - scale * mean) / np.sqrt(mean + 0.01 * mean.mean() + 1e-30)
     shapes = shapes / (np.linalg.norm(shapes, axis=(1, 2), keepdims=True) + 1e-30)
-    return np.asarray(fft.rfft2(shapes))
+    return np.asarray(scipy.fft.rfft2(shapes))
 
 
 def correlations(waves: np.ndarray, pairs: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
@@ -83,8 +82,8 @@ def correlations(waves: np.ndarray, pairs: np.ndarray, shape: tuple[int, int]) -
         pairs: (k, 2) indices of patterns.
         shape: (h, w).
     """
-    found = fft.irfft2(waves[pairs[:, 0]].conj() * waves[pairs[:, 1]], s=shape)
-    return np.asarray(fft.fftshift(found, axes=(1, 2)))
+    found = scipy.fft.irfft2(waves[pairs[:, 0]].conj() * waves[pairs[:, 1]], s=shape)
+    return np.asarray(scipy.fft.fftshift(found, axes=(1, 2)))
 
 
 def correlation_at(found: np.ndarray, moves: np.ndarray, pairs: np.ndarray | None = None) -> np.ndarray:
@@ -171,7 +170,7 @@ def neighbour_pairs(positions: np.ndarray, least_step: float) -> np.ndarray:
     """Return pairs (k, 2) of indices into positions (n, 2) of views next to each other, not at the same place."""
     if len(positions) < 4:
         return np.empty((0, 2), int)
-    distances, others = cKDTree(positions).query(positions, k=4)
+    distances, others = scipy.spatial.cKDTree(positions).query(positions, k=4)
     i, k = np.nonzero(distances[:, 1:] > least_step)
     return evenly(distinct_pairs(i, others[i, k + 1], len(positions)))
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import ndimage
-from scipy.spatial import ConvexHull, QhullError, Voronoi, cKDTree
+import scipy
 
 from ptymesh.io.source import slabs
 from ptymesh.measurement import Measurement, evenly_spread
@@ -169,11 +168,11 @@ def odd_pixels(measurement: Measurement, found: Survey) -> dict[str, np.ndarray]
     mean, views = _filled(found.mean, mask), measurement.views
     ring = np.ones((3, 3), bool)
     ring[1, 1] = False
-    second = ndimage.rank_filter(mean, -2, footprint=ring, mode="nearest")
-    around = ndimage.median_filter(mean, size=5, mode="nearest")
+    second = scipy.ndimage.rank_filter(mean, -2, footprint=ring, mode="nearest")
+    around = scipy.ndimage.median_filter(mean, size=5, mode="nearest")
     hot = mask & (mean > 5 * second) & (mean * views > 5 * second * views + 20)
     least = np.where(mask, found.least, 0)
-    darkest = ndimage.maximum_filter(least, footprint=ring, mode="nearest")
+    darkest = scipy.ndimage.maximum_filter(least, footprint=ring, mode="nearest")
     hot |= mask & (views >= 40) & (least > 0.2 * mean) & (least > 3 * darkest + 5 * np.sqrt(darkest) + 5)
     dead = mask & (found.most == 0) & (around * views >= 25)
     stuck = mask & (found.least == found.most) & (found.most > 0) & (views >= 10)
@@ -195,8 +194,8 @@ def _filled(mean: np.ndarray, mask: np.ndarray) -> np.ndarray:
     """Return a mean pattern (h, w) with masked pixels set to the mean of the good ones in 5 x 5 around, or 0."""
     if mask.all():
         return mean
-    weight = ndimage.uniform_filter(mask.astype(np.float64), 5, mode="constant")
-    around = ndimage.uniform_filter(np.where(mask, mean, 0.0), 5, mode="constant")
+    weight = scipy.ndimage.uniform_filter(mask.astype(np.float64), 5, mode="constant")
+    around = scipy.ndimage.uniform_filter(np.where(mask, mean, 0.0), 5, mode="constant")
     return np.where(mask, mean, np.where(weight > 1e-9, around / np.maximum(weight, 1e-9), 0.0))
 
 
@@ -279,7 +278,7 @@ def scan_statistics(positions: np.ndarray, far: float) -> ScanStatistics:
     if len(distinct) < 2:
         return ScanStatistics((y, x), 0.0, 0.0, 0.0, 0.0, duplicates, np.empty(0, int))
     step = step_of(positions)
-    alone = cKDTree(positions).query(positions, k=2)[0][:, 1] > max(far, 3 * step)
+    alone = scipy.spatial.cKDTree(positions).query(positions, k=2)[0][:, 1] > max(far, 3 * step)
     area, length = _hull(distinct)
     per_view = (even_cell(distinct) or area / len(distinct)) * len(distinct) / len(positions)
     return ScanStatistics((y, x), area, length, per_view, step, duplicates, np.flatnonzero(alone))
@@ -299,15 +298,17 @@ def even_cell(positions: np.ndarray) -> float | None:
     if len(positions) < 9 or not _hull(positions)[0] > 0:
         return None
     size = np.ptp(positions, axis=0).max()
-    cells = Voronoi((positions - positions.mean(axis=0)) / size)
-    border = set(ConvexHull(cells.points).vertices)
+    cells = scipy.spatial.Voronoi((positions - positions.mean(axis=0)) / size)
+    border = set(scipy.spatial.ConvexHull(cells.points).vertices)
     whole = [
         cells.regions[region]
         for view, region in enumerate(cells.point_region)
         if view not in border and cells.regions[region] and -1 not in cells.regions[region]
     ]
     inside = np.abs(cells.vertices).max(axis=1) < 1
-    areas = np.array([ConvexHull(cells.vertices[corners]).volume for corners in whole if inside[corners].all()])
+    areas = np.array(
+        [scipy.spatial.ConvexHull(cells.vertices[corners]).volume for corners in whole if inside[corners].all()]
+    )
     if not len(areas):
         return None
     middle = float(np.median(areas))
@@ -318,7 +319,7 @@ def even_cell(positions: np.ndarray) -> float | None:
 def step_of(positions: np.ndarray) -> float:
     """Return the median distance from one of the positions (N, 2) to its nearest neighbour; 0 if all are the same."""
     distinct = _distinct(positions)
-    return float(np.median(cKDTree(distinct).query(distinct, k=2)[0][:, 1])) if len(distinct) > 1 else 0.0
+    return float(np.median(scipy.spatial.cKDTree(distinct).query(distinct, k=2)[0][:, 1])) if len(distinct) > 1 else 0.0
 
 
 def too_far_apart(positions: np.ndarray, window: tuple[int, int]) -> str:
@@ -345,7 +346,7 @@ def _hull(points: np.ndarray) -> tuple[float, float]:
         return 0.0, 2 * float(np.ptp(centred @ along))
     size = np.abs(centred).max()
     try:
-        hull = ConvexHull(centred / size)
-    except QhullError:  # so nearly on a line that Qhull cannot tell
+        hull = scipy.spatial.ConvexHull(centred / size)
+    except scipy.spatial.QhullError:  # so nearly on a line that Qhull cannot tell
         return 0.0, 2 * float(np.ptp(centred @ along))
     return float(hull.volume * size**2), float(hull.area * size)  # Qhull's names for two dimensions

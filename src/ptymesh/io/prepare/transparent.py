@@ -14,8 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.sparse import coo_matrix
-from scipy.sparse.csgraph import connected_components
+import scipy
 
 #: Counts over all views from which on a pixel's mean is known.
 LEAST_COUNTS = 100.0
@@ -65,8 +64,10 @@ def find_weakened_regions(mean: np.ndarray, most: np.ndarray, views: int, mask: 
     rise = logarithm[second] - logarithm[first]
     both = lit[first] & lit[second]
     joined = both & (np.abs(rise) < STEP)
-    graph = coo_matrix((np.ones(int(joined.sum())), (first[joined], second[joined])), shape=(mean.size, mean.size))
-    part = connected_components(graph, directed=False)[1]
+    graph = scipy.sparse.coo_matrix(
+        (np.ones(int(joined.sum())), (first[joined], second[joined])), shape=(mean.size, mean.size)
+    )
+    part = scipy.sparse.csgraph.connected_components(graph, directed=False)[1]
     sizes = np.bincount(part[lit], minlength=1)
     regions = []
     for label in np.flatnonzero((sizes >= LEAST_PIXELS) & (sizes <= LARGEST_SHARE * lit.sum())):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+import scipy
 import torch
-from scipy import sparse
 from torch import Tensor
 
 
@@ -22,7 +22,7 @@ class Rows(NamedTuple):
     entries: Tensor
 
     @classmethod
-    def of_matrix(cls, matrix: sparse.csr_array, device: torch.device) -> Rows:
+    def of_matrix(cls, matrix: scipy.sparse.csr_array, device: torch.device) -> Rows:
         """Return the rows of a matrix (n, m)."""
         counts = np.diff(matrix.indptr)
         row = np.repeat(np.arange(matrix.shape[0]), counts)
