@@ -2,8 +2,9 @@
 
     python benchmarks/peers/ptyrad_crystals.py --python PEERS/bin/python --seeds 1 2 --side 20 --out F
 
-PEERS is the environment that compare.py makes. PtyRAD gets the same counts, positions (turned by 1 degree), thickness,
-slices and starting beam as ours, and three probe modes; its batches are drawn anew in each run. Its `SETTINGS` are
+PEERS is the environment that compare.py makes. PtyRAD gets the same counts, positions (turned by 1 degree), thickness
+and starting beam as ours, and three probe modes; the slices that are told, and in some settings as thin ones as ours;
+its batches are drawn anew in each run. Its `SETTINGS` are
 tried on the first seed, 25 epochs each. The one with the largest `sum` + `single`, which nobody knows who measures,
 runs on the other seeds too.
 
@@ -23,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -87,18 +88,35 @@ def setting(
     }
 
 
-#: Batch and sections, by name.
-SETTINGS: dict[str, tuple[int, dict[str, Any]]] = {
-    "template": (32, setting()),
-    "rates x 10": (32, setting(10)),
-    "rates x 10, batches of 16": (16, setting(10)),
-    "rates x 30, batches of 16": (16, setting(30)),
-    "rates x 30, batches of 16, positive": (16, setting(30, positive=True)),
-    "rates x 30, batches of 16, blur 0.5": (16, setting(30, 0.5)),
-    "rates x 60, batches of 16": (16, setting(60)),
-    "rates x 30, batches of 16, kz filter": (16, setting(30, None, 1.0)),
-    "rates x 30, batches of 16, blur 0.5, falling": (16, setting(30, 0.5, falling=True)),
-    "rates x 30, batches of 16, blur 0.5, positive, sparse": (16, setting(30, 0.5, positive=True, sparsity=0.1)),
+class Setting(NamedTuple):
+    """What a run of PtyRAD is given.
+
+    Attributes:
+        batch: views of a batch.
+        sections: of its parameters.
+        parts: slices that each one which is told is made of.
+    """
+
+    batch: int
+    sections: dict[str, Any]
+    parts: int = 1
+
+
+#: By name.
+SETTINGS: dict[str, Setting] = {
+    "template": Setting(32, setting()),
+    "rates x 10": Setting(32, setting(10)),
+    "rates x 10, batches of 16": Setting(16, setting(10)),
+    "rates x 30, batches of 16": Setting(16, setting(30)),
+    "rates x 30, batches of 16, positive": Setting(16, setting(30, positive=True)),
+    "rates x 30, batches of 16, blur 0.5": Setting(16, setting(30, 0.5)),
+    "rates x 60, batches of 16": Setting(16, setting(60)),
+    "rates x 30, batches of 16, kz filter": Setting(16, setting(30, None, 1.0)),
+    "rates x 30, batches of 16, blur 0.5, falling": Setting(16, setting(30, 0.5, falling=True)),
+    "rates x 30, batches of 16, blur 0.5, positive, sparse": Setting(16, setting(30, 0.5, positive=True, sparsity=0.1)),
+    "rates x 30, batches of 16, thin slices": Setting(16, setting(30), parts=2),
+    "rates x 30, batches of 16, blur 2, thin slices": Setting(16, setting(30, 2.0), parts=2),
+    "rates x 30, batches of 16, falling, thin slices": Setting(16, setting(30, falling=True), parts=2),
 }
 
 
@@ -110,25 +128,28 @@ def write_scan(path: Path, scan: Measurement) -> None:
     np.savez(path, **arrays)
 
 
-def run_ptyrad(
-    python: Path, made: Truth, scan: Measurement, chosen: tuple[int, dict[str, Any]]
-) -> tuple[pm.Result, float, str]:
+def run_ptyrad(python: Path, made: Truth, scan: Measurement, chosen: Setting) -> tuple[pm.Result, float, str]:
     """Return what PtyRAD has found, its seconds of all epochs, and its name with the version.
 
     Args:
         python: of an environment that has PtyRAD.
         made: the simulation.
         scan: as it is told.
-        chosen: batch and sections of parameters.
+        chosen: its setting.
     """
-    pixel, batch = made.geometry.object_pixel_m, chosen[0]
+    pixel, spacing_m = made.geometry.object_pixel_m, made.slice_spacing_m / chosen.parts
     assert pixel is not None
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         write_scan(folder / "scan.npz", scan)
-        (folder / "settings.json").write_text(json.dumps(chosen[1]), encoding="utf-8")
-        words = {"engine": "adam", "modes": MODES, "batch": batch, "epochs": EPOCHS, "threads": 1}
-        words |= {"slices": SLICES, "spacing": made.slice_spacing_m * 1e10, "pixel": pixel[0] * 1e10, "kilovolts": 300}
+        (folder / "settings.json").write_text(json.dumps(chosen.sections), encoding="utf-8")
+        words = {"engine": "adam", "modes": MODES, "batch": chosen.batch, "epochs": EPOCHS, "threads": 1}
+        words |= {
+            "slices": SLICES * chosen.parts,
+            "spacing": spacing_m * 1e10,
+            "pixel": pixel[0] * 1e10,
+            "kilovolts": 300,
+        }
         words |= {"settings": folder / "settings.json", "snapshots": folder, "seconds": "inf", "clock": "cpu"}
         command = [str(python), str(Path(__file__).with_name("ptyrad_run.py")), str(folder / "scan.npz"), "--positions"]
         command += [part for key, value in words.items() for part in (f"--{key}", str(value))]
@@ -145,7 +166,7 @@ def run_ptyrad(
         probe=saved["probe"] * np.sqrt(saved["scale"]),
         positions_px=saved["positions"].astype(float),
         pixel_size_m=pixel,
-        slice_spacing_m=made.slice_spacing_m,
+        slice_spacing_m=spacing_m,
         potential=phase,
     )
     return result, seconds, lines[-1]["about"]
@@ -153,7 +174,7 @@ def run_ptyrad(
 
 def residual(made: Truth, scan: Measurement, result: pm.Result) -> float:
     """Return the frozen residual of a result by ptymesh's model."""
-    stack = SliceStack(SLICES, made.slice_spacing_m, (0.0, 0.0))
+    stack = SliceStack(len(result.object), result.slice_spacing_m, (0.0, 0.0))
     model = Model.for_geometry(made.geometry, slices=stack, dtype=torch.complex128)
     obj, probe = (torch.from_numpy(one).to(torch.complex128) for one in (result.object, result.probe))
     at = torch.from_numpy(result.positions_px)
