@@ -71,7 +71,14 @@ def _random_moves(trials: int, problem: Problem, seed: int, done: int) -> Tensor
 
 
 def try_moves(problem: Problem, estimate: Estimate, views: np.ndarray, moves: Tensor) -> None:
-    """Leave each of this rank's views at the best of where it is and the trials (n, N, 2), in pixels. Collective."""
+    """Leave each of this rank's views at the best of where it is and its trials. Collective.
+
+    Args:
+        problem: the problem that is solved.
+        estimate: the unknowns, whose positions are set.
+        views: global indices of the views that are tried.
+        moves: (n, N, 2) float64, trials of every view, pixels from where it is.
+    """
     filled = problem.loader.fill_halos(estimate)
     here = estimate.positions.clone()
     best, least = here.clone(), _misfits(problem, estimate, views, filled)
