@@ -40,8 +40,8 @@ def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
     modules = {str(path.relative_to(ROOT / "src")) for path in (ROOT / "src" / "ptymesh").rglob("*.py")}
     page = [path for path in (ROOT / "src/ptymesh/watch").iterdir() if path.suffix in (".html", ".css", ".js")]
     beside = {str(path.relative_to(ROOT / "src")) for path in page}
-    beside |= {"ptymesh/py.typed"}
-    assert len(beside) == 7
+    beside |= {"ptymesh/py.typed", "ptymesh/cli/slurm.sh"}
+    assert len(beside) == 8
     assert {name for name in names if ".dist-info/" not in name} == modules | beside
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert "License-Expression: BSD-3-Clause" in about and "Requires-Python: >=3.11" in about
