@@ -316,7 +316,7 @@ class CpuBackend(CpuInputs, FusedBackend):
         """Return the bytes per view of the largest array that `sweep` without `keep` writes and reads again.
 
         It is 0 where a chunk of any size is swept panel by panel and no waves are kept for steps of positions
-        (`sweep_fused`).
+        (`sweep_strips`).
 
         Args:
             model: the forward model.

@@ -502,7 +502,7 @@ class GpuBackend(FusedBackend):
 
 @dataclass(frozen=True)
 class Written:
-    """The fields (the weight last) and numbers of an expression that `triton_blocks.write` evaluates."""
+    """The fields (the weight last) and numbers of an expression that `ptymesh.kernels.gpu.blocks.write` evaluates."""
 
     kind: int
     leaves: tuple[FieldView, ...]
