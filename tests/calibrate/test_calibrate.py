@@ -211,6 +211,12 @@ def test_thick_slices_are_made_of_thin_ones_and_begin_coarse(found: Calibration)
         assert one.object.slices == 8 and [(stage.coarsen, stage.epochs) for stage in one.stages] == [(1, 25)]
     free = recipe_with(small, object={"kind": "transmission"})
     assert free.object.slices == 4 and [stage.coarsen for stage in free.stages] == [1]
+    far = recipe_with(small, object={"slice_spacing_m": 49.9 * spacing})
+    assert far.object.slices == 300 and vars(far.stages[0].constraints["depth_smoothness"])["weight"] == 1000
+    assert recipe_with(small, object={"absorption": 0.1}).object.kind == "potential"
+    for key, value in (("slice_spacing_m", "thin"), ("slice_spacing_m", math.inf), ("slices", "two")):
+        with pytest.raises(BadInput, match=rf"object\.{key}"):
+            recipe_with(small, object={key: value})
 
 
 def test_twin_of_the_twin() -> None:

@@ -12,6 +12,7 @@ from ptymesh.calibrate.calibration import Calibration
 from ptymesh.io.options import DataOptions
 from ptymesh.io.prepare.preprocess import PreparedSource
 from ptymesh.physics.object_models import TRANSMISSION
+from ptymesh.physics.object_models.potential import Potential
 from ptymesh.recipe.schema import LENS_MODELS, RawGroup, Recipe, default_stages
 from ptymesh.recipe.starts import ObjectOptions, ProbeOptions
 
@@ -23,6 +24,8 @@ COARSE_EPOCHS = 10
 #: Most phase in rad by which the beam's edge turns against its middle from slice to slice: what a slice does is not to
 #: depend on where in it the beam is.
 MOST_TURN_RAD = 1.0
+#: Largest weight that a prior along the beam takes.
+MOST_WEIGHT = 1000.0
 
 
 def recipe_of(found: Calibration, folder: Path) -> tuple[Recipe, Reasons]:
@@ -73,24 +76,25 @@ def _set_thick_object(raw: RawGroup, reasons: Reasons, found: Calibration) -> in
         Slices that each one which is told is made of.
     """
     obj, probe = raw.get("object") or {}, raw["probe"]
-    if obj.get("slices", 1) == 1:
+    told = ObjectOptions.parse({"kind": Potential.name, **obj}, "object")
+    if told.slices == 1:
         return 1
     if "kind" not in obj:
-        obj = raw["object"] = {**obj, "kind": "potential"}
+        obj = raw["object"] = {**obj, "kind": Potential.name}
         reasons["object.kind"] = [
             "Through several slices, amplitudes that are free would take up what rotation and lens do to the patterns."
         ]
     if "modes" not in probe:
         probe["modes"] = THICK_MODES
         reasons["probe.modes"] = ["For a source of some size, and for atoms that move."]
-    if obj["kind"] == TRANSMISSION or obj.get("initial", "ones") != "ones" or obj.get("slice_spacing_m") is None:
+    if obj["kind"] == TRANSMISSION or told.initial != "ones" or told.slice_spacing_m is None:
         return 1
-    turn = turn_in_slice(obj["slice_spacing_m"], found.description.wavelength_m, found.semiangle_rad)
+    turn = turn_in_slice(told.slice_spacing_m, found.description.wavelength_m, found.semiangle_rad)
     parts = parts_of_slice(turn)
     if parts > 1:
-        raw["object"] = {**obj, "slices": obj["slices"] * parts, "slice_spacing_m": obj["slice_spacing_m"] / parts}
+        raw["object"] = {**obj, "slices": told.slices * parts, "slice_spacing_m": told.slice_spacing_m / parts}
         reasons["object.slices"] = [
-            f"{obj['slices']} of {obj['slice_spacing_m']:.4g} m were told, in each of which the beam's edge turns by "
+            f"{told.slices} of {told.slice_spacing_m:.4g} m were told, in each of which the beam's edge turns by "
             f"{turn:.2g} rad against its middle: {parts} slices add up to each. An epoch takes {parts} times as long."
         ]
     return parts
@@ -143,7 +147,7 @@ def smooth_thin_slices(stages: list[RawGroup], parts: int) -> list[RawGroup]:
     for stage in stages:
         prior = stage.get("constraints", {}).get("depth_smoothness", {})
         if "weight" in prior:
-            prior["weight"] = float(f"{prior['weight'] * parts**2:.4g}")
+            prior["weight"] = min(float(f"{prior['weight'] * parts**2:.4g}"), MOST_WEIGHT)
     return stages
 
 
