@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 from ptymesh.diagnosis import ResultView, twin
 from ptymesh.diagnosis.report import report
+from ptymesh.errors import BadInput
 from ptymesh.io import load_measurement
 from ptymesh.io.results import Result
 from ptymesh.measurement import ArraySource, Measurement
@@ -94,6 +96,15 @@ def test_short_runs_name_the_wrong_one_of_several_slices_alone(
     thin = recipe.model_copy(update={"object": ObjectOptions(kind="potential")})
     monkeypatch.setattr(twins, "compare_with_twin", lambda *_: TwinTrial(0.1, 0.05, 100))
     assert twins.sign_of_twin(thin, (48, 48)) is None
+
+
+def test_runs_that_fail_say_nothing(right: tuple[Measurement, Result], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run's result must not be lost for want of memory in a trial that follows it."""
+    recipe = ResultView(right[1], right[0]).recipe
+    assert recipe is not None
+    for error in (BadInput("no"), FileNotFoundError(), MemoryError(), RuntimeError("can't allocate memory")):
+        monkeypatch.setattr(twins, "compare_recipes_of_twins", Mock(side_effect=error))
+        assert twins.sign_of_twin(recipe, (48, 48)) is None
 
 
 def test_counting_is_no_part_of_what_is_to_be_explained() -> None:

@@ -108,7 +108,7 @@ def compare_with_twin(recipe: Recipe, window: tuple[int, int]) -> TwinTrial | No
     if settings is None or FEWEST_VIEWS * math.prod(window) > MOST_PIXELS:
         return None
     raw = recipe.as_values()
-    with suppress(PtymeshError, OSError):
+    with suppress(PtymeshError, OSError, MemoryError, RuntimeError):  # torch's for memory and decompositions, too
         for key, value in settings.items():
             put(raw, key, deepcopy(value), "the twin")
         return compare_recipes_of_twins(recipe, Recipe.parse(raw))
