@@ -23,6 +23,7 @@ from ptymesh.io.results import Result
 from ptymesh.measurement import ArraySource, Measurement
 from ptymesh.models import OPTICS, WaveOperator
 from ptymesh.models.exit_wave.changing_object import ChangingObject, elapsed
+from ptymesh.physics.detector.pieces import DetectorPiece
 from ptymesh.physics.elementwise import overlap, times
 from ptymesh.physics.model import Model
 from ptymesh.physics.operators import Placed, Tables, Values, ViewWindows, values_for_views
@@ -69,6 +70,13 @@ class TwoFields(WaveOperator):
     def _factors(self, values: Values, sign: int) -> Tensor:
         exponent = values["share"][:, None, None, None] * values["fields"]
         return torch.polar(exponent[:, :1].exp(), sign * exponent[:, 1:])
+
+
+class OfCounts(DetectorPiece):
+    """A piece between intensities and counts, which sees nothing of the object's pixels."""
+
+    name: ClassVar[str] = "of_counts"
+    unknowns: ClassVar[tuple[Unknown, ...]] = (Unknown("stain", ("H", "W"), "tiled"),)
 
 
 def changing(views: int = 40, kind: type[WaveOperator] = ChangingObject, **options: Any) -> tuple[Toy, Tensor]:
@@ -297,6 +305,8 @@ def test_what_cannot_be_is_refused() -> None:
     toy = changing(10)[0]
     with pytest.raises(BadInput, match=r"optics\.changing_object is not interpolated between pixels"):
         pm.Reconstruction(toy.measurement, optics=ON, subpixel="bilinear")
+    with pytest.raises(BadInput, match=r"optics\.of_counts acts on no wave, and has an unknown on the object's pixels"):
+        pm.Reconstruction(toy.measurement, optics={"of_counts": OfCounts()})
     with pytest.raises(BadInput, match="A regulariser is of object_change, which stays; add unknowns"):
         Adam(regularisers=[{"kind": "tv", "weight": 0.1, "of": "object_change"}])
     with pytest.raises(BadInput, match="there is no sample on the object's pixels; there are object, object_change"):

@@ -174,8 +174,12 @@ class Model:
         detector = tuple(Placed.of(one, geometry, dtype, device) for one in optics if isinstance(one, DetectorPiece))
         if detector and torch.device(device).type != "cpu":
             try_transforms(torch.device(device), torch.complex128, geometry.shape)
-        for one in optics if subpixel == "bilinear" else ():
-            if any(unknown.scope == "tiled" for unknown in one.unknowns):
+        for one in optics:
+            if not any(unknown.scope == "tiled" for unknown in one.unknowns):
+                continue
+            if not isinstance(one, WaveOperator):
+                raise BadInput(f"{one.label} acts on no wave, and has an unknown on the object's pixels; leave it out.")
+            if subpixel == "bilinear":
                 raise BadInput(f"{one.label} is not interpolated between pixels; use positions.subpixel: fourier.")
         energies = next(
             (Placed.of(one, geometry, dtype, device) for one in optics if isinstance(one, ScanEnergies)), None
