@@ -303,7 +303,7 @@ def _view_steps(
         fitted: the unknowns.
         views: (n,) int64, the held-out views.
         own: what each view has for itself.
-        filled: what `Layout.fill_halo` returned for the object.
+        filled: what `ViewLoader.fill_halos` returned.
     """
     evaluator, names = problem.evaluator, _fitted_unknowns(problem, own)
     steps = {name: torch.zeros_like(_as_rows(fitted[name]), dtype=torch.float64) for name in names}
