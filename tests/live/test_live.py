@@ -309,6 +309,16 @@ def test_stopped_it_goes_on_from_its_object(scan: Path, recipe: Recipe, tmp_path
         )
 
 
+def test_no_summary_is_left_of_a_run_that_goes_on(scan: Path, recipe: Recipe, tmp_path: Path) -> None:
+    """As `ptymesh watch` takes a run with one for done."""
+    reconstruct_live(recipe, Prepared(scan, 200), tmp_path, LiveOptions(uses=1))
+    assert (tmp_path / "live.json").exists()
+    more = len(read_log(tmp_path / "live.jsonl")) + 1
+    with pytest.raises(Interrupted, match="goes on with them"):
+        reconstruct_live(recipe, Prepared(scan, 200), tmp_path, LiveOptions(uses=4), stop=stop_after(tmp_path, more))
+    assert not (tmp_path / "live.json").exists()
+
+
 def replay(world: World, path: Path, folder: Path, out: Path) -> tuple[np.ndarray, np.ndarray, int, int]:
     """Return object, probe, updates and this rank's traffic of a live run that is replayed on these ranks."""
     stream = SpooledStream(folder)

@@ -45,7 +45,7 @@ from ptymesh.live.object_parts import join_part, paste
 from ptymesh.live.outcome import LiveOptions, LiveOutcome
 from ptymesh.live.receiving import Receiver
 from ptymesh.live.spool import Spool
-from ptymesh.live.state import LOG, PICTURE, kept_values, restore_state
+from ptymesh.live.state import LOG, PICTURE, SUMMARY, kept_values, restore_state
 from ptymesh.measurement import NO_CHECKS, Measurement
 from ptymesh.physics.model import Model, SliceStack
 from ptymesh.problem import Problem
@@ -258,8 +258,12 @@ class _Session:
         return self._finish(uses_at_end, updates, seen)
 
     def _keep_log(self) -> None:
-        """Leave those lines of the log that the object comes from, which segments that were not kept follow anew."""
+        """Leave those lines of the log that the object comes from, which segments that were not kept follow anew.
+
+        What an earlier command has summed up goes, as the run is not done.
+        """
         if self.world.rank == 0:
+            (self.folder / SUMMARY).unlink(missing_ok=True)
             with replacing(self.folder / LOG) as path:
                 path.write_text("".join(json.dumps(row) + "\n" for row in self._rows))
 
@@ -291,7 +295,7 @@ class _Session:
             (time.process_time() - self._cpu_began) / max(updates, 1),
         )
         if self.world.rank == 0:
-            (self.folder / "live.json").write_text(json.dumps(outcome.summary(), indent=1) + "\n")
+            (self.folder / SUMMARY).write_text(json.dumps(outcome.summary(), indent=1) + "\n")
         return outcome
 
     def _show(self, row: dict[str, object]) -> None:

@@ -19,8 +19,8 @@ from ptymesh.io.results import Result
 from ptymesh.live.choice import choose_views
 from ptymesh.physics.object_models import object_model_of
 
-#: Files of a live run: the picture so far, and a line for each segment.
-PICTURE, LOG = "live.h5", "live.jsonl"
+#: Files of a live run: the picture so far, a line for each segment, and in the end numbers on the whole run.
+PICTURE, LOG, SUMMARY = "live.h5", "live.jsonl", "live.json"
 #: Array among a result's unknowns: values of an object that its potential does not hold all of.
 OBJECT_VALUES = "object_values"
 #: Attributes of a result that say how an object follows from its values.
