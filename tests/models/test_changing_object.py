@@ -15,7 +15,7 @@ from torch import Tensor
 
 import ptymesh as pm
 from ptymesh.distributed.world import Solo, World
-from ptymesh.engines import ENGINES, LBFGS, RPIE, Adam, Engine, positions
+from ptymesh.engines import ENGINES, LBFGS, LSQML, RPIE, Adam, Engine, positions
 from ptymesh.engines.gradients.sweep import covered
 from ptymesh.errors import BadInput
 from ptymesh.io.checkpoint import store as checkpoint
@@ -164,6 +164,7 @@ def refined(world: World, layout: str, engine: str, kind: type[WaveOperator] = T
             ),
             "rpie": RPIE(epochs=2, batch=10, unknowns={name: True}, positions=True),
             "lbfgs": LBFGS(epochs=2),
+            "lsqml": LSQML(epochs=2, batch=10, unknowns={name: True}, positions=True),
         }
         state = RunState(e)
         Loop(problem, state, [stages[engine]], seed=1).run()
@@ -173,7 +174,7 @@ def refined(world: World, layout: str, engine: str, kind: type[WaveOperator] = T
     return [*(x.numpy().copy() for x in found), np.array(state.history[f"change_{name}"])]
 
 
-@pytest.mark.parametrize("engine", ["adam", "rpie", "lbfgs"])
+@pytest.mark.parametrize("engine", ["adam", "rpie", "lbfgs", "lsqml"])
 def test_all_layouts_have_the_same_bits(ranks, engine: str) -> None:  # type: ignore[no-untyped-def]
     """Panels and messages, too; a real unknown of two planes."""
     wanted = ranks(1, refined, "replicated", engine)[0]
