@@ -23,7 +23,8 @@ def judge_short_run(scan: Measurement, recipe: Recipe, stage: Engine, hold_out: 
         BadInput: the recipe does not fit the scan.
         Diverged: the residual left the numbers.
     """
-    recon = Reconstruction(scan, **recipe.reconstruction_options, device=World("cpu"))
+    # whoever compares recipes has said what there is to say of the scan
+    recon = Reconstruction(scan, **recipe.reconstruction_options, device=World("cpu"), say=lambda _: None)
     recon.stages = [stage]
     loop = recon.loop(hold_out=hold_out)
     loop.run()
