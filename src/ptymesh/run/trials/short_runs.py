@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 from ptymesh.distributed.world import World
 from ptymesh.engines import Engine
 from ptymesh.measurement import Measurement
@@ -24,10 +26,11 @@ def judge_short_run(scan: Measurement, recipe: Recipe, stage: Engine, hold_out: 
         Diverged: the residual left the numbers.
     """
     # whoever compares recipes has said what there is to say of the scan
-    recon = Reconstruction(scan, **recipe.reconstruction_options, device=World("cpu"), say=lambda _: None)
-    recon.stages = [stage]
-    loop = recon.loop(hold_out=hold_out)
-    loop.run()
-    own = own_unknowns([stage], recon.problem.model.unknowns, len(recon.state.estimate.opr))
-    own -= {"positions"} if recon.state.refused_positions else set()
-    return judge_held_out(recon.problem, recon.state.estimate, loop.held_out, own)
+    how = {**recipe.reconstruction_options, "scratch": recipe.scratch}
+    with closing(Reconstruction(scan, **how, device=World("cpu"), say=lambda _: None)) as recon:
+        recon.stages = [stage]
+        loop = recon.loop(hold_out=hold_out)
+        loop.run()
+        own = own_unknowns([stage], recon.problem.model.unknowns, len(recon.state.estimate.opr))
+        own -= {"positions"} if recon.state.refused_positions else set()
+        return judge_held_out(recon.problem, recon.state.estimate, loop.held_out, own)
