@@ -89,5 +89,5 @@ def _look_for(problem: Problem, estimate: Estimate, views: np.ndarray, astray: T
     line = torch.linspace(-half, half, 2 * math.ceil(half) + 1, dtype=torch.float64, device=problem.device)
     grid = torch.cartesian_prod(line, line)
     lost = views[astray.cpu().numpy()[views]]
-    try_moves(problem, estimate, lost, affine - moves + grid[:, None])
+    try_moves(problem, estimate, lost, (affine - moves + trial for trial in grid))  # together they may be large
     estimate.positions.copy_(problem.layout.merge(estimate.positions))

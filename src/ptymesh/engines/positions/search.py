@@ -16,7 +16,7 @@ Means of the object are left out of the correlation, as a constant looks alike w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -70,14 +70,14 @@ def _random_moves(trials: int, problem: Problem, seed: int, done: int) -> Tensor
     return torch.from_numpy(rng.uniform(-1.0, 1.0, (trials, problem.views, 2))).to(problem.device)
 
 
-def try_moves(problem: Problem, estimate: Estimate, views: np.ndarray, moves: Tensor) -> None:
+def try_moves(problem: Problem, estimate: Estimate, views: np.ndarray, moves: Iterable[Tensor]) -> None:
     """Leave each of this rank's views at the best of where it is and its trials. Collective.
 
     Args:
         problem: the problem that is solved.
         estimate: the unknowns, whose positions are set.
         views: global indices of the views that are tried.
-        moves: (n, N, 2) float64, trials of every view, pixels from where it is.
+        moves: (N, 2) float64 each, a trial of every view, pixels from where it is.
     """
     filled = problem.loader.fill_halos(estimate)
     here = estimate.positions.clone()
