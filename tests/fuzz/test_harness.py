@@ -17,7 +17,7 @@ import ptymesh.io.results  # noqa: F401 - so that forks need not
 from fuzz import arrays, cases, judge, raw, sandbox, trees, tries
 from fuzz.sandbox import FAULT, Limits
 
-SHORT = Limits(seconds=2.0, memory=1 << 30, disk=1 << 20, farewell=0.5)
+SHORT = Limits(seconds=2.0, memory=1 << 30, disk=1 << 20, farewell=2.0)
 
 
 def refuse(words: str) -> None:
