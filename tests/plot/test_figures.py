@@ -177,6 +177,19 @@ def test_slices(stack: Any) -> None:
     assert "slice 25 of 25" in [text for text, _ in texts(plot.slices_figure(many))]
 
 
+def test_numbers_on_pixels_are_drawn_part_by_part() -> None:
+    light = np.ones((12, 16))
+    light[:3] = 0
+    planes = np.stack([np.full((12, 16), 1 + 2j), np.full((12, 16), 3 - 4j)])
+    figure = plot.field_figure(planes, None, light, "change")
+    panels = [axes for axes in figure.axes if axes.get_images()]
+    assert [axes.get_title() for axes in panels] == 2 * ["real part", "imaginary part"]
+    shown = [np.asarray(axes.get_images()[0].get_array()) for axes in panels]
+    assert [image.shape for image in shown] == 4 * [(9, 16)]
+    assert [float(image[0, 0]) for image in shown] == [1, 2, 3, -4]
+    assert len([axes for axes in plot.field_figure(planes.real).axes if axes.get_images()]) == 2
+
+
 def test_powers_are_said(example: Any) -> None:
     """Gaussian modes x f, y f of these factors: 92, 6 and 2 %."""
     powers = plot.powers_percent(example.probe)

@@ -45,6 +45,16 @@ def test_figures_and_files_are_named(result: Path) -> None:
     assert {*names} == {path.name for path in result.parent.iterdir()} - {"result.h5"}
 
 
+def test_unknowns_on_the_objects_pixels_are_drawn_as_numbers(truth: Result, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[tuple[np.ndarray, str]] = []
+    monkeypatch.setattr(figures.plot, "field_figure", lambda planes, pixel, light, title: drawn.append((planes, title)))
+    truth.unknowns["object_change"] = 0.1j * truth.object
+    named = dict(figures._named_figures(truth, np.ones((32, 32)), None))
+    named["object_change"]()
+    ((planes, title),) = drawn
+    assert planes is truth.unknowns["object_change"] and title == "object_change"
+
+
 @pytest.mark.usefixtures("coarse_figures")
 def test_without_its_data_there_are_no_patterns(result: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names = {path.name for path in write_products(result, figures=True, writers=(), patterns=None)}

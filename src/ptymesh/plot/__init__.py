@@ -7,7 +7,7 @@ figure.savefig("object.png")
 from ptymesh.plot.caustic import caustic_figure
 from ptymesh.plot.comparison import comparison_figure, resolution_figure
 from ptymesh.plot.moves import moves_figure
-from ptymesh.plot.objects import object_figure, slices_figure
+from ptymesh.plot.objects import field_figure, object_figure, slices_figure
 from ptymesh.plot.overview import overview_figure
 from ptymesh.plot.patterns import patterns_figure
 from ptymesh.plot.phase import unwrapped_phase
@@ -22,6 +22,7 @@ __all__ = [
     "caustic_figure",
     "comparison_figure",
     "coverage_figure",
+    "field_figure",
     "history_figure",
     "moves_figure",
     "object_figure",

@@ -90,6 +90,32 @@ def slices_figure(
     return figure
 
 
+def field_figure(
+    planes: np.ndarray,
+    pixel_size_m: Pixel = None,
+    illumination: np.ndarray | None = None,
+    title: str | None = None,
+) -> Figure:
+    """Return a figure of numbers on the object's pixels: of complex ones, real and imaginary parts side by side.
+
+    Args:
+        planes: (C, H, W) real or complex; a row of panels for each plane.
+        pixel_size_m: (y, x); None: the scale bar is in pixels.
+        illumination: (H, W), counts on each pixel; weakly illuminated pixels are blank. None: everything is shown.
+        title: of the figure.
+    """
+    names = ["real part", "imaginary part"] if np.iscomplexobj(planes) else [""]
+    images = [prepared(plane, pixel_size_m, illumination) for plane in planes]
+    width, height = panel_size(images[0][0].shape, images[0][2])
+    figure = new_figure(len(names) * width, len(images) * height + (0.4 if title else 0), title)
+    grid = figure.subplots(len(images), len(names), squeeze=False)
+    for row, (image, region, pixel) in zip(grid, images, strict=True):
+        for axes, name, part in zip(row, names, (image.real, image.imag), strict=False):
+            values = np.where(region, part, np.nan)
+            image_panel(axes, values, name, ColourScale("viridis", bounds(values), ""), pixel)
+    return figure
+
+
 def prepared(
     object: np.ndarray, pixel_size_m: Pixel, illumination: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray, Pixel]:

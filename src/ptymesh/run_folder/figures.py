@@ -119,6 +119,8 @@ def _report_failure(sentence: str, result: Path) -> None:
 
 def _named_figures(result: Result, light: np.ndarray, patterns: PatternPairs | None) -> Iterator[tuple[str, Make]]:
     """Yield names, and what makes the figures; the overview comes first."""
+    from ptymesh.models import declared
+
     pixel, title = result.pixel_size_m, title_of(result)
     final, stages = result.attrs.get("final_residual"), _stage_names(result)
     yield "overview", lambda: overview_of(result, light)
@@ -139,20 +141,16 @@ def _named_figures(result: Result, light: np.ndarray, patterns: PatternPairs | N
     moves = moves_of_result(result)
     if moves is not None and result.nominal_px is not None:
         yield "moves", partial(plot.moves_figure, result.nominal_px, result.positions_px, moves, pixel)
+    known = {name: one.unknown for name, one in declared().items()}
     for name, images in result.unknowns.items():
-        if np.iscomplexobj(images) and images.ndim == 3 and not _is_by_mode(name):  # images of every view
+        one = known.get(name)
+        if one is not None and one.scope == "tiled":
+            yield name, partial(plot.field_figure, images, pixel, light, f"{name}, {one.unit}" if one.unit else name)
+        elif np.iscomplexobj(images) and images.ndim == 3 and (one is None or "M" not in one.axes):  # of every view
             (h, w), (n, m) = result.probe.shape[-2:], images.shape[-2:]
             larger = pixel and (pixel[0] * h / n, pixel[1] * w / m)
             about = f"{name} of view 1 of {len(images)}"
             yield name, partial(plot.object_figure, images[0], larger, None, about)
-
-
-def _is_by_mode(name: str) -> bool:
-    """Return True if a piece of the model declares an unknown by this name that has numbers for each probe mode."""
-    from ptymesh.models import declared
-
-    one = declared().get(name)
-    return one is not None and "M" in one.unknown.axes
 
 
 def overview_of(result: Result, light: np.ndarray) -> Figure:
