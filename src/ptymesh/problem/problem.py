@@ -185,7 +185,8 @@ class Problem:
         """
         blocks, views = self.loader.local_views.blocks(estimate, batch.views), len(batch.views)
         made = TiledSums(self.setup, self.fields, estimate, names, blocks, views)
-        made.reset(expected_magnitudes(estimate.probe, self.loader.brightest, self.model.fidelity, None))
+        if made.sums:
+            made.reset(expected_magnitudes(estimate.probe, self.loader.brightest, self.model.fidelity, None))
         return made
 
     def gradients(self, estimate: Estimate, batch: Batch) -> Gradients:
