@@ -163,6 +163,22 @@ class Geometry:
         rest = constants.m_e * constants.c**2 / constants.e
         return math.sqrt(pc**2 + rest**2) - rest
 
+    def pixel_and_wavelength(self, needed_by: str) -> tuple[Pair, float]:
+        """Return the object pixel (y, x) and the wavelength, in metres.
+
+        Args:
+            needed_by: what cannot do without them, which begins the sentence where one is unknown.
+
+        Raises:
+            BadInput: one is.
+        """
+        if self.object_pixel_m is None or self.wavelength_m is None:
+            raise BadInput(
+                f"{needed_by} needs the wavelength and the object pixel, which this data set does not have; give "
+                "data.energy_eV (or wavelength_m) and the pixel sizes."
+            )
+        return self.object_pixel_m, self.wavelength_m
+
     def pixel_ratio(self, shape: tuple[int, int], binning: int = 1) -> Pair:
         """Return new over old object pixel (y, x) for a window of `shape` pixels, each `binning` old ones wide."""
         if self.propagation != "far_field":

@@ -69,11 +69,7 @@ class Aberrations(Parametrisation):
         Raises:
             BadInput: the wavelength or the object pixel is unknown.
         """
-        if geometry.object_pixel_m is None or geometry.wavelength_m is None:
-            raise BadInput(
-                "models.aberrations needs the wavelength and the object pixel, which this data set does not have; give "
-                "data.energy_eV (or wavelength_m) and the pixel sizes."
-            )
+        geometry.pixel_and_wavelength("models.aberrations")
 
     def directions(self, geometry: Geometry, estimate: Estimate) -> Tensor:
         """Return J_k = -i F^H (chi_k - its mean over the light) F P, (n, M, h, w) complex128."""

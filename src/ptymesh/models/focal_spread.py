@@ -26,7 +26,6 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from ptymesh.errors import BadInput
 from ptymesh.geometry import Geometry
 from ptymesh.models.view_defocus import defocus_factors
 from ptymesh.physics.elementwise import times
@@ -69,11 +68,7 @@ class FocalSpread(WaveOperator):
         Raises:
             BadInput: the wavelength or the object pixel is unknown.
         """
-        if geometry.object_pixel_m is None or geometry.wavelength_m is None:
-            raise BadInput(
-                "optics.focal_spread needs the wavelength and the object pixel, which this data set does not have; "
-                "give data.energy_eV (or wavelength_m) and the pixel sizes."
-            )
+        geometry.pixel_and_wavelength("optics.focal_spread")
 
     def sizes(self, geometry: Geometry) -> dict[str, float]:
         """Return the spread, m, that turns phases by a radian between the middle and a quarter of a window's band."""

@@ -26,14 +26,13 @@ from torch import Tensor
 from ptymesh.errors import BadInput
 from ptymesh.geometry import STEEPEST_DEG, Geometry, Pair
 from ptymesh.measurement import Measurement
-from ptymesh.models.view_defocus import propagated, propagated_slope
-from ptymesh.physics.model import inner
-from ptymesh.physics.operators import Place, Tables, Values, WaveOperator
+from ptymesh.models.view_defocus import PropagatedViews
+from ptymesh.physics.operators import Place, Tables, WaveOperator
 from ptymesh.physics.propagate import frequencies
 from ptymesh.unknowns import Unknown
 
 
-class SurfacePropagation(WaveOperator):
+class SurfacePropagation(PropagatedViews, WaveOperator):
     """Distance of a leaning surface along the beam in each view (`along_beam`, m), which follows from the positions.
 
     It stays there, or is refined if a stage has `unknowns: {along_beam: true}`.
@@ -72,11 +71,7 @@ class SurfacePropagation(WaveOperator):
             raise BadInput(
                 "optics.surface_propagation is for a surface that leans; give data.surface_deg, or remove it."
             )
-        if geometry.object_pixel_m is None or geometry.wavelength_m is None:
-            raise BadInput(
-                "optics.surface_propagation needs the wavelength and the object pixel, which this data set does not "
-                "have; give data.energy_eV (or wavelength_m) and the pixel sizes."
-            )
+        geometry.pixel_and_wavelength("optics.surface_propagation")
 
     def start_values(self, measurement: Measurement) -> Mapping[str, float | np.ndarray]:
         """Return z_j, (N,), which follow from the positions, unless `start` says one number.
@@ -110,38 +105,6 @@ class SurfacePropagation(WaveOperator):
                 _leaning_axis(geometry),
             ),
         )
-
-    def forward(self, psi: Tensor, values: Values, tables: Tables) -> Tensor:
-        """Return F^H exp(i z r) F psi.
-
-        Args:
-            psi: (B, M, h, w) complex.
-            values: `along_beam` (B,), z in metres.
-            tables: r (h, w).
-        """
-        return propagated(psi, values["along_beam"], tables[0])
-
-    def adjoint(self, psi: Tensor, values: Values, tables: Tables) -> Tensor:
-        """Return F^H exp(-i z r) F psi.
-
-        Args:
-            psi: (B, M, h, w) complex.
-            values: `along_beam` (B,), z in metres.
-            tables: r (h, w).
-        """
-        return propagated(psi, -values["along_beam"], tables[0])
-
-    def slopes(self, psi: Tensor, values: Values, tables: Tables, back: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-        """Return <F^H [i r exp(i z r) F psi], back> and the square of the first wave's norm, (B,) each.
-
-        Args:
-            psi: (B, M, h, w) complex, where the operator begins.
-            values: `along_beam` (B,), z in metres.
-            tables: r (h, w).
-            back: (B, M, h, w) complex, wave taken back to where it ends.
-        """
-        moved = propagated_slope(psi, values["along_beam"], tables[0])
-        return {"along_beam": (inner(moved, back), inner(moved, moved))}
 
     def _sine(self, geometry: Geometry) -> float:
         """Return s; the beam comes in from the side to which the normal leans, and so goes against the axis."""

@@ -19,7 +19,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ptymesh.errors import BadInput
 from ptymesh.geometry import Geometry
 from ptymesh.physics.elementwise import times
 from ptymesh.physics.model import inner
@@ -28,7 +27,49 @@ from ptymesh.physics.propagate import fft, ifft, phase_rate
 from ptymesh.unknowns import Unknown
 
 
-class ViewDefocus(WaveOperator):
+class PropagatedViews:
+    """The methods of a `WaveOperator` that propagates each view's waves by a distance z_j, its first unknown.
+
+    It comes before `WaveOperator` among the bases; `tables` returns r, (h, w) rad/m.
+    """
+
+    unknowns: ClassVar[tuple[Unknown, ...]]
+
+    def forward(self, psi: Tensor, values: Values, tables: Tables) -> Tensor:
+        """Return F^H exp(i z r) F psi.
+
+        Args:
+            psi: (B, M, h, w) complex.
+            values: z in metres, (B,), by name.
+            tables: r (h, w).
+        """
+        return propagated(psi, values[self.unknowns[0].name], tables[0])
+
+    def adjoint(self, psi: Tensor, values: Values, tables: Tables) -> Tensor:
+        """Return F^H exp(-i z r) F psi.
+
+        Args:
+            psi: (B, M, h, w) complex.
+            values: z in metres, (B,), by name.
+            tables: r (h, w).
+        """
+        return propagated(psi, -values[self.unknowns[0].name], tables[0])
+
+    def slopes(self, psi: Tensor, values: Values, tables: Tables, back: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+        """Return <F^H [i r exp(i z r) F psi], back> and the square of the first wave's norm, (B,) each.
+
+        Args:
+            psi: (B, M, h, w) complex, where the operator begins.
+            values: z in metres, (B,), by name.
+            tables: r (h, w).
+            back: (B, M, h, w) complex, wave taken back to where it ends.
+        """
+        name = self.unknowns[0].name
+        moved = propagated_slope(psi, values[name], tables[0])
+        return {name: (inner(moved, back), inner(moved, moved))}
+
+
+class ViewDefocus(PropagatedViews, WaveOperator):
     """Defocus z_j of each view (m, downstream positive as C10), refined if a stage has `unknowns: {defocus: true}`."""
 
     name: ClassVar[str] = "view_defocus"
@@ -44,11 +85,7 @@ class ViewDefocus(WaveOperator):
         Raises:
             BadInput: the wavelength or the object pixel is unknown.
         """
-        if geometry.object_pixel_m is None or geometry.wavelength_m is None:
-            raise BadInput(
-                "optics.view_defocus needs the wavelength and the object pixel, which this data set does not have; "
-                "give data.energy_eV (or wavelength_m) and the pixel sizes."
-            )
+        geometry.pixel_and_wavelength("optics.view_defocus")
 
     def sizes(self, geometry: Geometry) -> dict[str, float]:
         """Return the defocus, m, that turns the phase by a radian.
@@ -63,38 +100,6 @@ class ViewDefocus(WaveOperator):
         """Return r, (h, w) rad/m."""
         assert geometry.object_pixel_m is not None and geometry.wavelength_m is not None, "checked"
         return (phase_rate(geometry.shape, geometry.object_pixel_m, geometry.wavelength_m),)
-
-    def forward(self, psi: Tensor, values: Values, tables: Tables) -> Tensor:
-        """Return F^H exp(i z r) F psi.
-
-        Args:
-            psi: (B, M, h, w) complex.
-            values: `defocus` (B,), z in metres.
-            tables: r (h, w).
-        """
-        return propagated(psi, values["defocus"], tables[0])
-
-    def adjoint(self, psi: Tensor, values: Values, tables: Tables) -> Tensor:
-        """Return F^H exp(-i z r) F psi.
-
-        Args:
-            psi: (B, M, h, w) complex.
-            values: `defocus` (B,), z in metres.
-            tables: r (h, w).
-        """
-        return propagated(psi, -values["defocus"], tables[0])
-
-    def slopes(self, psi: Tensor, values: Values, tables: Tables, back: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-        """Return <F^H [i r exp(i z r) F psi], back> and the square of the first wave's norm, (B,) each.
-
-        Args:
-            psi: (B, M, h, w) complex, where the operator begins.
-            values: `defocus` (B,), z in metres.
-            tables: r (h, w).
-            back: (B, M, h, w) complex, wave taken back to where it ends.
-        """
-        moved = propagated_slope(psi, values["defocus"], tables[0])
-        return {"defocus": (inner(moved, back), inner(moved, moved))}
 
 
 def propagated(psi: Tensor, z: Tensor, rate: Tensor) -> Tensor:

@@ -169,7 +169,8 @@ class Model:
         kernel = None
         if geometry.propagation != "far_field":
             make = angular_spectrum_kernel if geometry.propagation == "angular_spectrum" else fresnel_kernel
-            kernel = make(geometry.shape, *_optics(geometry), geometry.effective_distance_m).to(device, dtype)
+            lengths = geometry.pixel_and_wavelength("Propagation to a near-field detector")
+            kernel = make(geometry.shape, *lengths, geometry.effective_distance_m).to(device, dtype)
         operators = tuple(Placed.of(one, geometry, dtype, device) for one in optics if isinstance(one, WaveOperator))
         detector = tuple(Placed.of(one, geometry, dtype, device) for one in optics if isinstance(one, DetectorPiece))
         if detector and torch.device(device).type != "cpu":
@@ -202,7 +203,7 @@ class Model:
         Raises:
             BadInput: the geometry has no wavelength or pixel size.
         """
-        shape, optics = geometry.shape, _optics(geometry)
+        shape, optics = geometry.shape, geometry.pixel_and_wavelength("Propagation through slices")
         kernel = angular_spectrum_kernel(shape, *optics, spacing_m, tilt_rad).to(device, dtype)
         rate = phase_rate(shape, *optics, tilt_rad).to(device, kernel.real.dtype)
         y, x = (r.to(device, kernel.real.dtype) for r in tilt_rates(shape, optics[0], spacing_m, tilt_rad))
@@ -629,13 +630,3 @@ def inner(a: Tensor, b: Tensor) -> Tensor:
 
 def _window(waves: Tensor) -> tuple[int, int]:
     return waves.shape[-2], waves.shape[-1]
-
-
-def _optics(geometry: Geometry) -> tuple[tuple[float, float], float]:
-    """Return the object pixel (y, x) and the wavelength in metres, or raise BadInput if one is unknown."""
-    if geometry.object_pixel_m is None or geometry.wavelength_m is None:
-        raise BadInput(
-            "Propagation through slices or to a near-field detector needs the wavelength and the pixel size, "
-            "which this data set does not have; give data.wavelength_m (or energy_eV) and the pixel sizes."
-        )
-    return geometry.object_pixel_m, geometry.wavelength_m

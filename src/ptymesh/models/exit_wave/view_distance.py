@@ -18,19 +18,17 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 import numpy as np
-from torch import Tensor
 
 from ptymesh.errors import BadInput
 from ptymesh.geometry import Geometry
 from ptymesh.measurement import Measurement
-from ptymesh.models.view_defocus import propagated, propagated_slope
-from ptymesh.physics.model import inner
-from ptymesh.physics.operators import Place, Tables, Values, WaveOperator
+from ptymesh.models.view_defocus import PropagatedViews
+from ptymesh.physics.operators import Place, Tables, WaveOperator
 from ptymesh.physics.propagate import frequencies, phase_rate
 from ptymesh.unknowns import Unknown
 
 
-class ViewDistance(WaveOperator):
+class ViewDistance(PropagatedViews, WaveOperator):
     """Further distance z_j of each view to a near-field detector (m), from the scans.
 
     It is refined if a stage has `unknowns: {further_distance: true}`.
@@ -49,11 +47,7 @@ class ViewDistance(WaveOperator):
         """
         if geometry.propagation == "far_field":
             raise BadInput("optics.view_distance is for near fields, and this scan is in the far field; leave it out.")
-        if geometry.object_pixel_m is None or geometry.wavelength_m is None:
-            raise BadInput(
-                "optics.view_distance needs the wavelength and the object pixel, which this data set does not have; "
-                "give data.energy_eV (or wavelength_m) and the pixel sizes."
-            )
+        geometry.pixel_and_wavelength("optics.view_distance")
 
     def start_values(self, measurement: Measurement) -> Mapping[str, float | np.ndarray]:
         """Return the further distances (N,) of the scans, if they have other ones than the first.
@@ -77,35 +71,3 @@ class ViewDistance(WaveOperator):
             return (phase_rate(geometry.shape, geometry.object_pixel_m, geometry.wavelength_m),)
         y, x = frequencies(geometry.shape, geometry.object_pixel_m)
         return (-math.pi * geometry.wavelength_m * (y**2 + x**2),)
-
-    def forward(self, psi: Tensor, values: Values, tables: Tables) -> Tensor:
-        """Return F^H exp(i z r) F psi.
-
-        Args:
-            psi: (B, M, h, w) complex.
-            values: `further_distance` (B,), z in metres.
-            tables: r (h, w).
-        """
-        return propagated(psi, values["further_distance"], tables[0])
-
-    def adjoint(self, psi: Tensor, values: Values, tables: Tables) -> Tensor:
-        """Return F^H exp(-i z r) F psi.
-
-        Args:
-            psi: (B, M, h, w) complex.
-            values: `further_distance` (B,), z in metres.
-            tables: r (h, w).
-        """
-        return propagated(psi, -values["further_distance"], tables[0])
-
-    def slopes(self, psi: Tensor, values: Values, tables: Tables, back: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-        """Return <F^H [i r exp(i z r) F psi], back> and the square of the first wave's norm, (B,) each.
-
-        Args:
-            psi: (B, M, h, w) complex, where the operator begins.
-            values: `further_distance` (B,), z in metres.
-            tables: r (h, w).
-            back: (B, M, h, w) complex, wave taken back to where it ends.
-        """
-        moved = propagated_slope(psi, values["further_distance"], tables[0])
-        return {"further_distance": (inner(moved, back), inner(moved, moved))}
