@@ -1,6 +1,7 @@
 """What a plan says of messages is what runs count; its memory, and the choice of a layout, follow the scan."""
 
 import math
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from ptymesh.cli.launching import parse_numbers
+from ptymesh.cli.main import main
 from ptymesh.cli.plan import fitting, kind_of, memory_size
 from ptymesh.distributed.layouts.owners import owners
 from ptymesh.distributed.tiles import bisect
@@ -302,6 +304,16 @@ def test_sizes_and_counts() -> None:
     for bad, most in (("0,1", None), ("1,9", 8), ("1,two", None)):
         with pytest.raises(BadInput, match=f"--ranks is '{bad}'; give whole numbers .* such as 1,2,4"):
             parse_numbers("--ranks", bad, most)
+
+
+@pytest.mark.parametrize("option", ["--link", "--latency", "--rate"])
+def test_speeds_are_refused(option: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["ptymesh", "plan", "recipe.yaml", option, "10"])
+    with pytest.raises(SystemExit) as left:
+        main()
+    said = capfd.readouterr().err
+    assert left.value.code == 2 and said.count("\n") == 1
+    assert f"{option} '10' was for times, which a plan no longer predicts; leave it out, and measure" in said
 
 
 def test_an_object_of_which_no_pixel_is_kept() -> None:

@@ -19,6 +19,25 @@ if TYPE_CHECKING:
 MOST_RANKS = 10**6
 
 
+def refuse_speed(option: typer.CallbackParam, value: str | None) -> None:
+    """Raise BadInput if an option is given by which earlier versions predicted times.
+
+    Args:
+        option: such as --link.
+        value: that was given; None for none.
+    """
+    from ptymesh.errors import BadInput
+
+    if value is not None:
+        raise BadInput(
+            f"{option.opts[0]} {value!r} was for times, which a plan no longer predicts; leave it out, and measure "
+            "them with `ptymesh bench RECIPE.yaml --ranks 1,2`."
+        )
+
+
+Removed = Annotated[str | None, typer.Option(hidden=True, callback=refuse_speed)]
+
+
 def command(
     recipe: Annotated[Path, typer.Argument(metavar="RECIPE.yaml", help="What would be done with which data.")],
     ranks: Annotated[str, typer.Option(metavar="N,N,...", help="Numbers of ranks.")] = "1,2,4,8,16,64",
@@ -31,6 +50,9 @@ def command(
     ] = "auto",
     set_: Settings = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    link: Removed = None,
+    latency: Removed = None,
+    rate: Removed = None,
 ) -> None:
     """Memory and messages on so many ranks, for both layouts of the object, without running."""
     from ptymesh.errors import BadInput
