@@ -39,7 +39,7 @@ BASELINE = 0.2
 #: Residual of the better twin over that of the other, below which it is believed; standard errors of their difference,
 #: over held-out views, above which it is.
 BETTER, STANDARD_ERRORS = 0.97, 4.0
-#: Share of what tells views from each other that the better one must explain. Of 4 nm of gold that such short runs do
+#: Share of the differences between views that the better one must explain. Of 4 nm of gold that such short runs do
 #: not reach, the wrong twin explained 0.35, and more than the right one; 0.47 with eight slices and 24 epochs.
 EXPLAINED = 0.6
 #: The same share from which on a thicker sample is tried, too: less is what noise or a weak sample leaves.
@@ -57,7 +57,7 @@ class TwinTrial:
         of_twin: with the opposite lens, and the scan turned by half a turn.
         views: number of views of each.
         standard_errors: of the difference, by its scatter over held-out views; without a sign.
-        explained: share of what tells views from each other that the better one explains.
+        explained: share of the differences between views, beyond counting, that the better one explains.
     """
 
     residual: float
@@ -161,7 +161,14 @@ def _compare_potentials(
 
 
 def share_explained(scan: Measurement, residual: float) -> float:
-    """Return the share of what tells views from each other, beyond counting, that a residual leaves explained."""
+    """Return the share of the differences between views, beyond counting, that a fit explains.
+
+    Differences are those of amplitudes sqrt y from their mean over views, as a residual.
+
+    Args:
+        scan: the views, all of which are read.
+        residual: of the fit, sum (sqrt y - sqrt I)^2 / sum y.
+    """
     stored = scan.patterns.read(np.arange(scan.views))
     y = torch.as_tensor(np.where(scan.mask & (stored >= 0), stored, 0).astype(np.float64))
     roots, counts = y.sqrt(), max(float(y.sum()), 1e-300)
