@@ -112,8 +112,8 @@ def started(folder: Path, *places: dict[str, str]) -> Callable[[], Ends]:
 
 
 def lines_of_ptymesh(said: str) -> list[str]:
-    """Return what was said but for what torch says too."""
-    return [line for line in said.splitlines() if "[c10d]" not in line]
+    """Return what was said but for what torch says too, which on a slow machine has traces of many lines."""
+    return [line for line in said.splitlines() if line.startswith(("ptymesh: ", "Rank "))]
 
 
 def test_ranks_that_wait_in_vain(tmp_path: Path) -> None:
