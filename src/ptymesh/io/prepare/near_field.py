@@ -19,7 +19,7 @@ import numpy as np
 from ptymesh.io.prepare.preprocess import PreparedSource
 from ptymesh.io.prepare.shadows import Shadows, find_shadows, spread_pairs
 from ptymesh.io.prepare.survey import upright
-from ptymesh.measurement import Measurement
+from ptymesh.measurement import Measurement, central_views
 
 #: Share of the window beyond which the sample region seen at once is too wide for far-field patterns.
 WIDE = 0.55
@@ -124,7 +124,8 @@ def near_field_signs(measurement: Measurement, most: int = VIEWS) -> NearFieldSi
     m, g = measurement, measurement.geometry
     if g.propagation != "far_field" or g.detector_pixel_m is None or g.object_pixel_m is None or m.views < 4:
         return None
-    views = central_views(m, most)
+    frame = 8 * int(np.prod(m.window))
+    views = central_views(m.positions, min(most, max(FEWEST, BYTES // frame)))
     patterns, binning = _binned(upright(m, _counts(m, views)))
     # in detector pixels of the binned patterns, so that a size is a magnification
     positions = m.positions[views] * np.array(g.object_pixel_m) / (binning * np.array(g.detector_pixel_m))
@@ -174,14 +175,6 @@ def near_field_doubt(measurement: Measurement) -> str:
         f"{signs.magnification:.3g} times{much}: set data.propagation=angular_spectrum{behind}, or stages=auto, which "
         f"tries this and the distance."
     )
-
-
-def central_views(measurement: Measurement, most: int) -> np.ndarray:
-    """Return the views in the middle of the scan, at most so many."""
-    frame = 8 * int(np.prod(measurement.window))
-    count = min(most, max(FEWEST, BYTES // frame), measurement.views)
-    away = np.linalg.norm(measurement.positions - np.median(measurement.positions, axis=0), axis=1)
-    return np.sort(np.argsort(away, kind="stable")[:count])
 
 
 def _counts(measurement: Measurement, views: np.ndarray) -> np.ndarray:
