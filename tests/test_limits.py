@@ -36,7 +36,7 @@ def group(folder: Path, most: int | str, used: int, version: int = 2, **stat: in
 def test_files_that_were_read_do_not_count(root: Path) -> None:
     belongs(root, "0::/job\n")
     group(root / "job", 64 * GB, 63 * GB, anon=GB, inactive_file=50 * GB, active_file=11 * GB, slab_reclaimable=GB)
-    assert limits._of_group() == 63 * GB
+    assert limits._read_cgroup_limits() == 63 * GB
 
 
 def test_the_tightest_of_the_groups_above_counts(root: Path) -> None:
@@ -44,7 +44,7 @@ def test_the_tightest_of_the_groups_above_counts(root: Path) -> None:
     group(root / "slurm/job/step", "max", 2 * GB, anon=2 * GB)
     group(root / "slurm/job", 8 * GB, 2 * GB, anon=2 * GB)
     group(root / "slurm", 9 * GB, 5 * GB, anon=5 * GB)
-    assert limits._of_group() == 4 * GB
+    assert limits._read_cgroup_limits() == 4 * GB
 
 
 @pytest.mark.parametrize("own", ["/", "/../..", "/docker/of-the-host"])
@@ -52,7 +52,7 @@ def test_the_tightest_of_the_groups_above_counts(root: Path) -> None:
 def test_in_a_container_the_root_is_its_group(root: Path, own: str, version: int) -> None:
     belongs(root, f"0::{own}\n" if version == 2 else f"3:cpu,cpuacct:/\n2:memory:{own}\n0::/\n")
     group(root / ("" if version == 2 else "memory"), 4 * GB, 3 * GB, version, active_file=GB)
-    assert limits._of_group() == 2 * GB
+    assert limits._read_cgroup_limits() == 2 * GB
 
 
 @pytest.mark.parametrize("stat", ["", "odd\n", "active_file many\n"])
@@ -60,10 +60,10 @@ def test_a_limit_holds_whatever_the_statistics_say(root: Path, stat: str) -> Non
     belongs(root, "0::/job\n")
     group(root / "job", 4 * GB, GB)
     (root / "job" / "memory.stat").write_text(stat)
-    assert limits._of_group() == 3 * GB
+    assert limits._read_cgroup_limits() == 3 * GB
 
 
 @pytest.mark.parametrize("said", ["", "nothing\n", "0::/job\n", "2:memory:/job\n0::/\n"])
 def test_without_a_limit(root: Path, said: str) -> None:
     belongs(root, said)
-    assert limits._of_group() == sys.maxsize
+    assert limits._read_cgroup_limits() == sys.maxsize

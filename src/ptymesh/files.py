@@ -105,7 +105,7 @@ def writing(path: str | os.PathLike[str], needed: int | None = None) -> Iterator
     except PtymeshError:
         raise
     except (OSError, RuntimeError) as error:
-        cause = _of_system(error)
+        cause = _find_system_error(error)
         if cause is None:
             raise
         raise refusal(path, cause, needed) from error
@@ -171,7 +171,7 @@ def _reason(error: Exception) -> str:
     return str(said).splitlines()[0][:200]
 
 
-def _of_system(error: BaseException | None) -> OSError | None:
+def _find_system_error(error: BaseException | None) -> OSError | None:
     """Return the system's error that this one is or was raised from; None without one."""
     while error is not None and not isinstance(error, OSError):
         error = error.__cause__

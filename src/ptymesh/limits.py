@@ -26,7 +26,7 @@ def free_memory() -> int:
 
     They are limited by the machine's free memory, the job or container, and the process's own limit.
     """
-    return max(0, min(int(psutil.virtual_memory().available), _of_process(), _of_group()))
+    return max(0, min(int(psutil.virtual_memory().available), _read_process_limit(), _read_cgroup_limits()))
 
 
 def check_room(needed: int, what: str, remedy: str, share: float = 1.0) -> None:
@@ -63,7 +63,7 @@ def check_files(count: int, what: str) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
-def _of_process() -> int:
+def _read_process_limit() -> int:
     """Return the bytes left of this process's limit of address space."""
     if sys.platform == "win32":
         return sys.maxsize
@@ -73,7 +73,7 @@ def _of_process() -> int:
     return sys.maxsize if most == resource.RLIM_INFINITY else most - psutil.Process().memory_info().vms
 
 
-def _of_group() -> int:
+def _read_cgroup_limits() -> int:
     """Return the bytes left to the control group (version 1 or 2) of this process, and to its parents."""
     try:
         lines = OWN.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
@@ -81,6 +81,7 @@ def _of_group() -> int:
         return sys.maxsize
     left = sys.maxsize
     for line in lines:
+        # a line is "number:controllers:path"; version 2 of control groups names no controllers
         _, kinds, own = line.split(":", 2) if line.count(":") >= 2 else ("", "-", "")
         if kinds == "":
             root, limit, usage = CGROUPS, "memory.max", "memory.current"

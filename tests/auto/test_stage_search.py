@@ -117,7 +117,7 @@ def test_the_default_stages_are_taken_where_they_come_further(search: StageSearc
     held, search.budget.kept = runner.held, runner.cost(end, 12)
     runner.close()
     stages = [{**search.opening, "epochs": epochs}]
-    _, chosen = search._beside_default(search.recipe, held, end, stages)
+    _, chosen = search._choose_over_default(search.recipe, held, end, stages)
     assert (chosen == stages) == kept and chosen[0]["engine"] == "rpie", search.reasons
     said = "come no further" if kept else "come further and are taken"
     assert f"The default stages at as much work {said}: " in search.reasons["stages"][-1]
@@ -138,7 +138,7 @@ def test_the_default_stages_of_a_lens_and_slices_are_those_of_a_run(search: Stag
     held, search.budget.kept = runner.held, 60.0
     end = replace(start, judged=judge_held_out(runner.recon.problem, start.estimate, held, frozenset()))
     runner.close()
-    _, chosen = search._beside_default(plain, held, end, [{**search.opening, "epochs": 1}])
+    _, chosen = search._choose_over_default(plain, held, end, [{**search.opening, "epochs": 1}])
     (stage,) = default_stages(obj, probe)
     assert stage["engine"] == "adam" and stage["models"] and stage["constraints"]
     assert [{**one, "epochs": 0} for one in chosen] == [{**stage, "epochs": 0}], search.reasons

@@ -137,10 +137,10 @@ def test_a_rank_promises_what_resume_can_do(tmp_path: Path, monkeypatch: pytest.
     recipe = Recipe.from_yaml("data: {path: scan.cxi}").with_output(tmp_path)
     monkeypatch.setattr(stopping, "_sentence", stopping.BEFORE)
     monkeypatch.setattr(child, "_launched", True)
-    with running._with_stop_message(recipe, resume=False):
+    with running._set_stop_message(recipe, resume=False):
         assert stopping.sentence() == stopping.BEFORE
     start_record.write_record(tmp_path, recipe.to_yaml())
-    with running._with_stop_message(recipe, resume=False):
+    with running._set_stop_message(recipe, resume=False):
         assert stopping.sentence().endswith(f"`ptymesh resume {tmp_path}` starts anew.")
 
 

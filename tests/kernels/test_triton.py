@@ -217,5 +217,5 @@ def test_offsets_beyond_32_bits() -> None:
 
     beams, out = torch.ones(1, 1, *window, dtype=torch.complex64, device="cuda"), obj.new_empty((1, 1, *window))
     given = (obj, corner, beams, torch.ones(1, device="cuda"), out)
-    backend._by_view(triton_kernels.exit_waves, out, *given, *backend._sizes(out, obj), SHARED=True)
+    backend._launch_views(triton_kernels.exit_waves, out, *given, *backend._sizes(out, obj), SHARED=True)
     assert torch.equal(out[0, 0], obj[-20:-4, -18:-2])

@@ -175,7 +175,7 @@ def scarce_waves(
     """LSQML, where the last rank has memory to keep waves of so many views, and fetches its patterns anew."""
     toy = make(views=30, modes=2, dtype=torch.complex64, **(kind or {}))
     problem, state = toy.problem(world, halves=halves), RunState(toy.start(position_error=0.3))
-    problem.loader.chunk_sizes.limit, keep, held = 2, problem.evaluator._with_waves, [0]
+    problem.loader.chunk_sizes.limit, keep, held = 2, problem.evaluator._add_waves, [0]
 
     def scarce(chunk: Any, *given: Any) -> Any:
         if len(chunk.counts) == 0:  # of the first sweep
@@ -184,7 +184,7 @@ def scarce_waves(
                 raise MemoryError("no room for waves")
         return keep(chunk, *given)
 
-    problem.evaluator._with_waves = scarce  # type: ignore[method-assign]
+    problem.evaluator._add_waves = scarce  # type: ignore[method-assign]
     said = io.StringIO()
     with contextlib.redirect_stderr(said):
         Loop(problem, state, [LSQML(epochs=2, batch=30, positions={"start": 1} if moving else None)], seed=1).run()

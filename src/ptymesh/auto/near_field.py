@@ -135,7 +135,7 @@ def find_near_field(
     if signs is None or not is_to_be_tried(signs):
         return None
     meanings = near_fields(signs, told)
-    turned = _with_orientation(recipe, signs)
+    turned = _set_orientation(recipe, signs)
     search = DistanceSearch(turned, told, begin, advance)
     try:
         far, *candidates = begin([recipe, *(near.recipe(turned, told) for near in meanings.values())], False, 1.0)
@@ -163,7 +163,7 @@ def find_near_field(
     return near.recipe(turned, told)
 
 
-def _with_orientation(recipe: Recipe, signs: NearFieldSigns) -> Recipe:
+def _set_orientation(recipe: Recipe, signs: NearFieldSigns) -> Recipe:
     """Return the recipe with the orientation that moving images ask for, unless it says one itself."""
     if SCAN_LIES & recipe.positions.model_fields_set or DETECTOR_LIES & recipe.data.model_fields_set:
         return recipe

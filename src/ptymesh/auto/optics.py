@@ -59,7 +59,7 @@ def find_optics(
     def focused() -> Candidate | None:
         if unit is None:
             return None
-        best, _ = _best(_with_defocus(recipe), 0.0, _defoci(unit), lambda some: begin(some, True, 1.0))
+        best, _ = _best(_make_defocus_setter(recipe), 0.0, _defoci(unit), lambda some: begin(some, True, 1.0))
         return None if best is None else best[1]
 
     near = find_near_field(recipe, scan, begin, advance, note, focused)
@@ -92,8 +92,8 @@ def _defocus_unit(recipe: Recipe, scan: Measurement) -> float | None:
     return None
 
 
-def _with_defocus(recipe: Recipe) -> Callable[[float], Recipe]:
-    """Return a function that makes the recipe with a defocus in metres."""
+def _make_defocus_setter(recipe: Recipe) -> Callable[[float], Recipe]:
+    """Return a function from a defocus in metres to the recipe with that defocus; 0 leaves the recipe as it is."""
 
     def at(z: float) -> Recipe:
         start = recipe.probe.start
@@ -111,7 +111,7 @@ def _defoci(unit: float) -> list[float]:
 
 def _defocus(recipe: Recipe, unit: float, begin: Begin, note: Note) -> Recipe:
     """Return the recipe with the defocus that explains held-out views clearly better; `unit`: of `_defocus_unit`."""
-    at = _with_defocus(recipe)
+    at = _make_defocus_setter(recipe)
     # The probe stays as it is: otherwise it would soon make up for a wrong defocus.
     best, first = _best(at, 0.0, _defoci(unit), lambda some: begin(some, True, 1.0))
     if best is None or first is None:

@@ -142,11 +142,11 @@ class StageSearch(Search):
         stages = epoch_search.stages(candidates)
         held = runner.held
         runner.close()
-        self.recipe, stages = self._beside_default(plain, held, epoch_search.end, stages)
+        self.recipe, stages = self._choose_over_default(plain, held, epoch_search.end, stages)
         engines = [engine_of(f"stages.{index}", stage) for index, stage in enumerate(stages)]
         return Decision(self.recipe.model_copy(update={"auto": None, "stages": engines}), self.reasons)
 
-    def _beside_default(
+    def _choose_over_default(
         self, plain: Recipe, held: np.ndarray, end: Candidate | None, stages: list[StageOptions]
     ) -> tuple[Recipe, list[StageOptions]]:
         """Return recipe and stages: those found, or the default ones if they come clearly further at as much work.

@@ -40,11 +40,12 @@ def calibrate(recipe: dict[str, Any], *, c10: Sign = "unknown", phase: PhaseSign
     known = describe(recipe)
     scan = known.scan
     mask = upright(scan, scan.mask)
-    grid = scan_grid(known.positions * (1e-10 if known.in_pixels else 1.0))  # pixels: of any size for the first pass
+    # of positions in pixels, the grid needs no more than their ratios until the pixel is known
+    grid = scan_grid(known.positions * (1e-10 if known.in_pixels else 1.0))
     sums = add_patterns(scan, grid)
     disc = fit_disc(sums.mean, mask)
     descan = fit_descan(sums, disc, mask, places_of(grid))
-    if descan.degree:  # the disc of the plain mean is blurred by its way
+    if descan.degree:  # the disc wanders over the detector, which blurs it in the plain mean
         disc = fit_disc(aligned_mean(sums, descan), mask)
         descan = fit_descan(sums, disc, mask, places_of(grid))
     semiangle, pixel = _scale(known, disc)

@@ -112,7 +112,7 @@ def count_virtually(scan: Measurement, disc: Disc, centres: np.ndarray) -> Virtu
     mask = upright(scan, scan.mask)
     reach = min(*middle, *(np.array((h, w)) - 1 - middle)) / disc.radius
     distance = disc.distance((h, w))
-    squares, angles = _squares(distance, middle, bin_, disc)
+    squares, angles = _bin_disc(distance, middle, bin_, disc)
     found = VirtualDetectors(
         np.zeros(n), np.zeros(n), np.zeros(n), np.zeros((n, 2)), np.zeros((n, 2)),
         np.zeros((n, len(angles)), np.float32), angles,
@@ -173,15 +173,26 @@ def _bin(radius: float, views: int) -> int:
     return max(1, ceil(radius * sqrt(np.pi / most)))
 
 
-def _squares(
+def _bin_disc(
     distance: np.ndarray, middle: np.ndarray, bin_: int, disc: Disc
 ) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:
-    """Return (flat pixels, index of their square), and the places (K, 2) of squares whose middles lie in the disc."""
+    """Divide the bright disc into squares of detector pixels, and leave out those that are less than half in the disc.
+
+    Args:
+        distance: (h, w) distances from the disc's centre, in radii.
+        middle: (2,) int, the pixel nearest to the centre (y, x); it lies in the middle of a square.
+        bin_: side of a square in pixels.
+        disc: the bright disc.
+
+    Returns:
+        Indices (n,) of the pixels in a flat pattern and (n,) of the square of each; and the mean places of the squares
+        (K, 2), y x, in radii from the centre.
+    """
     h, w = distance.shape
     y, x = np.indices((h, w))
-    lot = np.stack([(y - middle[0] + bin_ // 2) // bin_, (x - middle[1] + bin_ // 2) // bin_], axis=-1)
+    cell = np.stack([(y - middle[0] + bin_ // 2) // bin_, (x - middle[1] + bin_ // 2) // bin_], axis=-1)
     inside = distance <= 1
-    _, index, count = np.unique(lot[inside], axis=0, return_inverse=True, return_counts=True)
+    _, index, count = np.unique(cell[inside], axis=0, return_inverse=True, return_counts=True)
     full = count > bin_ * bin_ / 2
     number = np.cumsum(full) - 1
     index = index.reshape(-1)

@@ -86,8 +86,8 @@ def scan_grid(positions_m: np.ndarray) -> ScanGrid:
     if length is not None and len(positions_m) % length == 0:
         found = _raster(positions_m, (len(positions_m) // length, length))
         if found is not None:
-            return _with_lines(found)
-    return _with_lines(_laid_over(positions_m))
+            return _refuse_few_lines(found)
+    return _refuse_few_lines(_laid_over(positions_m))
 
 
 def _raster(positions_m: np.ndarray, shape: tuple[int, int]) -> ScanGrid | None:
@@ -123,7 +123,7 @@ def _laid_over(positions_m: np.ndarray) -> ScanGrid:
     return ScanGrid(positions_m, shape, (step, step), False, area)
 
 
-def _with_lines(grid: ScanGrid) -> ScanGrid:
+def _refuse_few_lines(grid: ScanGrid) -> ScanGrid:
     if min(grid.shape) < FEWEST_LINES:
         raise BadInput(_too_few(f"{grid.shape[0]} x {grid.shape[1]} views"))
     return grid

@@ -211,7 +211,7 @@ def execute(
             )
     else:
         how.check()
-    with _with_stop_message(recipe, resume):
+    with _set_stop_message(recipe, resume):
         if place.size > 1 or how.ranks is None or how.ranks == 1:
             with environment_of(how.environment):
                 outcome = _run_in_this_process(recipe, how.device, resume, other_data, finder or StageFinder())
@@ -274,7 +274,7 @@ def _insist_on_good(attributes: Mapping[str, object], path: Path) -> None:
 
 
 @contextmanager
-def _with_stop_message(recipe: Recipe, resume: bool) -> Iterator[None]:
+def _set_stop_message(recipe: Recipe, resume: bool) -> Iterator[None]:
     """Set, within this context, the sentence that tells how to resume or restart the run after a signal."""
     from ptymesh.distributed.child import launched
     from ptymesh.run_folder.start_record import STARTED, recording_start

@@ -136,7 +136,7 @@ def compare_results(a: ComparableResult, b: ComparableResult) -> Comparison:
     Raises:
         BadInput: there is nothing in common, or the pixel sizes differ by more than a factor of 8.
     """
-    first, second, pixel_size_m, notes = _on_one_grid(a, b)
+    first, second, pixel_size_m, notes = _resample_to_one_grid(a, b)
     direct = _align(first, second)
     turned = _align(first.twin(), second)
     is_twin = _is_twin(first, second, direct, turned)
@@ -183,7 +183,7 @@ def _is_twin(a: _Side, b: _Side, direct: Alignment, turned: Alignment) -> bool:
     return turned.nrmse < direct.nrmse and here is not None and there is not None and there[0] < TWIN * here[0]
 
 
-def _on_one_grid(
+def _resample_to_one_grid(
     a: ComparableResult, b: ComparableResult
 ) -> tuple[_Side, _Side, tuple[float, float] | None, list[str]]:
     """Return both on the finer of their pixel sizes, that size, and notes about the resampling."""

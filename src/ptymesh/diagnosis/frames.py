@@ -64,7 +64,7 @@ def find_astray_views(view: ResultView) -> Evidence | None:
     spread = float(np.quantile(residuals[~off], 0.9)) if not off.all() else np.inf
     if not len(astray) or off.sum() > ASTRAY * len(totals) or spread > 3 * usual:
         return Evidence(0.0)
-    astray = np.setdiff1d(astray, _of_other_brightness(view))
+    astray = np.setdiff1d(astray, _find_other_brightness(view))
     if not len(astray):
         return Evidence(0.0)
     some = ", ".join(str(one) for one in astray[:NAMED]) + (" ..." if len(astray) > NAMED else "")
@@ -75,7 +75,7 @@ def find_astray_views(view: ResultView) -> Evidence | None:
     return Evidence(float(len(astray)), sentence, (*_left_out(view, astray), Remedy(advice=advice)))
 
 
-def _of_other_brightness(view: ResultView) -> np.ndarray:
+def _find_other_brightness(view: ResultView) -> np.ndarray:
     """Return the views, of those that are looked at, most of whose misfit a factor of their own takes away."""
     root = np.sqrt(view.modelled)
     along, power = (root * view.misfit).sum(axis=(1, 2)), np.maximum((root**2).sum(axis=(1, 2)), 1e-30)

@@ -126,7 +126,7 @@ def report(result: Result, scan: Measurement | None = None, path: Path | None = 
             evidence = cause.try_out(view, evidence)
         mistaken = any(cause.name in other.mistaken_for for other, _ in found)
         if cause.name in view.signs and not mistaken:
-            evidence = _as_sure(evidence, cause, view)
+            evidence = _strengthen(evidence, cause, view)
         numbers[cause.name] = (math.nan if evidence is None else evidence.number, cause.threshold)
         if evidence is not None and evidence.number > cause.threshold:
             found.append((cause, evidence))
@@ -157,8 +157,14 @@ def is_open(view: ResultView, cause: Cause) -> bool:
     return not cause.from_times or view.misfit_times > cause.from_times or view.result.verdict in BAD
 
 
-def _as_sure(evidence: Evidence | None, cause: Cause, view: ResultView) -> Evidence:
-    """Return the evidence for a cause of which the verdict has a sign, at least as strong as that is."""
+def _strengthen(evidence: Evidence | None, cause: Cause, view: ResultView) -> Evidence:
+    """Return evidence that is at least as strong as the verdict's own sign of this cause.
+
+    Args:
+        evidence: what was measured; None for none.
+        cause: one that the verdict has named as a sign.
+        view: the result, whose signs are sorted by their weight.
+    """
     said = evidence or Evidence(0.0)
     sentence = said.sentence if said.number > cause.threshold else str(view.result.attrs.get("verdict_sentence", ""))
     sure = cause.threshold * (SURE / (1 + view.signs.index(cause.name))) ** (1 / cause.weight)

@@ -24,10 +24,10 @@ GRID_ORDERS = ((1, 0), (0, 1), (1, 1), (1, -1))
 
 
 def find_little_overlap(view: ResultView) -> Evidence | None:
-    """Return the distance of neighbouring views over the beam's diameter, of a disc of the same effective area.
+    """Return the distance of neighbouring views over the diameter of the beam.
 
-    Where half of the diameter that speckles tell is larger, that is taken: a probe that was not found says nothing
-    about the scan.
+    The diameter is that of a disc with the probe's effective area, or half of what the width of the speckles in the
+    patterns implies, whichever is larger: a probe that was not found may be far too small.
     """
     number = float(np.median(view.nearest_px) / max(disc_diameter(view.power), view.speckle_px / SPECKLES))
     beam = "the beam's" if view.scan is not None else "this probe's"

@@ -60,7 +60,7 @@ def difference(facts: Mapping[int, Mapping[str, str]], remedy: str) -> str:
         if not names:
             continue
         said = [
-            f"{'has' if index else f'Rank {rank} has'} {_with_value(name, own)}, rank 0 has {_value(name, first)}"
+            f"{'has' if index else f'Rank {rank} has'} {_format_fact(name, own)}, rank 0 has {_value(name, first)}"
             for index, name in enumerate(names[:MOST_NAMED])
         ]
         more = f" (and {len(names) - MOST_NAMED} more)" if len(names) > MOST_NAMED else ""
@@ -83,7 +83,7 @@ def flatten(values: object, name: str = "") -> dict[str, str]:
     return found
 
 
-def _with_value(name: str, facts: Mapping[str, str]) -> str:
+def _format_fact(name: str, facts: Mapping[str, str]) -> str:
     return f"{name} {_value(name, facts)}" if name in facts else f"no {name}"
 
 

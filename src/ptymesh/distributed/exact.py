@@ -36,7 +36,7 @@ FEW = 64
 Repeat = Callable[..., Tensor]
 
 
-def _at_once(name: tuple[object, ...], work: Callable[..., Tensor], *, brought: tuple[Tensor, ...]) -> Tensor:
+def _run_directly(name: tuple[object, ...], work: Callable[..., Tensor], *, brought: tuple[Tensor, ...]) -> Tensor:
     return work(*brought)
 
 
@@ -49,7 +49,7 @@ class Reduction:
         repeat: runs small repeated work on a device.
     """
 
-    def __init__(self, shape: tuple[int, ...], device: torch.device, repeat: Repeat = _at_once) -> None:
+    def __init__(self, shape: tuple[int, ...], device: torch.device, repeat: Repeat = _run_directly) -> None:
         #: (1 + limbs, *shape) int64; row 0 counts terms that are not finite.
         self._limbs = torch.zeros((1 + HIGHEST - LOWEST, *shape), dtype=torch.int64, device=device)
         self._repeat = repeat
@@ -90,7 +90,11 @@ class Reduction:
         return self._small(("parts of exact sums",), _carried, self._limbs)
 
     def read(self, total: Tensor) -> Tensor:
-        """Return the sums (*shape) float64 from the sum over ranks of `local`."""
+        """Return the sums over all ranks as float64, rounded once.
+
+        Args:
+            total: (1 + limbs, *shape) float64, sum of `local` over the ranks.
+        """
         if total.device.type == "cpu" and total[0].numel() <= FEW:
             return _read_few(total)
         return self._small(("exact sums",), _read, total)

@@ -261,7 +261,7 @@ class Watchdog(threading.Thread):
                     verdict = None if self._done.is_set() else self._tick()
             except Exception as error:
                 gone = self._idle() > self._budget()  # else this rank may still end by itself, after a checkpoint
-                verdict = self._without_store(error) if gone else None
+                verdict = self._blame_lost_store(error) if gone else None
                 if gone and stopping.requested():  # a signal to all ranks: no failure
                     verdict = FailureVerdict(None, stopping.sentence(), Interrupted.exit_status)
             if verdict is not None and not self._done.wait(GRACE_S):
@@ -415,9 +415,9 @@ class Watchdog(threading.Thread):
         try:
             return self._explained()
         except Exception as error:
-            return self._without_store(error)
+            return self._blame_lost_store(error)
 
-    def _without_store(self, error: Exception) -> FailureVerdict:
+    def _blame_lost_store(self, error: Exception) -> FailureVerdict:
         """Return the verdict that this rank has lost the store, and with it the other ranks."""
         said = " ".join(str(error).split())[:100]
         whose = "the launcher" if kept_by_launcher() else "rank 0"

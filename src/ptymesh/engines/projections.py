@@ -144,7 +144,7 @@ class Projections(Engine):
         raise NotImplementedError
 
     def wanted(self, chunk: Chunk) -> Tensor:
-        """Return the waves (B, M, h, w) that object and probe are fitted to."""
+        """Return the exit waves (B, M, h, w) that object and probe are to have the least squared distance to."""
         return self.waves("psi")[chunk.rows]
 
     def waves(self, name: str) -> KeptWaves:

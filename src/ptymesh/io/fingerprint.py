@@ -14,7 +14,7 @@ def fingerprint(path: Path) -> str:
     Of a folder: the names and sizes of its files, and the first blocks of 64 of them, spread over all.
     """
     if path.is_dir():
-        return _of_folder(path)
+        return _digest_folder(path)
     size = path.stat().st_size
     digest = hashlib.sha256(str(size).encode())
     block = 1 << 20
@@ -26,7 +26,7 @@ def fingerprint(path: Path) -> str:
     return digest.hexdigest()[:32]
 
 
-def _of_folder(path: Path) -> str:
+def _digest_folder(path: Path) -> str:
     files = sorted(one for one in path.rglob("*") if one.is_file())
     digest = hashlib.sha256(str(len(files)).encode())
     for file in files:

@@ -303,8 +303,8 @@ class Result(Displayed):
 
         Args:
             path: the file.
-            tiles: by name, `object`, what there is of `potential` and `object_modes`, and `unknown/NAME` of tiled ones,
-                tile by tile, one after the other, instead of these arrays; then only the first rank calls this.
+            tiles: arrays that are written tile by tile instead of from this result, by name: `object`, and where there
+                are any, `potential`, `object_modes` and `unknown/NAME`. With them only the first rank may call this.
 
         Raises:
             BadInput: `path` cannot be a file.
@@ -517,7 +517,7 @@ def file_in(path: Path) -> Path:
         return path  # reading it will report the error
 
 
-def _of_folder(path: Path) -> str:
+def _explain_folder(path: Path) -> str:
     """Return a sentence about a folder in place of a result."""
     if (path / RESULT_FILE).is_file():
         return f"{path} is a folder; give the result in it, {path / RESULT_FILE}."
@@ -533,7 +533,7 @@ def _opened(path: Path) -> Iterator[h5py.File]:
     """Open a file for reading; what HDF5 raises becomes one sentence."""
     try:
         if path.is_dir():
-            raise BadInput(_of_folder(path))
+            raise BadInput(_explain_folder(path))
         if not path.exists():
             raise BadInput(f"There is no file {path}; check the path.")
         if not path.is_file():

@@ -237,7 +237,7 @@ class _Session:
             if not self._began:
                 self._began, self._cpu_began = time.monotonic(), time.process_time()
                 self._next_line = self._began + SAY_S
-                self._keep_log()
+                self._truncate_log()
             state.admit_frames(max(there.frames, len(state.uses)))
             if there.ended and uses_at_end is None:
                 uses_at_end = state.uses.copy()
@@ -247,7 +247,7 @@ class _Session:
                 if there.ended:
                     break
                 continue
-            row = self._segment(views)
+            row = self._run_segment(views)
             seen = time.monotonic() if row["new"] else seen
             updates += len(views)
             if self.world.rank == 0:
@@ -257,10 +257,10 @@ class _Session:
         assert uses_at_end is not None
         return self._finish(uses_at_end, updates, seen)
 
-    def _keep_log(self) -> None:
-        """Leave those lines of the log that the object comes from, which segments that were not kept follow anew.
+    def _truncate_log(self) -> None:
+        """Write the log again with the segments up to the stored state; later ones were lost and will be run again.
 
-        What an earlier command has summed up goes, as the run is not done.
+        The summary of an earlier command is deleted, as the run is not done.
         """
         if self.world.rank == 0:
             (self.folder / SUMMARY).unlink(missing_ok=True)
@@ -350,8 +350,8 @@ class _Session:
         batch = max(most, BATCH_BEHIND) if behind else choose_batch(positions, window, most)
         return engine.model_copy(update={"batch": batch})
 
-    def _segment(self, views: np.ndarray) -> dict[str, object]:
-        """Run one epoch over some views, from where the segment before has led.
+    def _run_segment(self, views: np.ndarray) -> dict[str, object]:
+        """Run one epoch over some views, beginning with the object and the probe of the segment before.
 
         Args:
             views: (n,) int64, ascending.

@@ -87,7 +87,7 @@ class DetectorOffset(DetectorPiece):
         return {"offset": 1.0}
 
     def added(self, values: Values, tables: Tables) -> Tensor:
-        """Return o.
+        """Return the counts that every pixel has without light.
 
         Args:
             values: `offset` 0-d, in counts.

@@ -186,12 +186,18 @@ def _at(S: Tensor, values: Values, tables: Tables, further_deg: float = 0.0) -> 
     """Return R at the present angle, and so many degrees further."""
     y, x, shorter_y, shorter_x, axis = (float(number) for number in tables[0])
     grid = Grid((S.shape[-2], S.shape[-1]), (y, x), (shorter_y, shorter_x), int(axis))
-    return _resampling(grid, float(values["surface_angle"]) + further_deg, S.device)
+    return _make_resampling(grid, float(values["surface_angle"]) + further_deg, S.device)
 
 
 @lru_cache(maxsize=4)
-def _resampling(grid: Grid, angle_deg: float, device: torch.device) -> Resampling:
-    """Return R for patterns with the zero frequency at the corner."""
+def _make_resampling(grid: Grid, angle_deg: float, device: torch.device) -> Resampling:
+    """Return the resampling R of patterns and its adjoint; the zero frequency of patterns lies at their corner.
+
+    Args:
+        grid: window and scales of the transform.
+        angle_deg: between the beam and the normal of the surface.
+        device: of the matrices.
+    """
     h, w = grid.window
     m = seen_places(grid, angle_deg)
     areas = seen_areas(grid, angle_deg)

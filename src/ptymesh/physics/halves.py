@@ -38,13 +38,13 @@ class Halves:
         largest = parts.abs().amax((1, 2, 3, 4)) if waves.shape[0] else parts.new_zeros(0)
         power = (largest.view(torch.int32) & _EXPONENT).view(torch.float32)  # largest power of two that is not above it
         scale = (power * 2.0**-14).clamp(min=_LEAST)
-        return cls((parts * _by_view(scale.reciprocal())).to(torch.float16), scale)
+        return cls((parts * _broadcast_over_pixels(scale.reciprocal())).to(torch.float16), scale)
 
     @property
     def waves(self) -> Tensor:
         """The waves, (B, M, h, w) complex64."""
-        return torch.view_as_complex(self.pairs.to(torch.float32) * _by_view(self.scale))
+        return torch.view_as_complex(self.pairs.to(torch.float32) * _broadcast_over_pixels(self.scale))
 
 
-def _by_view(values: Tensor) -> Tensor:
+def _broadcast_over_pixels(values: Tensor) -> Tensor:
     return values[:, None, None, None, None]

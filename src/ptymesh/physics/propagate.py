@@ -28,12 +28,12 @@ def fft(x: Tensor, norm: str = "ortho") -> Tensor:
 
     Norm "backward" gives sqrt(h w) times that, which on a GPU saves a pass over the waves.
     """
-    return torch.fft.fft2(x, norm=norm) if _even(x) else _in_groups(torch.fft.fft2, x, norm)
+    return torch.fft.fft2(x, norm=norm) if _even(x) else _transform_in_groups(torch.fft.fft2, x, norm)
 
 
 def ifft(x: Tensor, norm: str = "ortho") -> Tensor:
     """Return F^H x, orthonormal, over the last two axes; with norm "forward", sqrt(h w) times that."""
-    return torch.fft.ifft2(x, norm=norm) if _even(x) else _in_groups(torch.fft.ifft2, x, norm)
+    return torch.fft.ifft2(x, norm=norm) if _even(x) else _transform_in_groups(torch.fft.ifft2, x, norm)
 
 
 #: Number of waves that are transformed together if a wave's bits would otherwise depend on how many there are.
@@ -72,7 +72,7 @@ def _even(x: Tensor) -> bool:
     return not _uneven or (x.device, x.dtype, (x.shape[-2], x.shape[-1])) not in _uneven
 
 
-def _in_groups(transform: Callable[..., Tensor], x: Tensor, norm: str) -> Tensor:
+def _transform_in_groups(transform: Callable[..., Tensor], x: Tensor, norm: str) -> Tensor:
     """Transform waves (..., h, w), GROUP at a time; the last group is filled up with zeros."""
     waves = x.reshape(-1, *x.shape[-2:])
     lacking = -len(waves) % GROUP

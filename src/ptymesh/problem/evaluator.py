@@ -253,12 +253,12 @@ class Evaluator:
         """
         self.kept_views += chunk.views.shape[0]
         if self.keeps:
-            return self._with_waves(replace(chunk, counts=chunk.counts[:0], pattern_index=None), intermediates, chi)
+            return self._add_waves(replace(chunk, counts=chunk.counts[:0], pattern_index=None), intermediates, chi)
         # Fetched patterns lie in a buffer that will be used again.
         counts = chunk.counts.clone() if chunk.pattern_index is None else chunk.counts
         return CachedChunk(replace(chunk, counts=counts), None, None)
 
-    def _with_waves(self, chunk: Chunk, intermediates: Intermediates, chi: Tensor) -> CachedChunk:
+    def _add_waves(self, chunk: Chunk, intermediates: Intermediates, chi: Tensor) -> CachedChunk:
         """Return a chunk with its intermediates and chi, in half precision if the setup says so."""
         halves = self.setup.halves
         return CachedChunk(
@@ -280,7 +280,7 @@ class Evaluator:
         model, backend = self.setup.model, self.setup.backend
         if swept.chi is None:  # nothing has moved, so the waves are the same as in the first sweep
             again = self.forward(estimate, swept.chunk)
-            swept = self._with_waves(swept.chunk, again, self._recompute_waves(swept.chunk, again))
+            swept = self._add_waves(swept.chunk, again, self._recompute_waves(swept.chunk, again))
         assert swept.chi is not None
         intermediates = self.forward(estimate, swept.chunk) if swept.intermediates is None else swept.intermediates()
         chi = swept.chi.waves if isinstance(swept.chi, Halves) else swept.chi

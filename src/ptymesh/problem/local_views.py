@@ -142,7 +142,11 @@ class LocalViewIndex:
         return self._weights[0] is estimate.weights and self._weights[1] == estimate.weights._version
 
     def _prepare(self, estimate: Estimate, batches: Sequence[np.ndarray]) -> list[LocalViews]:
-        """Return this rank's views of several batches, computed together."""
+        """Return this rank's views of each of several batches.
+
+        Windows and weights of all batches are looked up in one go and split afterwards, as few large operations take
+        less time than many small ones.
+        """
         mine = [self.in_sweep_order(views) for views in batches]
         together = mine[0] if len(mine) == 1 else np.concatenate(mine)
         every = sent(together, self.layout.world.device)

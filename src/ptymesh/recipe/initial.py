@@ -115,7 +115,7 @@ def initial_estimate(
     made_of = _initial_probes if own else _initial_probe
     first = made_of(measurement, mean_pattern, object, probe, seed)
     if earlier is not None and object.initial_depth_m is not None and _is_of_result(probe.start, object):
-        first = _in_front(first, geometry, _distance_in_front(object, earlier))
+        first = _propagate_upstream(first, geometry, _distance_in_front(object, earlier))
     first = first.to(device, dtype)
     shares = np.zeros((measurement.views, probe.opr_modes))
     anchors = torch.floor(positions + 0.5).to(torch.int64)
@@ -249,10 +249,10 @@ def _initial_object(
         return torch.ones((options.slices, *part.shape), dtype=dtype)
     moved = origin - np.array(part.corner)
     if earlier is not None:
-        found = _with_slices(options, earlier.result.object, earlier)
+        found = _match_slices(options, earlier.result.object, earlier)
         onto = resample_images(found, earlier.ratio, moved - earlier.offset, part.shape, 1.0)
         return torch.from_numpy(onto).to(dtype)
-    found = _with_slices(options, load_complex_array(options.initial, "object.initial"), None)
+    found = _match_slices(options, load_complex_array(options.initial, "object.initial"), None)
     middle = (scan_px.min(axis=0) + scan_px.max(axis=0)) / 2 + origin + (np.array(window) - 1) / 2
     corner = np.round(middle - (np.array(found.shape[1:]) - 1) / 2) - np.array(part.corner)
     return torch.from_numpy(resample_images(found, np.ones(2), corner, part.shape, outside=1.0)).to(dtype)
@@ -361,7 +361,7 @@ def _depth_shares(options: ObjectOptions, had: int, earlier: _EarlierResult | No
     return shares
 
 
-def _with_slices(options: ObjectOptions, found: np.ndarray, earlier: _EarlierResult | None) -> np.ndarray:
+def _match_slices(options: ObjectOptions, found: np.ndarray, earlier: _EarlierResult | None) -> np.ndarray:
     """Return an object (L', H, W) with the slices that the recipe asks for, (L, H, W).
 
     Raises:
@@ -453,7 +453,7 @@ def _distance_in_front(object: ObjectOptions, earlier: _EarlierResult) -> float:
     return object.initial_depth_m + (earlier.result.slice_spacing_m - object.slice_spacing_m) / 2
 
 
-def _in_front(probe: torch.Tensor, geometry: Geometry, distance_m: float) -> torch.Tensor:
+def _propagate_upstream(probe: torch.Tensor, geometry: Geometry, distance_m: float) -> torch.Tensor:
     """Return a probe (M, h, w) as it is so far in front of its plane; of a negative distance, behind it in vacuum."""
     assert geometry.object_pixel_m is not None and geometry.wavelength_m is not None, "several slices need both"
     kernel = angular_spectrum_kernel(geometry.shape, geometry.object_pixel_m, geometry.wavelength_m, distance_m)

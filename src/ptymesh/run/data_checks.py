@@ -218,16 +218,16 @@ def _agreed(world: World, scan: Measurement, look: Callable[[], Findings]) -> Fi
     found = world.on_all_ranks(lambda: look() if world.rank == 0 else Findings(), READING)
     if world.size == 1:
         return found
-    text = world.gather_strings(_as_text(found, scan.window) if world.rank == 0 else "")[0]
-    return _from_text(text, scan.window)
+    text = world.gather_strings(_write_findings(found, scan.window) if world.rank == 0 else "")[0]
+    return _read_findings(text, scan.window)
 
 
-def _as_text(found: Findings, window: tuple[int, int]) -> str:
+def _write_findings(found: Findings, window: tuple[int, int]) -> str:
     regions = regions_of(found.masked) if found.masked.size else []
     return dumps([found.left_out.tolist(), regions, found.done, found.doubts])
 
 
-def _from_text(text: str, window: tuple[int, int]) -> Findings:
+def _read_findings(text: str, window: tuple[int, int]) -> Findings:
     left_out, regions, done, doubts = loads(text)
     masked = np.zeros(window, bool)
     for top, bottom, left, right in regions:

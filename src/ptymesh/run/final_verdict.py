@@ -113,10 +113,10 @@ class EstimateJudge:
         """
         training = self.training if self.fitted_of_held_out else None
         misfits = collect_misfits(self.problem, self.state.estimate, by_view, training)
-        signs = self._on_first_rank(lambda: self._signs(misfits, are_counts=noise is not None))
+        signs = self._find_signs_on_first_rank(lambda: self._signs(misfits, are_counts=noise is not None))
         verdict = judge(residual, noise, fitted, misfits, history, signs)
         if trial is not None and verdict.state == "good" and (verdict.times or 0.0) > TRIED_TIMES:
-            signs = self._on_first_rank(lambda: [sign for sign in [trial()] if sign is not None])
+            signs = self._find_signs_on_first_rank(lambda: [sign for sign in [trial()] if sign is not None])
             verdict = judge(residual, noise, fitted, misfits, history, signs)
         check = self.state.position_check
         if check is None or not check.is_refused:
@@ -138,7 +138,7 @@ class EstimateJudge:
                 found = [*signs_of_scan(self.scan, positions), *found]
         return found
 
-    def _on_first_rank(self, find: Callable[[], list[Sign]]) -> list[Sign]:
+    def _find_signs_on_first_rank(self, find: Callable[[], list[Sign]]) -> list[Sign]:
         """Return the signs that the first rank finds. Collective."""
         found = self.world.on_all_ranks(lambda: [] if self.world.rank else find(), "looking for signs of a wrong model")
         said = self.world.gather_strings(json.dumps([asdict(sign) for sign in found]))

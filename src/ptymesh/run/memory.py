@@ -126,9 +126,9 @@ def _copy_to_host(tensor: Tensor) -> Tensor:
 def step(engine: Engine, problem: Problem, estimate: Estimate, batch: Batch, *, first: bool) -> None:
     """Take a step of the engine; out of memory this rank makes room, says so on stderr, and tries again.
 
-    A stage's first step begins with a copy on the host, if a quarter of what is free there holds it. A later step can
-    be taken again only if it had received nothing from other ranks yet, and its engine keeps nothing of views, which it
-    might have moved.
+    Before the first step of a stage all that it changes is copied to the host, if a quarter of the free memory holds
+    it, so that the step can be taken again. A later step, of which there is no copy, is taken again only if nothing had
+    been received from other ranks, and if the engine has no memory for each view, which it might have changed already.
 
     Args:
         engine: of the stage.

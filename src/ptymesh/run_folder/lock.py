@@ -115,9 +115,10 @@ _held: ContextVar[dict[Path, FolderLease]] = ContextVar("held", default={})  # n
 
 @contextmanager
 def hold_folder(folder: Path) -> Iterator[FolderLease]:
-    """Hold the folder, made if need be, for what runs within. What holds it already may hold it once more.
+    """Lease the folder, which is made if need be, while the context lasts.
 
-    A rank has a share in what the command that has started it holds.
+    In a context that leases it already, the same lease is yielded. A rank shares the lease of the command that has
+    started it.
 
     Raises:
         BadInput: another run has it, or nothing can be written there.

@@ -160,7 +160,7 @@ def orient(
             found = search.rotations(folder, rotation_step_deg, tried)
         else:
             found = search.discrete(folder, tried)
-    return _decided(search, found, world, c10, tried, phase, by_rotation=bool(rotation_step_deg))
+    return _choose_orientation(search, found, world, c10, tried, phase, by_rotation=bool(rotation_step_deg))
 
 
 def _cover(step_deg: float) -> None:
@@ -328,7 +328,7 @@ class _Search:
 # --- the decision ----------------------------------------------------------------------------------------------------
 
 
-def _decided(
+def _choose_orientation(
     search: _Search,
     found: list[_Tried],
     world: Solo,
@@ -338,6 +338,17 @@ def _decided(
     *,
     by_rotation: bool,
 ) -> Oriented:
+    """Return the orientation with the lowest residual, how sure it is, and which of the two twins it is.
+
+    Args:
+        search: the scan and the recipe.
+        found: orientations that were tried.
+        world: of the reruns that judge the best one and the second.
+        c10: what is known of C10: "recipe", "negative", "positive" or "unknown"; or the values that were asked for.
+        values: C10 (m) that were tried; none for the recipe's probe as it stands.
+        phase: "bright" or "dark" features of the object, if that is known.
+        by_rotation: True to express the twin by a rotation of the scan instead of flips.
+    """
     scan = search.scan
     if len(found) < 2:
         raise PtymeshError("Fewer than two orientations came to a residual; check the recipe with ptymesh run.")

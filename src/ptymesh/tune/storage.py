@@ -53,7 +53,7 @@ def open_storage(url: str | None, folder: Path, heartbeat_s: float = 10.0) -> Ba
         raise BadInput(f"{folder} cannot be written ({error.strerror}); choose another folder with --out.") from error
     except Exception as error:  # whatever a database driver raises
         said = " ".join(str(error).split())[:200]
-        raise BadInput(f"The storage {_without_password(url)} cannot be opened ({said}); check its URL.") from error
+        raise BadInput(f"The storage {_hide_password(url)} cannot be opened ({said}); check its URL.") from error
 
 
 def open_study(tuning: Tuning, direction: Literal["minimize", "maximize"], *, join: bool) -> Study:
@@ -134,6 +134,6 @@ def remove_study(tuning: Tuning) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
-def _without_password(url: str | None) -> str:
+def _hide_password(url: str | None) -> str:
     head, at, tail = (url or "").rpartition("@")
     return f"{head.split('//')[0]}//...@{tail}" if at else tail

@@ -78,8 +78,8 @@ def judge_convergence(history: Mapping[str, np.ndarray], noise: float | None = N
         return Convergence("unclear", "unclear: the residual is not a positive number in every epoch")
     return (
         _worse(curve, residual, name)
-        or _at_noise(curve, None if known else noise)
-        or _at_rest(curve, rate)
+        or _judge_by_noise(curve, None if known else noise)
+        or _judge_by_schedule(curve, rate)
         or _better(curve, name)
     )
 
@@ -93,7 +93,7 @@ def has_settled(history: Mapping[str, np.ndarray]) -> bool:
     residual, _, rate = _last_stage(history)
     if len(residual) < SETTLED or not (np.isfinite(residual).all() and (residual > 0).all()):
         return False
-    return _at_rest(residual, rate) is None and abs(_now(residual)[1]) < SLOW
+    return _judge_by_schedule(residual, rate) is None and abs(_now(residual)[1]) < SLOW
 
 
 class Curve:
@@ -146,7 +146,7 @@ def _worse(curve: np.ndarray, residual: np.ndarray, name: str) -> Convergence | 
     return Convergence("diverging", f"diverging since epoch {since}: the {name} rose {rise}", per_epoch, 0, since)
 
 
-def _at_noise(curve: np.ndarray, noise: float | None) -> Convergence | None:
+def _judge_by_noise(curve: np.ndarray, noise: float | None) -> Convergence | None:
     """Return "converged" where nothing but noise is left to be fitted."""
     if noise is None or curve[-1] > AT_NOISE * noise:
         return None
@@ -154,7 +154,7 @@ def _at_noise(curve: np.ndarray, noise: float | None) -> Convergence | None:
     return Convergence("converged", f"converged: {said}", _now(curve)[1])
 
 
-def _at_rest(curve: np.ndarray, rate: np.ndarray) -> Convergence | None:
+def _judge_by_schedule(curve: np.ndarray, rate: np.ndarray) -> Convergence | None:
     """Return "at rest" where a scheduler has made steps small."""
     if not (len(rate) and rate.max() > 0) or rate[-1] > SMALL * rate.max():
         return None
@@ -188,7 +188,7 @@ def _better(curve: np.ndarray, name: str) -> Convergence:
     middle, earlier = n - stretch / 2, n - 1.5 * stretch
     power = float(np.clip(math.log(before / now) / math.log(middle / earlier), 0, 4))
     end = now * (middle / n) ** power  # the slope at the last epoch
-    more = _until_slow(end, power, n)
+    more = _count_epochs_until_slow(end, power, n)
     gain = _gain(end, power, n, more)
     if gain < WORTH:
         return Convergence("converged", f"converged: the {name} falls by {100 * end:.2g} % an epoch", per_epoch)
@@ -196,7 +196,7 @@ def _better(curve: np.ndarray, name: str) -> Convergence:
     return Convergence("falling", said, per_epoch, more)
 
 
-def _until_slow(slope: float, power: float, n: int) -> int:
+def _count_epochs_until_slow(slope: float, power: float, n: int) -> int:
     """Return the epochs until the fall is slow, at most as many again as there were; in round numbers."""
     most = max(20, n)
     if slope <= SLOW:

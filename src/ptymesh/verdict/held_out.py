@@ -223,8 +223,8 @@ def _fit(problem: Problem, estimate: Estimate, views: np.ndarray, mask: Tensor, 
     Each view takes the best of all steps, because steps of such lengths do not always lower the misfit.
     """
     names = _fitted_unknowns(problem, own)
-    fitted = replace(_with_own_rows(estimate, names), moving=True)
-    best = _with_own_rows(fitted, names)
+    fitted = replace(_copy_unknowns(estimate, names), moving=True)
+    best = _copy_unknowns(fitted, names)
     least = torch.full((problem.views,), math.inf, dtype=torch.float64, device=problem.device)
     known = {"positions": POSITION_GAINS, "weights": WEIGHT_GAINS}
     gains = {name: Gains(*known.get(name, OPERATOR_GAINS)) for name in names}
@@ -249,7 +249,7 @@ def _fitted_unknowns(problem: Problem, own: frozenset[str]) -> list[str]:
     return names + [one.name for one in problem.model.unknowns if one.name in own and one.scope == "view"]
 
 
-def _with_own_rows(estimate: Estimate, names: Sequence[str]) -> Estimate:
+def _copy_unknowns(estimate: Estimate, names: Sequence[str]) -> Estimate:
     """Return the estimate with tensors of its own for these unknowns."""
     others = {name: rows.clone() if name in names else rows for name, rows in estimate.others.items()}
     positions, weights = estimate.positions.clone(), estimate.weights.clone()
@@ -266,7 +266,7 @@ def _move(problem: Problem, fitted: Estimate, name: str, gains: Gains, asked: Te
         gains: its step lengths.
         asked: (N, n) float64.
     """
-    x = _as_rows(fitted[name])
+    x = _flatten_views(fitted[name])
     step = gains(x, asked)
     if name == "weights":
         x += step.to(x.dtype)
@@ -306,7 +306,7 @@ def _view_steps(
         filled: what `ViewLoader.fill_halos` returned.
     """
     evaluator, names = problem.evaluator, _fitted_unknowns(problem, own)
-    steps = {name: torch.zeros_like(_as_rows(fitted[name]), dtype=torch.float64) for name in names}
+    steps = {name: torch.zeros_like(_flatten_views(fitted[name]), dtype=torch.float64) for name in names}
     misfit = torch.full((problem.views,), math.inf, dtype=torch.float64, device=problem.device)
     for chunk in seeing.chunks(fitted, views, filled=filled):
         intermediates = evaluator.forward(fitted, chunk)
@@ -321,11 +321,11 @@ def _view_steps(
         if steps.keys() - {"positions", "weights"}:
             for name, (slope, norm) in problem.model.operator_slopes(intermediates, chi).items():
                 if name in steps:
-                    steps[name][chunk.views] = _as_rows(slope / norm.clamp(min=TINY)).to(torch.float64)
+                    steps[name][chunk.views] = _flatten_views(slope / norm.clamp(min=TINY)).to(torch.float64)
     return misfit, steps
 
 
-def _as_rows(x: Tensor) -> Tensor:
+def _flatten_views(x: Tensor) -> Tensor:
     """Return an array with a row per view as (N, n) real; a view of the same memory."""
     return real(x).view(len(x), -1)
 

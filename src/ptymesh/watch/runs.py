@@ -396,13 +396,13 @@ class OpenedArrays:
                     self._open_pyramid(found.path)
                     self._positions = own_dataset(file, "positions_px") if "positions_px" in file else None
             else:
-                self._of_checkpoint(found.path)
+                self._read_checkpoint(found.path)
             self.probe_shape = list(self._probe.shape)
         except BaseException:
             self.close()
             raise
 
-    def _of_checkpoint(self, path: Path) -> None:
+    def _read_checkpoint(self, path: Path) -> None:
         """Take the arrays of a checkpoint, into which each rank has saved its tile of the object, or its rows."""
         meta = _meta(path)
         extent, said = meta["run"]["extent"], json.loads(path.read_text(encoding="utf-8"))

@@ -237,10 +237,10 @@ class Panels(Tiled):
         """
         return Boxes.of(anchors, estimate.window, self.shape(estimate.object), reach)
 
-    def _blocks_in_memory(self, reached: np.ndarray) -> Blocks:
+    def _list_shared_blocks(self, reached: np.ndarray) -> Blocks:
         """Return the blocks of a batch in the panel and in the whole object, from the ranks that reach each block."""
         tile, device = self.tiles[self.world.rank], self.world.device
-        panel = super()._blocks_in_memory(reached[tile.top // BLOCK : tile.bottom // BLOCK])
+        panel = super()._list_shared_blocks(reached[tile.top // BLOCK : tile.bottom // BLOCK])
 
         def places(mask: np.ndarray) -> tuple[Tensor, Tensor]:
             rows, columns = where(mask)

@@ -117,7 +117,7 @@ class Tiled(Layout):
         """Return for each of several batches the blocks of the part, and which of their sums are exchanged."""
         if self.in_memory:
             return [
-                self._blocks_in_memory(reached)
+                self._list_shared_blocks(reached)
                 for reached in blocks_reached_by_rank(boxes, batches, self.owner, self.world.size)
             ]
         return [
@@ -125,11 +125,12 @@ class Tiled(Layout):
             for views in batches
         ]
 
-    def _blocks_in_memory(self, reached: np.ndarray) -> Blocks:
-        """Return a batch's blocks, whose sums are read in shared memory.
+    def _list_shared_blocks(self, reached: np.ndarray) -> Blocks:
+        """Return the blocks that a batch touches, for ranks that read each other's sums in shared memory.
 
         Args:
-            reached: (H/b, W/b) int64, the ranks whose views reach each block of the part, as bits.
+            reached: (H/b, W/b) int64 for the blocks of b pixels of this rank's part; bit r is set where views of rank r
+                reach into the block.
         """
         me, device = self.world.rank, self.world.device
         rows, columns = where(reached > 0)

@@ -53,7 +53,7 @@ class Phase(Limits):
     of_potential: ClassVar[OfValues] = "values"
 
     @model_validator(mode="after")
-    def _in_radians(self) -> Phase:
+    def _refuse_degrees(self) -> Phase:
         for name, limit in (("low", self.low), ("high", self.high)):
             if limit is not None and abs(limit) > 2 * math.pi:
                 raise ValueError(
@@ -72,7 +72,7 @@ class Phase(Limits):
         """
         if estimate.object_values is None:
             limit_phase(estimate.object, self)
-        else:  # the object holds these values
+        else:  # here `estimate.object` holds the values (see `of_potential`), whose real part is the phase
             bounded = estimate.object.real.clamp(self.low, self.high)
             estimate.object.copy_(torch.complex(bounded, estimate.object.imag))
 

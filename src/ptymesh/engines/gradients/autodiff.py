@@ -170,7 +170,7 @@ class Autodiff(Options):
         value = summary.value
         for one in problem.model.tiled:
             if active := self._active(batch, one.name) if one.name in parts else []:
-                part, field = parts[one.name], _from_vacuum(estimate.others[one.name], one.outside)
+                part, field = parts[one.name], _add_vacuum(estimate.others[one.name], one.outside)
                 penalty, by_field = self._penalty(problem, replace(estimate, object=field), active)
                 more = real(by_field) if one.complex else by_field.real
                 value, parts[one.name] = value + penalty, replace(part, slope=part.slope + more)
@@ -184,12 +184,12 @@ class Autodiff(Options):
             if estimate.object_values is not None:
                 scale = scale / object_model_of(estimate.object_kind).vacuum_power(estimate.absorption)
             if "absorption" in wanted:
-                parts["absorption"] = self._of_absorption(problem, estimate, slope, scale)
+                parts["absorption"] = self._sum_absorption_slope(problem, estimate, slope, scale)
             slopes = self._chain(estimate, slope)
             parts |= {name: Part(slope, scale) for name, slope in slopes.items() if name in wanted}
         return Gradient(value, parts)
 
-    def _of_absorption(self, problem: Problem, estimate: Estimate, slope: Tensor, scale: Tensor) -> Part:
+    def _sum_absorption_slope(self, problem: Problem, estimate: Estimate, slope: Tensor, scale: Tensor) -> Part:
         """Return dL/da = sum Re(conj(dO/da) g), g the slope by O, over all pixels. Collective.
 
         Args:
@@ -328,6 +328,6 @@ class Autodiff(Options):
         return found
 
 
-def _from_vacuum(theta: Tensor, outside: float) -> Tensor:
+def _add_vacuum(theta: Tensor, outside: float) -> Tensor:
     """Return a tiled unknown as regularisers take an object: complex, and 1 where it is as outside of the object."""
     return (theta if theta.is_complex() else torch.complex(theta, torch.zeros_like(theta))) + (1 - outside)

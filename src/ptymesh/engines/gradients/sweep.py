@@ -166,7 +166,7 @@ class Sweep:
         if self.accumulator.sums.background is not None:
             self.accumulator.sums.background.add(signal, chunk.data)
         elif "background" in self.wanted:
-            self.reductions["background"].add(self._of_background(signal, chunk.data))
+            self.reductions["background"].add(self._find_background_slope(signal, chunk.data))
         found: dict[str, tuple[Tensor, Tensor]] = {}
         if response is not None:
             if self._at_detector:
@@ -175,7 +175,7 @@ class Sweep:
         detected *= -slope[:, None]
         return problem.model.detect_adjoint(detected, chunk.fractions), found
 
-    def _of_background(self, S: Tensor, data: Data) -> Tensor:
+    def _find_background_slope(self, S: Tensor, data: Data) -> Tensor:
         """Return slope by b and I^(-1/2) of each view, (B, 2, h, w).
 
         They are defined also where the model has no light, for b needs none.
@@ -208,7 +208,7 @@ class Sweep:
             if name in self.wanted and len(field):
                 brought = field, weight, torch.stack((D, c))
                 name_of_work = (f"the step of the {name}",)
-                found = self.problem.backend.repeat(name_of_work, _of_modes, estimate.probe, brought=brought)
+                found = self.problem.backend.repeat(name_of_work, _find_mode_steps, estimate.probe, brought=brought)
                 parts[name] = Part(*found)
         return sums, summary, parts | self._more_parts(others, summary)
 
@@ -240,7 +240,7 @@ class Sweep:
             unit = sent(self._pixel_tilt().to(along.dtype), along.device) if gap == "tilt" else 1.0
             parts[gap] = Part(along * (-2 / D), D / (2 * c * above_zero(norm)), unit)
         for moved in [name for name in ("positions", "weights") if name in others]:
-            slope = self._of_all(others[moved] / -c, torch.zeros_like(self.estimate[moved]))
+            slope = self._scatter_views(others[moved] / -c, torch.zeros_like(self.estimate[moved]))
             parts[moved] = Part(slope, torch.ones_like(c))
         for name, one in self._others.items():
             like, unit = real(self.estimate[name]), self.problem.model.sizes[name]
@@ -255,8 +255,8 @@ class Sweep:
                 if one.common_to in self.wanted and len(along) > 1:
                     along = along - norm * means(along / above_zero(norm))  # steps without their mean
                 most = above_zero(norm.max())
-                curvature = self._of_all(torch.where(norm > 0, norm, most), most.expand(len(like), 1))
-                along = self._of_all(along, torch.zeros_like(like))
+                curvature = self._scatter_views(torch.where(norm > 0, norm, most), most.expand(len(like), 1))
+                along = self._scatter_views(along, torch.zeros_like(like))
                 scale = D / (2 * c * curvature.view(-1, *[1] * (like.ndim - 1)))
             else:
                 along, norm = others[name]
@@ -264,7 +264,7 @@ class Sweep:
             parts[name] = Part((along * (-2 / D)).to(like.dtype), scale, unit)
         return parts
 
-    def _of_all(self, rows: Tensor, others: Tensor) -> Tensor:
+    def _scatter_views(self, rows: Tensor, others: Tensor) -> Tensor:
         """Return an array of all views (N, ...): these rows (B, n) for the batch's, and `others` for all else."""
         found = others.clone()
         found[sent(self.batch.views, self.problem.device)] = rows.to(found.dtype).reshape(-1, *found.shape[1:])
@@ -278,7 +278,7 @@ class Sweep:
         return torch.tensor([d * math.cos(t) ** 2 / estimate.slice_spacing_m for d, t in pairs], dtype=torch.float64)
 
 
-def _of_modes(probe: Tensor, field: Tensor, weight: Tensor, D_c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _find_mode_steps(probe: Tensor, field: Tensor, weight: Tensor, D_c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return slope, scale and unit of modes of the probe, from the sums and their weight."""
     D, c = D_c
     rms = (2 * means(real(probe).square().flatten())).sqrt()

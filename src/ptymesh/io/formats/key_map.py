@@ -328,10 +328,10 @@ def _scalar(get: _OtherFiles, name: str | None, quantity: Quantity, replaced: ob
         return None
     if value.size != 1:
         raise BadInput(f"{name} has shape {value.shape} {value.dtype}; it must be one number.")
-    return _in_own_unit(get, name, float(value.reshape(-1)[0]), quantity, remedy)
+    return _convert_unit(get, name, float(value.reshape(-1)[0]), quantity, remedy)
 
 
-def _in_own_unit(get: _OtherFiles, name: str, value: float, quantity: Quantity, remedy: str) -> float:
+def _convert_unit(get: _OtherFiles, name: str, value: float, quantity: Quantity, remedy: str) -> float:
     if not math.isfinite(value) or value <= 0:
         raise BadInput(f"{name} is {value:g}, and must be above zero: set {remedy} instead.")
     unit = get.unit(name)
@@ -347,5 +347,5 @@ def _pair(get: _OtherFiles, name: str | None, replaced: object) -> Pair | None:
         return None
     if value.size not in (1, 2):
         raise BadInput(f"{name} has shape {value.shape} {value.dtype}; it must be one number, or y and x.")
-    y, x = (_in_own_unit(get, name, float(value.reshape(-1)[k]), PIXEL, "data.detector_pixel_m") for k in (0, -1))
+    y, x = (_convert_unit(get, name, float(value.reshape(-1)[k]), PIXEL, "data.detector_pixel_m") for k in (0, -1))
     return y, x

@@ -64,7 +64,7 @@ def read(path: Path, data: DataOptions) -> RawScan:
     Raises:
         BadInput: it holds no array of patterns or several, or nothing says the order of its axes.
     """
-    arrays, numbers = (_of_hdf5 if is_hdf5(path) else _of_level_5)(path, data)
+    arrays, numbers = (_read_hdf5 if is_hdf5(path) else _read_level_5)(path, data)
     name = _chosen(arrays, path)
     shape = arrays[name].shape
     axes = data.frames.axes if data.frames is not None and data.frames.axes else _usual_axes(name, shape, path)
@@ -92,7 +92,7 @@ def read(path: Path, data: DataOptions) -> RawScan:
     )
 
 
-def _of_level_5(path: Path, data: DataOptions) -> tuple[dict[str, Array], dict[str, float]]:
+def _read_level_5(path: Path, data: DataOptions) -> tuple[dict[str, Array], dict[str, float]]:
     """Return arrays of three or four axes, and single numbers, by name."""
     found = list_variables(path)
     arrays = {one.name: Array(one.shape, one.source) for one in found if _is_stack(one.shape, data) and one.nbytes}
@@ -103,7 +103,7 @@ def _of_level_5(path: Path, data: DataOptions) -> tuple[dict[str, Array], dict[s
     return arrays, numbers
 
 
-def _of_hdf5(path: Path, data: DataOptions) -> tuple[dict[str, Array], dict[str, float]]:
+def _read_hdf5(path: Path, data: DataOptions) -> tuple[dict[str, Array], dict[str, float]]:
     """Return the same of a file of version 7.3."""
     arrays, numbers = {}, {}
     with open_hdf5(path, follow=data.follow) as file:

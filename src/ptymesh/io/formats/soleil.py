@@ -106,7 +106,7 @@ def read(path: Path, data: DataOptions) -> RawScan:
         detector = f"{found.group}/SWING/EIGER-4M"
         distance = _number(file, f"{detector}/distance", MILLIMETRE)
         sides = [_number(file, f"{detector}/pixel_size_{axis}", MICROMETRE) for axis in "zx"]
-    patterns, mask, notes = _with_gaps(sliceable(stored), found.beamline)
+    patterns, mask, notes = _insert_chip_gaps(sliceable(stored), found.beamline)
     pixel = (sides[0], sides[1]) if sides[0] and sides[1] else None
     if found.beamline.name == "Nanoscopium":
         pixel = (MERLIN_PIXEL_M, MERLIN_PIXEL_M)
@@ -150,7 +150,7 @@ def _number(file: Hdf5File, name: str, size: float) -> float | None:
     return float(values[0]) * size if len(values) and np.isfinite(values[0]) and values[0] > 0 else None
 
 
-def _with_gaps(stored: SlabSource, beamline: Beamline) -> tuple[SlabSource, np.ndarray | None, tuple[str, ...]]:
+def _insert_chip_gaps(stored: SlabSource, beamline: Beamline) -> tuple[SlabSource, np.ndarray | None, tuple[str, ...]]:
     """Return the patterns with the pixels between four chips, the mask of these and a note, where they are missing."""
     if beamline.name != "Nanoscopium" or stored.shape[1:] != (MERLIN_SIDE, MERLIN_SIDE):
         return stored, None, ()

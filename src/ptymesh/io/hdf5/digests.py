@@ -53,13 +53,13 @@ def sign(file: h5py.File) -> None:
     """Write digests of all that a file holds into it; they are made of what is read back."""
     for node in _nodes(file).values():
         if isinstance(node, h5py.Dataset):
-            node.attrs[NAME] = _of_dataset(node)
-    file.attrs[NAME] = _of_all(file)
+            node.attrs[NAME] = _digest_dataset(node)
+    file.attrs[NAME] = _digest_file(file)
 
 
 def sign_attributes(file: h5py.File) -> None:
     """Write the digest of a file whose attributes alone have changed."""
-    file.attrs[NAME] = _of_all(file)
+    file.attrs[NAME] = _digest_file(file)
 
 
 def check(file: h5py.File) -> None:
@@ -69,9 +69,9 @@ def check(file: h5py.File) -> None:
     for name, node in _nodes(file).items():
         if isinstance(node, h5py.Dataset) and (signed is not None or NAME in node.attrs):
             own_datasets.check(node, ANY)
-            if NAME in node.attrs and node.attrs[NAME] != _of_dataset(node):
+            if NAME in node.attrs and node.attrs[NAME] != _digest_dataset(node):
                 raise _damaged(file, f"/{name}", f"of the file, and that of /{name}")
-    if signed is not None and signed != _of_all(file):
+    if signed is not None and signed != _digest_file(file):
         raise _damaged(file, "what it says of its datasets", "of the file")
 
 
@@ -89,7 +89,7 @@ def _nodes(file: h5py.File) -> dict[str, Any]:
     return dict(sorted(found.items()))
 
 
-def _of_dataset(data: h5py.Dataset) -> str:
+def _digest_dataset(data: h5py.Dataset) -> str:
     digest = xxhash.xxh3_128()
     for where in _slabs(data.shape, max(1, data.dtype.itemsize)):
         digest.update(_canonical(np.asarray(data[where])))
@@ -112,7 +112,7 @@ def _slabs(shape: tuple[int, ...], itemsize: int) -> Iterator[tuple[Any, ...]]:
         yield (slice(start, start + step),)
 
 
-def _of_all(file: h5py.File) -> str:
+def _digest_file(file: h5py.File) -> str:
     """Return the digest of names, types, shapes, attributes and the datasets' digests, in alphabetical order."""
     digest = xxhash.xxh3_128()
 
@@ -126,11 +126,11 @@ def _of_all(file: h5py.File) -> str:
         if isinstance(node, h5py.Dataset):
             add(_type(node.dtype), str(node.shape).encode(), str(node.attrs.get(NAME, "")).encode())
         for key in sorted(set(node.attrs) - {NAME}):
-            add(key.encode(), *_of_value(node.attrs[key]))
+            add(key.encode(), *_encode_attribute(node.attrs[key]))
     return digest.hexdigest()
 
 
-def _of_value(value: Any) -> tuple[bytes, bytes]:
+def _encode_attribute(value: Any) -> tuple[bytes, bytes]:
     """Return type and content of an attribute."""
     if isinstance(value, str):
         return b"text", value.encode()

@@ -397,7 +397,7 @@ def _dataset(file: Hdf5File, name: str, above: tuple[tuple[Path, str], ...]) -> 
             raise BadInput(f"{what} is empty (it has no values at all): write it, or leave it out.")
         plan = found.get_create_plist()
         if plan.get_external_count():
-            found = _with_storage(home, found, plan)
+            found = _open_external_storage(home, found, plan)
         if plan.get_layout() == h5py.h5d.VIRTUAL:
             deep = _check_sources(home, name, plan, above)
         if plan.get_layout() == h5py.h5d.CHUNKED:
@@ -439,7 +439,7 @@ def _beside() -> Any:
     return access
 
 
-def _with_storage(home: Hdf5File, found: Any, plan: Any) -> Any:
+def _open_external_storage(home: Hdf5File, found: Any, plan: Any) -> Any:
     """Return a dataset with external storage, opened so that HDF5 reads the files that are checked here."""
     for index in range(plan.get_external_count()):
         said = os.fsdecode(plan.get_external(index)[0])

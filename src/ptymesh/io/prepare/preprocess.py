@@ -215,7 +215,7 @@ def measurement_of(raw: RawScan, data: DataOptions, positions: PositionOptions, 
         good = good & (efficiency > 0)
     centre = _centre(raw, data, good, far)
     if checked is not None:  # after the centre was found, as it was before they were
-        good = _without_regions(good, checked.regions, data)
+        good = _exclude_regions(good, checked.regions, data)
     window = window_of(shape, far, raw.centred, centre, data)
     unturned = window.shape[::-1] if data.transpose else window.shape
     final = geometry.rewindowed(unturned, data.bin).flipped(data.flip_y, data.flip_x)
@@ -233,7 +233,7 @@ def measurement_of(raw: RawScan, data: DataOptions, positions: PositionOptions, 
     if data.background is not None:
         background: np.ndarray | None = detector_array(data.background, "data.background", shape, data.follow)
     else:
-        background = _of_file(raw.background, "background", data, good)
+        background = _read_pixel_array(raw.background, "background", data, good)
     return Measurement(
         patterns=PreparedSource(
             raw=raw.patterns,
@@ -269,7 +269,7 @@ def measurement_of(raw: RawScan, data: DataOptions, positions: PositionOptions, 
     )
 
 
-def _without_regions(good: np.ndarray, regions: Sequence[Region], data: DataOptions) -> np.ndarray:
+def _exclude_regions(good: np.ndarray, regions: Sequence[Region], data: DataOptions) -> np.ndarray:
     """Return good pixels (H, W) bool without regions of stored pixels; raise BadInput if no pixel is left."""
     good = good.copy()
     for top, bottom, left, right in regions:
@@ -348,7 +348,7 @@ def centroid(mean: np.ndarray, good: np.ndarray) -> tuple[int, int]:
     return round(y), round(x)
 
 
-def _of_file(array: np.ndarray | None, what: str, data: DataOptions, good: np.ndarray) -> np.ndarray | None:
+def _read_pixel_array(array: np.ndarray | None, what: str, data: DataOptions, good: np.ndarray) -> np.ndarray | None:
     """Return an array (H, W) of the file, zero on bad pixels; raise BadInput if it is not finite on good ones."""
     if array is None:
         return None
@@ -371,7 +371,7 @@ def _dark(raw: RawScan, data: DataOptions, window: Window, good: np.ndarray) -> 
     if data.dark is not None:
         dark: np.ndarray | None = detector_array(data.dark, "data.dark", good.shape, data.follow)
     else:
-        dark = _of_file(raw.dark, "dark", data, good)
+        dark = _read_pixel_array(raw.dark, "dark", data, good)
     if dark is None:
         return None
     with np.errstate(over="ignore"):  # what single precision cannot hold is above every count
@@ -409,7 +409,7 @@ def _efficiency(raw: RawScan, data: DataOptions, good: np.ndarray) -> np.ndarray
     if data.efficiency is not None:
         found: np.ndarray = detector_array(data.efficiency, "data.efficiency", good.shape, data.follow)
     else:
-        stored = _of_file(raw.efficiency, "efficiency", data, good)
+        stored = _read_pixel_array(raw.efficiency, "efficiency", data, good)
         if stored is None:
             return None
         found = stored

@@ -123,14 +123,17 @@ def find_shadows(
     angles_deg: np.ndarray,
     moves_px: tuple[float, float] = (0.0, np.inf),
 ) -> Shadows | None:
-    """Return how features of patterns move; None where there are too few pairs.
+    """Return by which matrix a R steps of the scan move features of the patterns; None where there are too few pairs.
+
+    The size `a` is in detector pixels per unit of the positions, and R is a rotation, with or without a mirror. Each
+    size is tried with each R.
 
     Args:
         patterns: (n, h, w) upright.
         positions: (n, 2) of their views.
         pairs: (k, 2) indices of views that are compared.
-        sizes: |a| that are tried, ascending.
-        angles_deg: of R that are tried.
+        sizes: a that are tried, ascending; above zero.
+        angles_deg: angles of R that are tried.
         moves_px: a size is judged by the pairs whose features it moves by so much. What does not move with the
             sample, and no mean pattern explains, looks like short moves.
     """

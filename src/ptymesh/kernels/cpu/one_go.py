@@ -142,7 +142,7 @@ class OneGo:
         work, tables = self.inputs.work(threads_for(count), probe.shape, slices), self.inputs.transform(probe).tables
         bands, reached, shifts = self.inputs.bands_of(into), np.zeros((count, SUMS)), into.shifts.numpy()
         products = torch.zeros((count if steps else 0, 3 * (1 + len(intermediates.opr)) + 2), dtype=torch.float64)
-        probes = self._in_panels(chunk, probe, shift[0]) if steps else self.inputs.no_sums[-2]
+        probes = self._arrange_in_panels(chunk, probe, shift[0]) if steps else self.inputs.no_sums[-2]
         (counts, at, *planes), how, found = self.inputs.comparison(model, chunk, task, True)
         terms, out, background_sums = found.numpy(), waves.numpy(), self.inputs.background_arrays(into.background)
         for some in strips_of(count, size):
@@ -200,7 +200,7 @@ class OneGo:
             intermediates.beams = Beams(beams, torch.ones_like(chunk.weights[:, 0]))
         return waves
 
-    def _in_panels(self, chunk: Chunk, probe: Tensor, start: ComplexArray) -> RealArray:
+    def _arrange_in_panels(self, chunk: Chunk, probe: Tensor, start: ComplexArray) -> RealArray:
         """Return probes, or their spectra, as `compiled_moves.add_products` reads them; computed once in a batch."""
 
         def compute() -> RealArray:
@@ -303,19 +303,25 @@ class OneGo:
         """
         obj, slices = intermediates.whole_object, len(intermediates.whole_object)
         whole, n = self._tall(model, chunk, obj, intermediates.window)
-        start, shares = self._beam(chunk, intermediates, shifted)
+        start, shares = self._arrange_beam(chunk, intermediates, shifted)
         between = self._kernels("between slices", model.slice_kernel, self.inputs.real)
         path = slices, between, self._kernels("near field", model.kernel, self.inputs.real), shifted
         shift = start, array_of(chunk.fractions), shares
         return (whole, n, beams.numpy(), self._amplitudes(chunk)), shift, path
 
-    def _beam(
+    def _arrange_beam(
         self, chunk: Chunk, intermediates: FusedIntermediates, shifted: bool, modes: int | None = None
     ) -> tuple[ComplexArray, RealArray]:
-        """Return the spectrum of the probe, or the probe, with OPR modes behind it where beams vary; and the views'
-        shares.
+        """Return the probe and what each view adds to it, as the compiled kernels read them.
 
-        With `modes`, so many modes of the probe are taken.
+        Args:
+            chunk: the views.
+            intermediates: with the probe (M, h, w) and its OPR modes (K, h, w).
+            shifted: True to return Fourier transforms, which a view shifts by the fraction of its position.
+            modes: number of modes of the probe that are taken; None for all.
+
+        Returns:
+            (M, h, w) complex, or (M + K, h, w) where beams vary; and the shares (B, K) that views have of OPR modes.
         """
         probe = intermediates.probe
         if not varies(chunk):
@@ -409,7 +415,7 @@ class OneGo:
         shifted = shifts_probe(model, chunk)
         given = self._inputs(model, chunk, intermediates, chi[:0], shifted)
         (obj, n, _, a), (_, fractions, _), path = given
-        start, shares = self._beam(chunk, intermediates, shifted, modes)
+        start, shares = self._arrange_beam(chunk, intermediates, shifted, modes)
         direction = array_of(self.backend.spectrum(chunk, d_probe) if shifted else d_probe)
         change, _ = self._tall(model, chunk, d_object, window)
         numbers = systems_work_size(3, 2 * len(d_object), *window)

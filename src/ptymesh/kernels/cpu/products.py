@@ -90,10 +90,10 @@ def _planes(x: Tensor, stack: tuple[int, ...]) -> tuple[ComplexArray, IntArray, 
     sign = -1.0 if x.is_conj() else 1.0
     planes = (x.conj() if x.is_conj() else x).reshape(-1, x.shape[-2] * x.shape[-1]).resolve_neg()
     real = numpy_dtype(x.dtype.to_real())
-    return planes.detach().contiguous().numpy(), _of_stack(x.shape[:-2], stack), real.type(sign)
+    return planes.detach().contiguous().numpy(), _index_planes(x.shape[:-2], stack), real.type(sign)
 
 
 @lru_cache(maxsize=256)
-def _of_stack(own: torch.Size, stack: tuple[int, ...]) -> IntArray:
+def _index_planes(own: torch.Size, stack: tuple[int, ...]) -> IntArray:
     """Return the index among its own planes of each plane of a stack; not to be written to."""
     return np.broadcast_to(np.arange(math.prod(own)).reshape(own), stack).flatten()

@@ -136,7 +136,8 @@ class GpuBackend(FusedBackend):
         waves, amplitudes = intermediates.beams.waves, intermediates.beams.amplitudes
         out = waves.new_empty((len(amplitudes), *waves.shape[1:]))
         given = (intermediates.object, intermediates.corners, waves, amplitudes, out)
-        _by_view(kernels.exit_waves, out, *given, *_sizes(out, intermediates.object), SHARED=intermediates.beams.shared)
+        sizes = _sizes(out, intermediates.object)
+        _launch_views(kernels.exit_waves, out, *given, *sizes, SHARED=intermediates.beams.shared)
         return out
 
     def interpolated(self, chunk: Chunk, obj: Tensor, window: tuple[int, int]) -> Tensor:
@@ -160,7 +161,7 @@ class GpuBackend(FusedBackend):
         """
         out = spectrum.new_empty((len(amplitudes), *spectrum.shape))
         scale = (out.shape[-2] * out.shape[-1]) ** -0.5
-        _by_view(kernels.ramped, out, spectrum, fractions, amplitudes * scale, out, *out.shape[1:], AXIS=axis)
+        _launch_views(kernels.ramped, out, spectrum, fractions, amplitudes * scale, out, *out.shape[1:], AXIS=axis)
         return ifft(out, "forward")
 
     # --- the detector ---
@@ -221,7 +222,7 @@ class GpuBackend(FusedBackend):
         least = parts if task == "evaluate" else _least(detected, counts, chunk)
         given = (counts, chunk.mask, chunk.background, least)
         S = chunk.background.new_empty((B, h, w) if stepped else 0)
-        _by_view(
+        _launch_views(
             at_detector.detector,
             detected,
             detected,
@@ -237,7 +238,7 @@ class GpuBackend(FusedBackend):
         if stepped:
             spans, alpha, slopes = self._slopes(S, given, kind)
             sizes = (alpha, slopes, M, h * w, spans)
-            _by_view(at_detector.step, detected, detected, S, *given, *sizes, KIND=kind, SCALED=scaled)
+            _launch_views(at_detector.step, detected, detected, S, *given, *sizes, KIND=kind, SCALED=scaled)
         return _summed(parts)
 
     @staticmethod
@@ -267,7 +268,7 @@ class GpuBackend(FusedBackend):
             rows: (n,) int64, block coordinates along y.
             columns: (n,) int64, block coordinates along x.
         """
-        self._on_blocks(blocks.clear, len(field), rows, columns, field, weight)
+        self._launch_blocks(blocks.clear, len(field), rows, columns, field, weight)
 
     def narrow(self, sums: tuple[Tensor, Tensor], rows: Tensor, columns: Tensor, found: tuple[Tensor, Tensor]) -> None:
         """Write the object's sums and their weights to fields of the model's precision, on some blocks, in one go.
@@ -283,7 +284,7 @@ class GpuBackend(FusedBackend):
         slices = len(found[0])
         tops = found[1].new_empty((slices, rows.shape[0]))
         given, parts, half = (*sums, *found, tops), len(sums[0]) // slices, found[0].numel()
-        self._on_blocks(blocks.narrow, slices, rows, columns, *given, sizes=(half,), PARTS=parts)
+        self._launch_blocks(blocks.narrow, slices, rows, columns, *given, sizes=(half,), PARTS=parts)
         self._tops = found[1], rows, tops
 
     def largest(self, leaf: FieldView) -> Tensor:
@@ -318,7 +319,7 @@ class GpuBackend(FusedBackend):
         numbers = found.number.reshape(-1)
         flags: dict[str, Any] = {"TIMES": found.times, "BLEND": found.blend, "KIND": found.kind, "ADD": add}
         flags["EACH"] = numbers.numel() > 1
-        self._on_blocks(blocks.write, len(target), rows, columns, target, field, weight, numbers, **flags)
+        self._launch_blocks(blocks.write, len(target), rows, columns, target, field, weight, numbers, **flags)
 
     def add_quotient(self, target: Tensor, change: Tensor, weight: Tensor, blend: float, times: float) -> None:
         """Add times change / ((1 - blend) weight + blend max weight) to a probe, in one go once the largest weight is
@@ -351,7 +352,7 @@ class GpuBackend(FusedBackend):
             into.counts[:count] = chunk.counts
 
     @staticmethod
-    def _on_blocks(
+    def _launch_blocks(
         kernel: JITFunction,
         slices: int,
         rows: Tensor,
@@ -399,7 +400,7 @@ class GpuBackend(FusedBackend):
             half,
         )
         flags = {"SHARED": intermediates.beams.shared, "BILINEAR": bilinear, "PARTS": into.parts}
-        _by_view(kernels.to_object, waves, *given, *_sizes(waves, out), **flags)
+        _launch_views(kernels.to_object, waves, *given, *_sizes(waves, out), **flags)
         _record_largest(into, OBJECT, reached)
 
     def to_probe(self, intermediates: FusedIntermediates, waves: Tensor, amplitudes: Tensor, into: Adjoints) -> None:
@@ -423,7 +424,7 @@ class GpuBackend(FusedBackend):
         """
         out = torch.empty_like(waves)
         given = (waves, intermediates.object, intermediates.corners, out)
-        _by_view(kernels.to_probes, out, *given, *_sizes(waves, intermediates.object), SCALED=scaled)
+        _launch_views(kernels.to_probes, out, *given, *_sizes(waves, intermediates.object), SCALED=scaled)
         return out
 
     def to_spectrum(
@@ -477,7 +478,7 @@ class GpuBackend(FusedBackend):
             by_x,
         )
         sizes = _sizes(chi, intermediates.object)
-        _by_view(kernels.along_positions, chi, *given, parts, *sizes, SHARED=intermediates.beams.shared)
+        _launch_views(kernels.along_positions, chi, *given, parts, *sizes, SHARED=intermediates.beams.shared)
         return _summed(parts)
 
     def step_systems(
@@ -496,7 +497,7 @@ class GpuBackend(FusedBackend):
         given = (chi, intermediates.object, change, intermediates.corners, beams, intermediates.beams.amplitudes)
         flags = {"SHARED": intermediates.beams.shared, "D_SHARED": d_beams.shared}
         changes = (d_beams.waves, d_beams.amplitudes)
-        _by_view(kernels.step_systems, chi, *given, *changes, parts, *_sizes(chi, intermediates.object), **flags)
+        _launch_views(kernels.step_systems, chi, *given, *changes, parts, *_sizes(chi, intermediates.object), **flags)
         return _summed(parts)
 
 
@@ -606,7 +607,7 @@ def tried(device: torch.device) -> None:
     """Run one small kernel. Raises whatever Triton or the device has against it."""
     window = torch.ones(1, 8, 8, dtype=torch.float32, device=device)
     sums = _empty_sums(window[:, None], 1)
-    _by_view(at_detector.brightness, window[:, None], window, window[0] > 0, sums, window, 64)
+    _launch_views(at_detector.brightness, window[:, None], window, window[0] > 0, sums, window, 64)
     if float(sums.sum()) != 64:
         raise RuntimeError(f"the sum of 64 ones was {float(sums.sum()):g}")
 
@@ -622,7 +623,7 @@ def _launch(kernel: JITFunction, programs: int, *given: Argument, **flags: float
         kernel[(programs,)](*given, **flags)
 
 
-def _by_view(kernel: JITFunction, like: Tensor, *given: Argument, **flags: float) -> None:
+def _launch_views(kernel: JITFunction, like: Tensor, *given: Argument, **flags: float) -> None:
     """Launch a program for each tile of each view of waves like these (B, M, h, w)."""
     _launch(kernel, len(like) * _tiles(like), *given, **flags)
 
@@ -634,7 +635,7 @@ def _tiles(like: Tensor) -> int:
 def _least(waves: Tensor, counts: Tensor, chunk: Chunk) -> Tensor:
     """Return the power below which a pixel has no light (fidelity.Data.lit), (B,) of the waves' precision."""
     sums, area = _empty_sums(waves, 1), waves.shape[-2] * waves.shape[-1]
-    _by_view(at_detector.brightness, waves, counts, chunk.mask, sums, chunk.background, area)
+    _launch_views(at_detector.brightness, waves, counts, chunk.mask, sums, chunk.background, area)
     return (_summed(sums)[:, 0] * (UNLIT / area)).to(chunk.background.dtype)
 
 

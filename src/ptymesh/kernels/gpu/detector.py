@@ -120,9 +120,12 @@ def _direction(S, y, good, b, least, KIND: tl.constexpr):
 
 
 @triton.jit
-def _length(before, slopes, j, spans, KIND: tl.constexpr, TILE: tl.constexpr):
-    """alpha of a view after another step of Newton's method, see fidelity: from what it was before (B,), and the sums
-    of its spans there, slopes (B, spans, 2), in an order of their own."""
+def _step_length(before, slopes, j, spans, KIND: tl.constexpr, TILE: tl.constexpr):
+    """Return the step length alpha of view j after another step of Newton's method (see physics/fidelity).
+
+    before: (B,) alpha of each view before. slopes: (B, spans, 2) parts of numerator and denominator of the step, one
+    pair for each span of pixels; they are always added up in the same order.
+    """
     first = tl.zeros([TILE], tl.float64)
     second = tl.zeros([TILE], tl.float64)
     for start in range(0, spans, TILE):
@@ -165,7 +168,7 @@ def step_slopes(
     if FIRST:
         a = tl.full([], 0.5, S_in.dtype.element_ty)
     else:
-        a = _length(before, slopes_before, j, spans, KIND, TILE).to(S_in.dtype.element_ty)
+        a = _step_length(before, slopes_before, j, spans, KIND, TILE).to(S_in.dtype.element_ty)
     tl.store(alpha + j, a, mask=span == 0)
     lit = tl.load(least + j)
     first = tl.zeros([TILE], S_in.dtype.element_ty)
@@ -214,7 +217,7 @@ def step(
     b = tl.load(background + pixels, mask=inside, other=0.0)
     y, good = _counts(counts, mask, j, pixels, area, S, inside)
     xi = _direction(S, y, good, b, tl.load(least + j), KIND)
-    a = _length(before, slopes, j, spans, KIND, TILE).to(S_in.dtype.element_ty)
+    a = _step_length(before, slopes, j, spans, KIND, TILE).to(S_in.dtype.element_ty)
     _scale(waves, -a * xi, j, pixels, M, area, inside, SCALED)
 
 

@@ -56,7 +56,7 @@ def aberrated(
     _check_pupil("semi-angle", (semiangle_rad, semiangle_rad), shape, pixel_m, wavelength_m)
     pupil = (torch.hypot(angle_y, angle_x) <= semiangle_rad).to(torch.float64)
     chi = _phase(shape, pixel_m, wavelength_m, aberrations_m or {})
-    return _from_pupil(pupil, chi, pixel_m)
+    return _transform_pupil(pupil, chi, pixel_m)
 
 
 def zone_plate(
@@ -100,7 +100,7 @@ def zone_plate(
     pupil = ((angle <= semiangle_rad) & ((angle >= stop_rad) | (central_stop_m == 0))).to(torch.float64)
     if not pupil.any():
         raise BadInput(f"A central stop of {central_stop_m} m leaves no pixel of the pupil; give a smaller stop.")
-    return _from_pupil(pupil, _phase(shape, pixel_m, wavelength_m, {"C10": -defocus_m}), pixel_m)
+    return _transform_pupil(pupil, _phase(shape, pixel_m, wavelength_m, {"C10": -defocus_m}), pixel_m)
 
 
 def kb_mirror(
@@ -135,7 +135,7 @@ def kb_mirror(
     pupil = ((angle_y.abs() <= half[0]) & (angle_x.abs() <= half[1])).to(torch.float64)
     defocus_y, defocus_x = (defocus_m, defocus_m) if isinstance(defocus_m, float | int) else defocus_m
     chi = -math.pi / wavelength_m * (defocus_y * angle_y**2 + defocus_x * angle_x**2)
-    return _from_pupil(pupil, chi, pixel_m)
+    return _transform_pupil(pupil, chi, pixel_m)
 
 
 def pinhole(
@@ -410,7 +410,7 @@ def _check_pupil(name: str, half_rad: Pair, shape: tuple[int, int], pixel_m: Pai
             )
 
 
-def _from_pupil(pupil: Tensor, chi: Tensor, pixel_m: Pair) -> Tensor:
+def _transform_pupil(pupil: Tensor, chi: Tensor, pixel_m: Pair) -> Tensor:
     """Return P = F^H [A exp(-i chi)] of unit power, once chi is known to be sampled."""
     inside = pupil > 0
     for axis in (0, 1):

@@ -28,15 +28,15 @@ BRIGHT, MOST, POINTS = 60.0, 160, 400
 
 def expected_misfit(y: Tensor) -> Tensor:
     """Return g of whole counts (...), in the dtype of y: its sum over sum y estimates the residual of the truth."""
-    return _of_counts(y, FEW_MISFIT, 7 / 64)
+    return _look_up_counts(y, FEW_MISFIT, 7 / 64)
 
 
 def expected_spread(y: Tensor) -> Tensor:
     """Return h of whole counts (...), in the dtype of y: its sum estimates the sum of v over the pixels."""
-    return _of_counts(y, FEW_SPREAD, 3 / 32)
+    return _look_up_counts(y, FEW_SPREAD, 3 / 32)
 
 
-def _of_counts(y: Tensor, few: tuple[float, ...], slope: float) -> Tensor:
+def _look_up_counts(y: Tensor, few: tuple[float, ...], slope: float) -> Tensor:
     """Look small counts up in a table, and use 1/4 + slope / y for all others."""
     table = torch.tensor(few, dtype=y.dtype, device=y.device)
     dim = table[y.clamp(0, len(few) - 1).to(torch.int64)]

@@ -170,10 +170,10 @@ def fidelity_of(name: str) -> Fidelity:
         ValueError: there is none.
         BadInput: that of a package cannot be used.
     """
-    return FIDELITIES[name]() if name in FIDELITIES else _of_package(name)
+    return FIDELITIES[name]() if name in FIDELITIES else _load_from_package(name)
 
 
 @lru_cache
-def _of_package(name: str) -> Fidelity:
+def _load_from_package(name: str) -> Fidelity:
     """Return the fidelity that an installed package offers; looked for once, as every chunk asks."""
     return FIDELITIES[name]()

@@ -152,10 +152,10 @@ def object_model_of(name: str) -> ObjectModel:
         ValueError: there is none.
         BadInput: that of a package cannot be used.
     """
-    return OBJECT_MODELS[name]() if name in OBJECT_MODELS else _of_package(name)
+    return OBJECT_MODELS[name]() if name in OBJECT_MODELS else _load_from_package(name)
 
 
 @lru_cache
-def _of_package(name: str) -> ObjectModel:
+def _load_from_package(name: str) -> ObjectModel:
     """Return the object model that an installed package offers; looked for once, as every batch asks."""
     return OBJECT_MODELS[name]()

@@ -350,7 +350,7 @@ def table(found: Mapping[str, Any]) -> list[str]:
             f"{row['speed_up']:7.2f}  {row['efficiency']:9.0%}  {row['communication']:13.0%}  "
             f"{row['peak_bytes'] / 2**20:6.0f} MiB  {row['difference']:.1e}"
         )
-    lines += [*_losses(found["rows"]), *_beside_threads(found["rows"])]
+    lines += [*_losses(found["rows"]), *_compare_with_threads(found["rows"])]
     verdict = "have" if found["same_bits"] else "DO NOT HAVE"
     threads = found["threads_per_rank"]
     lines.append(
@@ -383,7 +383,7 @@ def _largest_first(item: tuple[str, float]) -> float:
     return -item[1]
 
 
-def _beside_threads(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def _compare_with_threads(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return a sentence that compares ranks with as many threads of one, for each number of ranks."""
     threads = {row["threads"]: row for row in rows if row["kind"] == THREADS}
     lines = []
