@@ -469,6 +469,55 @@ def test_different_numbers_are_refused_with_the_remedy(
     np.testing.assert_array_equal(m.positions, raster()[:140])
 
 
+@pytest.mark.parametrize("axis, axes", [(1, "ynx"), (2, "yxn")])
+def test_views_along_another_axis_lead_to_the_order_of_axes(
+    counts: np.ndarray, tmp_path: Path, axis: int, axes: str
+) -> None:
+    path = file_of(tmp_path / "scan.h5", np.moveaxis(counts, 0, axis))
+    with pytest.raises(BadInput, match=rf"32 patterns, but .* 144 positions, .*set data\.keys\.pattern_axes={axes}; "):
+        load(path)
+    keys = {"patterns": "patterns", "positions": "positions", "pattern_axes": axes}
+    np.testing.assert_array_equal(load(path, keys=keys).patterns.read(np.arange(3)), load_plain(tmp_path, counts))
+
+
+def load_plain(folder: Path, counts: np.ndarray) -> np.ndarray:
+    """Return the first three patterns of a file with the views along its first axis."""
+    return load(file_of(folder / "plain.h5", counts)).patterns.read(np.arange(3))
+
+
+def test_a_mask_the_wrong_way_round_is_asked_about(counts: np.ndarray, tmp_path: Path) -> None:
+    """Also beside markers and hot pixels; a mask of half the detector and none of its light is healthy."""
+    bad = np.zeros((WINDOW, WINDOW), bool)
+    bad[[0, -1]] = bad[:, [0, -1]] = True
+    bad[10:22, 15:17] = True
+    np.save(tmp_path / "bad.npy", bad)
+    marked = counts.astype(np.uint32)
+    marked[:, 3, 3], marked[:, 4, 4] = 2**32 - 1, marked[:, 4, 4] + 10**6
+    for patterns in (counts, marked):
+        path = file_of(tmp_path / "scan.h5", patterns)
+        (asked,) = check_marks(load(path, mask=str(tmp_path / "bad.npy"))).doubts
+        assert re.fullmatch(
+            r"The mask excludes 86% of the window and \d\d% of the counts: check whether it is inverted "
+            r"\(data\.mask_true\)\.",
+            asked,
+        )
+        assert not check_marks(load(path, mask=str(tmp_path / "bad.npy"), mask_true="bad")).doubts
+    mostly = np.hypot(*(np.mgrid[:WINDOW, :WINDOW] - WINDOW // 2)) < 12
+    np.save(tmp_path / "good.npy", mostly)
+    path = file_of(tmp_path / "scan.h5", marked)
+    assert mostly.mean() < 0.5 and not check_marks(load(path, mask=str(tmp_path / "good.npy"))).doubts
+
+
+def test_saturated_patterns_are_asked_about(counts: np.ndarray) -> None:
+    """A run says what `inspect` says; at the largest count of healthy patterns are a few values."""
+    m = measured(np.minimum(counts, 80))
+    m = apply_findings(m, check_marks(m))
+    (said,) = (text for text in check_patterns(m, survey(m)).doubts if "saturat" in text)
+    assert re.fullmatch(r"\d+ pixel values equal the largest count, 80: .* set data\.saturation to it\.", said)
+    healthy = measured(counts)
+    assert not check_patterns(healthy, survey(healthy)).doubts
+
+
 def test_several_positions_for_each_pattern(counts: np.ndarray, tmp_path: Path) -> None:
     path = file_of(tmp_path / "fly.h5", counts, np.repeat(raster(), 10, axis=0))
     with pytest.raises(

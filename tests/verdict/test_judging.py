@@ -71,6 +71,16 @@ def swapped(scan: Measurement, views: list[int]) -> Measurement:
     return changed(scan, views, scan.patterns.read((np.array(views) + scan.views // 2) % scan.views))
 
 
+def test_a_model_without_light_where_the_data_are_is_failed() -> None:
+    """The bright disc is masked, and an object of ones scatters nothing beyond it, so that no step moves anything."""
+    scan = scan_of()
+    assert scan.probe is not None
+    pupil = np.abs(np.fft.fft2(scan.probe[0]))
+    disc = pupil > 1e-6 * pupil.max()
+    result = result_of(replace(scan, mask=scan.mask & ~disc))
+    assert result.verdict == "failed" and "check the mask" in result.attrs["verdict_sentence"]
+
+
 def test_views_that_are_not_explained_are_named() -> None:
     result = result_of(swapped(scan_of(), [7, 23, 41]))
     assert result.verdict == "poor"
@@ -227,6 +237,7 @@ def test_not_finite_is_failed_and_low_is_unknown() -> None:
     assert judge(float("nan"), None, 0, evidence).state == "failed"
     assert judge(1e-6, NoiseFloor(0.0016, 0.0016, 1e6), 0, evidence).state == "unknown"
     assert judge(0.0016, None, 0, evidence).state == "unknown"
+    assert judge(0.9999, NoiseFloor(0.0016, 0.0016, 1e6), 0, evidence).state == "failed"
     assert judge(0.04, None, 0, made_up(np.full(10, 25.0))).state == "failed"
 
 

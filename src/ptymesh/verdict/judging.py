@@ -74,6 +74,8 @@ ODD_TIMES, ODD_SHARE = 2.5, 0.02
 ODD_PIXEL, ODD_EXCESS, ODD_AREA, ODD_PIXELS_TIMES = 5.0, 0.7, 0.03, 1.2
 #: Times of what a fit of noise alone explains, below which no object is seen.
 NOTHING_SEEN = 1.5
+#: Residual of a model that is all but zero wherever there are counts: sum (0 - sqrt y)^2 / sum y is 1.
+DARK_RESIDUAL = 0.999
 #: Of what counting would leave, a residual below which patterns vary less than counts do.
 TOO_SMOOTH = 0.3
 
@@ -122,7 +124,7 @@ def judge(
         history: columns `stage` and `residual`, one value per epoch.
         signs: of a wrong model, the surest first, which do not need a high residual.
     """
-    verdict = _by_misfits(residual, floor, fitted, misfits, history)
+    verdict = _judge_misfits(residual, floor, fitted, misfits, history)
     if not signs or (verdict.state == "failed" and not math.isfinite(residual)):
         return verdict
     names = tuple(dict.fromkeys(sign.cause for sign in signs if sign.cause))
@@ -139,7 +141,7 @@ def judge(
     return replace(verdict, state="poor", sentence=sentence, signs=names)
 
 
-def _by_misfits(
+def _judge_misfits(
     residual: float,
     floor: NoiseFloor | None,
     fitted: int,
@@ -155,6 +157,9 @@ def _by_misfits(
     )
     to_explain = misfits.static * counts
     fog = f"the residual {residual:.3g} is not far below the {misfits.static:.3g} of a single pattern for all views"
+    if DARK_RESIDUAL < residual <= 1:
+        why = "the model has next to no light on the pixels that hold data, so that nothing moves it: check the mask"
+        return Verdict("failed", f"{why} (data.mask_true), saturated pixels and probe.start", residual)
     if floor is None:
         if misfit > FOG_SHARE * to_explain and not odd:
             return Verdict("failed", fog, residual)

@@ -26,7 +26,7 @@ from ptymesh.io.prepare.outliers import dark_regions, odd_views
 from ptymesh.io.prepare.preprocess import PreparedSource
 from ptymesh.io.prepare.survey import Survey, has_one_pattern, odd_pixels, step_of, survey, too_far_apart, upright
 from ptymesh.io.prepare.transparent import find_weakened_regions
-from ptymesh.measurement import Measurement, evenly_spread, select_views
+from ptymesh.measurement import Measurement, PatternSource, evenly_spread, select_views
 
 #: Least step in object pixels; positions with a smaller one are in another unit than they are taken for.
 LEAST_STEP_PX = 0.1
@@ -54,6 +54,8 @@ MOST_ROOT = 500.0
 LEAST_SHARE = 0.1
 #: Values that detectors write in place of a missing count.
 MARKERS = (2.0**16 - 1, 2.0**31 - 1, 2.0**32 - 1)
+#: A detector may have saturated if so many values equal the largest count, and this is above that.
+LEAST_AT_PEAK, LEAST_PEAK = 20, 20.0
 #: Usual photon energies in eV; a person is asked first about what lies outside.
 USUAL_EV = (50.0, 2e5)
 #: Usual sides of detector pixels in metres, likewise.
@@ -96,7 +98,7 @@ def check_scan(measurement: Measurement) -> Findings:
         if wrong and m.checks.scan == "auto":
             raise BadInput(near_field_doubt(m) or wrong)
         doubts += [wrong] if wrong else []
-        if not wrong and _on_a_line(m.positions):
+        if not wrong and _is_line(m.positions):
             doubts.append("All positions lie on a line: only a stripe of the object is seen, and across it badly.")
     stray = stray_views(m.positions, m.window) if m.checks.views != "off" else np.empty(0, np.int64)
     if not len(stray):
@@ -114,7 +116,7 @@ def scan_fault(measurement: Measurement) -> str:
             f"All {m.views} positions of {m.name} are the same, and views of one place do not make an image: check "
             f"which dataset is read (data.keys.positions), or give positions.raster."
         )
-    along = max(m.views - 1, 1) if _on_a_line(m.positions) else max(np.sqrt(m.views) - 1, 1)
+    along = max(m.views - 1, 1) if _is_line(m.positions) else max(np.sqrt(m.views) - 1, 1)
     step = extent / along
     if step >= LEAST_STEP_PX:
         return too_far_apart(m.positions, m.window)
@@ -153,7 +155,7 @@ def _units(geometry: Geometry) -> str:
     return f"check {', '.join(others)}"
 
 
-def _on_a_line(positions: np.ndarray) -> bool:
+def _is_line(positions: np.ndarray) -> bool:
     """Return True if three or more distinct positions (N, 2) lie on one line, to a hundredth of a pixel."""
     if len(positions) < 3:
         return False
@@ -200,7 +202,7 @@ def check_marks(measurement: Measurement) -> Findings:
     if isinstance(source, PreparedSource):
         source = replace(source, invalid="missing")
     some = SelectedSource(source, views)
-    few = replace(select_views(_without_scans(m), views, some), intensity=None)
+    few = replace(select_views(_drop_scan_labels(m), views, some), intensity=None)
     seen = survey(few)
     least, most = _laid_out(m, seen.least), _laid_out(m, seen.most)
     never = np.zeros(m.window, bool)
@@ -228,11 +230,37 @@ def check_marks(measurement: Measurement) -> Findings:
             (hot, "far brighter than all around"),
         ],
     )
-    roots = _amplitudes(some.read(np.arange(len(views)))) if m.checks.scan != "off" else ""
-    return replace(found, doubts=(*found.doubts, roots)) if roots else found
+    counts = some.read(np.arange(len(views)))
+    asked = (_hidden_light(m.mask, source, views), _amplitudes(counts) if m.checks.scan != "off" else "")
+    return replace(found, doubts=(*found.doubts, *filter(None, asked)))
 
 
-def _without_scans(measurement: Measurement) -> Measurement:
+def _hidden_light(mask: np.ndarray, source: PatternSource, views: np.ndarray) -> str:
+    """Return a question if a mask leaves out most of the pixels and most of the light, as one does that is inverted.
+
+    Args:
+        mask: (h, w) bool, good pixels.
+        source: of all patterns.
+        views: (n,) views that are looked at.
+    """
+    hidden = 1 - float(mask.mean())
+    if hidden <= 0.5:
+        return ""
+    if isinstance(source, PreparedSource):  # which reads masked pixels as 0
+        source = replace(source, good=np.ones_like(source.good), mask=np.ones_like(source.mask))
+    counts = source.read(views)
+    changing = counts.min(axis=0) < counts.max(axis=0)  # markers and stuck pixels are no light
+    light = np.where(changing, counts.clip(min=0).mean(axis=0), 0.0)
+    light = np.minimum(light, np.quantile(light, 0.99))  # a few hot pixels, which masks are made for, are no light
+    if not light[~mask].sum() > 0.5 * light.sum():
+        return ""
+    return (
+        f"The mask excludes {hidden:.0%} of the window and {light[~mask].sum() / light.sum():.0%} of the counts: check "
+        "whether it is inverted (data.mask_true)."
+    )
+
+
+def _drop_scan_labels(measurement: Measurement) -> Measurement:
     """Return the measurement as that of one scan: of a few views, some scans may have none."""
     return replace(
         measurement, scan_index=None, scan_names=(), scan_probes=(), displaced_px=None, interaction_ratios=None
@@ -281,7 +309,7 @@ def check_patterns(measurement: Measurement, seen: Survey, *, related: bool = Tr
     m = measurement
     pixels = _masking(m, [] if m.checks.pixels == "off" else odd_kinds(m, seen))
     if m.checks.pixels != "off":
-        pixels = replace(pixels, doubts=pixels.doubts + _weakened(m, seen))
+        pixels = replace(pixels, doubts=pixels.doubts + _weakened(m, seen) + _saturated(m, seen))
     if m.checks.views == "off":
         return pixels
     totals = seen.totals if m.intensity is None else seen.totals / m.intensity
@@ -337,6 +365,16 @@ def _weakened(measurement: Measurement, seen: Survey) -> tuple[str, ...]:
         f"{region.share:.2g} times what all around them do: is this a semi-transparent beam stop? Give data.flat, "
         f"{region.share:.2g} there and 1 elsewhere, or leave them out by data.mask."
         for region in regions
+    )
+
+
+def _saturated(measurement: Measurement, seen: Survey) -> tuple[str, ...]:
+    """Return a sentence if many values equal the largest count, which is then the most that the detector can say."""
+    if seen.at_peak < max(LEAST_AT_PEAK, measurement.views // 20) or seen.peak <= LEAST_PEAK:
+        return ()
+    return (
+        f"{seen.at_peak} pixel values equal the largest count, {seen.peak:.6g}: the detector may have saturated; set "
+        "data.saturation to it.",
     )
 
 

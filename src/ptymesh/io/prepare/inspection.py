@@ -290,14 +290,6 @@ def _about_detector(s: InspectionReport) -> Iterator[str]:
     if s.peak_counts <= 0:
         yield f"None of the {s.views} views has counts: check which dataset is read (data.keys.patterns), and the mask."
         return
-    if s.masked > 0.5 * s.window[0] * s.window[1]:
-        share = s.masked / (s.window[0] * s.window[1])
-        yield f"The mask excludes {share:.0%} of the window: check whether it is inverted (data.mask_true)."
-    if s.values_at_peak >= max(20, s.views // 20) and s.peak_counts > 20:
-        yield (
-            f"{s.values_at_peak} pixel values equal the largest count, {s.peak_counts:.6g}: the detector may have "
-            f"saturated; set data.saturation to it."
-        )
     if not s.whole_counts and s.counts_per_view < 1000:
         yield (
             f"Patterns hold {s.counts_per_view:.3g} in fractional units on average: if these are not counts, set "

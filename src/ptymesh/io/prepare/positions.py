@@ -69,7 +69,7 @@ def stored_places(raw: RawScan, options: PositionOptions, stop: int | None = Non
         )
     if len(positions) != count * several:
         if stop is None or not 0 < stop <= min(count, len(positions) // several):
-            raise BadInput(_numbers_differ(raw.name, count, len(positions), several))
+            raise BadInput(_numbers_differ(raw.name, raw.patterns.shape, len(positions), several))
         count = stop
         positions = positions[: stop * several]
     if not np.isfinite(positions).all():
@@ -115,11 +115,25 @@ def serpentine_order(count: int, length: int) -> np.ndarray:
     return order.reshape(-1)
 
 
-def _numbers_differ(name: str, patterns: int, positions: int, several: int) -> str:
-    """Return a sentence that says what to do if there are not `several` positions for each pattern."""
+def _numbers_differ(name: str, shape: tuple[int, int, int], positions: int, several: int) -> str:
+    """Return a sentence that says what to do if there are not `several` positions for each pattern.
+
+    Args:
+        name: of the scan.
+        shape: (N, H, W) of the patterns.
+        positions: number of positions.
+        several: positions of each pattern that the recipe asks for.
+    """
+    patterns = shape[0]
     said = f"{name} holds {patterns} patterns, but there are {positions} positions"
     if several > 1:
         return f"{said}, and positions.per_view is {several}: give {patterns * several}, or correct it."
+    if positions in shape[1:]:
+        axes = "ynx" if shape[1] == positions else "yxn"
+        return (
+            f"{said}, as many as another axis of the patterns {shape} has entries: if views lie along that one, set "
+            f"data.keys.pattern_axes={axes}; else give one for each pattern."
+        )
     if positions > patterns and positions % patterns == 0:
         several = positions // patterns
         if several > MOST_PER_VIEW:
@@ -146,7 +160,7 @@ def window_positions(
         BadInput: as `stored_positions`, and for metres without a known object pixel.
     """
     positions, unit = stored_positions(raw, options, stop)
-    return _within_reason(raw, _in_window(raw.name, positions, unit, options, geometry, ratio), unit)
+    return _within_reason(raw, _convert_to_window(raw.name, positions, unit, options, geometry, ratio), unit)
 
 
 def window_paths(
@@ -170,10 +184,10 @@ def window_paths(
     if options.per_view == 1:
         return None
     places, unit = stored_places(raw, options, stop)
-    return _in_window(raw.name, places - places.mean(axis=1, keepdims=True), unit, options, geometry, ratio)
+    return _convert_to_window(raw.name, places - places.mean(axis=1, keepdims=True), unit, options, geometry, ratio)
 
 
-def _in_window(
+def _convert_to_window(
     name: str, positions: np.ndarray, unit: str, options: PositionOptions, geometry: Geometry, ratio: Pair
 ) -> np.ndarray:
     """Return stored positions (..., 2), turned as the recipe says, in object pixels of the final window."""
