@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from ptymesh.estimate import BLOCK
+from ptymesh.kernels.block_forms import BlockForm, form_of
 from ptymesh.kernels.capabilities import ALL_SLICES, FAR_FIELD, ONE_BEAM, ONE_SLICE, SHIFTED_BEAM, WAVES
 from ptymesh.kernels.fused import Beams, FusedBackend, FusedIntermediates, corners
 from ptymesh.kernels.gpu import blocks
@@ -27,7 +27,7 @@ from ptymesh.kernels.gpu.graphs import Graphs
 from ptymesh.physics import window_shifts
 from ptymesh.physics.backend import Adjoints, Backend, Chunk, Result, Task, reference_of
 from ptymesh.physics.background import BackgroundSums
-from ptymesh.physics.blocks import Expression, FieldView, Operation, RegularisedQuotient
+from ptymesh.physics.blocks import Expression, FieldView, RegularisedQuotient
 from ptymesh.physics.fidelity import NEWTON_STEPS, UNLIT
 from ptymesh.physics.kinds import OBJECT, PROBE
 from ptymesh.physics.model import Intermediates, Model
@@ -43,7 +43,6 @@ TILE, SPAN = 512, 8
 #: Sums over views are split among about so many programs, a few times what the largest GPU runs at once.
 PROGRAMS = 4096
 KINDS = {"amplitude": 0, "poisson": 1, "intensity": 2}
-QUOTIENT, ROOT, SCALED = 0, 1, 2
 TASKS = {"evaluate": 0, "exit_wave_update": 1, "loss_gradient": 2}
 
 
@@ -313,11 +312,11 @@ class GpuBackend(FusedBackend):
             add: True to add.
         """
         found = _written(expression, target)
-        if found is None or any(leaf.rows is not rows for leaf in found.leaves):
+        if found is None or any(leaf.rows is not rows for leaf in found[0].leaves):
             return super().write(target, expression, rows, columns, add)
-        field, weight = found.leaves[0].array, found.leaves[-1].array
-        numbers = found.number.reshape(-1)
-        flags: dict[str, Any] = {"TIMES": found.times, "BLEND": found.blend, "KIND": found.kind, "ADD": add}
+        form, numbers = found[0], found[1].reshape(-1)
+        field, weight = form.leaves[0].array, form.leaves[-1].array
+        flags: dict[str, Any] = {"TIMES": float(form.times), "BLEND": float(form.blend), "KIND": form.kind, "ADD": add}
         flags["EACH"] = numbers.numel() > 1
         self._launch_blocks(blocks.write, len(target), rows, columns, target, field, weight, numbers, **flags)
 
@@ -501,73 +500,17 @@ class GpuBackend(FusedBackend):
         return _summed(parts)
 
 
-@dataclass(frozen=True)
-class Written:
-    """The fields (the weight last) and numbers of an expression that `ptymesh.kernels.gpu.blocks.write` evaluates."""
-
-    kind: int
-    leaves: tuple[FieldView, ...]
-    number: Tensor
-    times: float = 1.0
-    blend: float = 0.0
-
-
-def _written(expression: Expression | RegularisedQuotient, target: Tensor) -> Written | None:
-    """Return an expression's fields and numbers for the kernel; None if the kernel does not evaluate it."""
-    found = (
-        _quotient(expression)
-        if isinstance(expression, RegularisedQuotient)
-        else _root(expression) or _scaled(expression)
-    )
-    if found is None or not target.is_contiguous() or target.is_conj():
+def _written(expression: Expression | RegularisedQuotient, target: Tensor) -> tuple[BlockForm, Tensor] | None:
+    """Return the form of an expression and its number for the kernel; None if the kernel does not evaluate it."""
+    form = form_of(expression)
+    if form is None or not isinstance(form.number, Tensor) or not target.is_contiguous() or target.is_conj():
         return None
-    first, last, number = found.leaves[0].array, found.leaves[-1].array, found.number
-    real = target.dtype.to_real()
-    if first is None or last is None or first.dtype != target.dtype or not first.is_contiguous():
-        return None
-    if last is not first and (last.dtype != real or not last.is_contiguous()):
-        return None
+    for leaf, dtype in zip(form.leaves, (target.dtype, target.dtype.to_real()), strict=False):
+        if leaf.array is None or leaf.array.dtype != dtype or not leaf.array.is_contiguous():
+            return None
+    number = form.number
     sound = not number.is_complex() and number.numel() in (1, len(target)) and number.device == target.device
-    return found if sound else None
-
-
-def _quotient(quotient: RegularisedQuotient) -> Written | None:
-    """Return the fields and numbers of times field / ((1 - blend) weight + blend top)."""
-    change, weight, top = quotient.change, quotient.weight, quotient.top
-    if not (isinstance(change, FieldView) and isinstance(weight, FieldView) and isinstance(top, Tensor)):
-        return None
-    return Written(QUOTIENT, (change, weight), top, float(quotient.times), float(quotient.blend))
-
-
-def _root(expression: Expression) -> Written | None:
-    """Return the fields and numbers of field / sqrt(weight weight + number)."""
-    if (
-        not isinstance(expression, Operation)
-        or expression.name != "divide"
-        or not isinstance(expression.first, FieldView)
-    ):
-        return None
-    root = expression.second
-    total = root.first if isinstance(root, Operation) and root.name == "sqrt" else None
-    square = total.first if isinstance(total, Operation) and total.name == "add" else None
-    if not isinstance(square, Operation) or square.name != "multiply" or square.first is not square.second:
-        return None
-    assert isinstance(total, Operation)
-    if not isinstance(square.first, FieldView) or not isinstance(total.second, Tensor):
-        return None
-    return Written(ROOT, (expression.first, square.first), total.second)
-
-
-def _scaled(expression: Expression) -> Written | None:
-    """Return the field and number of number field."""
-    if (
-        not isinstance(expression, Operation)
-        or expression.name != "multiply"
-        or not isinstance(expression.first, FieldView)
-    ):
-        return None
-    number = expression.second
-    return Written(SCALED, (expression.first,), number) if isinstance(number, Tensor) else None
+    return (form, number) if sound else None
 
 
 def _to_probe(

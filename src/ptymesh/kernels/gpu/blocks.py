@@ -13,6 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ptymesh.kernels import block_forms
 from ptymesh.kernels.gpu.windows import _load, _store
 from ptymesh.physics import blocks
 
@@ -24,9 +25,8 @@ OF_CHUNKS = {
     "do_not_specialize": ["count", "size"],
     "do_not_specialize_on_alignment": ["anchors", "fractions", "weights", "places"],
 }
-#: What `write` makes of a field: `times field / ((1 - blend) weight + blend top)`, `field / sqrt(weight^2 + number)`,
-#: `times number field`.
-QUOTIENT, ROOT, SCALED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+#: Forms that `write` knows.
+QUOTIENT, SCALED = tl.constexpr(block_forms.QUOTIENT), tl.constexpr(block_forms.SCALED)
 
 
 @triton.jit
