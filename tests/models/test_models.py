@@ -18,6 +18,7 @@ import torch
 import ptymesh as pm
 from ptymesh import models
 from ptymesh.engines import ENGINES, LSQML
+from ptymesh.engines.turning import MOST_VIEWS, views_of_epoch
 from ptymesh.errors import BadInput
 from ptymesh.estimate import Estimate
 from ptymesh.measurement import Measurement
@@ -193,6 +194,17 @@ def test_patterns_tell_the_rotation(wrong_deg: float) -> None:
     moved = recon.result().positions_px - scan.positions
     moved -= moved.mean(axis=0)
     assert np.sqrt((moved**2).sum(axis=1).mean()) < 0.1
+
+
+def test_the_rotation_looks_at_other_views_after_each_epoch() -> None:
+    """Few and evenly spread after each, nearly all after 25; all of them where they are few."""
+    views = np.arange(400) + 7
+    each = [views_of_epoch(views, epoch) for epoch in range(1, 26)]
+    for some in each:
+        assert len(some) == MOST_VIEWS
+        assert set(np.diff(some)) == {12, 13}
+    assert len(np.unique(np.concatenate(each))) > 0.9 * len(views)
+    assert np.array_equal(views_of_epoch(views[:MOST_VIEWS], 3), views[:MOST_VIEWS])
 
 
 def test_a_rotation_by_patterns_is_of_the_far_field_and_alone() -> None:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ptymesh.engines.base import Engine
-from ptymesh.engines.turning import measure_rotation
+from ptymesh.engines.turning import measure_rotation, views_of_epoch
 from ptymesh.estimate import Estimate
 from ptymesh.models import Parametrisation
 from ptymesh.physics.elementwise import over_window, overlap
@@ -97,7 +97,9 @@ def after_epoch(
         if one.moves_between_epochs:
             numbers = estimate.parameters.setdefault(one.name, {})
             before = _numbers(one, numbers)
-            after = before + measure_rotation(problem, estimate, views, _rate_factor(one, epoch, engine.epochs), one.lr)
+            after = before + measure_rotation(
+                problem, estimate, views_of_epoch(views, epoch), _rate_factor(one, epoch, engine.epochs), one.lr
+            )
             _move_positions(problem, estimate, one, (before, after))
             numbers |= dict(zip(one.units(), after.tolist(), strict=True))
             continue

@@ -23,7 +23,6 @@ from torch import Tensor
 
 from ptymesh.distributed.exact import Reduction
 from ptymesh.estimate import Estimate
-from ptymesh.measurement import evenly_spread
 from ptymesh.physics import fidelity
 from ptymesh.physics.backend import Chunk
 from ptymesh.physics.elementwise import means, over_window
@@ -34,8 +33,24 @@ from ptymesh.problem import Problem
 
 #: Factor of the turn in a first step, when the object soon follows; later steps are paced, as it follows more slowly.
 GAIN = 6.0
-#: Most views whose patterns are looked at.
-MOST_VIEWS = 100
+#: Most views whose patterns are looked at after an epoch. Others are taken after the next one, so that the errors of
+#: single views do not add up.
+MOST_VIEWS = 32
+#: Its multiples are spread evenly between whole numbers, however many they are.
+GOLDEN = (math.sqrt(5) - 1) / 2
+
+
+def views_of_epoch(views: np.ndarray, epoch: int) -> np.ndarray:
+    """Return the views whose patterns are looked at after an epoch, as far apart as they can be, others in each epoch.
+
+    Args:
+        views: (N,) global indices of the views that are reconstructed from.
+        epoch: of the stage, from 1.
+    """
+    if len(views) <= MOST_VIEWS:
+        return views
+    step, start = len(views) / MOST_VIEWS, GOLDEN * epoch % 1
+    return np.asarray(views[((np.arange(MOST_VIEWS) + start) * step).astype(np.int64)])
 
 
 def measure_rotation(problem: Problem, estimate: Estimate, views: np.ndarray, pace: float, limit_px: float) -> float:
@@ -44,15 +59,15 @@ def measure_rotation(problem: Problem, estimate: Estimate, views: np.ndarray, pa
     Args:
         problem: the problem that is solved.
         estimate: the unknowns.
-        views: global indices of the views that are reconstructed from.
+        views: global indices of the views whose patterns are looked at.
         pace: factor of the step, 0 to 1.
         limit_px: rms of the moves of all positions at most.
     """
-    filled, some = problem.loader.fill_halos(estimate), views[evenly_spread(len(views), MOST_VIEWS)]
+    filled = problem.loader.fill_halos(estimate)
 
     def sweep() -> Reduction:
         reduction = problem.fields.reduction(2)
-        for chunk in problem.loader.chunks(estimate, some, filled=filled):
+        for chunk in problem.loader.chunks(estimate, views, filled=filled):
             reduction.add(_turns_of_chunk(problem, estimate, chunk))
         return reduction
 
