@@ -27,11 +27,23 @@ def test_amplitude_step_is_the_modulus_projection(dtype: torch.dtype) -> None:
     assert torch.allclose((S * factor**2)[data.good], data.y[data.good], rtol=1e-5)
 
 
-def test_amplitude_step_with_background_leaves_room_for_it() -> None:
+def test_amplitude_steps_with_background_leave_room_for_it() -> None:
     S, data = sample(background=3.0)
-    factor = fidelity.revision("amplitude", S, data)
-    expected = (data.y - 3).clamp(min=0)
-    assert torch.allclose((S * factor**2)[data.good], expected[data.good])
+    before = fidelity.value("amplitude", S, data)
+    for _ in range(300):
+        S = S * fidelity.revision("amplitude", S, data) ** 2
+        after = fidelity.value("amplitude", S, data)
+        assert bool((after <= before * (1 + 1e-12)).all())
+        before = after
+    assert torch.allclose(S[data.good], (data.y - 3).clamp(min=0)[data.good], atol=0.05)
+
+
+def test_amplitude_step_keeps_the_mean_of_few_counts_on_a_background() -> None:
+    S, b = torch.full((1, 200, 200), 0.5, dtype=torch.float64), torch.full((200, 200), 3.0, dtype=torch.float64)
+    counts = torch.poisson(S + b, generator=torch.Generator().manual_seed(1))
+    data = Data.of(counts, torch.ones(200, 200, dtype=torch.bool), b, torch.float64)
+    mean = float((S * fidelity.revision("amplitude", S, data) ** 2).mean())
+    assert abs(mean - 0.5) < 0.005, "S y / I has the mean S; max(y - b, 0) has 0.99"
 
 
 @pytest.mark.parametrize("kind", ["amplitude", "poisson", "intensity"])

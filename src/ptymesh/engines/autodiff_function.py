@@ -107,7 +107,7 @@ class _Intensities(torch.autograd.Function):
         detected = model.detect(intermediates.exit, fractions)
         ctx.model, ctx.chunk, ctx.intermediates = model, chunk, intermediates
         ctx.save_for_backward(obj, probe, fractions, background, opr, detected)
-        return model.signal(power(detected), chunk.values) + background
+        return model.signal(power(detected), chunk.values) + model.counts_without_light(background, chunk.values)
 
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:

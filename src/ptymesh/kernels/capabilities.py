@@ -130,7 +130,8 @@ class Request(NamedTuple):
         several, near, views = model.slice_kernel is not None, model.kernel is not None, (varied, whole, known)
         # asked several times for each chunk, mostly of a model without either
         operators = words_for(model) if model.operators or model.energies is not None else NONE
-        pieces = NONE if not model.detector else PIECES | SATURATED if model.saturation else PIECES
+        on_light = model.detector and model.on_light
+        pieces = NONE if not on_light else PIECES | SATURATED if model.saturation else PIECES
         return cls(several, near, model.subpixel, *views, operators, pieces, model.fidelity, type(model))
 
     def words(self, operation: Operation) -> frozenset[str]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from ptymesh.models.base import Parametrisation
 from ptymesh.options import Options
-from ptymesh.physics.detector.pieces import DetectorPiece
+from ptymesh.physics.detector.pieces import AddedCounts, DetectorPiece
 from ptymesh.physics.operators import Piece, ShiftOperator, WaveOperator
 from ptymesh.registry import Registry, subclass_of
 from ptymesh.unknowns import Unknown
@@ -22,6 +22,7 @@ from ptymesh.unknowns import Unknown
 __all__ = [
     "MODELS",
     "OPTICS",
+    "AddedCounts",
     "Declared",
     "DetectorPiece",
     "Parametrisation",
@@ -93,7 +94,7 @@ def find_files() -> None:
         for kind in vars(import_module(module.name)).values():
             if subclass_of(Parametrisation)(kind) and kind is not Parametrisation:
                 MODELS.register(kind.name)(kind)
-            if subclass_of(Piece)(kind) and kind not in (Piece, WaveOperator, ShiftOperator, DetectorPiece):
+            if subclass_of(Piece)(kind) and hasattr(kind, "name"):  # the bases have none
                 OPTICS.register(kind.name)(kind)
 
 

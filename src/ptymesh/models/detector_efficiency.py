@@ -4,7 +4,7 @@ q       efficiency (h, w), relative to the mean over good pixels
 o       offset, in counts, one number for all pixels and views
 
     R S = q S                   detector_efficiency
-    I = S + o                   detector_offset
+    I = R S + o                 detector_offset, behind all pieces that act on light
 
 Counts that are divided by q instead (`data.flat`) are no counts any more: their noise is not that of their number. The
 offset is what is left of a dark level that was taken at another temperature or exposure, or light that falls evenly on
@@ -23,7 +23,7 @@ from torch import Tensor
 from ptymesh.errors import BadInput
 from ptymesh.geometry import Geometry
 from ptymesh.measurement import Measurement
-from ptymesh.physics.detector.pieces import DetectorPiece
+from ptymesh.physics.detector.pieces import AddedCounts, DetectorPiece
 from ptymesh.physics.operators import Tables, Values
 from ptymesh.unknowns import Unknown
 
@@ -74,7 +74,7 @@ class DetectorEfficiency(DetectorPiece):
         return x * values["efficiency"]
 
 
-class DetectorOffset(DetectorPiece):
+class DetectorOffset(AddedCounts):
     """Counts that every pixel of every view has without light (`offset`)."""
 
     name: ClassVar[str] = "detector_offset"

@@ -96,7 +96,7 @@ class Chunk:
         weights: (B, 1 + K) weights of the probe and of the OPR modes.
         counts: (B, h, w) patterns in the detector's dtype, or (n, h, w) with `pattern_index`.
         mask: (h, w) bool, False where the detector's pixels are not used.
-        background: (h, w) intensity added on the detector, counts.
+        background: (h, w) counts that are there without light: the estimate's background, and what pieces add.
         integer_positions: True if all views of the scan lie on whole pixels, so that nothing needs to be shifted.
         cache: results that hold while the batch is processed.
         pattern_index: (B,) indices of the views in `counts`, if that array has more patterns than this chunk.

@@ -22,7 +22,7 @@ which undoes on the detector the shift of the probe. H: angular spectrum over th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -33,9 +33,10 @@ from ptymesh.errors import BadInput
 from ptymesh.estimate import REACH
 from ptymesh.geometry import Geometry
 from ptymesh.physics import window_shifts
-from ptymesh.physics.detector.pieces import DetectorPiece, Response
+from ptymesh.physics.background import raised_signals
+from ptymesh.physics.detector.pieces import AddedCounts, DetectorPiece, Response
 from ptymesh.physics.elementwise import over_few, over_window, overlap, times
-from ptymesh.physics.fidelity import Saturation
+from ptymesh.physics.fidelity import Data, Saturation
 from ptymesh.physics.object_modes import ObjectModes
 from ptymesh.physics.operators import (
     NOTHING,
@@ -172,7 +173,9 @@ class Model:
             lengths = geometry.pixel_and_wavelength("Propagation to a near-field detector")
             kernel = make(geometry.shape, *lengths, geometry.effective_distance_m).to(device, dtype)
         operators = tuple(Placed.of(one, geometry, dtype, device) for one in optics if isinstance(one, WaveOperator))
-        detector = tuple(Placed.of(one, geometry, dtype, device) for one in optics if isinstance(one, DetectorPiece))
+        on_counts = [one for one in optics if isinstance(one, DetectorPiece)]
+        on_counts.sort(key=lambda one: isinstance(one, AddedCounts))  # counts are added behind all else
+        detector = tuple(Placed.of(one, geometry, dtype, device) for one in on_counts)
         if detector and torch.device(device).type != "cpu":
             try_transforms(torch.device(device), torch.complex128, geometry.shape)
         for one in optics:
@@ -362,15 +365,56 @@ class Model:
         windows = self.windows(obj, anchors, fractions, _window(probe))
         intermediates = self.forward(windows, self.probes(probe, fractions, weights, opr), values)
         S = self.signal(power(self.detect(intermediates.exit, fractions)), values)
-        return S if background is None else S + background
+        return S + self.counts_without_light(S.new_zeros(()) if background is None else background, values)
+
+    def detector_slopes(
+        self, S: Tensor, data: Data, values: Values, bends: Callable[[Tensor], tuple[Tensor, Tensor]]
+    ) -> dict[str, tuple[Tensor, Tensor]]:
+        """Return slope and norm of each view, (B, ...) float64, by the unknowns of the detector's pieces.
+
+        Pixels without light say of added counts what all others do, as these need no light.
+
+        Args:
+            S: (B, h, w) real, intensities before the pieces.
+            data: counts and background.
+            values: unknowns of the pieces, by name.
+            bends: returns dL/dI (B, h, w) at a signal behind the pieces, and half of the second derivative there.
+        """
+        found: dict[str, tuple[Tensor, Tensor]] = {}
+        signal, on_light = self.signal(S, values), self.on_light
+        adding = tuple(one for one in self.detector if one not in on_light)
+        if on_light:
+            found |= Response(on_light, values).slopes(S, *bends(signal))
+        if adding:
+            found |= Response(adding, values).slopes(S, *bends(raised_signals(signal, data)))
+        return found
+
+    @property
+    def on_light(self) -> tuple[Placed[DetectorPiece], ...]:
+        """The pieces of the detector that act on light."""
+        return tuple(one for one in self.detector if not isinstance(one.operator, AddedCounts))
 
     def response(self, values: Values) -> Response | None:
-        """Return the pieces of the detector with the values of their unknowns; None without pieces."""
-        return Response(self.detector, values) if self.detector else None
+        """Return the pieces that act on light with the values of their unknowns; None without any."""
+        pieces = self.on_light
+        return Response(pieces, values) if pieces else None
 
     def signal(self, S: Tensor, values: Values) -> Tensor:
-        """Return what the detector makes of intensities S (B, h, w), without the background."""
-        return Response(self.detector, values).signal(S) if self.detector else S
+        """Return what the detector makes of intensities S (B, h, w), without counts that are there without light."""
+        response = self.response(values)
+        return S if response is None else response.signal(S)
+
+    def counts_without_light(self, background: Tensor, values: Values) -> Tensor:
+        """Return the background with the counts that pieces add, b (h, w); itself where none does.
+
+        Args:
+            background: (h, w) counts, or 0-d.
+            values: unknowns of the pieces, by name.
+        """
+        for one in self.detector:
+            if isinstance(one.operator, AddedCounts):
+                background = background + one.operator.added(values, one.tables)
+        return background
 
     # --- adjoint ---
 

@@ -156,12 +156,12 @@ class Evaluator:
             intermediates: windows and waves of the chunk.
         """
         model, data = self.setup.model, chunk.data
-        S, response = power(self.detect(chunk, intermediates.exit)), model.response(chunk.values)
-        if response is None:
-            return {}
-        signal = response.signal(S)
-        slope, weight = fidelity.slope(model.fidelity, signal, data), fidelity.norm(model.fidelity, signal, data) / 2
-        return self.stack_pairs(chunk, response.slopes(S, slope, weight))
+
+        def bends(signal: Tensor) -> tuple[Tensor, Tensor]:
+            return fidelity.slope(model.fidelity, signal, data), fidelity.norm(model.fidelity, signal, data) / 2
+
+        S = power(self.detect(chunk, intermediates.exit))
+        return self.stack_pairs(chunk, model.detector_slopes(S, data, chunk.values, bends))
 
     def stack_pairs(self, chunk: Chunk, pairs: dict[str, tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
         """Return slopes and norms (B, ...) of the pieces' unknowns as (B, 2, ...) float64, as they are summed.

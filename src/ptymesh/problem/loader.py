@@ -161,6 +161,7 @@ class ViewLoader:
         border, sizes = own.border, self.chunk_sizes.cut(own.views, own.border, size)
         self.chunk_sizes.last_largest = max(sizes, default=1)
         cache, saturation = BatchCache(), self.setup.model.saturation
+        background = self.setup.model.counts_without_light(estimate.background, estimate.others)
         pieces = [own.values] if len(sizes) == 1 else [*zip(*(v.split(sizes) for v in own.values), strict=True)]
         swept: Iterable[tuple[Tensor, Tensor | None]]
         if not with_counts:
@@ -174,7 +175,7 @@ class ViewLoader:
             if done == border and self.border_swept:
                 self.border_swept()
             row, anchors, fractions, weights = of_views
-            fixed = (counts, self.mask, estimate.background, whole, cache, places, done < border)
+            fixed = (counts, self.mask, background, whole, cache, places, done < border)
             windows = ViewWindows(some, anchors, estimate.window)
             values, setting = self._values(estimate, windows, fractions, filled), self._setting(own.views, done)
             done += some.shape[0]

@@ -168,9 +168,13 @@ class Sweep:
         elif "background" in self.wanted:
             self.reductions["background"].add(self._find_background_slope(signal, chunk.data))
         found: dict[str, tuple[Tensor, Tensor]] = {}
+        if self._at_detector:
+
+            def bends(signal: Tensor) -> tuple[Tensor, Tensor]:
+                return self.loss.slope(signal, chunk.data), fidelity.norm("amplitude", signal, chunk.data) / 2
+
+            found = problem.model.detector_slopes(S, chunk.data, chunk.values, bends)
         if response is not None:
-            if self._at_detector:
-                found = response.slopes(S, slope, fidelity.norm("amplitude", signal, chunk.data) / 2)
             slope = response.adjoint(slope)
         detected *= -slope[:, None]
         return problem.model.detect_adjoint(detected, chunk.fractions), found

@@ -80,9 +80,7 @@ def detector(
     if TASK == EXIT_WAVE_UPDATE and KIND != AMPLITUDE:
         tl.store(S_out + j * area + pixels, S, mask=inside)
     elif TASK != EVALUATE:
-        if KIND == AMPLITUDE and TASK == EXIT_WAVE_UPDATE:
-            change = tl.sqrt(tl.maximum(y - b, 0.0) / tl.maximum(S, DARK)) - 1
-        elif KIND == AMPLITUDE:
+        if KIND == AMPLITUDE:
             change = tl.sqrt(y / tl.maximum(I, DARK)) - 1
         elif KIND == POISSON:
             change = y / tl.maximum(I, DARK) - 1

@@ -3,20 +3,20 @@
 B, h, w    views of a chunk, window pixels
 S          sum_m |Psi_m|^2, signal that reaches the detector (B, h, w)
 R(theta)   the pieces in their order, linear in S;  theta  their unknowns
-o(theta)   counts that pieces add to the light
-I, y       R S + o + b, modelled intensity with background b; counts
+b          counts that are there without light: the estimate's background, and what pieces add
+I, y       R S + b, modelled intensity; counts
 L          loss of the counts (physics/fidelity), a function of I
 
-A piece defines R, its adjoint, o if it adds any, and how R S + o follows theta, view by view and without ranks. dL/dS
-is R^T dL/dI, which is all that engines of gradients need. Engines that revise waves take Psi' = f Psi with a factor
-that goes through R:
+A piece defines R, its adjoint, and how R S follows theta, view by view and without ranks; or it adds counts, behind all
+that act on light. dL/dS is R^T dL/dI, which is all that engines of gradients need. Engines that revise waves take
+Psi' = f Psi with a factor that goes through R:
 
-    amplitude   f = R^T r / R^T 1,  r = sqrt(max(y - b, 0) / (R S + o)), 1 at masked pixels and where R^T 1 = 0
+    amplitude   f = R^T r / R^T 1,  r = sqrt(y / I), 1 at masked pixels and where R^T 1 = 0
     poisson     f = 1 - alpha R^T xi,  xi = 1 - y / I, alpha the minimum of L along it
     intensity   f = 1 - alpha R^T 2 (I - y), alpha the Newton step of L along it
 
-The first never raises the loss, as -sum sqrt(y (R S + o)) is convex in the shares that each pixel has from others and
-from o (the majorisation of expectation maximisation); without pieces all three are those without R. Unknowns move along
+The first never raises the loss, as -sum sqrt(y I) is convex in the shares that each pixel has from others and from b
+(the majorisation of expectation maximisation); without pieces all three are those without R. Unknowns move along
 
     slope = -1/2 sum dL/dI dI/dtheta,   norm = 1/2 sum d^2L/dI^2 (at y = I) (dI/dtheta)^2
 
@@ -36,7 +36,7 @@ from ptymesh.physics.operators import Piece, Placed, Tables, Values, takes_views
 
 
 class DetectorPiece(Piece):
-    """A piece between intensities and counts: linear in the intensities, but for counts that it may add."""
+    """A piece between intensities and counts, linear in the intensities."""
 
     def forward(self, S: Tensor, values: Values, tables: Tables) -> Tensor:
         """Return R(theta) S, which is nowhere negative where S is not; S itself of a piece that does not say otherwise.
@@ -58,17 +58,8 @@ class DetectorPiece(Piece):
         """
         return x
 
-    def added(self, values: Values, tables: Tables) -> Tensor | None:
-        """Return the counts o(theta) that it adds, at least 0 and (h, w) or less by broadcasting; None for none.
-
-        Args:
-            values: theta, by name.
-            tables: from `tables`, in the model's precision.
-        """
-        return None
-
     def derivatives(self, S: Tensor, values: Values, tables: Tables) -> dict[str, Tensor]:
-        """Return d (R S + o) / d theta, by unknown, (B, ..., h, w) real; the dots are its own axes without N.
+        """Return dR S / d theta, by unknown, (B, ..., h, w) real; the dots are its own axes without N.
 
         Args:
             S: (B, h, w) real.
@@ -87,6 +78,19 @@ class DetectorPiece(Piece):
         return 0.0
 
 
+class AddedCounts(DetectorPiece):
+    """A piece that adds counts which are there without light, the same in all views, behind all pieces on light."""
+
+    def added(self, values: Values, tables: Tables) -> Tensor:
+        """Return the counts that it adds, at least 0 and (h, w) or less by broadcasting.
+
+        Args:
+            values: theta, by name.
+            tables: from `tables`, in the model's precision.
+        """
+        raise NotImplementedError
+
+
 @dataclass(frozen=True)
 class Response:
     """The pieces of a model's detector, with the values of their unknowns for the views of a chunk.
@@ -100,22 +104,14 @@ class Response:
     values: Values
 
     def signal(self, S: Tensor) -> Tensor:
-        """Return R S + o, (B, h, w); rounding leaves none of it negative."""
-        return self.with_added(S).clamp(min=0)
+        """Return R S, (B, h, w); rounding leaves none of it negative."""
+        return self.apply(S).clamp(min=0)
 
     def apply(self, S: Tensor) -> Tensor:
         """Return R S of intensities or of their changes, (B, ..., h, w) real."""
         for piece in self.pieces:
             views = views_for(piece.operator, "forward", self.values)
             S = piece.operator.forward(S, self.values, piece.tables, **views)
-        return S
-
-    def with_added(self, S: Tensor) -> Tensor:
-        """Return R S + o of intensities, (B, h, w) real."""
-        for piece in self.pieces:
-            S = Response((piece,), self.values).apply(S)
-            more = piece.operator.added(self.values, piece.tables)
-            S = S if more is None else S + more
         return S
 
     def adjoint(self, x: Tensor) -> Tensor:
@@ -126,14 +122,14 @@ class Response:
         return x
 
     def derivatives(self, S: Tensor) -> dict[str, Tensor]:
-        """Return d (R S + o) / d theta by unknown, (B, ..., h, w) real; S is (B, h, w)."""
+        """Return d (R S + b) / d theta by unknown, (B, ..., h, w) real; S is (B, h, w)."""
         found: dict[str, Tensor] = {}
         for piece in self.pieces:
             one = Response((piece,), self.values)
             views = views_for(piece.operator, "derivatives", self.values)
             here = piece.operator.derivatives(S, self.values, piece.tables, **views)
             found = {name: one.apply(change) for name, change in found.items()} | here
-            S = one.with_added(S)
+            S = one.apply(S)
         return found
 
     def shared_change(self, change: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from ptymesh.physics.fidelity.data import DARK, Data
 
 
 class AmplitudeFidelity(Fidelity):
-    """l = (sqrt I - sqrt y)^2; its step is the modulus projection."""
+    """l = (sqrt I - sqrt y)^2; its step is the modulus projection, or with a background one of the same slope."""
 
     name: ClassVar[str] = "amplitude"
 
@@ -42,14 +42,17 @@ class AmplitudeFidelity(Fidelity):
         return 1 + spread**0.5
 
     def revision(self, S: Tensor, data: Data) -> Tensor:
-        """Return sqrt(max(y - b, 0) / S).
+        """Return sqrt(y / I), the modulus projection where there is no background.
+
+        It never raises the loss, as -sum sqrt(y (S + b)) is convex in the shares that S and b have in a pixel's counts
+        (the majorisation of expectation maximisation). sqrt(max(y - b, 0) / S), which fits each pixel at once, darkens
+        all that by chance have fewer counts than the background, and biases what stays.
 
         Args:
             S: (B, h, w) real, coherent signal.
             data: counts and background of pixels with light.
         """
-        signal = data.y if data.background is None else (data.y - data.background).clamp(min=0)
-        return torch.sqrt(signal / S.clamp(min=DARK))
+        return torch.sqrt(data.y / data.intensity(S).clamp(min=DARK))
 
     def revision_through(self, response: LinearResponse, S: Tensor, data: Data) -> Tensor:
         """Return R^T r / R^T 1 with the factors r of the signals behind the pieces, which never raises the loss.

@@ -32,10 +32,10 @@ HALVINGS = 6
 
 
 class LinearResponse(Protocol):
-    """A map from the signal that reaches the detector to the one that it counts: R, linear, and counts o beside it."""
+    """A map from the signal that reaches the detector to the one that it counts: R, linear."""
 
     def signal(self, S: Tensor) -> Tensor:
-        """Return R S + o (B, h, w), nowhere negative."""
+        """Return R S (B, h, w), nowhere negative."""
 
     def apply(self, S: Tensor) -> Tensor:
         """Return R S of changes of intensities, (B, h, w)."""
