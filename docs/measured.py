@@ -209,6 +209,25 @@ def fly_scan() -> str:
     return f"{table(head, rows)}\n\n{beam}. {said}"
 
 
+def fly_freedoms() -> str:
+    """Errors of object and positions of a fly scan and of a scan that stops, by what else is looked for, by seed."""
+    by_row: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for path in sorted(RESULTS.glob("*-fly-freedoms-*.json")):
+        for one in json.loads(path.read_text(encoding="utf-8"))["rows"]:
+            keys = ("modes", "opr_modes", "positions", "from_truth", "epochs")
+            by_row.setdefault(tuple(one[key] for key in keys), []).append(one)
+    rows = []
+    for (modes, opr_modes, positions, from_truth, epochs), runs in sorted(by_row.items()):
+        named = {"3 modes": modes > 1, "2 OPR modes": opr_modes > 0, "positions": positions}
+        cells = [", ".join(name for name, is_free in named.items() if is_free) or "nothing"]
+        cells += ["truth" if from_truth else "usual", epochs]
+        for kind, key in (("step", "nrmse"), ("fly", "nrmse"), ("fly", "positions_px")):
+            cells.append(", ".join(f"{run[kind][key]:.3f}" for run in runs))
+        rows.append([*cells, ", ".join(f"{run['fly']['nrmse'] / run['step']['nrmse']:.2f}" for run in runs)])
+    head = "| also found | start | epochs | stops: error | fly: error | fly: positions, px | fly over stops |"
+    return table(head, rows)
+
+
 def scans() -> str:
     """Errors of the object from two scans together, from either alone, and from a single scan of the same dose."""
     found = newest("scans")["cases"]
@@ -292,6 +311,7 @@ def _code(names: list[str], between: str = ", ") -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "cases": tables_of_cases,
     "fly-scan": fly_scan,
+    "fly-freedoms": fly_freedoms,
     "scans": scans,
     "models": models,
     "electrons-ptyrad": electrons_ptyrad,
