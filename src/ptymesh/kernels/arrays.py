@@ -35,8 +35,8 @@ ShiftInputs = tuple[ComplexArray, RealArray, RealArray]
 PathInputs = tuple[int, RealArray, RealArray, bool]
 #: Counts as bytes, indices of patterns, mask and background in panels (cpu/compiled/detector.py).
 DetectorInputs = tuple[IntArray, IntArray, RealArray, RealArray]
-#: Dtype of counts, background, product, fidelity and task as numbers (cpu/compiled/detector.py).
-DetectorOptions = tuple[int, bool, bool, int, int]
+#: Dtype of counts, product, fidelity and task as numbers (cpu/compiled/detector.py).
+DetectorOptions = tuple[int, bool, int, int]
 #: Sums of a background, rounding shifts, limits (cpu/compiled/background.py).
 BackgroundArrays = tuple[RealArray, RealArray, RealArray]
 #: Windows, light, sums, lights, OPR sums, OPR lights, shifts, reached, probes, asked (cpu/compiled/detector.py).

@@ -68,10 +68,9 @@ class CpuInputs(CpuSums):
         stays = places is not None  # True for an array of all patterns
         if places is None:
             places = torch.arange(counts.shape[0])
-        # False: the change of a wave is that along the slope, with a background as without
-        how = (NATIVE.index(counts.dtype), False, product, KINDS[model.fidelity], TASKS[task])
+        how = (NATIVE.index(counts.dtype), product, KINDS[model.fidelity], TASKS[task])
         array = self.arrays("counts", counts) if stays else array_of(counts)
-        data = (array.view(np.uint8), places.numpy(), *planes[:2])
+        data = (array.view(np.uint8), places.numpy(), *planes)
         return data, how, torch.empty((places.shape[0], 6), dtype=torch.float64)
 
     def transform(self, like: Tensor) -> Transform:

@@ -75,21 +75,19 @@ class Planes:
     """Mask and background as the detector's kernel reads them; each is made anew when it has changed."""
 
     def __init__(self) -> None:
-        self._known: dict[str, tuple[Tensor, int, RealArray, bool]] = {}
+        self._known: dict[str, tuple[Tensor, int, RealArray]] = {}
 
-    def __call__(self, mask: Tensor, background: Tensor) -> tuple[RealArray, RealArray, bool]:
-        """Return both, panel after panel and in the background's precision, and True if there is any background."""
+    def __call__(self, mask: Tensor, background: Tensor) -> tuple[RealArray, RealArray]:
+        """Return both, panel after panel and in the background's precision."""
         real = background.numpy().dtype
-        good, _ = self._plane("mask", mask, real)
-        light, lit = self._plane("background", background, real)
-        return good, light, lit
+        return self._plane("mask", mask, real), self._plane("background", background, real)
 
-    def _plane(self, name: str, plane: Tensor, real: np.dtype) -> tuple[RealArray, bool]:
+    def _plane(self, name: str, plane: Tensor, real: np.dtype) -> RealArray:
         known = self._known.get(name)
         if known is None or known[0] is not plane or known[1] != plane._version or known[2].dtype != real:
             made = panels.in_panels(plane.numpy()).astype(real, copy=False)
-            known = self._known[name] = plane, plane._version, made, bool(made.any())
-        return known[2], known[3]
+            known = self._known[name] = plane, plane._version, made
+        return known[2]
 
 
 class Kernels:

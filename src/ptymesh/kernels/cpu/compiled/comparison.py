@@ -96,9 +96,7 @@ def counts_in_panels(
 
 
 @inlined
-def compare(
-    panel: Panel, constants: RealArray, least: float, has_background: bool, kind: int, task: int, terms: RealArray
-) -> None:
+def compare(panel: Panel, constants: RealArray, least: float, kind: int, task: int, terms: RealArray) -> None:
     """Add a panel's terms to the sums of a view, and write the factor by which its waves are to change.
 
     For Newton steps the factor is the direction of the step.
@@ -107,7 +105,6 @@ def compare(
         panel: powers, counts and background; `change` is written.
         constants: (10,) real, see comparison.py.
         least: power below which a pixel has no light.
-        has_background: True if the background is not 0 everywhere.
         kind: fidelity, see KINDS.
         task: 0, 1 or 2, see detector.py.
         terms: (6,) float64, of the view; see Backend.at_detector.
@@ -125,7 +122,6 @@ def compare(
         total += counts
         roots += root_y
         squares += counts * counts
-        # 1 - sqrt(y / I), or without background the same as the projection
         change[own + i] = root_y / max(root_I, dark_root) - one if good and S[own + i] >= least else zero
     terms[1] += misfit
     terms[2] += total
@@ -134,11 +130,6 @@ def compare(
     terms[5] += squares
     if kind == 0:
         terms[0] += misfit
-        if has_background and task == 1:
-            for i in range(size):
-                signal = max(y[at + i] - b[at + i], zero)
-                lit = y[at + i] >= zero and S[own + i] >= least
-                change[own + i] = np.sqrt(signal / max(S[own + i], dark)) - one if lit else zero
     else:
         terms[0] += _loss(kind, panel, dark, zero)
         _slope(kind, panel, constants, least, task == 1)

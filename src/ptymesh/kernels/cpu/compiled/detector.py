@@ -125,7 +125,7 @@ class ComparedData(NamedTuple):
     Attributes:
         constants: (10,) real, see comparison.py.
         data: counts, indices of patterns, mask, background.
-        how: dtype of the counts, background, product, fidelity, task.
+        how: dtype of the counts, product, fidelity, task.
         terms: (B, 6) float64, written.
         background_sums: see background.py.
     """
@@ -188,7 +188,7 @@ def _apply_at_detector(
     view: View, work: RealArray, intermediates: ExitInputs, tables: Tables, out: ComplexArray, comparison: ComparedData
 ) -> None:
     """Take a view to the detector: its sums, and with a task what comes back in out[j]."""
-    (obj, n, beams, a), product, task = intermediates, comparison.how[2], comparison.how[4]
+    (obj, n, beams, a), product, task = intermediates, comparison.how[1], comparison.how[3]
     M, h, w, j = U(out.shape[1]), U(out.shape[2]), U(out.shape[3]), view.j
     far, parts = tables[1][0, 0] > 0, _split_work(work, U(len(comparison.data[2])), out, tables)
     for m in range(M):
@@ -217,7 +217,7 @@ def _compare(view: View, far: bool, work: DetectorWork, comparison: ComparedData
     detector, or their conjugates if our own transform made them.
     """
     constants, (counts, places, good, b), how, all_terms, background_sums = comparison
-    (code, has_background, _, kind, task), terms = how, all_terms[view.j]
+    (code, _, kind, task), terms = how, all_terms[view.j]
     (y, S, change), fourier, planes, scale = work.panels, work.fourier, work.planes, constants[1]
     if far:
         scale = constants[6] * constants[6]
@@ -234,7 +234,7 @@ def _compare(view: View, far: bool, work: DetectorWork, comparison: ComparedData
                 transform_panel(plane_of(planes, m), TWO * at, fourier)
             _add_power(plane_of(planes, m), TWO * at, h, m == ZERO, scale, S, own)
         panel = Panel(LANES * h, S, change, own, y, b, at)
-        compare(panel, constants, least, has_background, kind, task, terms)
+        compare(panel, constants, least, kind, task, terms)
         if task > 0 and not newton:
             for m in range(M):
                 _change_panel(plane_of(planes, m), at, change, own, scale, far, fourier)
@@ -362,7 +362,7 @@ def _sweep_view(
             ramps(-fractions[j], np.int64(w), -1, one, parts.factors)
         _near_field(one, path, parts)
     _compare(view, far, parts, comparison)
-    if comparison.how[4] == 0:
+    if comparison.how[3] == 0:
         return
     if not far:
         if ramped:
@@ -410,9 +410,8 @@ def detector(
             probe itself.
         data: counts (n, h, w times the bytes of one) uint8; indices (B,) of the views' patterns; mask and background (h
             w',), panel after panel.
-        how: dtype of the counts (NATIVE); True with a background; True if exit waves are made of beams and object,
-            False if they are `beams`; fidelity (KINDS); task: 0 evaluates, 1 makes D^H (Psi' - Psi), 2 makes -D^H dL/dI
-            Psi.
+        how: dtype of the counts (NATIVE); True if exit waves are made of beams and object, False if they are `beams`;
+            fidelity (KINDS); task: 0 evaluates, 1 makes D^H (Psi' - Psi), 2 makes -D^H dL/dI Psi.
         keep: True to write the waves that come back to `out`.
         tables: constants, plan and twiddles of the transform.
         out: (B, M, h, w) complex, written; without `keep` or for task 0 it may have no views.
@@ -438,6 +437,6 @@ def detector(
 
 #: See compiled.SIGNATURES; what stands in brackets is a tuple.
 SIGNATURES = {
-    detector: "r2 (c2 i2 c4 r1) (c3 r2 r2) (i r1 r1 b) (u3 i1 r1 r1) (i b b i i) b (r1 i2 r2) c4 d2 "
+    detector: "r2 (c2 i2 c4 r1) (c3 r2 r2) (i r1 r1 b) (u3 i1 r1 r1) (i b i i) b (r1 i2 r2) c4 d2 "
     "(c3 r3 d2 d2 d2 d2 d2 d2 r1 d2) (d2 d2 r1)",
 }

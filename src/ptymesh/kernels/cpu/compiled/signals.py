@@ -161,7 +161,7 @@ def _compare_signals(
     of_views: tuple[RealArray, RealArray, RealArray],
 ) -> None:
     """Write the sums and factors of view j."""
-    (counts, places, good, b), (code, has_background, _, kind, task), (signals, terms, changes) = data, how, of_views
+    (counts, places, good, b), (code, _, kind, task), (signals, terms, changes) = data, how, of_views
     h, w, pixels, zero = U(window[0]), U(window[1]), U(len(good)), broadcast(constants[0])
     y, S, change = work[:pixels], work[pixels : TWO * pixels], work[TWO * pixels : U(3) * pixels]
     for t in range(6):
@@ -179,7 +179,7 @@ def _compare_signals(
                 for c in range(w - start):
                     S[i + c] = of_view[o + c]
         panel = Panel(size, S, change, at, y, b, at)
-        compare(panel, constants, least, has_background, kind, task, terms[j])
+        compare(panel, constants, least, kind, task, terms[j])
         for r in range(h):
             i, o = at + LANES * r, w * r + start
             if start + LANES <= w:
@@ -204,7 +204,7 @@ def compare_signals(
         work: (bands, k) real, workspace of each band.
         window: h and w.
         data: counts, indices of patterns, mask and background, as for `detector.detector`.
-        how: dtype of the counts, background, unused, fidelity and task, likewise.
+        how: dtype of the counts, unused, fidelity and task, likewise.
         constants: (10,) real, see comparison.py.
         of_views: signals (B, h w) real, behind the pieces of the detector, without the background; sums (B, 6) float64,
             written, see Backend.at_detector; changes (B, h w) real, written.
@@ -312,6 +312,6 @@ def convolved(
 SIGNATURES = {
     to_detector: "r2 (c2 i2 c4 r1) b (i i) (r1 i2 r2) r3 r2",
     from_detector: "r2 r3 r2 (r1 i2 r2) c4",
-    compare_signals: "r2 (i i) (u3 i1 r1 r1) (i b b i i) r1 (r2 d2 r2)",
+    compare_signals: "r2 (i i) (u3 i1 r1 r1) (i b i i) r1 (r2 d2 r2)",
     convolved: "r2 r2 (i i) r1 r1 r2",
 }
