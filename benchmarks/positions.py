@@ -16,7 +16,8 @@ short runs, in which nothing moves and which begin anew, with these positions at
 least residual: the vertex of the parabola through them.
 
 In the case `astray`, positions of simulated far fields, whose truth is known, are shaken by 2 pixels and stretched by
-1 %, and found by correlation, with `relocate` and without; those that are right, with `relocate`, too.
+1 %, and found by correlation, with `relocate` and without, and with the geometry of the scan by the patterns; those
+that are right, with `relocate`, too.
 """
 
 from __future__ import annotations
@@ -221,9 +222,15 @@ def found_astray() -> dict[str, Any]:
     for seed in ASTRAY_SEEDS:
         scan = simulate(kind="xray", views=200, window=64, overlap=0.78, photons_per_view=1e5, seed=seed).measurement
         wrong = shaken(scan, seed + 10, ASTRAY_PX)
-        for name, one, relocate in (("plain", wrong, False), ("relocated", wrong, True), ("own relocated", scan, True)):
+        geometry = {"scan_geometry": {"start": 4, "follow": "patterns", "lr": 1.0}}
+        for name, one, relocate, models in (
+            ("plain", wrong, False, {}),
+            ("relocated", wrong, True, {}),
+            ("relocated, geometry by patterns", wrong, True, geometry),
+            ("own relocated", scan, True, {}),
+        ):
             search = {**SEARCH["positions"], "relocate": relocate}
-            found = run_stages(one, [{**SEARCH, "epochs": ASTRAY_EPOCHS, "positions": search}])
+            found = run_stages(one, [{**SEARCH, "epochs": ASTRAY_EPOCHS, "positions": search, "models": models}])
             rows[f"{name}, seed {seed}"] = {
                 "wrong_px": apart(scan.positions, one.positions, found.views),
                 "left_px": apart(scan.positions, found.positions, found.views),

@@ -183,7 +183,7 @@ def test_several_slices_are_a_potential_whose_rotation_follows_the_patterns(foun
     assert (recipe.object.kind, recipe.probe.modes) == ("potential", 3)
     assert {"object.kind", "probe.modes"} <= reasons.keys()
     for stage in recipe.stages:
-        assert vars(stage.models["scan_geometry"])["rotation_from"] == "patterns"
+        assert vars(stage.models["scan_geometry"])["follow"] == "patterns"
         assert "depth_smoothness" in stage.constraints
     own, _ = recipe_with(
         object={**thick, "kind": "transmission"}, probe={**found.description.recipe["probe"], "modes": 1}

@@ -49,9 +49,7 @@ FEATURES: dict[str, Feature] = {
     "tilted slices": Feature({"slices": 2, "tilt_rad": (8e-3, -5e-3)}),
     "positions": Feature(stage={"positions": True}),
     "scan geometry": Feature(stage={"models": {"scan_geometry": True}}),
-    "rotation by patterns": Feature(
-        stage={"models": {"scan_geometry": {"terms": ["rotation"], "rotation_from": "patterns"}}}
-    ),
+    "geometry by patterns": Feature(stage={"models": {"scan_geometry": {"follow": "patterns"}}}),
     "aberrations": Feature(stage={"models": {"aberrations": True}}),
     "OPR modes": Feature(start=with_opr),
     "intensity per view": Feature({"varying": True}, {"probe": {"intensity": True}}),

@@ -78,10 +78,10 @@ RUNS = {
         {**POSITIONS, "models": MODELS},
     ),
     "models beside pixels": ("adam", dict(), {"models": {"aberrations": {"residue": True}, "scan_geometry": True}}),
-    "rotation by patterns": (
+    "geometry by patterns": (
         "adam",
         dict(slices=2, modes=2),
-        {"models": {"scan_geometry": {"terms": ["rotation"], "rotation_from": "patterns"}}},
+        {"models": {"scan_geometry": {"follow": "patterns"}}},
     ),
     "opr": ("rpie", dict(modes=2), {**POSITIONS, "probe": {"intensity": True}}),
     "between slices": (

@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 
 from ptymesh.engines.base import Engine
-from ptymesh.engines.turning import measure_rotation, views_of_epoch
+from ptymesh.engines.strain import measure_strain
 from ptymesh.estimate import Estimate
 from ptymesh.models import Parametrisation
-from ptymesh.physics.elementwise import over_window, overlap
+from ptymesh.physics.elementwise import means, over_window, overlap
 from ptymesh.physics.rounding import total_of
 from ptymesh.problem import Batch, Problem
 
@@ -83,7 +83,7 @@ def after_epoch(
     views: np.ndarray,
     epoch: int,
 ) -> None:
-    """Fit the numbers to the probe, if the engine moves its pixels, too; turn the scan by its patterns. Collective.
+    """Fit the numbers to the probe, if the engine moves its pixels, too; strain the scan by its patterns. Collective.
 
     Args:
         engine: of the stage.
@@ -97,10 +97,10 @@ def after_epoch(
         if one.moves_between_epochs:
             numbers = estimate.parameters.setdefault(one.name, {})
             before = _numbers(one, numbers)
-            after = before + measure_rotation(
-                problem, estimate, views_of_epoch(views, epoch), _rate_factor(one, epoch, engine.epochs), one.lr
-            )
+            after = before + measure_strain(problem, estimate, views, one, _pace(one, epoch, engine.epochs))
             _move_positions(problem, estimate, one, (before, after))
+            before, after = after, after + _part_of_moves(problem, estimate, one, views)
+            estimate.nominal.copy_(one.moved(problem.geometry, estimate, estimate.nominal, before, after))
             numbers |= dict(zip(one.units(), after.tolist(), strict=True))
             continue
         key = _key_of(one)
@@ -124,6 +124,25 @@ def _move_positions(problem: Problem, estimate: Estimate, one: Parametrisation, 
         x.copy_(one.moved(problem.geometry, estimate, x, *numbers))
 
 
+def _part_of_moves(problem: Problem, estimate: Estimate, one: Parametrisation, views: np.ndarray) -> Tensor:
+    """Return what the moves of single positions have of the numbers' directions, (n,) float64 on the host.
+
+    Nominal positions take it over. Otherwise steps of single positions and of the numbers carry these away, each step
+    against the other, and with them the views that are held out.
+
+    Args:
+        problem: the problem that is solved.
+        estimate: the unknowns.
+        one: the parametrisation, of positions.
+        views: global indices of the views whose positions move.
+    """
+    some = torch.as_tensor(views, device=problem.device)
+    moves = estimate.positions - estimate.nominal, *one.directions(problem.geometry, estimate)
+    wanted, *directions = ((of_all[some] - means(of_all[some])).flatten().cpu() for of_all in moves)
+    solution: Tensor = torch.linalg.lstsq(torch.stack(directions, dim=1), wanted[:, None], driver="gelsd").solution
+    return solution[:, 0]
+
+
 def _key_of(one: Parametrisation) -> str:
     """Return the key of a parametrisation's memory, with its terms: an engine that is used again may move others."""
     return ".".join(("models", one.name, *one.units()))
@@ -136,31 +155,31 @@ def _step(
     J = one.directions(problem.geometry, estimate)
     state, key = engine.state, _key_of(one)
     if f"{key}.combinations" not in state:
-        state[f"{key}.combinations"] = _orthogonalise(J, _size(one, estimate))
+        state[f"{key}.combinations"] = _independent(J, _size(one, estimate))
         state[f"{key}.memory"] = torch.zeros(2, len(J), dtype=torch.float64)
         state[f"{key}.steps"] = torch.zeros((), dtype=torch.int64)
         if one.of == "probe" and not one.moves_alone:
             state[f"{key}.origin"] = _numbers(one, estimate.parameters[one.name])
             state[f"{key}.reference"] = probe[:1].clone()
     T = state[f"{key}.combinations"].cpu()
-    along = _project_probe_step(batch, J) if one.of == "probe" else _project_position_steps(problem, batch, J)
+    along = _by_probe(batch, J) if one.of == "probe" else _by_positions(problem, batch, J)
     slope = -(T * along[:, None]).sum(0)
     first, second = state[f"{key}.memory"].cpu()
     first, second = first.lerp(slope, 1 - DECAY), second.lerp(slope * slope, 1 - DECAY_SQUARES)
     count = int(state[f"{key}.steps"]) + 1
     state[f"{key}.memory"], state[f"{key}.steps"] = torch.stack((first, second)), torch.tensor(count)
     mean, square = first / (1 - DECAY**count), second / (1 - DECAY_SQUARES**count)
-    rate = one.lr * _rate_factor(one, batch.epoch, engine.epochs)
+    rate = one.lr * _pace(one, batch.epoch, engine.epochs)
     return (T * (-rate * mean / square.sqrt().clamp(min=TINY))).sum(1)
 
 
-def _project_probe_step(batch: Batch, J: Tensor) -> Tensor:
+def _by_probe(batch: Batch, J: Tensor) -> Tensor:
     """Return J^T s of the probe's pixels, (n,) on the host."""
     assert batch.view_updates.gradients is not None, "engines that move numbers of the probe sum its adjoints"
     return over_window(overlap(J, batch.view_updates.gradients.probe.to(J.dtype))).sum(1).cpu()
 
 
-def _project_position_steps(problem: Problem, batch: Batch, J: Tensor) -> Tensor:
+def _by_positions(problem: Problem, batch: Batch, J: Tensor) -> Tensor:
     """Return J^T s over the views of all ranks, (n,) on the host. Collective."""
     reduction = problem.fields.reduction(len(J))
     for views, steps in batch.view_updates.positions:
@@ -168,15 +187,10 @@ def _project_position_steps(problem: Problem, batch: Batch, J: Tensor) -> Tensor
     return problem.fields.totals(reduction)[0].cpu()
 
 
-def _orthogonalise(J: Tensor, size: float) -> Tensor:
-    """Return n orthogonal combinations of n directions, each of norm `size`.
+def _independent(J: Tensor, size: float) -> Tensor:
+    """Return T (n, n): combinations of the directions that are orthogonal, each of norm `size`.
 
-    Args:
-        J: (n, ...) real or complex, derivatives of positions or probe by each of the numbers.
-        size: norm of each combination.
-
-    Returns:
-        T (n, n) on the host, float64, a combination a column; a column is 0 where directions depend on each other.
+    For dependent directions it is 0.
     """
     pairs = torch.view_as_real(J) if J.is_complex() else J
     gram = torch.stack([torch.stack([total_of(a * b) for b in pairs]) for a in pairs]).cpu()
@@ -197,7 +211,7 @@ def _size(one: Parametrisation, estimate: Estimate) -> float:
     return float(total_of(torch.view_as_real(estimate.probe).square()).sqrt())
 
 
-def _rate_factor(one: Parametrisation, epoch: int, epochs: int) -> float:
+def _pace(one: Parametrisation, epoch: int, epochs: int) -> float:
     """Return the factor of the learning rate: half a cosine from 1 to 0 over the epochs in which it moves."""
     last = min(one.stop or epochs, epochs)
     return 0.5 * (1 + math.cos(math.pi * (epoch - one.start) / max(1, last - one.start + 1)))

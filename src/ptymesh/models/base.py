@@ -47,7 +47,7 @@ class Parametrisation(Schedule, Options):
 
     @property
     def moves_between_epochs(self) -> bool:
-        """True if it moves after an epoch, by the turn of its patterns, and not after each batch."""
+        """True if it moves after an epoch, by what patterns tell of it, and not after each batch."""
         return False
 
     def units(self) -> dict[str, str]:

@@ -4,8 +4,8 @@ p       = c + A (p_0 - c), c the mean of the nominal positions, y before x
 A       = (1 + scale) [[cos r, -sin r], [sin r, cos r]] [[1 + aspect, shear], [shear, 1 - aspect]], r the rotation
 
 The refinement of single positions cannot do this: an object that was made with wrong positions agrees with them, so
-that the step of each view is a hundredth of the step that all of them need together. The patterns show a rotation more
-plainly: the object of a scan whose rotation is wrong is turned with it, and so are its patterns (engines/turning.py).
+that the step of each view is a hundredth of the step that all of them need together. The patterns show it more
+plainly: under each beam the object is strained as the told positions are, and the sample is not (engines/strain.py).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 import torch
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 from torch import Tensor
 
 from ptymesh.errors import BadInput
@@ -41,10 +41,10 @@ class ScanGeometry(Parametrisation):
         min_length=1,
         description="which are refined: rotation (rad), scale, aspect (y longer and x shorter), shear",
     )
-    rotation_from: Literal["positions", "patterns"] = Field(
+    follow: Literal["positions", "patterns"] = Field(
         "positions",
-        description="what a rotation follows: steps of positions after each batch; or, of a far-field scan and with no "
-        "other terms, the turn of the patterns against their models after each epoch, of at most lr",
+        description="what the terms follow: steps of positions after each batch; or, of a far-field scan, after each "
+        "epoch, the strain of the object under each view against its pattern, with moves of at most lr",
     )
 
     @field_validator("terms")
@@ -54,27 +54,21 @@ class ScanGeometry(Parametrisation):
             raise ValueError(f"terms names one twice: {', '.join(terms)}; name each once")
         return terms
 
-    @model_validator(mode="after")
-    def _check_rotation_alone(self) -> ScanGeometry:
-        if self.rotation_from == "patterns" and self.terms != ["rotation"]:
-            raise ValueError("rotation_from: patterns moves the rotation alone; write terms: [rotation] beside it")
-        return self
-
     @property
     def moves_between_epochs(self) -> bool:
-        """True if the rotation follows the turn of the patterns."""
-        return self.rotation_from == "patterns"
+        """True if the terms follow the patterns."""
+        return self.follow == "patterns"
 
     def check(self, geometry: Geometry) -> None:
-        """Check that patterns turn with the scan, where the rotation follows them.
+        """Check that patterns tell the strain of the object, where the terms follow them.
 
         Raises:
-            BadInput: the scan is in the near field, where a pattern is an image.
+            BadInput: the scan is in the near field, where the beam takes up a strain of the object.
         """
         if self.moves_between_epochs and geometry.propagation != "far_field":
             raise BadInput(
-                "models.scan_geometry.rotation_from: patterns is for far-field scans, and this is a near field; use "
-                "rotation_from: positions."
+                "models.scan_geometry.follow: patterns is for far-field scans, and this is a near field; use "
+                "follow: positions."
             )
 
     def units(self) -> dict[str, str]:
@@ -82,9 +76,8 @@ class ScanGeometry(Parametrisation):
         return {name: UNITS[name] for name in self.terms}
 
     def directions(self, geometry: Geometry, estimate: Estimate) -> Tensor:
-        """Return J, (n, N, 2) float64: (-x, y), (y, x), (y, -x) and (x, y) about the middle, pixels per unit."""
-        y, x = (estimate.nominal - means(estimate.nominal)).unbind(1)
-        known = {"rotation": (-x, y), "scale": (y, x), "aspect": (y, -x), "shear": (x, y)}
+        """Return J, (n, N, 2) float64: moves of the positions about their middle, pixels per unit."""
+        known = moves_of_terms(*(estimate.nominal - means(estimate.nominal)).unbind(1))
         return torch.stack([torch.stack(known[name], dim=1) for name in self.terms])
 
     def moved(self, geometry: Geometry, estimate: Estimate, x: Tensor, before: Tensor, after: Tensor) -> Tensor:
@@ -105,6 +98,11 @@ class ScanGeometry(Parametrisation):
     def _matrix(self, theta: Tensor) -> Tensor:
         """Return A, (2, 2) float64."""
         return torch.from_numpy(matrix_of(dict(zip(self.terms, theta.tolist(), strict=True))))
+
+
+def moves_of_terms(y: Tensor, x: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return how points at (y, x) from the middle move by a small unit of each term, y before x."""
+    return {"rotation": (-x, y), "scale": (y, x), "aspect": (y, -x), "shear": (x, y)}
 
 
 def matrix_of(numbers: Mapping[str, float]) -> np.ndarray:

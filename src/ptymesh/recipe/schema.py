@@ -70,8 +70,8 @@ LENS_MODELS: RawGroup = {
     "scan_geometry": {"terms": ["rotation"]},
     "aberrations": {"terms": ["C10", "C12"], "residue": True},
 }
-#: Rotation through several slices without free amplitudes, which would take up the turn of patterns: it follows these.
-THICK_ROTATION: RawGroup = {"scan_geometry": {"terms": ["rotation"], "rotation_from": "patterns", "lr": 1.0}}
+#: Rotation through several slices without free amplitudes, which would take up a turn: it follows the patterns.
+THICK_ROTATION: RawGroup = {"scan_geometry": {"terms": ["rotation"], "follow": "patterns", "lr": 1.0}}
 #: Default stage where a lens is told, by Adam alone: an object that rPIE makes with a wrong defocus holds it fast.
 LENS_STAGE: RawGroup = {
     **DEFAULT_STAGES[-1],
