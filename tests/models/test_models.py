@@ -19,6 +19,7 @@ import ptymesh as pm
 from ptymesh import models
 from ptymesh.engines import ENGINES, LSQML
 from ptymesh.engines.positions import affine_part
+from ptymesh.engines.strain import MOST_VIEWS, views_of_epoch
 from ptymesh.errors import BadInput
 from ptymesh.estimate import Estimate
 from ptymesh.measurement import Measurement
@@ -199,6 +200,17 @@ def test_patterns_tell_rotation_and_scale(wrong_deg: float, stretch: float) -> N
     assert np.sqrt((moved**2).sum(axis=1).mean()) < 0.1
 
 
+def test_the_strain_is_of_other_views_after_each_epoch() -> None:
+    """Few and evenly spread after each, nearly all after 25; all of them where they are few."""
+    views = np.arange(400) + 7
+    each = [views_of_epoch(views, epoch) for epoch in range(1, 26)]
+    for some in each:
+        assert len(some) == MOST_VIEWS
+        assert set(np.diff(some)) == {12, 13}
+    assert len(np.unique(np.concatenate(each))) > 0.9 * len(views)
+    assert np.array_equal(views_of_epoch(views[:MOST_VIEWS], 3), views[:MOST_VIEWS])
+
+
 def test_the_geometry_takes_over_what_single_positions_have_of_it() -> None:
     """Beside single moves by correlation, which would strain it by 0.37 px, the numbers are those of all."""
     scan = simulate(
@@ -213,6 +225,12 @@ def test_the_geometry_takes_over_what_single_positions_have_of_it() -> None:
     moves = estimate.positions - estimate.nominal
     alike = affine_part(estimate.nominal, moves)
     assert moves.abs().max() > 0.1 and (alike - alike.mean(0)).abs().max() < 2e-2
+
+
+def test_the_former_name_of_a_geometry_by_patterns() -> None:
+    assert MODELS["scan_geometry"].parse({"terms": ["rotation"], "rotation_from": "patterns"}).moves_between_epochs
+    with pytest.raises(BadInput, match="rotation_from"):
+        MODELS["scan_geometry"].parse({"rotation_from": "patterns", "follow": "positions"})
 
 
 def test_a_geometry_by_patterns_is_of_the_far_field() -> None:

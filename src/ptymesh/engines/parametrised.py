@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ptymesh.engines.base import Engine
-from ptymesh.engines.strain import measure_strain
+from ptymesh.engines.strain import measure_strain, views_of_epoch
 from ptymesh.estimate import Estimate
 from ptymesh.models import Parametrisation
 from ptymesh.physics.elementwise import means, over_window, overlap
@@ -97,7 +97,8 @@ def after_epoch(
         if one.moves_between_epochs:
             numbers = estimate.parameters.setdefault(one.name, {})
             before = _numbers(one, numbers)
-            after = before + measure_strain(problem, estimate, views, one, _pace(one, epoch, engine.epochs))
+            some, pace = views_of_epoch(views, epoch), _pace(one, epoch, engine.epochs)
+            after = before + measure_strain(problem, estimate, some, one, pace)
             _move_positions(problem, estimate, one, (before, after))
             before, after = after, after + _part_of_moves(problem, estimate, one, views)
             estimate.nominal.copy_(one.moved(problem.geometry, estimate, estimate.nominal, before, after))

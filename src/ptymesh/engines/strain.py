@@ -27,7 +27,6 @@ from torch import Tensor
 
 from ptymesh.distributed.exact import Reduction
 from ptymesh.estimate import Estimate
-from ptymesh.measurement import evenly_spread
 from ptymesh.models import Parametrisation
 from ptymesh.models.scan_geometry import moves_of_terms
 from ptymesh.physics import fidelity
@@ -40,8 +39,24 @@ from ptymesh.problem import Problem
 
 #: Factor of the strain in a first step, when the object soon follows; later steps are paced, as it follows more slowly.
 GAIN = 4.0
-#: Most views whose patterns are looked at.
-MOST_VIEWS = 100
+#: Most views whose patterns are looked at after an epoch. Others are taken after the next one, so that the errors of
+#: single views do not add up.
+MOST_VIEWS = 32
+#: Its multiples are spread evenly between whole numbers, however many they are.
+GOLDEN = (math.sqrt(5) - 1) / 2
+
+
+def views_of_epoch(views: np.ndarray, epoch: int) -> np.ndarray:
+    """Return the views whose patterns are looked at after an epoch, as far apart as they can be, others in each epoch.
+
+    Args:
+        views: (N,) global indices of the views that are reconstructed from.
+        epoch: of the stage, from 1.
+    """
+    if len(views) <= MOST_VIEWS:
+        return views
+    step, start = len(views) / MOST_VIEWS, GOLDEN * epoch % 1
+    return np.asarray(views[((np.arange(MOST_VIEWS) + start) * step).astype(np.int64)])
 
 
 def measure_strain(
@@ -52,16 +67,15 @@ def measure_strain(
     Args:
         problem: the problem that is solved.
         estimate: the unknowns.
-        views: global indices of the views that are reconstructed from.
+        views: global indices of the views whose patterns are looked at.
         geometry: the scan's, with n numbers; all positions together move by its `lr` at most, rms, in pixels.
         pace: factor of the step, 0 to 1.
     """
-    filled, some = problem.loader.fill_halos(estimate), views[evenly_spread(len(views), MOST_VIEWS)]
-    terms = list(geometry.units())
+    filled, terms = problem.loader.fill_halos(estimate), list(geometry.units())
 
     def sweep() -> Reduction:
         reduction = problem.fields.reduction(2 * len(terms))
-        for chunk in problem.loader.chunks(estimate, some, filled=filled):
+        for chunk in problem.loader.chunks(estimate, views, filled=filled):
             reduction.add(_strains_of_chunk(problem, estimate, chunk, terms))
         return reduction
 

@@ -16,7 +16,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 import torch
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 from torch import Tensor
 
 from ptymesh.errors import BadInput
@@ -46,6 +46,14 @@ class ScanGeometry(Parametrisation):
         description="what the terms follow: steps of positions after each batch; or, of a far-field scan, after each "
         "epoch, the strain of the object under each view against its pattern, with moves of at most lr",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_former_name(cls, values: object) -> object:
+        """Take `rotation_from` for `follow`: recipes that results hold say so."""
+        if isinstance(values, dict) and "rotation_from" in values and "follow" not in values:
+            values = {"follow" if key == "rotation_from" else key: value for key, value in values.items()}
+        return values
 
     @field_validator("terms")
     @classmethod
