@@ -97,8 +97,8 @@ def after_epoch(
         if one.moves_between_epochs:
             numbers = estimate.parameters.setdefault(one.name, {})
             before = _numbers(one, numbers)
-            some, pace = views_of_epoch(views, epoch), _pace(one, epoch, engine.epochs)
-            after = before + measure_strain(problem, estimate, some, one, pace)
+            some, factor = views_of_epoch(views, epoch), _rate_factor(one, epoch, engine.epochs)
+            after = before + measure_strain(problem, estimate, some, one, factor)
             _move_positions(problem, estimate, one, (before, after))
             before, after = after, after + _part_of_moves(problem, estimate, one, views)
             estimate.nominal.copy_(one.moved(problem.geometry, estimate, estimate.nominal, before, after))
@@ -156,31 +156,31 @@ def _step(
     J = one.directions(problem.geometry, estimate)
     state, key = engine.state, _key_of(one)
     if f"{key}.combinations" not in state:
-        state[f"{key}.combinations"] = _independent(J, _size(one, estimate))
+        state[f"{key}.combinations"] = _orthogonalise(J, _size(one, estimate))
         state[f"{key}.memory"] = torch.zeros(2, len(J), dtype=torch.float64)
         state[f"{key}.steps"] = torch.zeros((), dtype=torch.int64)
         if one.of == "probe" and not one.moves_alone:
             state[f"{key}.origin"] = _numbers(one, estimate.parameters[one.name])
             state[f"{key}.reference"] = probe[:1].clone()
     T = state[f"{key}.combinations"].cpu()
-    along = _by_probe(batch, J) if one.of == "probe" else _by_positions(problem, batch, J)
+    along = _project_probe_step(batch, J) if one.of == "probe" else _project_position_steps(problem, batch, J)
     slope = -(T * along[:, None]).sum(0)
     first, second = state[f"{key}.memory"].cpu()
     first, second = first.lerp(slope, 1 - DECAY), second.lerp(slope * slope, 1 - DECAY_SQUARES)
     count = int(state[f"{key}.steps"]) + 1
     state[f"{key}.memory"], state[f"{key}.steps"] = torch.stack((first, second)), torch.tensor(count)
     mean, square = first / (1 - DECAY**count), second / (1 - DECAY_SQUARES**count)
-    rate = one.lr * _pace(one, batch.epoch, engine.epochs)
+    rate = one.lr * _rate_factor(one, batch.epoch, engine.epochs)
     return (T * (-rate * mean / square.sqrt().clamp(min=TINY))).sum(1)
 
 
-def _by_probe(batch: Batch, J: Tensor) -> Tensor:
+def _project_probe_step(batch: Batch, J: Tensor) -> Tensor:
     """Return J^T s of the probe's pixels, (n,) on the host."""
     assert batch.view_updates.gradients is not None, "engines that move numbers of the probe sum its adjoints"
     return over_window(overlap(J, batch.view_updates.gradients.probe.to(J.dtype))).sum(1).cpu()
 
 
-def _by_positions(problem: Problem, batch: Batch, J: Tensor) -> Tensor:
+def _project_position_steps(problem: Problem, batch: Batch, J: Tensor) -> Tensor:
     """Return J^T s over the views of all ranks, (n,) on the host. Collective."""
     reduction = problem.fields.reduction(len(J))
     for views, steps in batch.view_updates.positions:
@@ -188,10 +188,15 @@ def _by_positions(problem: Problem, batch: Batch, J: Tensor) -> Tensor:
     return problem.fields.totals(reduction)[0].cpu()
 
 
-def _independent(J: Tensor, size: float) -> Tensor:
-    """Return T (n, n): combinations of the directions that are orthogonal, each of norm `size`.
+def _orthogonalise(J: Tensor, size: float) -> Tensor:
+    """Return n orthogonal combinations of n directions, each of norm `size`.
 
-    For dependent directions it is 0.
+    Args:
+        J: (n, ...) real or complex, derivatives of positions or probe by each of the numbers.
+        size: norm of each combination.
+
+    Returns:
+        T (n, n) on the host, float64, a combination a column; a column is 0 where directions depend on each other.
     """
     pairs = torch.view_as_real(J) if J.is_complex() else J
     gram = torch.stack([torch.stack([total_of(a * b) for b in pairs]) for a in pairs]).cpu()
@@ -212,7 +217,7 @@ def _size(one: Parametrisation, estimate: Estimate) -> float:
     return float(total_of(torch.view_as_real(estimate.probe).square()).sqrt())
 
 
-def _pace(one: Parametrisation, epoch: int, epochs: int) -> float:
+def _rate_factor(one: Parametrisation, epoch: int, epochs: int) -> float:
     """Return the factor of the learning rate: half a cosine from 1 to 0 over the epochs in which it moves."""
     last = min(one.stop or epochs, epochs)
     return 0.5 * (1 + math.cos(math.pi * (epoch - one.start) / max(1, last - one.start + 1)))
