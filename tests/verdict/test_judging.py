@@ -81,14 +81,6 @@ def test_a_model_without_light_where_the_data_are_is_failed() -> None:
     assert result.verdict == "failed" and "check the mask" in result.attrs["verdict_sentence"]
 
 
-def test_views_that_share_too_little_are_not_good_however_well_they_fit() -> None:
-    """The start is the true probe, and counting explains all that is left; 0.55 of the width is near enough."""
-    apart = result_of(scan_of(overlap=0.25))
-    assert apart.verdict == "poor" and "of the beam's width apart" in apart.attrs["verdict_sentence"]
-    assert apart.attrs["times_noise"] < 1.35
-    assert "apart" not in result_of(scan_of(overlap=0.45)).attrs["verdict_sentence"]
-
-
 def test_views_that_are_not_explained_are_named() -> None:
     result = result_of(swapped(scan_of(), [7, 23, 41]))
     assert result.verdict == "poor"

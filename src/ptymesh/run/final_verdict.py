@@ -23,7 +23,7 @@ from ptymesh.verdict.floor import NoiseFloor
 from ptymesh.verdict.held_out import own_unknowns, sum_held_out
 from ptymesh.verdict.judging import Verdict, judge
 from ptymesh.verdict.misfits import Misfits, collect_misfits
-from ptymesh.verdict.signs import Sign, signs_of_misfits, signs_of_overlap, signs_of_scan
+from ptymesh.verdict.signs import Sign, signs_of_misfits, signs_of_scan
 
 #: Times of what counting leaves from which on a trial looks for what the model does not explain.
 TRIED_TIMES = 1.15
@@ -135,9 +135,7 @@ class EstimateJudge:
         if self.related:
             with suppress(PtymeshError, OSError):  # the file may be gone by now, and must not fail the result
                 # these come first, as they do not depend on the fit
-                power = self.state.estimate.probe.abs().square().sum(0).cpu().numpy().astype(np.float64)
-                scan = [*signs_of_scan(self.scan, positions), *signs_of_overlap(self.scan, positions, power)]
-                found = [*scan, *found]
+                found = [*signs_of_scan(self.scan, positions), *found]
         return found
 
     def _find_signs_on_first_rank(self, find: Callable[[], list[Sign]]) -> list[Sign]:
