@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -104,14 +103,7 @@ def solve(row: Row, made: Simulated, optics: dict[str, Any] | None, seed: int) -
         start_at_truth(recon, truth)
         options["lr"] = SMALL_RATE
     *_, last = (report.residual for report in recon.run(Adam(**options)))
-    known = SimpleNamespace(
-        object=truth.object,
-        probe=truth.probe,
-        positions_px=truth.positions,
-        pixel_size_m=truth.geometry.object_pixel_m,
-        weights=None,
-    )
-    found = compare_results(recon.result(), known)
+    found = compare_results(recon.result(), truth)
     return {
         "nrmse": float(found.nrmse),
         "positions_px": float(found.position_mean_px or 0.0),

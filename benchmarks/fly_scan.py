@@ -18,7 +18,6 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -95,14 +94,7 @@ def solved(case: Case, made: Simulated, optics: dict[str, Any] | None) -> dict[s
     positions = {"positions": {"start": 5}} if case.hard else {}
     *_, last = (one.residual for one in recon.run(ENGINES[case.engine](epochs=case.epochs, batch=8, **positions)))
     truth = made.truth
-    known = SimpleNamespace(
-        object=truth.object,
-        probe=truth.probe,
-        positions_px=truth.positions,
-        pixel_size_m=truth.geometry.object_pixel_m,
-        weights=None,
-    )
-    found = compare_results(recon.result(), known)
+    found = compare_results(recon.result(), truth)
     return {"nrmse": float(found.nrmse), "residual": float(last), "seconds": time.process_time() - begun}
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -101,13 +100,6 @@ def stages(epochs: tuple[int, int], **options: Any) -> list[Any]:
 def compared(made: Scans, epochs: tuple[int, int], seed: int) -> dict[str, Any]:
     """Return errors of the object of all reconstructions, and those of shift and rotation."""
     first = made.truths[0]
-    known = SimpleNamespace(
-        object=first.object,
-        probe=first.probe,
-        positions_px=first.positions,
-        pixel_size_m=first.geometry.object_pixel_m,
-        weights=None,
-    )
     centred = {"probe": {"centre": True}}
     together = pm.reconstruct(
         list(made.scans), stages(epochs, models=TERMS, **centred), probe={"scans": "own"}, seed=seed
@@ -120,7 +112,7 @@ def compared(made: Scans, epochs: tuple[int, int], seed: int) -> dict[str, Any]:
     }
     numbers = together.parameters["scan_shift"]
     error = np.array([numbers["y1"], numbers["x1"]]) - made.shift_px
-    nrmse = {name: float(compare_results(one, known).nrmse) for name, one in results.items()}
+    nrmse = {name: float(compare_results(one, first).nrmse) for name, one in results.items()}
     return {
         "nrmse": nrmse,
         "residual": {name: float(one.attrs["final_residual"]) for name, one in results.items()},

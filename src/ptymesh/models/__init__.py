@@ -14,7 +14,7 @@ from typing import Any
 
 from ptymesh.models.base import Parametrisation
 from ptymesh.options import Options
-from ptymesh.physics.detector.pieces import AddedCounts, DetectorPiece
+from ptymesh.physics.detector.pieces import DetectorPiece
 from ptymesh.physics.operators import Piece, ShiftOperator, WaveOperator
 from ptymesh.registry import Registry, subclass_of
 from ptymesh.unknowns import Unknown
@@ -22,7 +22,6 @@ from ptymesh.unknowns import Unknown
 __all__ = [
     "MODELS",
     "OPTICS",
-    "AddedCounts",
     "Declared",
     "DetectorPiece",
     "Parametrisation",

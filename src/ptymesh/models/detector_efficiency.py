@@ -23,7 +23,7 @@ from torch import Tensor
 from ptymesh.errors import BadInput
 from ptymesh.geometry import Geometry
 from ptymesh.measurement import Measurement
-from ptymesh.physics.detector.pieces import AddedCounts, DetectorPiece
+from ptymesh.physics.detector.pieces import DetectorPiece
 from ptymesh.physics.operators import Tables, Values
 from ptymesh.unknowns import Unknown
 
@@ -74,10 +74,11 @@ class DetectorEfficiency(DetectorPiece):
         return x * values["efficiency"]
 
 
-class DetectorOffset(AddedCounts):
+class DetectorOffset(DetectorPiece):
     """Counts that every pixel of every view has without light (`offset`)."""
 
     name: ClassVar[str] = "detector_offset"
+    adds_counts: ClassVar[bool] = True
     is_fast: ClassVar[bool] = True
     # at 0 the norm of a pixel without light has no bound, so that no Gauss-Newton step would ever leave it
     unknowns: ClassVar[tuple[Unknown, ...]] = (Unknown("offset", unit="counts", start=0.5, least=1e-3, largest=1e9),)

@@ -34,7 +34,7 @@ from ptymesh.estimate import REACH
 from ptymesh.geometry import Geometry
 from ptymesh.physics import window_shifts
 from ptymesh.physics.background import raised_signals
-from ptymesh.physics.detector.pieces import AddedCounts, DetectorPiece, Response
+from ptymesh.physics.detector.pieces import DetectorPiece, Response
 from ptymesh.physics.elementwise import over_few, over_window, overlap, times
 from ptymesh.physics.fidelity import Data, Saturation
 from ptymesh.physics.object_modes import ObjectModes
@@ -174,7 +174,7 @@ class Model:
             kernel = make(geometry.shape, *lengths, geometry.effective_distance_m).to(device, dtype)
         operators = tuple(Placed.of(one, geometry, dtype, device) for one in optics if isinstance(one, WaveOperator))
         on_counts = [one for one in optics if isinstance(one, DetectorPiece)]
-        on_counts.sort(key=lambda one: isinstance(one, AddedCounts))  # counts are added behind all else
+        on_counts.sort(key=lambda one: one.adds_counts)  # counts are added behind all else
         detector = tuple(Placed.of(one, geometry, dtype, device) for one in on_counts)
         if detector and torch.device(device).type != "cpu":
             try_transforms(torch.device(device), torch.complex128, geometry.shape)
@@ -392,7 +392,7 @@ class Model:
     @property
     def on_light(self) -> tuple[Placed[DetectorPiece], ...]:
         """The pieces of the detector that act on light."""
-        return tuple(one for one in self.detector if not isinstance(one.operator, AddedCounts))
+        return tuple(one for one in self.detector if not one.operator.adds_counts)
 
     def response(self, values: Values) -> Response | None:
         """Return the pieces that act on light with the values of their unknowns; None without any."""
@@ -412,7 +412,7 @@ class Model:
             values: unknowns of the pieces, by name.
         """
         for one in self.detector:
-            if isinstance(one.operator, AddedCounts):
+            if one.operator.adds_counts:
                 background = background + one.operator.added(values, one.tables)
         return background
 

@@ -78,6 +78,21 @@ class Truth:
     object_modes: np.ndarray | None = None
 
     @property
+    def positions_px(self) -> np.ndarray:
+        """The true positions, (N, 2), by the name that results have for them (`compare.compare_results`)."""
+        return self.positions
+
+    @property
+    def pixel_size_m(self) -> tuple[float, float] | None:
+        """Object pixel, (y, x) in metres."""
+        return self.geometry.object_pixel_m
+
+    @property
+    def weights(self) -> None:
+        """None, as in results whose views have no weights."""
+        return None
+
+    @property
     def planes(self) -> np.ndarray:
         """All states of the object as one stack of planes, (Q L, H, W)."""
         return self.object if self.object_modes is None else self.object_modes.reshape(-1, *self.object.shape[1:])

@@ -26,6 +26,7 @@ whose quotient is the Gauss-Newton step.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -36,7 +37,13 @@ from ptymesh.physics.operators import Piece, Placed, Tables, Values, takes_views
 
 
 class DetectorPiece(Piece):
-    """A piece between intensities and counts, linear in the intensities."""
+    """A piece between intensities and counts, linear in the intensities, or one that adds counts behind all others.
+
+    Attributes:
+        adds_counts: True if it adds counts that are there without light, the same in all views, and does nothing else.
+    """
+
+    adds_counts: ClassVar[bool] = False
 
     def forward(self, S: Tensor, values: Values, tables: Tables) -> Tensor:
         """Return R(theta) S, which is nowhere negative where S is not; S itself of a piece that does not say otherwise.
@@ -58,6 +65,15 @@ class DetectorPiece(Piece):
         """
         return x
 
+    def added(self, values: Values, tables: Tables) -> Tensor:
+        """Return the counts that it adds, at least 0 and (h, w) or less by broadcasting; 0 of one that adds none.
+
+        Args:
+            values: theta, by name.
+            tables: from `tables`, in the model's precision.
+        """
+        return torch.zeros(())
+
     def derivatives(self, S: Tensor, values: Values, tables: Tables) -> dict[str, Tensor]:
         """Return dR S / d theta, by unknown, (B, ..., h, w) real; the dots are its own axes without N.
 
@@ -76,19 +92,6 @@ class DetectorPiece(Piece):
     def reach_px(self, values: Values) -> float:
         """Return the width over which a pixel's light is spread, in pixels; 0 if none goes to another one."""
         return 0.0
-
-
-class AddedCounts(DetectorPiece):
-    """A piece that adds counts which are there without light, the same in all views, behind all pieces on light."""
-
-    def added(self, values: Values, tables: Tables) -> Tensor:
-        """Return the counts that it adds, at least 0 and (h, w) or less by broadcasting.
-
-        Args:
-            values: theta, by name.
-            tables: from `tables`, in the model's precision.
-        """
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
