@@ -95,6 +95,11 @@ RUNS = {
         dict(modes=2, propagation="angular_spectrum", varying=True),
         {**POSITIONS, "probe": {"intensity": True}},
     ),
+    "geometry by patterns beside positions": (
+        "lsqml",
+        dict(modes=2),
+        {**POSITIONS, "models": {"scan_geometry": {"follow": "patterns"}}},
+    ),
 }
 #: How a start is changed.
 WITH = {"opr": with_opr, "background, opr": with_opr}

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from ptymesh.engines.base import Engine
+from ptymesh.engines.positions.moving import fit_columns
 from ptymesh.engines.strain import measure_strain, views_of_epoch
 from ptymesh.estimate import Estimate
 from ptymesh.models import Parametrisation
@@ -139,9 +140,8 @@ def _part_of_moves(problem: Problem, estimate: Estimate, one: Parametrisation, v
     """
     some = torch.as_tensor(views, device=problem.device)
     moves = estimate.positions - estimate.nominal, *one.directions(problem.geometry, estimate)
-    wanted, *directions = ((of_all[some] - means(of_all[some])).flatten().cpu() for of_all in moves)
-    solution: Tensor = torch.linalg.lstsq(torch.stack(directions, dim=1), wanted[:, None], driver="gelsd").solution
-    return solution[:, 0]
+    wanted, *directions = ((of_all[some] - means(of_all[some])).flatten() for of_all in moves)
+    return fit_columns(torch.stack(directions), wanted)
 
 
 def _key_of(one: Parametrisation) -> str:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ptymesh.engines.base import AFFINE_TERMS, AffineTerm, Engine, Positions
 from ptymesh.estimate import Estimate
+from ptymesh.models.scan_geometry import moves_of_terms
 from ptymesh.physics.elementwise import means
 from ptymesh.physics.rounding import total_of
 from ptymesh.problem import Batch, Problem
@@ -23,6 +24,8 @@ from ptymesh.problem import Batch, Problem
 FASTER, SLOWER, AGREE, LOWEST, HIGHEST = 2.0, 0.5, 0.3, 0.25, 16.0
 #: Standard deviations in a MAD, of a normal distribution.
 DEVIATION = 1.4826
+#: Share of the largest eigenvalue of normal equations below which columns depend on each other.
+SINGULAR = 1e-12
 
 
 def after_batch(engine: Engine, batch: Batch, estimate: Estimate, start: Tensor) -> None:
@@ -129,11 +132,28 @@ def affine_part(
     """
     centred = nominal - means(nominal)
     y, x = (centred / centred.abs().max().clamp(min=1.0)).unbind(1)
-    along = {"scale": (y, x), "rotation": (-x, y), "aspect": (y, -x), "shear": (x, y)}
+    along = moves_of_terms(y, x)
     one, none = torch.ones_like(y), torch.zeros_like(y)
     columns = [*(along[name] for name in terms), (one, none), (none, one)]
     design = torch.stack([torch.stack(column, dim=1) for column in columns], dim=2)
     known, moved = (design, displacement) if fitted is None else (design[fitted], displacement[fitted])
-    flat, wanted = known.flatten(0, 1).cpu(), moved.reshape(-1, 1).cpu()
-    solution = torch.linalg.lstsq(flat, wanted, driver="gelsd").solution[:, 0]
+    solution = fit_columns(known.flatten(0, 1).T, moved.flatten())
     return (design * solution.to(design.device)).sum(2)
+
+
+def fit_columns(columns: Tensor, wanted: Tensor) -> Tensor:
+    """Fit numbers by columns, by least squares; of several solutions the least.
+
+    By normal equations, whose sums are the same with any number of threads; those within a decomposition of all rows
+    are not.
+
+    Args:
+        columns: (k, n) float64.
+        wanted: (n,) float64.
+
+    Returns:
+        (k,) float64 on the host, the factors of the columns.
+    """
+    rows = [*columns, wanted]
+    gram = torch.stack([torch.stack([total_of(a * b) for b in rows]) for a in rows[:-1]]).cpu()
+    return torch.linalg.pinv(gram[:, :-1], hermitian=True, rtol=SINGULAR) @ gram[:, -1]
