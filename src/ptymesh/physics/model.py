@@ -368,7 +368,7 @@ class Model:
         return S + self.counts_without_light(S.new_zeros(()) if background is None else background, values)
 
     def detector_slopes(
-        self, S: Tensor, data: Data, values: Values, bends: Callable[[Tensor], tuple[Tensor, Tensor]]
+        self, S: Tensor, data: Data, values: Values, loss_derivatives: Callable[[Tensor], tuple[Tensor, Tensor]]
     ) -> dict[str, tuple[Tensor, Tensor]]:
         """Return slope and norm of each view, (B, ...) float64, by the unknowns of the detector's pieces.
 
@@ -378,15 +378,16 @@ class Model:
             S: (B, h, w) real, intensities before the pieces.
             data: counts and background.
             values: unknowns of the pieces, by name.
-            bends: returns dL/dI (B, h, w) at a signal behind the pieces, and half of the second derivative there.
+            loss_derivatives: returns dL/dI (B, h, w) at a signal behind the pieces, and half of the second derivative
+                there.
         """
         found: dict[str, tuple[Tensor, Tensor]] = {}
         signal, on_light = self.signal(S, values), self.on_light
         adding = tuple(one for one in self.detector if one not in on_light)
         if on_light:
-            found |= Response(on_light, values).slopes(S, *bends(signal))
+            found |= Response(on_light, values).slopes(S, *loss_derivatives(signal))
         if adding:
-            found |= Response(adding, values).slopes(S, *bends(raised_signals(signal, data)))
+            found |= Response(adding, values).slopes(S, *loss_derivatives(raised_signals(signal, data)))
         return found
 
     @property

@@ -157,11 +157,11 @@ class Evaluator:
         """
         model, data = self.setup.model, chunk.data
 
-        def bends(signal: Tensor) -> tuple[Tensor, Tensor]:
+        def loss_derivatives(signal: Tensor) -> tuple[Tensor, Tensor]:
             return fidelity.slope(model.fidelity, signal, data), fidelity.norm(model.fidelity, signal, data) / 2
 
         S = power(self.detect(chunk, intermediates.exit))
-        return self.stack_pairs(chunk, model.detector_slopes(S, data, chunk.values, bends))
+        return self.stack_pairs(chunk, model.detector_slopes(S, data, chunk.values, loss_derivatives))
 
     def stack_pairs(self, chunk: Chunk, pairs: dict[str, tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
         """Return slopes and norms (B, ...) of the pieces' unknowns as (B, 2, ...) float64, as they are summed.

@@ -170,10 +170,10 @@ class Sweep:
         found: dict[str, tuple[Tensor, Tensor]] = {}
         if self._at_detector:
 
-            def bends(signal: Tensor) -> tuple[Tensor, Tensor]:
+            def loss_derivatives(signal: Tensor) -> tuple[Tensor, Tensor]:
                 return self.loss.slope(signal, chunk.data), fidelity.norm("amplitude", signal, chunk.data) / 2
 
-            found = problem.model.detector_slopes(S, chunk.data, chunk.values, bends)
+            found = problem.model.detector_slopes(S, chunk.data, chunk.values, loss_derivatives)
         if response is not None:
             slope = response.adjoint(slope)
         detected *= -slope[:, None]
