@@ -25,7 +25,7 @@ from ptymesh.run.state import RunState
 from ptymesh.verdict.held_out import own_unknowns
 from toy import Toy, make, share
 
-VIEWS, LARGEST_PX = 50, 1.0
+VIEWS, LARGEST_PX = 70, 1.0
 TILTED: dict[str, Any] = {"beam_tilt": True}
 
 
@@ -96,7 +96,7 @@ def test_a_view_of_its_own_tilt_is_judged_at_the_noise(tmp_path) -> None:  # typ
     result = right.result()
     assert result.attrs["final_residual"] < 1.3 * noise
     assert result.attrs["residual_views"] == (
-        "all 50 views, 5 of which no update has seen: their shift fitted on half of their pixels, and judged on the "
+        "all 70 views, 7 of which no update has seen: their shift fitted on half of their pixels, and judged on the "
         "other half"
     )
     assert result.verdict == "good"
@@ -167,12 +167,12 @@ def test_the_final_residual_says_of_which_views_it_is() -> None:
     _, scan, _ = tilted()
     recon = pm.Reconstruction(scan, seed=1)
     list(recon.run(RPIE(epochs=1)))
-    assert recon.result().attrs["residual_views"] == "all 50 views"
+    assert recon.result().attrs["residual_views"] == "all 70 views"
     recon = pm.Reconstruction(scan, seed=1)
     recon.stages = [RPIE(epochs=1)]
     recon.loop(hold_out=0.1).run()
     result = recon.result()
-    assert result.attrs["residual_views"] == "all 50 views, 5 of which no update has seen"
+    assert result.attrs["residual_views"] == "all 70 views, 7 of which no update has seen"
     assert result.attrs["final_residual"] == recon.problem.residual(recon.state.estimate)[0], "frozen, of all"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,12 @@ from ptymesh.io.results import Result, add_attributes, read_attributes
 from ptymesh.measurement import ArraySource, Measurement
 from ptymesh.run import final_verdict
 from ptymesh.simulate import simulate
+from ptymesh.verdict import turn_trial
+from ptymesh.verdict.features import find_feature_map
 from ptymesh.verdict.floor import NoiseFloor
 from ptymesh.verdict.judging import Verdict, factor_in_words, judge, name_views
 from ptymesh.verdict.misfits import Misfits
-from ptymesh.verdict.signs import Sign
+from ptymesh.verdict.signs import Sign, signs_of_features
 
 STAGES = [{"engine": "rpie", "epochs": 25, "batch": 12}]
 SAID = ("final_residual", "noise_floor", "noise_level", "times_noise", "verdict", "verdict_sentence", "convergence")
@@ -79,6 +82,24 @@ def test_a_model_without_light_where_the_data_are_is_failed() -> None:
     disc = pupil > 1e-6 * pupil.max()
     result = result_of(replace(scan, mask=scan.mask & ~disc))
     assert result.verdict == "failed" and "check the mask" in result.attrs["verdict_sentence"]
+
+
+def test_views_that_share_too_little_are_not_good_however_well_they_fit() -> None:
+    """The start is the true probe, and counting explains all that is left; 0.55 of the width is near enough."""
+    apart = result_of(scan_of(overlap=0.25))
+    assert apart.verdict == "poor" and "of the beam's width apart" in apart.attrs["verdict_sentence"]
+    assert apart.attrs["times_noise"] < 1.35
+    assert "apart" not in result_of(scan_of(overlap=0.45)).attrs["verdict_sentence"]
+
+
+def test_features_that_only_seem_turned_are_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With steps of half a beam features correlate by chance, and seem turned by 17 degrees."""
+    scan = scan_of(views=80, window=48, overlap=0.5, photons_per_view=1e6, seed=0)
+    features = find_feature_map(scan, scan.positions)
+    assert [sign.cause for sign in signs_of_features(features)] == ["orientation"]
+    assert "features" not in result_of(scan).attrs["verdict_sentence"]
+    monkeypatch.setattr(turn_trial, "STANDARD_ERRORS", math.inf)
+    assert result_of(scan).attrs["verdict_causes"] == ["orientation"]
 
 
 def test_views_that_are_not_explained_are_named() -> None:

@@ -11,10 +11,11 @@ from scipy import ndimage
 from ptymesh import Reconstruction
 from ptymesh.diagnosis import ResultView
 from ptymesh.geometry import far_field
-from ptymesh.measurement import ArraySource, Measurement
+from ptymesh.measurement import ArraySource, Measurement, central_views
 from ptymesh.simulate import simulate
 from ptymesh.verdict.features import find_feature_map
 from ptymesh.verdict.floor import NoiseFloor
+from ptymesh.verdict.held_out import Judged
 from ptymesh.verdict.judging import judge
 from ptymesh.verdict.misfits import Misfits, collect_misfits
 from ptymesh.verdict.order import scan_rows
@@ -27,8 +28,8 @@ from ptymesh.verdict.signs import (
     signs_of_features,
     signs_of_misfits,
     signs_of_order,
-    signs_of_scan,
 )
+from ptymesh.verdict.turn_trial import refutes_turn, turn_positions
 
 N, SIDE = 100, 48
 
@@ -79,10 +80,38 @@ def test_a_rotation_is_found_to_its_error(degrees: float) -> None:
     assert [sign.cause for sign in signs] == (["orientation"] if degrees else [])
 
 
+@pytest.mark.parametrize("mirrored", [False, True])
+def test_turned_positions_move_as_features_do(mirrored: bool) -> None:
+    positions = positions_of()
+    matrix = 1.1 * turned(33.0) @ (np.eye(2)[::-1] if mirrored else np.eye(2))
+    found = find_feature_map(shadows_of(positions, matrix), positions)
+    assert found is not None
+    moved = turn_positions(positions, found)
+    wanted = (positions - positions.mean(axis=0)) @ matrix.T
+    moved = moved - moved.mean(axis=0)
+    ratio = float((moved * wanted).sum() / (moved * moved).sum())
+    assert abs(abs(ratio) - 1.1) < 0.02 and np.abs(ratio * moved - wanted).max() < 0.02 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize(("as_given", "refuted"), [(1.0, True), (3.0, False)])
+def test_a_turn_is_refuted_by_views_that_are_explained_better_as_given(as_given: float, refuted: bool) -> None:
+    positions = positions_of()
+    scan = shadows_of(positions, turned(33.0))
+    found = find_feature_map(scan, positions)
+    assert found is not None
+
+    def judge_part(part: Measurement) -> Judged:
+        misfit = 2 + 0.1 * np.sin(np.arange(20.0))
+        is_given = np.allclose(part.positions, positions[central_views(positions, part.views)])
+        return Judged(misfit * (as_given / 2) if is_given else misfit, np.full(20, 100.0))
+
+    assert refutes_turn(scan, found, judge_part) is refuted
+
+
 def test_mirrored_features_are_a_sign() -> None:
     positions = positions_of()
     scan = shadows_of(positions, np.array([[0.0, 1.2], [1.2, 0.0]]))
-    (sign,) = signs_of_scan(scan, positions)
+    (sign,) = signs_of_features(find_feature_map(scan, positions))
     assert sign.cause == "orientation" and "another direction" in sign.sentence
 
 

@@ -24,6 +24,7 @@ from ptymesh.diagnosis import (
 )
 from ptymesh.diagnosis.evidence import Cause
 from ptymesh.verdict.judging import UNFINISHED, UNFINISHED_NAME
+from ptymesh.verdict.signs import MOST_APART
 
 CAUSES: tuple[Cause, ...] = (
     # --- detector ---
@@ -95,7 +96,7 @@ CAUSES: tuple[Cause, ...] = (
         needs_patterns=False,
         from_times=math.inf,
     ),
-    Cause("overlap", "Too little overlap", sampling.find_little_overlap, 0.6, weight=3.0, needs_patterns=False),
+    Cause("overlap", "Too little overlap", sampling.find_little_overlap, MOST_APART, weight=3.0, needs_patterns=False),
     Cause(
         "raster",
         "Raster-grid pathology",

@@ -10,10 +10,8 @@ import numpy as np
 from ptymesh.diagnosis.evidence import Evidence, Remedy
 from ptymesh.diagnosis.shadows import find_near_field, probe_spread
 from ptymesh.diagnosis.view import ResultView
+from ptymesh.verdict.signs import SPECKLES, disc_diameter
 
-#: Width by the patterns' speckles over that of a disc of the same effective area: at least so much for the beams that
-#: are known (1.1 to 1.8 where these were found, 5.4 to 6.2 where they stayed in focus, simulated).
-SPECKLES = 2.0
 #: Ratio of a probe's spread to that of its start beyond which the start had another defocus; the number that is given
 #: for it, a little above the row's threshold, as other causes may move a focus as well; least spread of a start.
 MOVED, MOVED_NUMBER, LEAST_SPREAD = 1.3, 4.1, 0.05
@@ -159,12 +157,6 @@ def find_wide_beam(view: ResultView) -> Evidence | None:
         Remedy(advice="use finer detector pixels, a longer distance or a smaller beam"),
     )
     return Evidence(number, sentence, remedies)
-
-
-def disc_diameter(power: np.ndarray) -> float:
-    """Return the diameter, in pixels, of a disc of the effective area of this (h, w) light."""
-    area = power.sum() ** 2 / max((power**2).sum(), 1e-30)
-    return float(2 * np.sqrt(area / np.pi))
 
 
 def _middle_share(profile: np.ndarray) -> float:

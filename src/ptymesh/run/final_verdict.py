@@ -19,11 +19,13 @@ from ptymesh.errors import PtymeshError
 from ptymesh.measurement import Measurement
 from ptymesh.problem import Problem
 from ptymesh.run.state import RunState
+from ptymesh.verdict.features import find_feature_map
 from ptymesh.verdict.floor import NoiseFloor
-from ptymesh.verdict.held_out import own_unknowns, sum_held_out
+from ptymesh.verdict.held_out import Judged, own_unknowns, sum_held_out
 from ptymesh.verdict.judging import Verdict, judge
 from ptymesh.verdict.misfits import Misfits, collect_misfits
-from ptymesh.verdict.signs import Sign, signs_of_misfits, signs_of_scan
+from ptymesh.verdict.signs import Sign, signs_of_features, signs_of_misfits, signs_of_order, signs_of_overlap
+from ptymesh.verdict.turn_trial import refutes_turn
 
 #: Times of what counting leaves from which on a trial looks for what the model does not explain.
 TRIED_TIMES = 1.15
@@ -38,7 +40,8 @@ class EstimateJudge:
         scan: the data.
         stages: that were run.
         held_out: (n,) int64, views that no update of the last loop has seen.
-        related: True if neighbouring views are of neighbouring places, in the order of one scan.
+        judge_part: tries a part of the scan by a short run, on this rank alone; None where neighbouring views are of no
+            neighbouring places, or not in the order of one scan.
     """
 
     def __init__(
@@ -48,10 +51,10 @@ class EstimateJudge:
         scan: Measurement,
         stages: Sequence[Engine],
         held_out: np.ndarray,
-        related: bool,
+        judge_part: Callable[[Measurement], Judged] | None,
     ) -> None:
         self.problem, self.state, self.scan, self.stages = problem, state, scan, stages
-        self.held_out, self.related, self.world = held_out, related, problem.world
+        self.held_out, self.judge_part, self.world = held_out, judge_part, problem.world
 
     @property
     def training(self) -> np.ndarray:
@@ -118,6 +121,10 @@ class EstimateJudge:
         if trial is not None and verdict.state == "good" and (verdict.times or 0.0) > TRIED_TIMES:
             signs = self._find_signs_on_first_rank(lambda: [sign for sign in [trial()] if sign is not None])
             verdict = judge(residual, noise, fitted, misfits, history, signs)
+        if self.judge_part is not None and verdict.state in ("good", "unknown"):
+            # asked last: a beam that a wrong model left may be far smaller than the true one
+            signs = self._find_signs_on_first_rank(self._signs_of_overlap)
+            verdict = judge(residual, noise, fitted, misfits, history, signs)
         check = self.state.position_check
         if check is None or not check.is_refused:
             return verdict
@@ -132,11 +139,28 @@ class EstimateJudge:
             are_refined=any(stage.positions for stage in self.stages) and not self.state.refused_positions,
             near_field=self.scan.geometry.propagation != "far_field",
         )
-        if self.related:
+        if self.judge_part is not None:
             with suppress(PtymeshError, OSError):  # the file may be gone by now, and must not fail the result
                 # these come first, as they do not depend on the fit
-                found = [*signs_of_scan(self.scan, positions), *found]
+                found = [*self._signs_of_scan(positions, self.judge_part), *found]
         return found
+
+    def _signs_of_overlap(self) -> list[Sign]:
+        """Return a sign that neighbouring views have too little of the object in common."""
+        estimate = self.state.estimate
+        power = estimate.probe.abs().square().sum(0).cpu().numpy().astype(np.float64)
+        with suppress(PtymeshError, OSError):  # the file may be gone by now, and must not fail the result
+            return signs_of_overlap(self.scan, estimate.positions.cpu().numpy().astype(np.float64), power)
+        return []
+
+    def _signs_of_scan(self, positions: np.ndarray, judge_part: Callable[[Measurement], Judged]) -> list[Sign]:
+        """Return what patterns and positions (N, 2) alone tell, but for turns that short runs refute."""
+        found = signs_of_order(self.scan, positions)
+        if found:  # features of views in a wrong order move nowhere
+            return found
+        features = find_feature_map(self.scan, positions)
+        found = signs_of_features(features)
+        return [] if found and features is not None and refutes_turn(self.scan, features, judge_part) else found
 
     def _find_signs_on_first_rank(self, find: Callable[[], list[Sign]]) -> list[Sign]:
         """Return the signs that the first rank finds. Collective."""

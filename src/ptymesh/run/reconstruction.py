@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, get_args
@@ -75,6 +76,7 @@ from ptymesh.types import Precision, complex_dtype
 from ptymesh.unknowns import OTHERS
 from ptymesh.verdict.convergence import judge_convergence
 from ptymesh.verdict.floor import NoiseFloor, count_fitted, measure_noise_floor
+from ptymesh.verdict.held_out import Judged, judge_held_out, own_unknowns
 from ptymesh.verdict.signs import Sign
 
 if TYPE_CHECKING:
@@ -84,6 +86,8 @@ Made = TypeVar("Made")
 
 #: Views that a result's attributes name as not explained, at most.
 MOST_NAMED = 64
+#: Epochs, views of a batch and share of held-out views of a short run that tries something on a part of the scan.
+TRIAL_EPOCHS, TRIAL_BATCH, TRIAL_HELD_OUT = 12, 16, 0.1
 #: Object pixels around the outermost windows, into which positions may move before the object has to grow.
 MARGIN_PX = 8
 
@@ -160,6 +164,16 @@ class Reconstruction(Displayed):
             raise BadInput(f"planned is {quote(planned)}; give an engine, such as ptymesh.RPIE().")
         operators = operators_of(optics)
         memory = memory_of(memory_budget, scratch)
+        #: Options by which a part of the scan is reconstructed alike.
+        self._options: dict[str, Any] = {
+            "object": object_options,
+            "probe": probe_options,
+            "subpixel": subpixel,
+            "optics": optics,
+            "precision": precision,
+            "seed": seed,
+            "scratch": scratch,
+        }
         if object_options.scans == "own":
             scan = lay_side_by_side(scan)
         self.scan, self.seed, self.precision, self.subpixel = scan, seed, precision, subpixel
@@ -577,6 +591,30 @@ class Reconstruction(Displayed):
         self.world.raise_if_any_failed(failure, "saving the result")
         return found
 
+    def judge_stage(self, stage: Engine, hold_out: float) -> Judged:
+        """Run a stage, and return how well it explains the views that it was not shown.
+
+        Args:
+            stage: the engine, with its epochs.
+            hold_out: share of the views that is held out.
+
+        Raises:
+            Diverged: the residual left the numbers.
+        """
+        self.stages = [stage]
+        loop = self.loop(hold_out=hold_out)
+        loop.run()
+        own = own_unknowns([stage], self.problem.model.unknowns, len(self.state.estimate.opr))
+        own -= {"positions"} if self.state.refused_positions else set()
+        return judge_held_out(self.problem, self.state.estimate, loop.held_out, own)
+
+    def _judge_part(self, part: Measurement) -> Judged:
+        """Return how well a short run explains held-out views of a part of the scan, on this rank alone."""
+        with closing(Reconstruction(part, **self._options, device=World("cpu"), say=lambda _: None)) as recon:
+            stage = recon.default_stages[-1]
+            options = {**stage.model_dump(), "epochs": TRIAL_EPOCHS, "batch": TRIAL_BATCH}
+            return recon.judge_stage(type(stage).parse(options), TRIAL_HELD_OUT)
+
     def _tiles(self, stream: Iterator[tuple[Rect, torch.Tensor]]) -> ObjectTiles:
         """Return a field of the object as it comes tile by tile."""
         return ObjectTiles(self.state.estimate.extent, ((rect.corner, self._to_host(tile)) for rect, tile in stream))
@@ -584,7 +622,8 @@ class Reconstruction(Displayed):
     def _result(self, fields: dict[str, np.ndarray], recipe: str) -> Result:
         stages, estimate, scan = self.stages, self.state.estimate, self.scan
         check = self.state.position_check
-        judged = EstimateJudge(self.problem, self.state, scan, stages, self._held_out, self._related)
+        try_part = self._judge_part if self._related else None
+        judged = EstimateJudge(self.problem, self.state, scan, stages, self._held_out, try_part)
         residual, r, by_view = judged.final_residuals()
         fitted = 0 if self.noise is None else self._count_fitted()
         verdict = judged.verdict(residual, by_view, self.noise, fitted, self._history(), self.trial)

@@ -9,7 +9,7 @@ from ptymesh.engines import Engine
 from ptymesh.measurement import Measurement
 from ptymesh.recipe.schema import Recipe
 from ptymesh.run.reconstruction import Reconstruction
-from ptymesh.verdict.held_out import Judged, judge_held_out, own_unknowns
+from ptymesh.verdict.held_out import Judged
 
 
 def judge_short_run(scan: Measurement, recipe: Recipe, stage: Engine, hold_out: float) -> Judged:
@@ -28,9 +28,4 @@ def judge_short_run(scan: Measurement, recipe: Recipe, stage: Engine, hold_out: 
     # whoever compares recipes has said what there is to say of the scan
     how = {**recipe.reconstruction_options, "scratch": recipe.scratch}
     with closing(Reconstruction(scan, **how, device=World("cpu"), say=lambda _: None)) as recon:
-        recon.stages = [stage]
-        loop = recon.loop(hold_out=hold_out)
-        loop.run()
-        own = own_unknowns([stage], recon.problem.model.unknowns, len(recon.state.estimate.opr))
-        own -= {"positions"} if recon.state.refused_positions else set()
-        return judge_held_out(recon.problem, recon.state.estimate, loop.held_out, own)
+        return recon.judge_stage(stage, hold_out)
