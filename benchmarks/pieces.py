@@ -2,6 +2,7 @@
 
     python benchmarks/pieces.py --out F
     python benchmarks/pieces.py --views 300 --turns 3 --engines rpie --pieces descan,detector_blur
+    python benchmarks/pieces.py --views 300 --slices 8 --modes 4 --pieces detector_transfer,source_size,focal_spread
 
 One simulated scan in the far field, one mode, positions between pixels, and one thread. With each engine all models
 take turns, epoch by epoch: in each turn the plain one runs before and after each piece, so that a machine that others
@@ -45,17 +46,17 @@ TIMED = ("rpie", "lsqml", "adam")
 BATCH = 64
 
 
-def epochs(measurement: Any, engine: str, optics: dict[str, Any] | None, turns: int) -> tuple[Reconstruction, Iterator]:
-    """Return a reconstruction and its epochs."""
-    recon = Reconstruction(measurement, optics=optics, subpixel="fourier", device="cpu", seed=1)
+def epochs(measurement: Any, engine: str, model: dict[str, Any], turns: int) -> tuple[Reconstruction, Iterator]:
+    """Return a reconstruction with such slices, modes and pieces, and its epochs."""
+    recon = Reconstruction(measurement, **model, subpixel="fourier", device="cpu", seed=1)
     return recon, iter(recon.run(ENGINES[engine](epochs=turns, batch=BATCH)))
 
 
-def measure(measurement: Any, engine: str, names: list[str], turns: int) -> list[dict[str, Any]]:
+def measure(measurement: Any, engine: str, model: dict[str, Any], names: list[str], turns: int) -> list[dict[str, Any]]:
     """Return one row for each piece."""
     count = 1 + turns * (1 + len(names))
-    _, plain = epochs(measurement, engine, None, count)
-    runs = {name: epochs(measurement, engine, PIECES[name], turns + 1) for name in names}
+    _, plain = epochs(measurement, engine, model, count)
+    runs = {name: epochs(measurement, engine, model | {"optics": PIECES[name]}, turns + 1) for name in names}
     next(plain)
     for _, one in runs.values():
         next(one)
@@ -91,6 +92,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--views", type=int, default=2000, help="views of the scan")
     parser.add_argument("--window", type=int, default=128, help="pixels of a window's side")
+    parser.add_argument("--slices", type=int, default=1, help="slices of the object, a micrometre apart")
+    parser.add_argument("--modes", type=int, default=1, help="modes of the probe")
     parser.add_argument("--turns", type=int, default=7, help="timed epochs of each piece, after one that is not")
     parser.add_argument("--engines", default=",".join(TIMED), help="engines, with commas")
     parser.add_argument("--pieces", default=",".join(PIECES), help="pieces, with commas")
@@ -104,11 +107,15 @@ def main() -> None:
         **about(threads=1),
         "views": given.views,
         "window": given.window,
+        "slices": given.slices,
+        "modes": given.modes,
         "batch": BATCH,
         "rows": [],
     }
+    spacing = {"slice_spacing_m": 1e-6} if given.slices > 1 else {}
+    model = {"object": {"slices": given.slices, **spacing}, "probe_modes": given.modes}
     for engine in given.engines.split(","):
-        found["rows"] += measure(measurement, engine, given.pieces.split(","), given.turns)
+        found["rows"] += measure(measurement, engine, model, given.pieces.split(","), given.turns)
         write(given.out, found)
 
 

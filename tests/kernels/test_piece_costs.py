@@ -25,7 +25,7 @@ SCREEN = PIECES["operator at the probe"]
         ({}, PIECES["saturation"], [WITHOUT_KERNELS]),
         ({}, AROUND["copies"], []),
         ({}, AROUND["copies before a screen"], [BETWEEN_KERNELS]),
-        ({"slices": 2}, SCREEN, [WITHOUT_KERNELS]),
+        ({"slices": 2}, SCREEN, [BETWEEN_KERNELS]),
         ({"propagation": "angular_spectrum"}, SCREEN, [WITHOUT_KERNELS]),
         ({"propagation": "angular_spectrum"}, PIECES["response"], [WITHOUT_KERNELS]),
     ],

@@ -62,9 +62,9 @@ ONE_SLICE: Capability = (_ANY - SEVERAL,)
 ONE_FAR_SLICE: Capability = (_ANY - SEVERAL - NEAR - UNKNOWN,)
 #: The same with pieces of the detector; and views of a single slice with or without operators at the probe.
 PIECES_IN_FAR_FIELD: Capability = (KNOWN_FAR_FIELD[0] | PIECES,)
-#: Views of a single slice with operators; with those at the probe alone, to a far field; with those alone that keep
-#: products of waves behind the slice.
-WITH_OPERATORS: Capability = (ONE_SLICE[0] | OPERATORS,)
+#: Views with operators; of a single slice with those at the probe alone, to a far field; of a single slice with those
+#: alone that keep products of waves behind it.
+WITH_OPERATORS: Capability = (_ANY | OPERATORS,)
 FAR_WITH_OPERATORS: Capability = (ONE_FAR_SLICE[0] | AT_PROBE,)
 FAR_WITH_PIECES: Capability = (ONE_FAR_SLICE[0] | AT_PROBE | PIECES,)
 PRODUCTS_WITH_OPERATORS: Capability = (ONE_SLICE[0] | AT_PROBE | AT_EXIT,)

@@ -98,8 +98,8 @@ class FusedIntermediates(Intermediates):
 
     @cached_property
     def exit(self) -> Tensor:
-        """Exit waves, (B, M, h, w)."""
-        return self.backend.exit_waves(self)
+        """Exit waves behind the last slice, (B, M, h, w)."""
+        return self.backend.exit_waves(self.slice(-1))
 
     def slice(self, index: int) -> FusedIntermediates:
         """Return the intermediates of a slice, whose beams are the waves that enter it."""
@@ -153,11 +153,6 @@ class StackedIntermediates(FusedIntermediates):
         """Waves that enter each slice, (B, M, h, w)."""
         first, *others = self._slices
         return (*first.incoming, *(one.beams.waves for one in others))
-
-    @cached_property
-    def exit(self) -> Tensor:
-        """Exit waves, (B, M, h, w)."""
-        return self.backend.exit_waves(self._slices[-1])
 
 
 @dataclass(frozen=True)
@@ -428,13 +423,7 @@ class FusedBackend(Backend, ABC):
             into: the sums of the batch.
         """
         assert isinstance(intermediates, FusedIntermediates)
-        waves, first = waves.contiguous(), intermediates.slice(0)
-        for index in range(len(intermediates.whole_object) - 1, -1, -1):
-            one = intermediates.slice(index)
-            if into.object is not None and into.object_weight is not None:
-                self.to_object(model, chunk, one, waves, into)
-            if index:
-                waves = model.to_next_adjoint(self.to_probes(one, waves))
+        waves, first = self.to_slices(model, chunk, intermediates, waves, into), intermediates.slice(0)
         if into.probe is None:
             return
         amplitudes = chunk.weights[:, 0].contiguous()
@@ -446,6 +435,30 @@ class FusedBackend(Backend, ABC):
             self.to_spectrum(model, chunk, first, waves, amplitudes, into)
         else:
             self.to_probe(first, waves, amplitudes, into)
+
+    def to_slices(
+        self, model: Model, chunk: Chunk, intermediates: FusedIntermediates, waves: Tensor, into: Adjoints
+    ) -> Tensor:
+        """Add the adjoints of the waves, with their weights, to the sums of all slices.
+
+        Args:
+            model: the forward model.
+            chunk: the views.
+            intermediates: windows and waves of the views.
+            waves: (B, M, h, w) complex, at the exit of the last slice.
+            into: the sums of the batch.
+
+        Returns:
+            The waves at the exit of the first slice, (B, M, h, w).
+        """
+        waves = waves.contiguous()
+        for index in range(len(intermediates.whole_object) - 1, -1, -1):
+            one = intermediates.slice(index)
+            if into.object is not None and into.object_weight is not None:
+                self.to_object(model, chunk, one, waves, into)
+            if index:
+                waves = model.to_next_adjoint(self.to_probes(one, waves)).contiguous()
+        return waves
 
     # --- sums of single views ---
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ptymesh.kernels.arrays import ExitInputs
 from ptymesh.kernels.capabilities import (
+    ALL_SLICES,
     CARRIED_ON,
     FAR_WITH_OPERATORS,
     FAR_WITH_PIECES,
@@ -55,7 +56,7 @@ from ptymesh.kernels.cpu.compiled import object as compiled_object
 from ptymesh.kernels.cpu.compiled import probes as compiled_probes
 from ptymesh.kernels.cpu.compiled import windows as compiled
 from ptymesh.kernels.cpu.inputs import CpuInputs, kernel_arrays_of, waves_alone
-from ptymesh.kernels.cpu.one_go import OneGo, SlicedIntermediates, amplitudes_of
+from ptymesh.kernels.cpu.one_go import OneGo, amplitudes_of
 from ptymesh.kernels.cpu.operators import AroundOperators
 from ptymesh.kernels.cpu.pieces import AroundPieces
 from ptymesh.kernels.cpu.ready import make_ready, share_threads
@@ -96,8 +97,7 @@ class CpuBackend(CpuInputs, FusedBackend):
         )
         one_go, around, pieces = OneGo(self, self), AroundOperators(self, self), AroundPieces(self)
         self.table = {
-            ("forward", SLICES): one_go.forward,
-            ("forward", ONE_SLICE): self.forward_slices,
+            ("forward", ALL_SLICES): self.forward_slices,
             ("forward", WITH_OPERATORS): around.forward,
             ("at_detector", WAVES): self.compare,
             ("apply_at_detector", KNOWN_FAR_FIELD): self.compare_far,
@@ -106,7 +106,7 @@ class CpuBackend(CpuInputs, FusedBackend):
             ("detector", ONE_FAR_SLICE): self.compare_exit_waves,
             ("detector", FAR_WITH_OPERATORS): self.compare_exit_waves,
             ("detector", FAR_WITH_PIECES): pieces.compare_exit_waves,
-            ("adjoint", ONE_SLICE): self.adjoint_of_slices,
+            ("adjoint", ALL_SLICES): self.adjoint_of_slices,
             ("adjoint", WITH_OPERATORS): around.adjoint,
             ("sweep", IN_ONE_GO): one_go.sweep,
             ("sweep", SHARED_PROBE): self.sweep_strips,
@@ -132,15 +132,10 @@ class CpuBackend(CpuInputs, FusedBackend):
     def keep_intermediates(
         self, intermediates: Intermediates, halves: bool = False
     ) -> Callable[[], Intermediates] | None:
-        """Return a function that gives the intermediates back; None for those of several slices, which are rather made
-        anew."""
+        """Return what `FusedBackend` does, without arrays that hold the probes in full."""
         if isinstance(intermediates, FusedIntermediates):  # the arrays have the probes in full, whatever is stored
             intermediates.sweep_products = intermediates.kernel_arrays = None
-        return (
-            None
-            if isinstance(intermediates, SlicedIntermediates)
-            else super().keep_intermediates(intermediates, halves)
-        )
+        return super().keep_intermediates(intermediates, halves)
 
     # --- forward ---
 
@@ -372,6 +367,9 @@ class CpuBackend(CpuInputs, FusedBackend):
         """
         bilinear = model.subpixel == "bilinear"
         corner, t = arrays_of(*corners(chunk)) if bilinear else (array_of(chunk.anchors), None)
+        if intermediates.index:  # slices lie one below the other
+            assert into.object is not None
+            corner = corner + np.array([intermediates.index * into.object.shape[1], 0], corner.dtype)
         _, _, beams, amplitudes = kernel_arrays_of(intermediates)
         count, reached, window = len(corner), np.zeros((len(corner), SUMS)), window_of(waves)
         windows = self.workspace("windows", count, window, self.dtype)

@@ -7,8 +7,6 @@ One thread has a view, and what it makes of it stays in its core's cache: waves 
 
 from __future__ import annotations
 
-from functools import cached_property
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -32,7 +30,6 @@ from ptymesh.kernels.cpu.compiled import slices as compiled_slices
 from ptymesh.kernels.cpu.compiled.row_panels import systems_work_size
 from ptymesh.kernels.cpu.inputs import CpuInputs
 from ptymesh.kernels.cpu.kept import Kernels
-from ptymesh.kernels.cpu.ready import share_threads
 from ptymesh.kernels.cpu.sums import record_largest
 from ptymesh.kernels.fused import (
     Beams,
@@ -50,32 +47,6 @@ from ptymesh.physics.model import Intermediates, Model
 from ptymesh.physics.propagate import fft
 
 
-class SlicedIntermediates(FusedIntermediates):
-    """Intermediates of several slices, made by torch if anybody asks for waves: passes in one go keep their own."""
-
-    @cached_property
-    def _computed(self) -> Intermediates:
-        """Intermediates that torch has computed."""
-        return reference_of(Backend.forward)(
-            self.backend, self.model, self.chunk, self.whole_object, self.probe, self.opr
-        )
-
-    @property
-    def windows(self) -> Tensor:
-        """Windows of the object, (B, L, h, w)."""
-        return self._computed.windows
-
-    @property
-    def incoming(self) -> tuple[Tensor, ...]:
-        """Waves that enter each slice, (B, M, h, w)."""
-        return self._computed.incoming
-
-    @property
-    def exit(self) -> Tensor:
-        """Exit waves, (B, M, h, w)."""
-        return self._computed.exit
-
-
 class OneGo:
     """Kernels that make all waves of a view from the probe, in one go; those over waves that exist are `CpuBackend`'s.
 
@@ -86,21 +57,6 @@ class OneGo:
 
     def __init__(self, backend: FusedBackend, inputs: CpuInputs) -> None:
         self.backend, self.inputs, self._kernels = backend, inputs, Kernels()
-
-    def forward(
-        self, model: Model, chunk: Chunk, obj: Tensor, probe: Tensor, opr: Tensor | None = None
-    ) -> Intermediates:
-        """Return intermediates of several slices, in which nothing is computed before it is asked for.
-
-        Args:
-            model: the forward model.
-            chunk: the views.
-            obj: (L, H, W) complex.
-            probe: (M, h, w) complex.
-            opr: (K, h, w) complex, variable-probe modes.
-        """
-        share_threads()
-        return SlicedIntermediates(self.backend, model, chunk, obj.contiguous(), probe, opr)
 
     # --- from the probe ---
 

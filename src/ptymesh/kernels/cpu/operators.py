@@ -21,7 +21,7 @@ from ptymesh.kernels.cpu.compiled import probes as compiled_probes
 from ptymesh.kernels.cpu.inputs import CpuInputs
 from ptymesh.kernels.cpu.ready import share_threads
 from ptymesh.kernels.cpu.sums import record_largest
-from ptymesh.kernels.fused import Beams, FusedBackend, FusedIntermediates, window_of
+from ptymesh.kernels.fused import Beams, FusedBackend, FusedIntermediates, StackedIntermediates, window_of
 from ptymesh.physics.backend import Adjoints, Chunk
 from ptymesh.physics.kinds import PROBE_WEIGHT, SUMS
 from ptymesh.physics.model import Intermediates, Model
@@ -35,7 +35,7 @@ from ptymesh.physics.operators import (
 
 
 class OperatorIntermediates(FusedIntermediates):
-    """Intermediates of a single slice with operators before or behind it, computed when they are asked for."""
+    """Intermediates with operators before the first slice or behind the last, computed when they are asked for."""
 
     @property
     def values(self) -> Values:
@@ -57,7 +57,8 @@ class OperatorIntermediates(FusedIntermediates):
     @cached_property
     def exit(self) -> Tensor:
         """Waves behind the last operator, (B, M K, h, w)."""
-        return apply_operators(self.model.operators, "exit", self.backend.exit_waves(self), self.values)
+        waves = self.backend.exit_waves(self.slice(-1))
+        return apply_operators(self.model.operators, "exit", waves, self.values)
 
     def beams_of(self, probe: Tensor, opr: Tensor | None = None) -> Tensor:
         """Return the probes of the views before operators, (B, M, h, w).
@@ -85,8 +86,12 @@ class OperatorIntermediates(FusedIntermediates):
         return by_mode(waves, len(self.chunk.views))
 
 
+class StackedOperatorIntermediates(OperatorIntermediates, StackedIntermediates):
+    """The same of several slices."""
+
+
 class AroundOperators:
-    """Kernels for models of a single slice with operators.
+    """Kernels for models with operators, slice by slice.
 
     Args:
         backend: whose kernels they are.
@@ -104,12 +109,13 @@ class AroundOperators:
         Args:
             model: the forward model.
             chunk: the views.
-            obj: (1, H, W) complex.
+            obj: (L, H, W) complex.
             probe: (M, h, w) complex.
             opr: (K, h, w) complex, variable-probe modes.
         """
         share_threads()
-        return OperatorIntermediates(self.backend, model, chunk, obj.contiguous(), probe, opr)
+        kind = OperatorIntermediates if model.slice_kernel is None else StackedOperatorIntermediates
+        return kind(self.backend, model, chunk, obj.contiguous(), probe, opr)
 
     def adjoint(self, model: Model, chunk: Chunk, intermediates: Intermediates, waves: Tensor, into: Adjoints) -> None:
         """Add the adjoints of waves behind all operators, with their weights, to the sums of the batch.
@@ -126,32 +132,30 @@ class AroundOperators:
         if not has_probe_operators(model):
             self.backend.adjoint_of_slices(model, chunk, intermediates, waves, into)
             return
-        waves = waves.contiguous()
-        if into.object is not None and into.object_weight is not None:
-            self.backend.to_object(model, chunk, intermediates, waves, into)
+        waves, first = self.backend.to_slices(model, chunk, intermediates, waves, into), intermediates.slice(0)
         if into.probe is None:
             return
         if not into.shifted or len(into.opr) or not transform_for(window_of(waves), self.inputs.real).known:
-            window = intermediates.windows[:, 0]
+            window = first.windows[:, 0]
             illumination = window.real.square() + window.imag.square()
-            self.backend.gather(model, chunk, self._to_probes(model, intermediates, waves), illumination, into)
+            self.backend.gather(model, chunk, self._to_probes(model, first, chunk.values, waves), illumination, into)
             return
         corners, amplitudes = array_of(chunk.anchors), np.ascontiguousarray(array_of(chunk.weights)[:, 0])
-        obj, fractions = array_of(intermediates.object), array_of(chunk.fractions)
+        obj, fractions = array_of(first.object), array_of(chunk.fractions)
         self._add(waves[:, :0], obj, corners, amplitudes, fractions, into, weigh=True)
         if (copies := copies_of(model, chunk)) is not None:
             count = model.fan_out
             waves, corners = by_copy(waves, count), corners.repeat(count, axis=0)
             fractions, amplitudes = arrays_of(*copies)
         else:
-            waves = self._to_probes(model, intermediates, waves)
+            waves = self._to_probes(model, first, chunk.values, waves)
             obj, corners = np.ones(waves.shape[2:], obj.dtype), np.zeros_like(corners)
         self._add(waves, obj, corners, amplitudes, fractions, into)
 
-    def _to_probes(self, model: Model, intermediates: FusedIntermediates, waves: Tensor) -> Tensor:
-        """Return waves taken back to the probes before the operators, (B, M, h, w)."""
-        before = self.backend.to_probes(intermediates, waves)
-        return apply_operator_adjoints(model.operators, "probe", before, intermediates.values).contiguous()
+    def _to_probes(self, model: Model, first: FusedIntermediates, values: Values, waves: Tensor) -> Tensor:
+        """Return waves behind the first slice taken back to the probes before the operators, (B, M, h, w)."""
+        before = self.backend.to_probes(first, waves)
+        return apply_operator_adjoints(model.operators, "probe", before, values).contiguous()
 
     def _add(
         self,
