@@ -41,7 +41,14 @@ from scipy import ndimage
 from scipy.optimize import curve_fit
 from scipy.special import erf
 
-from ptymesh.calibrate.recipe import begin_coarse, parts_of_slice, smooth_thin_slices, turn_in_slice
+from ptymesh.calibrate.recipe import (
+    THICK_OPTICS,
+    begin_coarse,
+    move_positions_late,
+    parts_of_slice,
+    smooth_thin_slices,
+    turn_in_slice,
+)
 from ptymesh.compare import compare_results
 from ptymesh.measurement import ArraySource, Measurement
 from ptymesh.models import OPTICS, named
@@ -67,12 +74,13 @@ def recipes() -> dict[str, dict[str, Any]]:
     """Return options of a reconstruction, by name: none, modes for a source of some size, a potential, and its pixels.
 
     All have the default stages, which for a potential let the rotation follow the patterns; `potential` is what
-    `ptymesh calibrate --set object.slices=6` writes, with thinner slices and a coarse beginning.
+    `ptymesh calibrate --set object.slices=6` writes: thinner slices, a coarse beginning, pixels that integrate, and
+    single positions that move in the end.
     """
     return {
         "default": {},
         "modes": {"modes": 3},
-        "potential": {"object": {"kind": "potential"}, "modes": 3, "calibrated": True},
+        "potential": {"object": {"kind": "potential"}, "modes": 3, "calibrated": True, "optics": THICK_OPTICS},
         "refined": {"object": {"kind": "potential"}, "modes": 3, "optics": PIXELS},
     }
 
@@ -236,7 +244,7 @@ def run(made: Truth, scan: Measurement, options: dict[str, Any], seed: int) -> t
     recon = pm.Reconstruction(scan, object=obj, probe=probe, optics=options.get("optics"), seed=seed)
     stages = default_stages(ObjectOptions.parse(obj, "object"), ProbeOptions.parse(probe, "probe"))
     if thin:
-        stages = begin_coarse(smooth_thin_slices(stages, parts))
+        stages = move_positions_late(begin_coarse(smooth_thin_slices(stages, parts)))
     began = time.process_time()
     recon.stages.extend(engine_of(f"stages.{index}", stage) for index, stage in enumerate(stages))
     for _ in recon.loop().epochs():

@@ -204,12 +204,16 @@ def test_thick_slices_are_made_of_thin_ones_and_begin_coarse(found: Calibration)
     recipe = recipe_with(small)
     assert recipe.object.slices == 8 and recipe.object.slice_spacing_m == spacing / 2
     assert [(stage.coarsen, stage.epochs) for stage in recipe.stages] == [(2, 10), (1, 15)]
+    first, last = recipe.stages
+    assert not first.positions and vars(last.positions)["start"] == 5 and list(recipe.optics) == ["detector_transfer"]
     for stage in recipe.stages:
         assert vars(stage.constraints["depth_smoothness"])["weight"] == pytest.approx(1.2)
     wide = replace(small, disc=replace(small.disc, radius=min(found.description.scan.window) / 3.9))
     for one in (recipe_with(wide), recipe_with(small, optics={"detector_transfer": {"pixel_side": 1}})):
         assert one.object.slices == 8 and [(stage.coarsen, stage.epochs) for stage in one.stages] == [(1, 25)]
+    assert recipe_with(small, optics={}).optics == {}, "pieces that were told stay as they are"
     free = recipe_with(small, object={"kind": "transmission"})
+    assert not free.optics and not free.stages[0].positions
     assert free.object.slices == 4 and [stage.coarsen for stage in free.stages] == [1]
     far = recipe_with(small, object={"slice_spacing_m": 49.9 * spacing})
     assert far.object.slices == 300 and vars(far.stages[0].constraints["depth_smoothness"])["weight"] == 1000

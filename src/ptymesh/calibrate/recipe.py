@@ -21,6 +21,10 @@ THICK_MODES = 3
 #: First epochs of a potential of several slices, on the inner half of the detector, for a quarter of the work: scan,
 #: lens and what is large follow faster there, and the others then start from it.
 COARSE_EPOCHS = 10
+#: Last epochs of a potential of several slices in which single positions move, when scan and lens have been found.
+MOVING_EPOCHS = 10
+#: Pieces of the model of an object of several slices: pixels count the light on all of their area.
+THICK_OPTICS: RawGroup = {"detector_transfer": {"pixel_side": 1}}
 #: Most phase in rad by which the beam's edge turns against its middle from slice to slice: what a slice does is not to
 #: depend on where in it the beam is.
 MOST_TURN_RAD = 1.0
@@ -65,6 +69,9 @@ def recipe_of(found: Calibration, folder: Path) -> tuple[Recipe, Reasons]:
     if not raw.get("stages"):
         parts = _set_thick_object(raw, reasons, found)
         raw["stages"], reasons["stages"] = refining_stages(found, raw, parts), [refinement_sentence(found)]
+        if _is_thick_potential(raw) and "optics" not in raw:
+            raw["optics"] = copy.deepcopy(THICK_OPTICS)
+            reasons["optics"] = ["Pixels count the light on all of their area, which softens the patterns."]
     raw["output"] = {**(raw.get("output") or {}), "dir": str(folder)}
     return Recipe.parse(raw), reasons
 
@@ -130,10 +137,18 @@ def refining_stages(found: Calibration, raw: RawGroup, parts: int = 1) -> list[R
         stages = smooth_thin_slices(default_stages(obj, ProbeOptions()), parts)
         return [{**stage, "models": copy.deepcopy(rotation)} for stage in stages]
     stages = smooth_thin_slices(default_stages(obj, ProbeOptions.parse(raw["probe"], "probe")), parts)
-    if obj.slices == 1 or obj.kind == TRANSMISSION or obj.initial != "ones" or raw.get("optics"):
+    if not _is_thick_potential(raw) or raw.get("optics"):
         return stages
     radius = found.disc.radius * exp(hypot(*found.disc.stretch))
-    return begin_coarse(stages) if can_begin_coarse(found.description.scan.window, radius) else stages
+    if can_begin_coarse(found.description.scan.window, radius):
+        stages = begin_coarse(stages)
+    return move_positions_late(stages)
+
+
+def _is_thick_potential(raw: RawGroup) -> bool:
+    """Return True for an object of several slices without amplitudes of its own, which starts empty."""
+    obj = ObjectOptions.parse(raw.get("object") or {}, "object")
+    return obj.slices > 1 and obj.kind != TRANSMISSION and obj.initial == "ones"
 
 
 def smooth_thin_slices(stages: list[RawGroup], parts: int) -> list[RawGroup]:
@@ -170,6 +185,16 @@ def begin_coarse(stages: list[RawGroup]) -> list[RawGroup]:
     (stage,) = stages
     first = {**stage, "epochs": COARSE_EPOCHS, "coarsen": 2}
     return copy.deepcopy([first, {**stage, "epochs": stage["epochs"] - COARSE_EPOCHS}])
+
+
+def move_positions_late(stages: list[RawGroup]) -> list[RawGroup]:
+    """Return stages in whose last epochs single positions move, too.
+
+    Args:
+        stages: of which the last has more than MOVING_EPOCHS epochs.
+    """
+    *others, last = copy.deepcopy(stages)
+    return [*others, {**last, "positions": {"start": last["epochs"] - MOVING_EPOCHS}}]
 
 
 def refinement_sentence(found: Calibration) -> str:
