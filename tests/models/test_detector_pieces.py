@@ -19,7 +19,7 @@ from ptymesh.io.results import Result
 from ptymesh.models import OPTICS, DetectorPiece
 from ptymesh.physics import fidelity
 from ptymesh.physics.detector.pieces import Response
-from ptymesh.physics.fidelity import Data
+from ptymesh.physics.fidelity import FIDELITIES, Data
 from ptymesh.physics.operators import Placed, Tables, Values
 from ptymesh.problem import Batch
 from ptymesh.recipe.schema import Recipe
@@ -99,7 +99,7 @@ def test_derivatives_by_its_unknowns(name: str) -> None:
         assert torch.allclose(change, (ends[0] - ends[1]) / (2 * step), atol=1e-8)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", FIDELITIES)
 def test_revised_waves_without_effect_are_those_of_the_fidelity(kind: Any) -> None:
     toy = make()
     response = Response((Placed.of(Same(), toy.measurement.geometry, torch.complex128, "cpu"),), {})
@@ -109,10 +109,10 @@ def test_revised_waves_without_effect_are_those_of_the_fidelity(kind: Any) -> No
     assert torch.allclose(fidelity.revision_through(kind, response, S, data), wanted, rtol=1e-12)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", FIDELITIES)
 @pytest.mark.parametrize("name", NAMES)
 def test_revised_waves_lower_the_loss(name: str, kind: Any) -> None:
-    """Down to less than a tenth of where it starts; with the amplitude, step after step.
+    """Down to less than a tenth of where it starts; with amplitudes, step after step.
 
     Pixels with next to all light of one point can be darkened for good by a step of the intensity: half is asked then.
     """
@@ -129,10 +129,11 @@ def test_revised_waves_lower_the_loss(name: str, kind: Any) -> None:
         losses.append(fidelity.value(kind, response.signal(S), data) - least)
     losses = torch.stack(losses)
     rises = (losses[1:] - losses[:-1]).amax(1)
-    assert float((rises if kind == "amplitude" else rises[:1]).max()) < 1e-9 * float(losses[0].max())
+    assert float((rises if kind in ("amplitude", "anscombe") else rises[:1]).max()) < 1e-9 * float(losses[0].max())
     points = torch.eye(24 * 28, dtype=torch.float64).reshape(-1, 24, 28)
     alone = kind == "intensity" and float(response.apply(points).amax() / response.apply(S * 0 + 1).amax()) > 0.9
-    assert bool((losses[-1] < (0.5 if alone else 0.1) * losses[0]).all())
+    left = 0.5 if alone else 0.15 if kind == "anscombe" else 0.1  # its 3/8 of a count is much beside counts below 1
+    assert bool((losses[-1] < left * losses[0]).all())
 
 
 @pytest.mark.sample(19)

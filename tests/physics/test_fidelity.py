@@ -1,11 +1,14 @@
 """Fidelities: their derivatives, and what their steps must do to the intensities."""
 
+import math
+
 import pytest
 import torch
 
 from ptymesh.physics import fidelity
 from ptymesh.physics.fidelity import FIDELITIES, Data, Fidelity, fidelity_of
 from ptymesh.physics.fidelity.amplitude import AmplitudeFidelity
+from ptymesh.physics.fidelity.anscombe import OFFSET
 
 H, W = 8, 9
 
@@ -46,7 +49,7 @@ def test_amplitude_step_keeps_the_mean_of_few_counts_on_a_background() -> None:
     assert abs(mean - 0.5) < 0.005, "S y / I has the mean S; max(y - b, 0) has 0.99"
 
 
-@pytest.mark.parametrize("kind", ["amplitude", "poisson", "intensity"])
+@pytest.mark.parametrize("kind", FIDELITIES)
 @pytest.mark.parametrize("background", [None, 2.0])
 def test_step_lowers_the_loss_of_every_view(kind: str, background: float | None) -> None:
     S, data = sample(background=background)
@@ -74,7 +77,7 @@ def test_one_dim_pixel_does_not_decide_a_view() -> None:
     assert fidelity.value("poisson", S * factor**2, data)[0] < fidelity.value("poisson", S, data)[0]
 
 
-@pytest.mark.parametrize("kind", ["amplitude", "poisson", "intensity"])
+@pytest.mark.parametrize("kind", FIDELITIES)
 def test_masked_pixels_ask_for_nothing(kind: str) -> None:
     S, data = sample()
     assert (fidelity.revision(kind, S, data)[:, 2, 3] == 1).all()
@@ -92,7 +95,7 @@ def test_a_count_below_zero_is_no_data_in_that_view_alone() -> None:
     assert data.good[0, 4, 4] and not data.good[1, 4, 4] and data.y[1, 4, 4] == 0
 
 
-@pytest.mark.parametrize("kind", ["amplitude", "poisson", "intensity"])
+@pytest.mark.parametrize("kind", FIDELITIES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_dark_model_under_counts_stays_finite(kind: str, dtype: torch.dtype) -> None:
     _, data = sample(dtype)
@@ -116,7 +119,7 @@ def test_residual_terms() -> None:
     assert torch.allclose(terms[:, 3], (data.y.sqrt() * good).sum((1, 2)))
 
 
-@pytest.mark.parametrize("kind", ["amplitude", "poisson", "intensity"])
+@pytest.mark.parametrize("kind", FIDELITIES)
 @pytest.mark.parametrize("background", [None, 2.0])
 def test_pixels_without_light_say_nothing(kind: str, background: float | None) -> None:
     S, data = sample(background=background)
@@ -178,6 +181,25 @@ def test_that_step_is_the_modulus_projection_for_amplitudes() -> None:
     assert torch.allclose(
         Fidelity.revision(AmplitudeFidelity(), S, data)[lit], AmplitudeFidelity().revision(S, data)[lit], rtol=1e-9
     )
+
+
+@pytest.mark.parametrize("background", [None, 2.0])
+def test_anscombe_is_amplitudes_with_more_counts_and_background(background: float | None) -> None:
+    S, data = sample(background=background)
+    more = Data(torch.where(data.good, data.y + OFFSET, 0.0), data.good, torch.tensor(OFFSET + (background or 0.0)))
+    for found in (fidelity.value, fidelity.slope, fidelity.curvature, fidelity.revision):
+        assert torch.allclose(found("anscombe", S, data), found("amplitude", S, more), rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize(("mean", "amplitude", "anscombe"), [(0.3, 0.25, 0.74), (1.0, 0.60, 0.82), (5.0, 0.94, 0.95)])
+def test_few_counts_bias_anscombe_less_than_amplitudes(mean: float, amplitude: float, anscombe: float) -> None:
+    """The intensity that fits Poisson's counts best is a share of their mean."""
+    y = torch.arange(60, dtype=torch.float64)
+    chances = torch.exp(y * math.log(mean) - mean - torch.lgamma(y + 1))
+    ladder = mean * torch.linspace(0.05, 1.2, 2301, dtype=torch.float64)[:, None]
+    for kind, share in (("amplitude", amplitude), ("anscombe", anscombe), ("poisson", 1.0)):
+        losses = (fidelity_of(kind).loss(ladder, y) * chances).sum(1)
+        assert float(ladder[losses.argmin()]) == pytest.approx(share * mean, abs=0.005 * mean), kind
 
 
 def test_a_fidelity_that_there_is_not_is_refused_by_name() -> None:

@@ -60,6 +60,7 @@ def absolute(intensity: Tensor, counts: Tensor) -> Tensor:
 SLOPES = {
     "amplitude": dict(),
     "poisson": dict(fidelity="poisson"),
+    "anscombe": dict(fidelity="anscombe", averaged=0.5),
     "intensity, two slices": dict(fidelity="intensity", case=dict(slices=2)),
     "three slices, tilted": dict(case=dict(slices=3, tilt_rad=(8e-3, -5e-3))),
     "nrmse": dict(loss="nrmse", power=0.3),
