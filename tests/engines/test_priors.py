@@ -143,6 +143,22 @@ def test_kr_filter_keeps_low_frequencies_halves_those_at_the_cutoff_and_removes_
     assert KrFilter(cutoff=1).sigma_px == pytest.approx(0.61, abs=0.01)
 
 
+def test_kr_threshold_keeps_a_lattice_and_removes_noise() -> None:
+    toy = thick(2)
+    r = torch.arange(96, dtype=torch.float64) + 0.5
+    waves = [torch.cos(math.pi * k * r / 96) for k in (3, 16, 40)]
+    lattice = torch.stack((waves[0][:, None] * waves[1] + waves[2], 0.02 * waves[2][:, None] * waves[0]))
+    truth = 1 + 0.3j * lattice.to(torch.complex128)
+    toy.truth.object.copy_(truth)
+    assert relative(applied(toy, kr_threshold={"keep": 4 / 96**2}), truth) < 1e-14  # with the mean, 3 and 2 waves
+    error = noise(truth.shape, 0.05)
+    for keep in (0.01, 0.1):
+        toy.truth.object.copy_(truth + error)
+        found = applied(toy, kr_threshold={"keep": keep})
+        strongest = math.sqrt(keep * (1 - math.log(keep)))  # their share of the power of Gaussian noise, and its root
+        assert float((found - truth).norm()) == pytest.approx(strongest * float(error.norm()), rel=0.05)
+
+
 def test_identical_slices_average_noise() -> None:
     toy = thick(4)
     truth = toy.truth.object[:1].clone()
@@ -318,6 +334,7 @@ OBJECT = {
     "kz_filter": {"angle_rad": 1e-3},
     "total_variation": {"weight": 0.5, "depth_weight": 0.2},
     "kr_filter": {"cutoff": 0.7},
+    "kr_threshold": {"keep": 0.05, "strength": 0.5},
     "grid_artefacts": {"period_px": 4.5, "direction_deg": 20},
     "positivity": True,
     "complex_ratio": {"strength": 0.5},
