@@ -83,6 +83,15 @@ class LBFGS(Autodiff, Engine):
         """Return the names of the operators' unknowns that are regularised, all of which the model must have."""
         return [regulariser.of for regulariser in self.regularisers if regulariser.of != "object"]
 
+    def check(self, problem: Problem) -> None:
+        """Check that the regularisers have a meaning for a problem.
+
+        Raises:
+            BadInput: one has not.
+        """
+        super().check(problem)
+        self.check_regularisers(problem)
+
     def step(self, problem: Problem, estimate: Estimate, batch: Batch) -> None:
         """Take one step along the quasi-Newton direction, and remember its pair. Collective.
 

@@ -1,5 +1,6 @@
 """Gradient engines: slopes of every unknown against finite differences; losses, regularisers, scales and units."""
 
+import math
 from contextlib import suppress
 from dataclasses import replace
 from importlib.metadata import EntryPoint
@@ -12,11 +13,11 @@ from torch import Tensor
 
 from ptymesh import registry
 from ptymesh.distributed.world import Solo, World
-from ptymesh.engines import EPIE, SGD, Adam
+from ptymesh.engines import ENGINES, EPIE, SGD, Adam
 from ptymesh.engines.gradients import regularisers
 from ptymesh.engines.gradients.autodiff import Autodiff
 from ptymesh.engines.gradients.losses import LOSSES, OfFunction
-from ptymesh.engines.gradients.regularisers import REGULARISERS
+from ptymesh.engines.gradients.regularisers import COMPARING, REGULARISERS
 from ptymesh.engines.gradients.sweep import covered
 from ptymesh.errors import BadInput, Interrupted
 from ptymesh.estimate import Estimate
@@ -71,6 +72,7 @@ SLOPES = {
         parametrisation="amplitude_phase", case=dict(propagation="angular_spectrum")
     ),
     "tv and l1": dict(regularisers=[{"kind": "tv", "weight": 0.3}, {"kind": "l1", "weight": 0.1}]),
+    "similar slices": dict(regularisers=[{"kind": "similar_slices", "weight": 0.3}], case=dict(slices=3)),
 }
 
 
@@ -170,6 +172,61 @@ def test_regularisers_mean_what_they_say() -> None:
     assert float(regularisers.sparsity(edge).sum()) == pytest.approx(32 * np.arctan(0.5), rel=5e-3)
 
 
+def test_similar_planes_cost_what_they_differ_by() -> None:
+    """Two modes of two slices, which differ by a constant each; single pixels count less after a blur."""
+    obj = torch.ones(4, 24, 24, dtype=torch.complex128)
+    obj[0] += 0.3j  # the first mode's first slice against its second, and against the second mode's
+    obj[3] += 0.5
+    slices, modes = (f(obj, slices=2, blur_px=1.0)[:, 12, 12] for f in COMPARING.values())
+    assert slices.tolist() == pytest.approx([0.15, 0.15, 0.25, 0.25], abs=1e-3)
+    assert modes.tolist() == pytest.approx([0.15, 0.25, 0.15, 0.25], abs=1e-3)
+    whole = regularisers.similar_slices(obj, blur_px=0.0)[:, 12, 12]
+    assert whole.tolist() == pytest.approx([float(obj[:, 12, 12].std(correction=0))] * 4, abs=1e-3)
+    obj = torch.ones(2, 24, 24, dtype=torch.complex128)
+    obj[0, 12, 12] += 100  # so much that roots are not rounded
+    sums = [float(regularisers.similar_slices(obj, blur_px=blur).square().sum()) for blur in (0.0, 1.0, 2.0)]
+    power = [100**2 / 2 * share for share in (1, 1 / (4 * math.pi), 1 / (16 * math.pi))]  # the Gaussians' own
+    assert sums == pytest.approx(power, rel=0.01)
+
+
+def similar(world: World, layout: str, engine: str, kind: str, weight: float) -> Tensor:
+    """The whole object, three slices of two modes each, after four batches with a regulariser; weight 0: without."""
+    toy = make(slices=3, object_modes=2, views=30, uneven=True, dtype=torch.complex64)
+    problem = toy.problem(world, layout)
+    state = RunState(share(toy.start(), problem))
+    terms = [{"kind": kind, "weight": weight, "blur_px": 1.5}] if weight else []
+    batch = None if engine == "lbfgs" else 15
+    Loop(problem, state, [ENGINES[engine](epochs=2, batch=batch, regularisers=terms)]).run()
+    return problem.layout.gather_whole(state.estimate.object, state.estimate)
+
+
+@pytest.mark.parametrize("engine", ["adam", "lbfgs"])
+@pytest.mark.parametrize("kind", COMPARING)
+def test_similar_planes_differ_less(kind: str, engine: str) -> None:
+    found = [similar(Solo(), "replicated", engine, kind, weight) for weight in (0, 3.0)]
+    without, with_it = (float(COMPARING[kind](obj, slices=3, blur_px=1.5).mean()) for obj in found)
+    assert with_it < 0.8 * without
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("engine", ["adam", "lbfgs"])
+@pytest.mark.parametrize("kind", COMPARING)
+def test_similar_planes_on_ranks(ranks, kind: str, engine: str) -> None:  # type: ignore[no-untyped-def]
+    one = similar(Solo(), "replicated", engine, kind, 0.3)
+    for size, layout in ((2, "replicated"), (2, "tiled"), (3, "tiled")):
+        for other in ranks(size, similar, layout, engine, kind, 0.3):
+            assert torch.equal(other, one), (size, layout)
+
+
+@pytest.mark.parametrize("engine", ["adam", "lbfgs"])
+def test_planes_that_cannot_be_compared_are_refused(engine: str) -> None:
+    for kind, key in (("similar_slices", "slices"), ("similar_modes", "modes")):
+        stage = ENGINES[engine](regularisers=[{"kind": kind, "weight": 1}])
+        with pytest.raises(BadInput, match=f"{kind} compares {key} of the object, and there is one; set object.{key}"):
+            stage.check(make().problem())
+        stage.check(make(slices=2, object_modes=2).problem())
+
+
 def test_covered_pixels() -> None:
     e = make(views=7).truth
     expected = torch.zeros(e.object.shape[-2:], dtype=torch.bool)
@@ -227,6 +284,12 @@ def test_functions_of_installed_packages(monkeypatch: pytest.MonkeyPatch) -> Non
         (dict(averaged=1, fidelity="intensity"), "cannot be added to intensity"),
         (dict(regularisers=[{"kind": "tw", "weight": 1}]), "did you mean tv"),
         (dict(regularisers=[{"kind": "tv", "weight": 0}]), "greater than 0"),
+        (dict(regularisers=[{"kind": "tv", "weight": 1, "blur_px": 1}]), "belongs to similar_slices and similar_modes"),
+        (dict(regularisers=[{"kind": "similar_modes", "weight": 1, "blur_px": 3}]), "less than or equal to 2"),
+        (
+            dict(regularisers=[{"kind": "similar_modes", "weight": 1, "of": "object_change"}]),
+            "similar_modes compares planes of the object",
+        ),
         (dict(parametrisation="polar"), "amplitude_phase"),
         (dict(unknowns={"amplitude": {"lr": 0.1}}), "no meaning with parametrisation complex"),
         (dict(unknowns={"positions": True}), "needs positions: {gain: 1}"),

@@ -15,6 +15,7 @@ The sweep is written out by hand and summed over ranks once per batch; all later
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar, Literal
 
 import torch
@@ -23,8 +24,9 @@ from torch import Tensor
 
 from ptymesh.engines.gradients import losses, regularisers
 from ptymesh.engines.gradients.losses import LOSSES, Loss, PixelLoss
-from ptymesh.engines.gradients.regularisers import REGULARISERS, Density
+from ptymesh.engines.gradients.regularisers import COMPARING, REGULARISERS, Density
 from ptymesh.engines.gradients.sweep import Part, Sweep, above_zero, averages, covered, real
+from ptymesh.errors import BadInput
 from ptymesh.estimate import Estimate
 from ptymesh.models import declared
 from ptymesh.options import Options
@@ -45,11 +47,13 @@ class Regulariser(Schedule, Options):
         kind: a name, or a function (regularisers.py).
         weight: factor of its mean density over the pixels under windows.
         of: object, or a tiled unknown of the model's operators.
+        blur_px: standard deviation of the blur before slices or modes of the object are compared, px; None for 1.
     """
 
     kind: str | Density
     weight: float = Field(gt=0)
     of: str = "object"
+    blur_px: float | None = Field(None, ge=0, le=regularisers.WIDEST_PX)
 
     @field_validator("of")
     @classmethod
@@ -66,6 +70,14 @@ class Regulariser(Schedule, Options):
             REGULARISERS[kind]
         return kind
 
+    @model_validator(mode="after")
+    def _compares(self) -> Regulariser:
+        if self.kind in COMPARING and self.of != "object":
+            raise ValueError(f"{self.kind} compares planes of the object; remove of ({self.of})")
+        if self.kind not in COMPARING and self.blur_px is not None:
+            raise ValueError(f"blur_px ({self.blur_px:g}) belongs to {' and '.join(COMPARING)}; remove it")
+        return self
+
     @field_serializer("kind", when_used="json")
     def _named(self, kind: str | Density) -> str:
         return kind if isinstance(kind, str) else REGULARISERS.name_of(kind)
@@ -74,6 +86,30 @@ class Regulariser(Schedule, Options):
     def density(self) -> Density:
         """Function that `kind` names."""
         return REGULARISERS[self.kind] if isinstance(self.kind, str) else self.kind
+
+    def density_of(self, estimate: Estimate) -> Density:
+        """Return the density as a function of the planes alone, which those that compare planes are not."""
+        if not isinstance(self.kind, str) or self.kind not in COMPARING:
+            return self.density
+        blur_px = 1.0 if self.blur_px is None else self.blur_px
+        return partial(COMPARING[self.kind], slices=estimate.slices, blur_px=blur_px)
+
+    def check(self, problem: Problem) -> None:
+        """Check that there are slices, or modes of the object, to be compared.
+
+        Raises:
+            BadInput: there is one.
+        """
+        if self.kind == "similar_slices" and problem.model.slice_kernel is None:
+            raise BadInput(
+                "The regulariser similar_slices compares slices of the object, and there is one; set object.slices, or "
+                "remove it from the stage."
+            )
+        if self.kind == "similar_modes" and problem.model.object_modes == 1:
+            raise BadInput(
+                "The regulariser similar_modes compares modes of the object, and there is one; set object.modes, or "
+                "remove it from the stage."
+            )
 
 
 @dataclass(frozen=True)
@@ -141,6 +177,11 @@ class Autodiff(Options):
         """True if a complex object is counted from vacuum (1), towards which it then decays."""
         return True
 
+    def check_regularisers(self, problem: Problem) -> None:
+        """Check that the regularisers have a meaning for a problem. Raises BadInput."""
+        for regulariser in self.regularisers:
+            regulariser.check(problem)
+
     def before_epoch(self, problem: Problem, estimate: Estimate) -> None:
         """Set the amplitude of a phase-only object to 1, and find the pixels under windows for the regularisers."""
         if self.parametrisation == "phase":
@@ -169,7 +210,7 @@ class Autodiff(Options):
         sums, summary, parts = sweep.total()
         value = summary.value
         for one in problem.model.tiled:
-            if active := self._active(batch, one.name) if one.name in parts else []:
+            if active := self._active(estimate, batch, one.name) if one.name in parts else []:
                 part, field = parts[one.name], _add_vacuum(estimate.others[one.name], one.outside)
                 penalty, by_field = self._penalty(problem, replace(estimate, object=field), active)
                 more = real(by_field) if one.complex else by_field.real
@@ -177,7 +218,7 @@ class Autodiff(Options):
         if wanted & {"object", "amplitude", "absorption"}:
             slope = torch.zeros_like(estimate.object)
             problem.fields.add(slope, sums.object * (-2 / summary.divisor))
-            if active := self._active(batch, "object"):
+            if active := self._active(estimate, batch, "object"):
                 penalty, by_object = self._penalty(problem, estimate, active)
                 value, slope = value + penalty, slope + by_object
             scale = summary.divisor / (2 * summary.curvature * above_zero(sums.object_weight.max().max()))
@@ -207,9 +248,10 @@ class Autodiff(Options):
         flat = scale * model.vacuum_power(estimate.absorption)
         return Part(total, torch.where(norm > 0, flat / above_zero(norm), 0.0), ABSORPTION_UNIT)
 
-    def _active(self, batch: Batch, name: str) -> list[tuple[Density, float]]:
+    def _active(self, estimate: Estimate, batch: Batch, name: str) -> list[tuple[Density, float]]:
         """Return densities and weights of the regularisers of an unknown that are on."""
-        return [(r.density, r.weight) for r in self.regularisers if r.of == name and r.active(batch.epoch)]
+        active = [r for r in self.regularisers if r.of == name and r.active(batch.epoch)]
+        return [(r.density_of(estimate), r.weight) for r in active]
 
     def _penalty(
         self, problem: Problem, estimate: Estimate, terms: list[tuple[Density, float]]

@@ -179,6 +179,7 @@ class Elementwise(Autodiff, Engine):
                 moves.
         """
         super().check(problem)
+        self.check_regularisers(problem)
         for name in ("slice_spacing", "tilt"):
             if getattr(self.unknowns, name) and problem.model.slice_kernel is None:
                 raise BadInput(f"unknowns.{name} has no meaning for a single slice; remove it from the stage.")

@@ -6,6 +6,9 @@ O       object (L, H, W) complex;  d_y, d_x  forward differences, 0 across the l
     l2          |O - 1|^2                                 smoothness  |d_y O|^2 + |d_x O|^2
     sparsity    |arg O|, few pixels that shift the phase
 
+    similar_slices, similar_modes    sqrt(mean |G O - mean G O|^2) over the slices of each object mode, or over the
+                                     modes of each slice; G a Gaussian in the plane
+
 Roots are rounded at ROUND, so that they have a derivative at zero. A user's own regulariser is a plain torch function
 from O to a density (L, H, W), registered by name or given in Python. It is called with the rank's part of the object
 and what is around it, so that a density may depend on eight pixels on each side:
@@ -24,6 +27,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from ptymesh.engines.constraints.neighbours import blurred, gaussian_reach
 from ptymesh.physics.elementwise import phase
 from ptymesh.registry import Registry
 
@@ -33,6 +37,9 @@ Density = Callable[[Tensor], Tensor]
 NEIGHBOURS = 8
 #: Number of pixels needed on each side for slopes: those of the neighbours' densities, with their own neighbours.
 REACH = 2 * NEIGHBOURS
+#: Largest standard deviation of a blur, in pixels: a Gaussian reaches four of them.
+WIDEST_PX = 2.0
+assert gaussian_reach(WIDEST_PX) <= NEIGHBOURS
 #: Below this, |x| is a parabola.
 ROUND = 1e-3
 
@@ -76,6 +83,44 @@ def smoothness(obj: Tensor) -> Tensor:
 def sparsity(obj: Tensor) -> Tensor:
     """Return |arg O|."""
     return _rounded(phase(obj).square())
+
+
+@register("similar_slices")
+def similar_slices(obj: Tensor, slices: int | None = None, blur_px: float = 1.0) -> Tensor:
+    """Return sqrt(mean_l |G O_l - mean G O|^2) over the slices of each object mode, the same in all of these.
+
+    Args:
+        obj: (Q L, H, W) complex, the slices of one mode after the other's.
+        slices: L; None for one mode.
+        blur_px: standard deviation of G, in pixels; 0 for no blur.
+    """
+    return _spread(obj, len(obj) if slices is None else slices, blur_px, axis=1)
+
+
+@register("similar_modes")
+def similar_modes(obj: Tensor, slices: int | None = None, blur_px: float = 1.0) -> Tensor:
+    """Return sqrt(mean_q |G O_q - mean G O|^2) over the object modes of each slice, the same in all of these.
+
+    Args:
+        obj: (Q L, H, W) complex, the slices of one mode after the other's.
+        slices: L; None for modes of one slice.
+        blur_px: standard deviation of G, in pixels; 0 for no blur.
+    """
+    return _spread(obj, 1 if slices is None else slices, blur_px, axis=0)
+
+
+#: Densities that compare planes with each other, and take the number of slices and the blur.
+COMPARING = {"similar_slices": similar_slices, "similar_modes": similar_modes}
+
+
+def _spread(obj: Tensor, slices: int, blur_px: float, axis: int) -> Tensor:
+    """Return the standard deviation of blurred planes along an axis of (Q, L, H, W), for each plane (Q L, H, W)."""
+    planes = (blurred(obj, blur_px) if blur_px else obj).unflatten(0, (-1, slices)).unbind(axis)
+    # one plane after the other, as torch's sums over an axis are rounded by where a pixel lies in the array
+    mean = sum(planes[1:], planes[0]) / len(planes)
+    departures = [_squared(plane - mean) for plane in planes]
+    spread = _rounded(sum(departures[1:], departures[0]) / len(planes))
+    return torch.stack([spread] * len(planes), axis).flatten(0, 1)
 
 
 def _squared(x: Tensor) -> Tensor:
