@@ -212,6 +212,13 @@ def test_each_constraint_acts_on_its_part() -> None:
     Adam(object={"phase": {"high": 5.0}}).apply_constraints(problem, start, 1)
     assert float(values.real.max()) == 5 and values[0, 32, 32] == 0.3j
     torch.testing.assert_close(start.object, MODEL.transmission(values, 0.0))
+    for name, given, absorbed in (
+        ("complex_ratio", {"ratio": 0.1}, 0.1 * 5),
+        ("mirrored_amplitude", {"scale": 0.01, "power": 2}, 0.01 * 25),
+    ):
+        Adam(constraints={name: given}).apply_constraints(problem, start, 1)
+        assert complex(values[0, 50, 50]) == pytest.approx(5 + 1j * absorbed, abs=1e-9), "beyond half a turn"
+        torch.testing.assert_close(start.object, MODEL.transmission(values, 0.0))
 
 
 @pytest.mark.parametrize(

@@ -110,6 +110,40 @@ def test_power_is_held_at_its_first_value_and_at_a_given_one() -> None:
     assert float((e.probe.abs() ** 2).sum()) == pytest.approx(123)
 
 
+@pytest.mark.parametrize(
+    ("group", "given"),
+    [
+        ("object", {"amplitude": {"low": 0.9, "high": 0.95}}),
+        ("object", {"phase": {"low": -0.1, "high": 0.1}}),
+        ("probe", {"support": {"radius": 0.5}}),
+        ("probe", {"fourier_support": {"radius": 0.4}}),
+        ("probe", {"power": {"counts": 123.0}}),
+    ],
+    ids=str,
+)
+def test_strength_is_a_share_of_the_way_that_rises(group: str, given: dict) -> None:
+    ((key, options),) = given.items()
+    toy = make()
+    moved = {
+        "amplitude": lambda e: e.object.abs(),
+        "phase": lambda e: torch.angle(e.object),
+        "power": lambda e: e.probe.abs().square().sum().log(),
+    }.get(key, lambda e: e.probe)
+
+    def applied(epoch: int, **more: float) -> torch.Tensor:
+        e, gradual = copy(toy.truth), {group: {key: options | more}, "epochs": 5}
+        quiet = {"probe": {"orthogonalise": False} | gradual.pop("probe", {})}
+        RPIE(**(gradual | quiet)).apply_constraints(toy.problem(), e, epoch)
+        return moved(e)
+
+    before, whole = moved(toy.truth), applied(1)
+    assert relative(whole, before) > 1e-3
+    assert relative(applied(1, strength=0.25), before + 0.25 * (whole - before)) < 1e-12
+    for epoch, share in ((2, 0.2), (3, 0.4), (4, 0.4)):
+        risen = applied(epoch, strength=0.4, start=2, rise=1)
+        assert relative(risen, before + share * (whole - before)) < 1e-12
+
+
 def test_supports() -> None:
     toy = make()
     e = copy(toy.truth)

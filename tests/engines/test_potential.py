@@ -334,6 +334,23 @@ def test_constraints_act_on_the_potential_beyond_a_turn() -> None:
     assert float(start.object_values[0, 0, 0]) == 0
 
 
+def test_recentring_moves_the_potential_and_keeps_intensities() -> None:
+    toy, potential = toy_of(slices=6, turns=9.0)
+    problem, e = toy.problem(), begun(toy)
+    problem.begin_epoch(e)
+    assert e.object_values is not None
+    e.object_values[4:] = potential[4:]  # the specimen is in the last two slices
+    e.object.copy_(POTENTIAL.transmission(e.object_values, 0.0))
+    views = torch.arange(len(e.positions))
+    before = toy.model.intensity(e.object, e.probe, e.anchors, e.fractions(views), e.weights)
+    Adam(constraints={"depth_recentring": True}).apply_constraints(problem, e, 1)
+    assert torch.equal(e.object_values[2:4], potential[4:]) and not e.object_values[[0, 1, 4, 5]].any()
+    assert e.parameters["depth_recentring"]["defocus_m"] == pytest.approx(2 * e.slice_spacing_m)
+    torch.testing.assert_close(e.object, POTENTIAL.transmission(e.object_values, 0.0))
+    after = toy.model.intensity(e.object, e.probe, e.anchors, e.fractions(views), e.weights)
+    torch.testing.assert_close(after, before, rtol=0, atol=1e-8 * float(before.max()))
+
+
 @pytest.mark.parametrize(
     ("engine", "said"),
     [
@@ -341,6 +358,7 @@ def test_constraints_act_on_the_potential_beyond_a_turn() -> None:
         (pm.RPIE(object={"ramp": True}), "Ramp changes amplitudes or turns phases"),
         (pm.RPIE(object={"amplitude": {"high": 1.0}}), "Amplitude changes amplitudes"),
         (pm.RPIE(constraints={"complex_ratio": True}), "ComplexRatio changes amplitudes"),
+        (pm.RPIE(constraints={"mirrored_amplitude": True}), "MirroredAmplitude changes amplitudes"),
         (pm.Adam(parametrisation="phase"), "parametrisation phase is of a transmission"),
         *((ENGINES[name](), f"{name} cannot move a potential") for name in ("dm", "raar", "ap", "mpie", "cg", "bh")),
     ],

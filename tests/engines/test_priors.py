@@ -130,6 +130,17 @@ def test_complex_ratio_makes_absorption_of_phase(ratio: float | None) -> None:
     assert torch.allclose(torch.angle(found), phase)
 
 
+@pytest.mark.parametrize(("scale", "power"), [(0.03, 4.0), (0.4, 2.0)])
+def test_mirrored_amplitude_falls_with_a_power_of_the_phase(scale: float, power: float) -> None:
+    toy = make()
+    phase = torch.linspace(-1.5, 1.5, 96, dtype=torch.float64).expand(1, 96, 96)
+    toy.truth.object.copy_(torch.polar(torch.full_like(phase, 1.3), phase))
+    found = applied(toy, mirrored_amplitude={"scale": scale, "power": power})
+    assert torch.allclose(torch.angle(found), phase, atol=1e-14)
+    assert torch.allclose(found.abs()[phase <= 0], torch.ones(()).double())
+    assert torch.allclose(-found.abs().log()[phase > 0], scale * phase[phase > 0] ** power)
+
+
 def test_kr_filter_keeps_low_frequencies_halves_those_at_the_cutoff_and_removes_high_ones() -> None:
     kept = {}
     for k in (0.05, 0.2, 0.45):  # cycles per pixel; the cutoff is 0.2
@@ -338,6 +349,7 @@ OBJECT = {
     "grid_artefacts": {"period_px": 4.5, "direction_deg": 20},
     "positivity": True,
     "complex_ratio": {"strength": 0.5},
+    "mirrored_amplitude": {"strength": 0.5},
     "identical_slices": {"strength": 0.3},
     "vacuum_slices": {"strength": 0.5},
     "field_of_view": True,

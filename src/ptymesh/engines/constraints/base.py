@@ -112,24 +112,32 @@ CONSTRAINTS: Registry[type[Constraint]] = Registry(
 )
 
 
-class Prior(Constraint):
-    """Constraint that moves the object or the probe a share of the way to what is known of it.
+class GradualConstraint(Constraint):
+    """Constraint that goes a share of the way to what it asks for.
 
     Attributes:
         strength: share of the way, 1 for all of it.
         rise: epochs over which the strength rises, in equal steps, before it is all there.
     """
 
-    #: The unknown that is moved.
-    of: ClassVar[Literal["object", "probe"]] = "object"
-
     strength: float = Field(1.0, gt=0, le=1)
     rise: int = Field(0, ge=0, le=MOST)
 
     def at_epoch(self, epoch: int) -> Self:
-        """Return the prior with the strength that it has risen to in an epoch (from 1) of the stage."""
+        """Return the constraint with the strength that it has risen to in an epoch (from 1) of the stage."""
         share = min(1.0, (epoch - self.start + 1) / (self.rise + 1))
         return self.model_copy(update={"strength": self.strength * share})
+
+    def blend(self, values: Tensor, goal: Tensor) -> Tensor:
+        """Return real values moved to values + strength (goal - values), at strength 1 the goal to the last bit."""
+        return goal if self.strength == 1 else values + self.strength * (goal - values)
+
+
+class Prior(GradualConstraint):
+    """Constraint that moves the object or the probe a share of the way to what is known of it."""
+
+    #: The unknown that is moved.
+    of: ClassVar[Literal["object", "probe"]] = "object"
 
     def goal(self, problem: Problem, estimate: Estimate) -> Tensor:
         """Return the object or the probe as it would be at strength 1, of its own shape. Collective.

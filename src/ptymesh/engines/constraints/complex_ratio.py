@@ -8,10 +8,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from ptymesh.engines.constraints.base import CONSTRAINTS, Prior
+from ptymesh.engines.constraints.base import CONSTRAINTS, OfValues, Prior
 from ptymesh.engines.constraints.illumination import illuminated_mask
 from ptymesh.estimate import Estimate
 from ptymesh.physics.elementwise import phase as phase_of
+from ptymesh.physics.object_models import object_model_of
 from ptymesh.problem import Problem
 
 #: Least amplitude of which a logarithm is taken.
@@ -28,6 +29,7 @@ class ComplexRatio(Prior):
     """
 
     after: ClassVar[str | None] = "phase"
+    of_potential: ClassVar[OfValues] = "amplitudes"
 
     ratio: float | None = Field(None, ge=-10, le=10)
 
@@ -38,10 +40,18 @@ class ComplexRatio(Prior):
             problem: the problem that is solved.
             estimate: the unknowns.
         """
-        phase, ratio = phase_of(estimate.object), self.ratio
+        phase, ratio = object_phase(estimate), self.ratio
         if ratio is None:
             lit = illuminated_mask(problem, estimate)
             absorbed = torch.log(estimate.object.abs().clamp(min=DARKEST)).abs()
             shifted = float(problem.fields.mean(phase.abs(), lit, estimate))
             ratio = float(problem.fields.mean(absorbed, lit, estimate)) / shifted if shifted else 0.0
         return torch.polar(torch.exp(-ratio * phase), phase)
+
+
+def object_phase(estimate: Estimate) -> Tensor:
+    """Return the object's phase in rad, (L, H, W) real; beyond half a turn where it follows from values."""
+    values = estimate.object_values
+    if values is None or not object_model_of(estimate.object_kind).is_phase:
+        return phase_of(estimate.object)
+    return values.real

@@ -9,15 +9,15 @@ import torch
 from pydantic import model_validator
 from torch import Tensor
 
-from ptymesh.engines.constraints.base import Constraint, OfValues
+from ptymesh.engines.constraints.base import GradualConstraint, OfValues
 from ptymesh.engines.waves import EngineMemory
 from ptymesh.estimate import Estimate
 from ptymesh.physics.elementwise import phase as phase_of
 from ptymesh.problem import Problem
 
 
-class Limits(Constraint):
-    """Values below `low` and above `high` are brought back to the limit."""
+class Limits(GradualConstraint):
+    """Values below `low` and above `high` are brought back to the limit, or a share of the way."""
 
     low: float | None = None
     high: float | None = None
@@ -73,14 +73,15 @@ class Phase(Limits):
         if estimate.object_values is None:
             limit_phase(estimate.object, self)
         else:  # here `estimate.object` holds the values (see `of_potential`), whose real part is the phase
-            bounded = estimate.object.real.clamp(self.low, self.high)
+            phase = estimate.object.real
+            bounded = self.blend(phase, phase.clamp(self.low, self.high))
             estimate.object.copy_(torch.complex(bounded, estimate.object.imag))
 
 
 def limit_amplitude(obj: Tensor, limits: Limits) -> None:
     """Bring |O| into the limits in place, with its phase; a zero has no phase and becomes real."""
     amplitude = obj.abs()
-    bounded = amplitude.clamp(limits.low, limits.high)
+    bounded = limits.blend(amplitude, amplitude.clamp(limits.low, limits.high))
     unit = torch.where(amplitude > 0, obj / amplitude.clamp(min=torch.finfo(amplitude.dtype).tiny), 1)
     obj.copy_(torch.where(bounded == amplitude, obj, bounded * unit))
 
@@ -88,5 +89,5 @@ def limit_amplitude(obj: Tensor, limits: Limits) -> None:
 def limit_phase(obj: Tensor, limits: Limits) -> None:
     """Bring arg O (rad, in -pi to pi) into the limits in place, with its amplitude."""
     phase = phase_of(obj)
-    bounded = phase.clamp(limits.low, limits.high)
+    bounded = limits.blend(phase, phase.clamp(limits.low, limits.high))
     obj.copy_(torch.where(bounded == phase, obj, torch.polar(obj.abs(), bounded)))

@@ -9,14 +9,14 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from ptymesh.engines.constraints.base import Constraint, OfValues
+from ptymesh.engines.constraints.base import GradualConstraint, OfValues
 from ptymesh.engines.waves import EngineMemory
 from ptymesh.estimate import Estimate
 from ptymesh.physics.propagate import fft, ifft
 from ptymesh.problem import Problem
 
 
-class Support(Constraint):
+class Support(GradualConstraint):
     """Disc outside of which the probe is zero, in real space or in Fourier space, as a fraction of the half window.
 
     Attributes:
@@ -38,7 +38,8 @@ class Support(Constraint):
             estimate: the unknowns.
             engine: not used.
         """
-        estimate.probe *= disc(estimate.window, self, estimate.probe, centred=True)
+        inside = disc(estimate.window, self, estimate.probe, centred=True)
+        estimate.probe *= self.blend(torch.ones_like(inside), inside)
 
 
 class FourierSupport(Support):
@@ -53,7 +54,7 @@ class FourierSupport(Support):
             engine: not used.
         """
         aperture = disc(estimate.window, self, estimate.probe, centred=False)
-        estimate.probe.copy_(ifft(fft(estimate.probe) * aperture))
+        estimate.probe.copy_(ifft(fft(estimate.probe) * self.blend(torch.ones_like(aperture), aperture)))
 
 
 def disc(window: tuple[int, int], support: Support, like: Tensor, *, centred: bool) -> Tensor:

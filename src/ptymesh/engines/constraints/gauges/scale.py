@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from pydantic import Field
 
-from ptymesh.engines.constraints.base import Constraint, OfValues
+from ptymesh.engines.constraints.base import Constraint, GradualConstraint, OfValues
 from ptymesh.engines.constraints.illumination import illuminated_mask
 from ptymesh.engines.waves import EngineMemory
 from ptymesh.estimate import Estimate
@@ -33,8 +33,11 @@ class Scale(Constraint):
         rescale(estimate, float(mean) ** -estimate.slices)
 
 
-class Power(Constraint):
-    """Gauge that holds sum |P|^2 at `counts` (default: its value when first applied); the object takes the inverse."""
+class Power(GradualConstraint):
+    """Gauge that holds sum |P|^2 at `counts` (default: its value when first applied); the object takes the inverse.
+
+    A share of the way is one of the logarithm.
+    """
 
     for_own_probes: ClassVar[bool] = False
     of_potential: ClassVar[OfValues] = "amplitudes"
@@ -53,7 +56,7 @@ class Power(Constraint):
         if self.counts is None:
             engine.state.setdefault("probe_power", current.clone())
         target = float(engine.state["probe_power"]) if self.counts is None else self.counts
-        rescale(estimate, math.sqrt(float(current) / target))
+        rescale(estimate, math.sqrt(float(current) / target) ** self.strength)
 
 
 def rescale(estimate: Estimate, factor: float) -> None:

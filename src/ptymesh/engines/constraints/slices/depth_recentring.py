@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ptymesh.engines.constraints.base import CONSTRAINTS, Constraint
+from ptymesh.engines.constraints.base import CONSTRAINTS, Constraint, OfValues
 from ptymesh.engines.constraints.illumination import illuminated_mask
 from ptymesh.engines.constraints.neighbours import check_several_slices
 from ptymesh.engines.waves import EngineMemory
@@ -30,6 +30,7 @@ class DepthRecentring(Constraint):
     """
 
     after: ClassVar[str | None] = "phase"
+    of_potential: ClassVar[OfValues] = "values"
 
     def check(self, problem: Problem) -> None:
         """Refuse a single slice, several object modes, and a near field, in which a shift along the beam shows.
@@ -60,7 +61,7 @@ class DepthRecentring(Constraint):
             return
         obj.copy_(torch.roll(obj, moved, 0))
         vacuum = slice(0, moved) if moved > 0 else slice(len(obj) + moved, len(obj))
-        obj[vacuum] = 1
+        obj[vacuum] = estimate.vacuum
         kernel = problem.model.slice_kernel
         assert kernel is not None, "check() refuses this"
         propagate = apply_kernel_adjoint if moved > 0 else apply_kernel
