@@ -139,6 +139,36 @@ def test_stage() -> None:
     assert not any("tilt_smooth" in line for line in report)
 
 
+def test_frequencies_amplitudes_and_modes() -> None:
+    on = {"start_iter": 3}
+    values = params(
+        {"obj_omode_max": 2},
+        loss_params={"loss_simlar": {"state": True, "weight": 0.2, "blur_std": 0.5, "scale_factor": [1, 2, 2]}},
+        constraint_params={
+            "kr_thresh": {**on, "thresh": 0.2},
+            "mirrored_amp": on,
+            "obja_thresh": {**on, "relax": 0.25},
+            "objp_postiv": {**on, "relax": 1},
+        },
+    )
+    recipe, report = converted(values)
+    stage: Any = recipe.stages[0]
+    threshold, mirrored = stage.constraints["kr_threshold"], stage.constraints["mirrored_amplitude"]
+    assert (threshold.keep, threshold.start, mirrored.start) == (0.2, 3, 3)
+    assert (mirrored.scale, mirrored.power, mirrored.strength) == (0.03, 4, 0.9)
+    assert stage.object.amplitude.strength == 0.75 and "positivity" not in stage.constraints
+    similar = stage.regularisers[-1]
+    assert (similar.kind, similar.weight, similar.blur_px) == ("similar_modes", 0.2, 0.5)
+    assert any("loss_simlar.scale_factor: [1, 2, 2]" in line for line in report)
+    assert sum("No counterpart" in line for line in report) == 1
+    values["init_params"].pop("obj_omode_max")
+    values["constraint_params"] |= {"kr_thresh": {**on, "thresh": 1}, "mirrored_amp": {**on, "scale": 0}}
+    recipe, report = converted(values)
+    assert not recipe.stages[0].constraints and not recipe.stages[0].regularisers
+    assert any("No counterpart: loss_params.loss_simlar" in line for line in report)
+    assert any("No counterpart: constraint_params.mirrored_amp" in line for line in report)
+
+
 @pytest.mark.parametrize(
     ("along", "slices", "spacing_m", "depth_m"),
     [

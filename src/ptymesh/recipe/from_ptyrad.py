@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+from ptymesh.engines.gradients.regularisers import WIDEST_PX
 from ptymesh.errors import BadInput
 from ptymesh.geometry import electron_wavelength_m
 from ptymesh.recipe.foreign_settings import Conversion, Settings, optimiser_named
@@ -375,10 +376,13 @@ def _stage(settings: Settings, made: Conversion, several: bool) -> dict[str, obj
         made.unmatched.append(f"recon_params.INDICES_MODE: {indices} (data.views)")
     unknowns = _unknowns(settings, made, stage, several)
     _losses(settings, made, stage)
+    if (similar := settings.group("loss_params.loss_simlar")).get("state"):
+        _compare_modes(similar, settings, made, stage)
     probe: dict[str, object] = {}
     obj: dict[str, object] = {}
     constraints: dict[str, object] = {}
     _constraints(settings, made, several, probe, obj, constraints)
+    _mirror_amplitude(settings, made, stage, constraints)
     for key, group in (("unknowns", unknowns), ("probe", probe), ("object", obj), ("constraints", constraints)):
         if group:
             stage[key] = group
@@ -441,7 +445,6 @@ def _losses(settings: Settings, made: Conversion, stage: dict[str, object]) -> N
     single, poisson, mean, sparse = (
         settings.group(f"loss_params.loss_{name}") for name in ("single", "poissn", "pacbed", "sparse")
     )
-    similar = settings.group("loss_params.loss_simlar")
     weight = 1.0
     if single.get("state", True):
         stage |= {"loss": "nrmse", "power": single.get("dp_pow", 0.5)}
@@ -457,8 +460,37 @@ def _losses(settings: Settings, made: Conversion, stage: dict[str, object]) -> N
     if sparse.get("state"):
         stage["regularisers"] = [{"kind": "sparsity", "weight": _float(sparse.get("weight"), 0.1) / (weight or 1.0)}]
         made.remarks.append("The weight of sparsity goes with the scale of the loss: compare two of them.")
-    if similar.get("state"):
-        made.unmatched.append(f"loss_params.loss_simlar: {similar}")
+
+
+def _compare_modes(similar: dict[str, object], settings: Settings, made: Conversion, stage: dict[str, object]) -> None:
+    """Add the regulariser of object modes to a stage.
+
+    Args:
+        similar: the group `loss_simlar`, which is on.
+        settings: of the file.
+        made: whose remarks and unmatched settings are added to.
+        stage: gets the regulariser.
+    """
+    if settings.value("init_params.obj_omode_max") in (None, 1):
+        made.unmatched.append(f"loss_params.loss_simlar: {similar}, of a single object mode")
+        return
+    loss = "loss_single" if "loss" in stage else "loss_poissn"
+    weight = _float(settings.value(f"loss_params.{loss}.weight"), 1.0) or 1.0
+    one: dict[str, object] = {"kind": "similar_modes", "weight": _float(similar.get("weight"), 0.1) / weight}
+    blur = _float(similar.get("blur_std"), 1.0)
+    if blur != 1:
+        one["blur_px"] = min(WIDEST_PX, blur)
+    if blur > WIDEST_PX:
+        made.unmatched.append(f"loss_params.loss_simlar.blur_std: {blur:g}, above {WIDEST_PX:g}")
+    regularisers = stage.setdefault("regularisers", [])
+    assert isinstance(regularisers, list)
+    regularisers.append(one)
+    made.remarks.append("similar_modes is of complex modes without their occupancy: compare two of its weights.")
+    scale = similar.get("scale_factor")
+    if isinstance(scale, list) and set(scale) != {1}:
+        made.unmatched.append(f"loss_params.loss_simlar.scale_factor: {scale} (planes of full size here)")
+    if similar.get("obj_type", "both") != "both":
+        made.unmatched.append(f"loss_params.loss_simlar.obj_type: {similar['obj_type']} (object as a whole here)")
 
 
 def _float(value: object, default: float) -> float:
@@ -486,7 +518,7 @@ def _constraints(
     found = {name: _constraint(settings, name) for name in _CONSTRAINTS if several or name not in _OF_SLICES}
     for name in _OF_SLICES:
         settings.take(f"constraint_params.{name}")
-    on = {name: group for name, group in found.items() if group.get("start_iter") is not None}
+    on = {name: group for name, group in found.items() if _is_on(group)}
     if "ortho_pmode" not in on:
         probe["orthogonalise"] = False
     elif when := _schedule(on["ortho_pmode"]):
@@ -502,9 +534,12 @@ def _constraints(
     if (group := on.get("obja_thresh")) is not None:
         limits = group.get("thresh")
         low, high = limits if isinstance(limits, list) and len(limits) == 2 else (0.96, 1.04)
-        obj["amplitude"] = {**_schedule(group), "low": low, "high": high}
+        obj["amplitude"] = {**_schedule(group), "low": low, "high": high, **_strength(group)}
     if (group := on.get("kr_filter")) is not None:
         further["kr_filter"] = {**_schedule(group), "cutoff": min(1.0, 2 * _float(group.get("radius"), 0.15))}
+    if (group := on.get("kr_thresh")) is not None and (keep := _float(group.get("thresh"), 0.05)) < 1:
+        further["kr_threshold"] = {**_schedule(group), "keep": keep}
+        made.remarks.append("constraints.kr_threshold ranks frequencies slice by slice, kr_thresh those of all slices.")
     if (group := on.get("objp_postiv")) is not None:
         further["positivity"] = {**_schedule(group), "baseline": 0.0, **_strength(group)}
     for theirs, ours in _PLAIN.items():
@@ -515,8 +550,35 @@ def _constraints(
     for name, group in on.items():
         if name not in _MISSING and group.get("obj_type", "both") != "both":
             made.unmatched.append(f"constraint_params.{name}.obj_type: {group['obj_type']} (object as a whole here)")
-        if name == "obja_thresh" and group.get("relax"):
-            made.unmatched.append(f"constraint_params.obja_thresh.relax: {group['relax']}")
+
+
+def _mirror_amplitude(
+    settings: Settings, made: Conversion, stage: dict[str, object], further: dict[str, object]
+) -> None:
+    """Add the constraint that makes the amplitude of the phase to a stage's.
+
+    Args:
+        settings: of the file.
+        made: whose remarks and unmatched settings are added to.
+        stage: says how the object is parametrised.
+        further: the stage's group `constraints`.
+    """
+    group = {"relax": 0.1, **_constraint(settings, "mirrored_amp")}
+    if not _is_on(group):
+        return
+    scale, power = _float(group.get("scale"), 0.03), _float(group.get("power"), 4.0)
+    if stage.get("parametrisation") == "phase":
+        made.unmatched.append(f"constraint_params.mirrored_amp: {group}, while obja stays (amplitudes are 1 here)")
+    elif not (0 < scale <= 10 and 0 < power <= 8):
+        made.unmatched.append(f"constraint_params.mirrored_amp: {group}")
+    else:
+        further["mirrored_amplitude"] = {**_schedule(group), "scale": scale, "power": power, **_strength(group)}
+        made.remarks.append("constraints.mirrored_amplitude takes exp(-x), of which mirrored_amp takes 1 - x.")
+
+
+def _is_on(group: dict[str, object]) -> bool:
+    """Return True if a constraint is applied in some epoch, and not relaxed so far that it does nothing."""
+    return group.get("start_iter") is not None and _float(group.get("relax"), 0.0) < 1
 
 
 def _constraint(settings: Settings, name: str) -> dict[str, object]:
@@ -536,7 +598,7 @@ _PLAIN = {
     "complex_ratio": "complex_ratio",
     "obj_z_recenter": "depth_recentring",
 }
-_MISSING = ("kr_thresh", "mirrored_amp", "tilt_smooth", "probe_mask_r")
+_MISSING = ("tilt_smooth", "probe_mask_r")
 _OF_SLICES = ("obj_zblur", "kz_filter", "obj_z_recenter")
 _CONSTRAINTS = (
     "ortho_pmode",
@@ -545,6 +607,7 @@ _CONSTRAINTS = (
     "obj_rblur",
     "obja_thresh",
     "kr_filter",
+    "kr_thresh",
     "objp_postiv",
     *_PLAIN,
     *_MISSING,

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from pkgutil import walk_packages
 
-from ptymesh.engines.constraints.base import CONSTRAINTS, Constraint, GradualConstraint, Prior
+from ptymesh.engines.constraints.base import CONSTRAINTS, Constraint, Prior, RisingStrength
 from ptymesh.engines.constraints.gauges.centring import Centre, centre
 from ptymesh.engines.constraints.gauges.ramp import Ramp, remove_ramp
 from ptymesh.engines.constraints.gauges.scale import Power, Scale, rescale
@@ -30,13 +30,13 @@ __all__ = [
     "Centre",
     "Constraint",
     "FourierSupport",
-    "GradualConstraint",
     "Limits",
     "Orthogonalise",
     "Phase",
     "Power",
     "Prior",
     "Ramp",
+    "RisingStrength",
     "Scale",
     "Smooth",
     "Support",

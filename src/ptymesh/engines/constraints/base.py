@@ -32,6 +32,27 @@ from ptymesh.schedule import MOST, Schedule
 OfValues = Literal["values", "alone", "amplitudes", "no"]
 
 
+class RisingStrength(Schedule, Options):
+    """Strength of a constraint that goes a share of the way; a part of constraints.
+
+    Attributes:
+        strength: share of the way, 1 for all of it.
+        rise: epochs over which the strength rises, in equal steps, before it is all there.
+    """
+
+    strength: float = Field(1.0, gt=0, le=1)
+    rise: int = Field(0, ge=0, le=MOST)
+
+    def at_epoch(self, epoch: int) -> Self:
+        """Return the constraint with the strength that it has risen to in an epoch (from 1) of the stage."""
+        share = min(1.0, (epoch - self.start + 1) / (self.rise + 1))
+        return self.model_copy(update={"strength": self.strength * share})
+
+    def blend(self, values: Tensor, goal: Tensor) -> Tensor:
+        """Return real values moved to values + strength (goal - values), at strength 1 the goal to the last bit."""
+        return goal if self.strength == 1 else values + self.strength * (goal - values)
+
+
 class Constraint(Schedule, Options):
     """A change of probe and object after the epochs of its schedule; its options are fields.
 
@@ -112,28 +133,7 @@ CONSTRAINTS: Registry[type[Constraint]] = Registry(
 )
 
 
-class GradualConstraint(Constraint):
-    """Constraint that goes a share of the way to what it asks for.
-
-    Attributes:
-        strength: share of the way, 1 for all of it.
-        rise: epochs over which the strength rises, in equal steps, before it is all there.
-    """
-
-    strength: float = Field(1.0, gt=0, le=1)
-    rise: int = Field(0, ge=0, le=MOST)
-
-    def at_epoch(self, epoch: int) -> Self:
-        """Return the constraint with the strength that it has risen to in an epoch (from 1) of the stage."""
-        share = min(1.0, (epoch - self.start + 1) / (self.rise + 1))
-        return self.model_copy(update={"strength": self.strength * share})
-
-    def blend(self, values: Tensor, goal: Tensor) -> Tensor:
-        """Return real values moved to values + strength (goal - values), at strength 1 the goal to the last bit."""
-        return goal if self.strength == 1 else values + self.strength * (goal - values)
-
-
-class Prior(GradualConstraint):
+class Prior(RisingStrength, Constraint):
     """Constraint that moves the object or the probe a share of the way to what is known of it."""
 
     #: The unknown that is moved.

@@ -9,14 +9,14 @@ import torch
 from pydantic import model_validator
 from torch import Tensor
 
-from ptymesh.engines.constraints.base import GradualConstraint, OfValues
+from ptymesh.engines.constraints.base import Constraint, OfValues, RisingStrength
 from ptymesh.engines.waves import EngineMemory
 from ptymesh.estimate import Estimate
 from ptymesh.physics.elementwise import phase as phase_of
 from ptymesh.problem import Problem
 
 
-class Limits(GradualConstraint):
+class Limits(RisingStrength, Constraint):
     """Values below `low` and above `high` are brought back to the limit, or a share of the way."""
 
     low: float | None = None

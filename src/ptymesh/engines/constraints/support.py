@@ -9,14 +9,14 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from ptymesh.engines.constraints.base import GradualConstraint, OfValues
+from ptymesh.engines.constraints.base import Constraint, OfValues, RisingStrength
 from ptymesh.engines.waves import EngineMemory
 from ptymesh.estimate import Estimate
 from ptymesh.physics.propagate import fft, ifft
 from ptymesh.problem import Problem
 
 
-class Support(GradualConstraint):
+class Support(RisingStrength, Constraint):
     """Disc outside of which the probe is zero, in real space or in Fourier space, as a fraction of the half window.
 
     Attributes:

@@ -23,6 +23,7 @@ or, in an installed package, an entry point of the group `ptymesh.regularisers`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -32,6 +33,14 @@ from ptymesh.physics.elementwise import phase
 from ptymesh.registry import Registry
 
 Density = Callable[[Tensor], Tensor]
+
+
+class PlaneComparison(Protocol):
+    """A density that compares planes (Q L, H, W), and is given the number of slices and a blur."""
+
+    def __call__(self, obj: Tensor, slices: int | None = None, blur_px: float = 1.0) -> Tensor:
+        """Return the density (Q L, H, W)."""
+
 
 #: Number of pixels on each side that a pixel's density may depend on.
 NEIGHBOURS = 8
@@ -85,7 +94,6 @@ def sparsity(obj: Tensor) -> Tensor:
     return _rounded(phase(obj).square())
 
 
-@register("similar_slices")
 def similar_slices(obj: Tensor, slices: int | None = None, blur_px: float = 1.0) -> Tensor:
     """Return sqrt(mean_l |G O_l - mean G O|^2) over the slices of each object mode, the same in all of these.
 
@@ -94,10 +102,9 @@ def similar_slices(obj: Tensor, slices: int | None = None, blur_px: float = 1.0)
         slices: L; None for one mode.
         blur_px: standard deviation of G, in pixels; 0 for no blur.
     """
-    return _spread(obj, len(obj) if slices is None else slices, blur_px, axis=1)
+    return _deviation_over_planes(obj, len(obj) if slices is None else slices, blur_px, axis=1)
 
 
-@register("similar_modes")
 def similar_modes(obj: Tensor, slices: int | None = None, blur_px: float = 1.0) -> Tensor:
     """Return sqrt(mean_q |G O_q - mean G O|^2) over the object modes of each slice, the same in all of these.
 
@@ -106,14 +113,16 @@ def similar_modes(obj: Tensor, slices: int | None = None, blur_px: float = 1.0) 
         slices: L; None for modes of one slice.
         blur_px: standard deviation of G, in pixels; 0 for no blur.
     """
-    return _spread(obj, 1 if slices is None else slices, blur_px, axis=0)
+    return _deviation_over_planes(obj, 1 if slices is None else slices, blur_px, axis=0)
 
 
 #: Densities that compare planes with each other, and take the number of slices and the blur.
-COMPARING = {"similar_slices": similar_slices, "similar_modes": similar_modes}
+COMPARING: dict[str, PlaneComparison] = {"similar_slices": similar_slices, "similar_modes": similar_modes}
+for _name, _density in COMPARING.items():
+    register(_name)(_density)
 
 
-def _spread(obj: Tensor, slices: int, blur_px: float, axis: int) -> Tensor:
+def _deviation_over_planes(obj: Tensor, slices: int, blur_px: float, axis: int) -> Tensor:
     """Return the standard deviation of blurred planes along an axis of (Q, L, H, W), for each plane (Q L, H, W)."""
     planes = (blurred(obj, blur_px) if blur_px else obj).unflatten(0, (-1, slices)).unbind(axis)
     # one plane after the other, as torch's sums over an axis are rounded by where a pixel lies in the array

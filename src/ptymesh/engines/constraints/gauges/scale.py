@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from pydantic import Field
 
-from ptymesh.engines.constraints.base import Constraint, GradualConstraint, OfValues
+from ptymesh.engines.constraints.base import Constraint, OfValues, RisingStrength
 from ptymesh.engines.constraints.illumination import illuminated_mask
 from ptymesh.engines.waves import EngineMemory
 from ptymesh.estimate import Estimate
@@ -33,7 +33,7 @@ class Scale(Constraint):
         rescale(estimate, float(mean) ** -estimate.slices)
 
 
-class Power(GradualConstraint):
+class Power(RisingStrength, Constraint):
     """Gauge that holds sum |P|^2 at `counts` (default: its value when first applied); the object takes the inverse.
 
     A share of the way is one of the logarithm.
