@@ -149,6 +149,7 @@ def test_frequencies_amplitudes_and_modes() -> None:
             "mirrored_amp": on,
             "obja_thresh": {**on, "relax": 0.25},
             "objp_postiv": {**on, "relax": 1},
+            "complex_ratio": {**on, "alpha1": 0.4, "alpha2": 0},
         },
     )
     recipe, report = converted(values)
@@ -157,14 +158,17 @@ def test_frequencies_amplitudes_and_modes() -> None:
     assert (threshold.keep, threshold.start, mirrored.start) == (0.2, 3, 3)
     assert (mirrored.scale, mirrored.power, mirrored.strength) == (0.03, 4, 0.9)
     assert stage.object.amplitude.strength == 0.75 and "positivity" not in stage.constraints
+    assert stage.constraints["complex_ratio"].strength == 0.4
     similar = stage.regularisers[-1]
     assert (similar.kind, similar.weight, similar.blur_px) == ("similar_modes", 0.2, 0.5)
     assert any("loss_simlar.scale_factor: [1, 2, 2]" in line for line in report)
     assert sum("No counterpart" in line for line in report) == 1
     values["init_params"].pop("obj_omode_max")
     values["constraint_params"] |= {"kr_thresh": {**on, "thresh": 1}, "mirrored_amp": {**on, "scale": 0}}
+    values["constraint_params"]["complex_ratio"]["alpha2"] = 0.5
     recipe, report = converted(values)
-    assert not recipe.stages[0].constraints and not recipe.stages[0].regularisers
+    assert any("No counterpart: constraint_params.complex_ratio.alpha2: 0.5" in line for line in report)
+    assert recipe.stages[0].constraints.keys() == {"complex_ratio"} and not recipe.stages[0].regularisers
     assert any("No counterpart: loss_params.loss_simlar" in line for line in report)
     assert any("No counterpart: constraint_params.mirrored_amp" in line for line in report)
 

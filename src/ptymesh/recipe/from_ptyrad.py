@@ -544,10 +544,14 @@ def _constraints(
         further["positivity"] = {**_schedule(group), "baseline": 0.0, **_strength(group)}
     for theirs, ours in _PLAIN.items():
         if (group := on.get(theirs)) is not None:
-            further[ours] = _schedule(group) or True
+            share = _float(group.get("alpha1"), 1.0)  # of complex_ratio alone
+            partial: dict[str, object] = {"strength": share} if 0 < share < 1 else {}
+            further[ours] = {**_schedule(group), **partial} or True
             made.remarks.append(f"constraints.{ours} does another sum than {theirs} (docs/reference/constraints.md).")
     made.unmatched += [f"constraint_params.{name}: {on[name]}" for name in _MISSING if name in on]
     for name, group in on.items():
+        if name == "complex_ratio" and group.get("alpha2"):
+            made.unmatched.append(f"constraint_params.complex_ratio.alpha2: {group['alpha2']} (the phase stays here)")
         if name not in _MISSING and group.get("obj_type", "both") != "both":
             made.unmatched.append(f"constraint_params.{name}.obj_type: {group['obj_type']} (object as a whole here)")
 

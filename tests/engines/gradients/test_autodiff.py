@@ -218,6 +218,11 @@ def test_similar_planes_on_ranks(ranks, kind: str, engine: str) -> None:  # type
             assert torch.equal(other, one), (size, layout)
 
 
+def test_a_comparison_given_as_a_function_is_the_one_of_its_name() -> None:
+    (given,) = Adam(regularisers=[{"kind": regularisers.similar_modes, "weight": 1, "blur_px": 0.5}]).regularisers
+    assert given.kind == "similar_modes" and given.blur_px == 0.5
+
+
 @pytest.mark.parametrize("engine", ["adam", "lbfgs"])
 def test_planes_that_cannot_be_compared_are_refused(engine: str) -> None:
     for kind, key in (("similar_slices", "slices"), ("similar_modes", "modes")):

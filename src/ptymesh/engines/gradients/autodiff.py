@@ -68,7 +68,7 @@ class Regulariser(Schedule, Options):
     def _known(cls, kind: str | Density) -> str | Density:
         if isinstance(kind, str):
             REGULARISERS[kind]
-        return kind
+        return next((name for name, density in COMPARING.items() if density is kind), kind)
 
     @model_validator(mode="after")
     def _compares(self) -> Regulariser:
