@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -12,11 +13,19 @@ from pathlib import Path
 
 import pytest
 
-from watched_runs import end, start, wait_for
+import ptymesh as pm
+from ptymesh.io.results import Result
+from ptymesh.live.serving import serve_scan
+from ptymesh.run.simulate_file import write
+from ptymesh.simulate import checked
+from watched_runs import end, start, summary, wait_for
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the page is not there on Windows")
+
+#: Frames of a stream.
+VIEWS = 160
 
 
 def ask(address: str, path: str, method: str = "GET") -> object:
@@ -105,3 +114,39 @@ def test_words_of_a_page_that_is_not_there(tmp_path: Path, word: str) -> None:
     run = start(tmp_path, 2, word)
     _, said = run.communicate(timeout=60)
     assert run.returncode == 2 and f"{word} is of the page; give --watch too." in said.decode()
+
+
+@pytest.mark.long
+@pytest.mark.forked(1)
+def test_a_live_run_is_stopped_by_its_page_and_goes_on(tmp_path: Path) -> None:
+    """It ends with a result of the frames that have come; the same command takes the others."""
+    pytest.importorskip("zmq")
+    write(checked(views=VIEWS, window=32, seed=3), tmp_path / "scan.cxi")
+    served: list[str] = []
+    given = (pm.load(tmp_path / "scan.cxi"), "tcp://127.0.0.1:*", 8.0, served)
+    server = threading.Thread(target=serve_scan, args=given, daemon=True)
+    server.start()
+    wait_for(lambda: bool(served))
+    (tmp_path / "live.yaml").write_text(
+        "data: {path: none.cxi}\nstages: [{engine: rpie, epochs: 2, batch: 16}]\noutput: {figures: false}\n"
+    )
+    out = tmp_path / "out"
+    command = [sys.executable, "-P", "-m", "ptymesh", "live", str(tmp_path / "live.yaml"), "--from", served[0]]
+    command += ["--out", str(out), "--uses", "2", "--watch", "--control"]
+    run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        address, _ = address_of(run)
+        wait_for(lambda: (out / "live.h5").exists() and summary(out)["status"].get("phase") == "receiving")
+        (found,) = ask(address, "api/runs")  # type: ignore[misc]
+        ask(address, f"api/ask?id={found['id']}&word=stop", "POST")
+        _, said = run.communicate(timeout=100)
+    finally:
+        end(run)
+    assert run.returncode == 0, said.decode()
+    some = len(Result.load(out / "result.h5").positions_px)
+    assert 32 <= some < VIEWS and (out / "checkpoint" / "manifest.json").exists()
+    again = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert again.returncode == 0, again.stderr
+    assert len(Result.load(out / "result.h5").positions_px) == VIEWS and summary(out)["state"] == "done"
+    server.join(20)
+    assert not server.is_alive()

@@ -305,6 +305,31 @@ def test_a_run_whose_frames_arrive(tmp_path: Path, runs: Path, page: Page, serve
     page.check_errors()
 
 
+def test_a_live_run_is_steered(tmp_path: Path, runs: Path, page: Page, serve: Serve) -> None:
+    """While frames arrive it is asked for its picture, and to take no more frames."""
+    run = tmp_path / "stream"
+    run.mkdir()
+    status = {"phase": "receiving", "outcome": None, "frames": 500, "expected_frames": 2000, "pid": 1, "host": "there"}
+    (run / "status.json").write_text(json.dumps(status))
+    (run / "live.jsonl").write_text(json.dumps({"frames": 480, "unseen": 20, "residual": 0.1}) + "\n")
+    shutil.copy(runs / "one" / "result.h5", run / "live.h5")
+    serve(tmp_path, control=True)
+    page.choose("stream")
+    page.until(lambda: "receiving, 500 of 2000 frames" in page.text("#where"))
+    bar = "const bar = document.querySelector('progress'); return bar.value / bar.max"
+    assert page.script(bar) == 0.25 and "receiving, 500 of 2000 frames" in page.text("#runs")
+    page.one("#save").click()
+    page.until(lambda: read_request(run) == "save" and page.text("#asked") == "It writes live.h5.")
+    page.one("#stop").click()
+    page.one("#stop").click()
+    page.until(lambda: read_request(run) == "stop" and "takes no more frames" in page.text("#asked"))
+    (run / "control").unlink()
+    (run / "status.json").write_text(json.dumps(status | {"phase": "finishing", "expected_frames": None}))
+    page.until(lambda: "finishing, 500 frames" in page.text("#where"))
+    assert page.script(bar) == 0
+    page.check_errors()
+
+
 def test_no_buttons_without_control(runs: Path, page: Page, serve: Serve) -> None:
     serve(runs)
     page.choose("one")

@@ -49,6 +49,20 @@ def test_a_live_run_goes_on_after_its_last_frame(tmp_path: Path) -> None:
     assert summary(tmp_path)["state"] == "done"
 
 
+def test_a_live_run_goes_on_where_an_earlier_one_was_polished(tmp_path: Path) -> None:
+    """Its metrics, and their verdict, are of fewer frames."""
+    rows = [{"stage": 0, "residual": 0.5}, {"verdict": "good", "final_residual": 0.5}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "live.jsonl").write_text(json.dumps({"frames": 500, "unseen": 3, "residual": 0.1}) + "\n")
+    status = {"phase": "receiving", "frames": 510, "expected_frames": 900, "outcome": None, "beat": time.time()}
+    (tmp_path / "status.json").write_text(json.dumps(status))
+    found = summary(tmp_path)
+    assert (found["state"], found["residual"], found["verdict"]) == ("running", 0.1, None)
+    assert found["live"]["frames"] == 500 and found["status"]["expected_frames"] == 900
+    (tmp_path / "status.json").write_text(json.dumps(status | {"phase": "done", "outcome": "good"}))
+    assert (summary(tmp_path)["residual"], summary(tmp_path)["verdict"]) == (0.5, "good")
+
+
 @pytest.mark.forked
 def test_a_run_that_is_stopped(tmp_path: Path) -> None:
     run, out = start(tmp_path), tmp_path / "out"

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from ptymesh.cli.launching import LaunchOptions, Settings, Strict, folder
+from ptymesh.cli.launching import LaunchOptions, Settings, Strict, expand_groups, folder
+from ptymesh.cli.page import PageOptions
 
 if TYPE_CHECKING:
     from ptymesh.live import ApartStream, FrameSource, LiveOptions, LiveOutcome
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 SCAN = "scan.cxi"
 
 
+@expand_groups
 def command(
     recipe: Annotated[
         Path, typer.Argument(metavar="RECIPE", help="Recipe; data.path is not read, its first stage makes the updates.")
@@ -32,6 +34,7 @@ def command(
         ),
     ],
     out: Annotated[Path, typer.Option(metavar="DIR", parser=folder, help="Output folder.")],
+    page: PageOptions,
     set_: Settings = None,
     patterns: Annotated[
         str, typer.Option(metavar="DATASET", help="Of a file that grows: patterns (N, H, W).")
@@ -64,6 +67,7 @@ def command(
     from ptymesh.distributed.rank_info import world
     from ptymesh.errors import BadInput
     from ptymesh.live import LiveOptions
+    from ptymesh.run_folder.status import end_silent
 
     if uses < 1:
         raise BadInput(f"--uses is {uses}; give 1 or more.")
@@ -85,15 +89,19 @@ def command(
             arguments += [] if positions_from is None else ["--positions-from", str(positions_from)]
             arguments += [] if timeout is None else ["--timeout", str(timeout)]
             arguments += [*([] if polish else ["--no-polish"]), *(["--strict"] if strict else [])]
-            if status := start_ranks(arguments, how, out):
+            with page.beside(out):
+                status = start_ranks(arguments, how, out)
+            if status:
+                end_silent(out, f"The ranks have ended with status {status}; see ranks/.")
                 raise typer.Exit(status)
             return
     elif ranks is not None and ranks != world().size:
         raise BadInput(f"--ranks is {ranks} inside a world of {world().size} ranks; leave --ranks out.")
     where = StreamPlace(source, patterns, positions, positions_from)
-    _reconstruct(loaded, where, out, LiveOptions(uses, timeout), polish)
-    if polish:
-        _polish(loaded, out, strict)
+    with page.beside(out):
+        _reconstruct(loaded, where, out, LiveOptions(uses, timeout, followed=polish))
+        if polish:
+            _polish(loaded, out, strict)
 
 
 class StreamPlace(NamedTuple):
@@ -112,15 +120,14 @@ class StreamPlace(NamedTuple):
     positions_from: Path | None
 
 
-def _reconstruct(loaded: Recipe, where: StreamPlace, out: Path, options: LiveOptions, polish: bool) -> None:
+def _reconstruct(loaded: Recipe, where: StreamPlace, out: Path, options: LiveOptions) -> None:
     """Reconstruct on the ranks that this process belongs to until all frames have been used.
 
     Args:
         loaded: recipe.
         where: frames and positions come from.
         out: output folder.
-        options: of the live part.
-        polish: True to write the frames as a data set for the run that follows.
+        options: of the live part; where a run follows, the frames are written as its data set.
     """
     from ptymesh.distributed.joining import join
     from ptymesh.io.formats.cxi import write_measurement
@@ -150,7 +157,7 @@ def _reconstruct(loaded: Recipe, where: StreamPlace, out: Path, options: LiveOpt
         if ranks.rank == 0:
             typer.echo(_describe_outcome(outcome, out))
             with ranks.heartbeat.doing("save"):
-                if polish:
+                if options.followed:
                     write_measurement(scan, out / SCAN, compression=None)
 
 
@@ -192,8 +199,10 @@ def _polish(recipe: Recipe, out: Path, strict: bool) -> None:
         strict: True to end with status 4 where the result is not good.
     """
     from ptymesh.cli.running import StageFinder, execute
+    from ptymesh.errors import PtymeshError
     from ptymesh.io.options import DataOptions, PositionOptions
     from ptymesh.recipe.starts import ResultStart
+    from ptymesh.run_folder.status import end_silent
 
     live = str((out / "live.h5").absolute())
     # what the recipe does to data and positions has been done to the frames that were written
@@ -205,4 +214,8 @@ def _polish(recipe: Recipe, out: Path, strict: bool) -> None:
             "probe": recipe.probe.model_copy(update={"start": ResultStart(kind="result", path=live)}),
         }
     )
-    execute(polishing, ["run"], LaunchOptions(), resume=False, finder=StageFinder(), strict=strict)
+    try:
+        execute(polishing, ["run"], LaunchOptions(), resume=False, finder=StageFinder(), strict=strict)
+    except PtymeshError as error:  # a run that is refused leaves the status as it was: that frames are saved
+        end_silent(out, str(error))
+        raise

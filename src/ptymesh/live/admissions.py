@@ -2,6 +2,9 @@
 
 Which frames were there for each segment is logged (`frames` in live.jsonl), as all else follows from it: a replay with
 the same admissions has the same bits, on any number of ranks.
+
+Who asks such a run to stop, by the file in its folder, ends its stream: frames that have come are used as often as is
+asked. Asked again, it stops at once, as after a signal.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from ptymesh.distributed.world import World
 from ptymesh.errors import BadInput, PtymeshError
 from ptymesh.live.outcome import LiveOptions
 from ptymesh.live.receiving import SILENT_S, Receiver
+from ptymesh.live.steering import Steering
 
 #: Views with which the first segment begins.
 FIRST = 32
@@ -48,6 +52,7 @@ class Admissions:
         options: how long the source may be silent, and the admissions that are replayed.
         stop: asked whether this rank was asked to stop.
         say: told what happens, in lines.
+        steering: requests to the run, on the first rank.
     """
 
     def __init__(
@@ -57,9 +62,13 @@ class Admissions:
         options: LiveOptions,
         stop: Callable[[], bool],
         say: Callable[[str], None],
+        steering: Steering,
     ) -> None:
         self.world, self.receiver, self.options, self.stop, self.say = world, receiver, options, stop, say
+        self.steering = steering
         self._silence_said = False
+        #: Number of frames with which the stream was ended on request; None where nobody has asked.
+        self._last: int | None = None
 
     def decide_frames(self, segment: int, waiting: bool) -> Admission:
         """Return the frames that a segment may use. Collective.
@@ -72,23 +81,37 @@ class Admissions:
             BadInput: the stream has ended without a frame.
             PtymeshError: the source does not answer, or frames cannot be kept.
         """
-        count, ended, ready, failure = 0, False, False, None
+        count, ended, ready, failure, stop = 0, False, False, None, self.stop()
         if self.receiver is not None:
             try:
+                stop |= self._end_on_request(self.receiver)
                 count, ended, ready = self._count_frames(self.receiver, segment, waiting)
             except Exception as error:
                 failure = error
-        word = torch.tensor([count, ended, ready, self.stop(), failure is not None], dtype=torch.int64)
+        word = torch.tensor([count, ended, ready, stop, failure is not None], dtype=torch.int64)
         count, *flags, failed = self.world.max(word)[0].tolist()
         if failed:
             self.world.raise_if_any_failed(failure, "receiving frames")
         return Admission(count, *map(bool, flags))
 
+    def _end_on_request(self, receiver: Receiver) -> bool:
+        """End the stream where that was asked for; return True if it has ended already, or has not begun."""
+        if not self.steering.take_stop():
+            return False
+        if self._last is not None or receiver.ended or not receiver.count:
+            return True
+        receiver.stop()
+        self._last = receiver.count
+        self.say(f"Asked to stop: {self._last} frames have come, and no more are taken.")
+        return False
+
     def _count_frames(self, receiver: Receiver, segment: int, waiting: bool) -> tuple[int, bool, bool]:
         """Return the number of frames, True if none will follow, and True if the segment may begin."""
+        if self._last is not None:
+            return self._last, True, True
         receiver.check()
         ended = receiver.ended  # before the count: no frame follows
-        count = 0 if receiver.spool is None else receiver.spool.count
+        count = receiver.count
         planned = self.options.admissions
         if ended and not count:
             raise BadInput("The stream has ended without a single frame; check the detector.")

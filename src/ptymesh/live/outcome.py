@@ -18,11 +18,13 @@ class LiveOptions:
         uses: least number of updates that see each view.
         timeout_s: seconds without an answer of the source after which the command ends; None: it waits.
         admissions: of a run that is replayed, for each segment the number of frames, and True if none followed.
+        followed: True where another run goes on in the folder, so that its status does not say that all is done.
     """
 
     uses: int = 3
     timeout_s: float | None = None
     admissions: tuple[tuple[int, bool], ...] = ()
+    followed: bool = False
 
 
 @dataclass

@@ -56,9 +56,18 @@ class Receiver:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stopping.set()
+        self.stop()
         self._thread.join()
         self._source.close()
+
+    def stop(self) -> None:
+        """Ask for no more frames; those of a question that is being answered are still kept."""
+        self._stopping.set()
+
+    @property
+    def count(self) -> int:
+        """Number of frames that are in the spool with their positions."""
+        return 0 if self.spool is None else self.spool.count
 
     @property
     def silent_s(self) -> float:
@@ -68,7 +77,7 @@ class Receiver:
     @property
     def waiting(self) -> int:
         """Number of frames that wait for their positions."""
-        return 0 if self.spool is None else self.spool.held - self.spool.count
+        return 0 if self.spool is None else self.spool.held - self.count
 
     def check(self) -> None:
         """Raise the error that ended the thread, if one did."""

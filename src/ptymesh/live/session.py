@@ -38,7 +38,7 @@ from ptymesh.io.options import ViewRange
 from ptymesh.io.prepare.preprocess import measurement_of
 from ptymesh.io.results import Result
 from ptymesh.kernels import kernel_backend
-from ptymesh.live.admissions import Admissions
+from ptymesh.live.admissions import Admission, Admissions
 from ptymesh.live.choice import BATCH_BEHIND, SEGMENT, choose_batch, choose_views
 from ptymesh.live.frames import ApartStream, FrameSource
 from ptymesh.live.object_parts import join_part, paste
@@ -46,6 +46,7 @@ from ptymesh.live.outcome import LiveOptions, LiveOutcome
 from ptymesh.live.receiving import Receiver
 from ptymesh.live.spool import Spool
 from ptymesh.live.state import LOG, PICTURE, SUMMARY, kept_values, restore_state
+from ptymesh.live.steering import Steering
 from ptymesh.measurement import NO_CHECKS, Measurement
 from ptymesh.physics.model import Model, SliceStack
 from ptymesh.problem import Problem
@@ -55,6 +56,7 @@ from ptymesh.recipe.schema import Recipe
 from ptymesh.run.loop import Loop
 from ptymesh.run.reconstruction import MARGIN_PX, describe_object
 from ptymesh.run.state import RunState
+from ptymesh.run_folder.reports import StreamReport
 from ptymesh.storage.cached import CachedViews, PatternCache
 from ptymesh.types import complex_dtype
 
@@ -123,14 +125,14 @@ def reconstruct_live(
     _check(recipe)
     world = join("cpu") if world is None else world
     kernel_backend(world.device, complex_dtype(recipe.precision))  # read before the first frame has to wait for it
-    cache, receiver = PatternCache(), None
-    with ExitStack() as receiving:
+    cache, receiver, steering = PatternCache(), None, Steering(folder, world.rank)
+    with steering.telling(followed=options.followed), ExitStack() as receiving:
         if world.rank == 0:
             assert source is not None
             frames, positions = source if isinstance(source, ApartStream) else (source, None)
             reserve = partial(_reserve_memory, cache, recipe, world.size)
             receiver = receiving.enter_context(Receiver(frames, folder / "spool", positions, reserve))
-        admissions = Admissions(world, receiver, options, stop, say)
+        admissions = Admissions(world, receiver, options, stop, say, steering)
         session = _Session(recipe, world, admissions, cache, folder)
         outcome = session.follow()
         return outcome, session.measured(outcome.views)
@@ -196,6 +198,7 @@ class _Session:
         self.recipe, self.admissions, self.cache, self.folder = recipe, admissions, cache, folder
         self.world, self.dtype = world, complex_dtype(recipe.precision)
         self.options, self.say, self.receiver = admissions.options, admissions.say, admissions.receiver
+        self.steering = admissions.steering
         self.state, self._rows = restore_state(folder, recipe.to_yaml(), recipe.seed)
         refuse_differences(
             world,
@@ -209,6 +212,8 @@ class _Session:
         #: Time on the processor (time.process_time) at the first frames.
         self._cpu_began = 0.0
         self._problem: Problem | None = None
+        #: Residual of the last segment.
+        self._residual: float | None = None
         self._opened: Spool | None = None
 
     @property
@@ -226,6 +231,7 @@ class _Session:
         uses_at_end: np.ndarray | None = None
         while True:
             there = self.admissions.decide_frames(state.segments, waiting)
+            self._tell(there)
             if there.stop:
                 self._save()
                 raise Interrupted(
@@ -256,6 +262,15 @@ class _Session:
                 self._show(row)
         assert uses_at_end is not None
         return self._finish(uses_at_end, updates, seen)
+
+    def _tell(self, there: Admission) -> None:
+        """Write how far the run is where that is due, and the picture where it was asked for."""
+        if self.steering.take_save():
+            self._save()
+        spool = None if self.receiver is None else self.receiver.spool
+        expected, engine = None if spool is None else spool.description.views, self.recipe.stages[0].name
+        report = StreamReport(engine, self.world.size, there.frames, expected, there.ended, self._residual)
+        self.steering.report(report)
 
     def _truncate_log(self) -> None:
         """Write the log again with the segments up to the stored state; later ones were lost and will be run again.
@@ -396,6 +411,7 @@ class _Session:
             state.values, _ = join_part(state.values, state.zero, estimate.object_values, zero, outside=0.0)
         state.object, state.zero = join_part(state.object, state.zero, estimate.object, zero)
         state.probe = estimate.probe.clone()
+        self._residual = float(residual)
         new = views[state.uses[views] == 0]
         if self.receiver is not None:
             waited = time.monotonic() - self.receiver.arrival_times(new)
@@ -413,7 +429,7 @@ class _Session:
             "least_uses": int(state.uses.min()),
             "mean_uses": round(float(state.uses.mean()), 4),
             "latency_s": round(float(np.median(late)), 4) if len(late) else None,
-            "residual": float(residual),
+            "residual": self._residual,
             "seconds": round(time.monotonic() - self._began, 4),
         }
 

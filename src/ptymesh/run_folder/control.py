@@ -38,6 +38,12 @@ class Control:
         self._read_request()
         return self._stop
 
+    def take_stop(self) -> bool:
+        """Return True if the run was asked to stop since this was last called."""
+        self._read_request()
+        asked, self._stop = self._stop, False
+        return asked
+
     def take_save(self) -> bool:
         """Return True if the run was asked for a checkpoint since this was last called."""
         self._read_request()

@@ -140,6 +140,27 @@ class EpochReport:
         )
 
 
+@dataclass(frozen=True)
+class StreamReport:
+    """Report on a live run, whose frames arrive while it goes on.
+
+    Attributes:
+        engine: makes the updates.
+        ranks: number of ranks.
+        frames: number of frames that have come.
+        expected: number of frames that are to come; None where the source does not say.
+        ended: True if none will follow, so that views are used again until each was used often enough.
+        residual: of the last segment; None before the first.
+    """
+
+    engine: str
+    ranks: int
+    frames: int
+    expected: int | None
+    ended: bool
+    residual: float | None
+
+
 class Callback:
     """Watcher of a run, on rank 0. Every method does nothing unless overridden."""
 

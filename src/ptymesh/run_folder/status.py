@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from ptymesh import stopping
+from ptymesh.errors import Interrupted
 from ptymesh.files import machine
 from ptymesh.printable import printable
 from ptymesh.run_folder.clock import Clock
-from ptymesh.run_folder.reports import BatchReport, EpochReport, RunInfo, Watcher
+from ptymesh.run_folder.reports import BatchReport, EpochReport, RunInfo, StreamReport, Watcher
 
 NAME, RESULT = "status.json", "result.h5"
 #: Seconds between two writings, and the largest share of the time that they take.
@@ -54,7 +55,8 @@ class Throttle:
 class StatusFile(Watcher):
     """Writer of out/status.json.
 
-    Keys: phase (searching, reading, preparing, stage, saving, done); stage of stages, engine, epoch of epochs, batch of
+    Keys: phase (searching, reading, preparing, stage, saving, done; of a live run receiving, finishing once no frame
+    follows, saving, done); frames of expected_frames, of a live run; stage of stages, engine, epoch of epochs, batch of
     batches (each from 1); done_epochs of total_epochs; residual of the last epoch; seconds_left; outcome (good, poor,
     failed, interrupted, diverged; null while the run goes on) with its sentence; pid, host, machine; ranks, and of each
     rank rank_peak_bytes, rank_waited_s (seconds in collectives), rank_sent_bytes_per_epoch and
@@ -72,10 +74,12 @@ class StatusFile(Watcher):
         self._lock = threading.Lock()
         self._last_batch = math.inf
         self._engines: list[str] = []
+        self._has_begun = False
         now = time.time()
         self._said: dict[str, Any] = dict.fromkeys(
             ("stage", "stages", "engine", "epoch", "epochs", "batch", "batches", "done_epochs", "total_epochs"),
         )
+        self._said |= {"frames": None, "expected_frames": None}
         self._said |= {"phase": "reading", "residual": None, "seconds_left": None, "outcome": None, "sentence": None}
         self._said |= {"pid": os.getpid(), "host": platform.node(), "machine": machine(), "ranks": None}
         self._said |= {"rank_peak_bytes": None, "rank_waited_s": None}
@@ -99,7 +103,7 @@ class StatusFile(Watcher):
         if run.out is None:
             return
         self._open(run.out)
-        self._clock = Clock(run)
+        self._clock, self._has_begun = Clock(run), True
         self._engines = [engine for engine, _, _ in run.stages]
         self._write(
             phase="preparing",
@@ -142,6 +146,24 @@ class StatusFile(Watcher):
         if self._throttle.is_due():
             self._write()
 
+    def follow_stream(self, report: StreamReport) -> None:
+        """Write how far a live run is, if it is time."""
+        self._has_begun |= report.frames > 0
+        if self._throttle.is_due():
+            residual = report.residual
+            self._write(
+                phase="finishing" if report.ended else "receiving",
+                engine=report.engine,
+                ranks=report.ranks,
+                frames=report.frames,
+                expected_frames=report.expected,
+                residual=residual if residual is not None and math.isfinite(residual) else None,
+            )
+
+    def end_stream(self, *, followed: bool) -> None:
+        """Write that a live run is done, or that its frames are saved; followed: True where another run polishes it."""
+        self._end(phase="saving" if followed else "done")
+
     def _left(self) -> float | None:
         left = None if self._clock is None else self._clock.left_s()
         return None if left is None else round(left, 1)
@@ -181,7 +203,10 @@ class StatusFile(Watcher):
         """Write the error with which the run ends, or leave all as it was where a run is refused."""
         if self._said["outcome"] is not None or self._path is None:
             return
-        refused = getattr(error, "exit_status", 1) == 2 and self._clock is None
+        refused = getattr(error, "exit_status", 1) == 2 and not self._has_begun
+        if isinstance(error, Interrupted):
+            self._end(outcome="interrupted", sentence=printable(str(error)))
+            return
         if isinstance(error, KeyboardInterrupt):
             self._end(outcome="interrupted", sentence=stopping.sentence())
             return
@@ -222,7 +247,7 @@ def end_silent(out: Path, sentence: str) -> None:
     path = out / NAME
     with suppress(OSError, ValueError):
         said = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(said, dict) and said.get("outcome") is None:
+        if isinstance(said, dict) and said.get("outcome") is None and said.get("phase") != "done":
             _replace(path, json.dumps({**said, "outcome": "failed", "sentence": sentence}, indent=1).encode() + b"\n")
 
 

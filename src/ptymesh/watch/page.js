@@ -113,9 +113,11 @@ function duration(seconds) {
   if (rounded < 120) return `${rounded} s`;
   return rounded < 7200 ? `${Math.round(rounded / 60)} min` : `${(rounded / 3600).toPrecision(3)} h`;
 }
+const LIVE = ["receiving", "finishing"]; // phases of a run whose frames arrive, and once none follows
 function whereItIs(run) {
   const status = run.status ?? {};
   if (!["running", "silent"].includes(run.state) || !status.phase) return "";
+  if (LIVE.includes(status.phase)) return `${status.phase}, ${status.frames ?? 0}${status.expected_frames ? ` of ${status.expected_frames}` : ""} frames`;
   if (status.phase !== "stage") return status.phase;
   return `${status.stages > 1 ? `stage ${status.stage} of ${status.stages}, ` : ""}${status.engine}, epoch ${status.epoch} of ${status.epochs}`;
 }
@@ -125,8 +127,8 @@ function drawProgress(run) {
   if (!where) return;
   const within = status.phase === "stage" && status.batches && status.done_epochs < status.total_epochs && status.batch < status.batches ? status.batch / status.batches : 0;
   const bar = panel.querySelector("progress");
-  bar.max = status.total_epochs || 1;
-  bar.value = (status.done_epochs ?? 0) + within;
+  bar.max = (LIVE.includes(status.phase) ? status.expected_frames : status.total_epochs) || 1;
+  bar.value = LIVE.includes(status.phase) ? (status.expected_frames ? status.frames : 0) : (status.done_epochs ?? 0) + within;
   const words = [where];
   if (status.batches) words.push(`batch ${status.batch} of ${status.batches}`);
   if (run.state === "running" && status.seconds_left) words.push(`${duration(status.seconds_left)} left`);
@@ -136,6 +138,10 @@ function drawProgress(run) {
 }
 
 const ASKED = { stop: "It stops after this batch, with a checkpoint.", save: "It writes a checkpoint after this epoch.", resume: "It is started again, which takes some seconds." };
+const ASKED_LIVE = { save: "It writes live.h5.", stop: "It takes no more frames, and goes on with those that have come; asked again, it stops at once." };
+function answerTo(word, run) {
+  return run?.state === "running" && LIVE.includes(run.status?.phase) ? ASKED_LIVE[word] ?? ASKED[word] : ASKED[word];
+}
 function drawControl(run) {
   const allowed = document.body.dataset.control === "true", goes = run.state === "running";
   const stopped = ["interrupted", "silent"].includes(run.state);
@@ -143,12 +149,12 @@ function drawControl(run) {
   for (const id of ["save", "stop"]) $(id).hidden = !goes;
   $("resume").hidden = !stopped;
   $("longer").hidden = goes;
-  if (run.asked) $("asked").textContent = ASKED[run.asked];
+  if (run.asked) $("asked").textContent = answerTo(run.asked, run);
   if (run.could_not_resume) $("asked").textContent = `It could not go on: ${run.could_not_resume}`;
 }
 async function request(word, values = {}) {
   const answer = await fetch(`api/ask?${new URLSearchParams({ id: state.id, word, ...values })}`, { method: "POST", headers: { "X-Token": token } });
-  $("asked").textContent = answer.ok ? ASKED[word] : await answer.text();
+  $("asked").textContent = answer.ok ? answerTo(word, state.details) : await answer.text();
 }
 $("resume").onclick = () => request("resume");
 $("longer").onsubmit = (event) => {

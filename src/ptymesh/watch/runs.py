@@ -57,9 +57,11 @@ NUMBERS: tuple[str, ...] = (
     "total_epochs",
     "residual",
 )
-NUMBERS += ("seconds_left", "pid", "ranks", "started", "beat", "beat_every_s")
+NUMBERS += ("frames", "expected_frames", "seconds_left", "pid", "ranks", "started", "beat", "beat_every_s")
 #: Lists of the status with a number for each rank.
 RANKS = ("rank_peak_bytes", "rank_waited_s", "rank_sent_bytes_per_epoch", "rank_received_bytes_per_epoch")
+#: Phases of a live run, whose lines are in live.jsonl, also where an earlier run in the folder has left others.
+LIVE_PHASES = ("receiving", "finishing")
 #: Pixels of the object that are read at a time where it is binned.
 BAND_PIXELS = 1 << 24
 #: Outcomes of a run that ends without a result.
@@ -198,8 +200,12 @@ class RunFolder:
         write_request(self.folder, word)
 
     def rows(self) -> list[Row]:
-        """Return the lines of metrics.jsonl, or of live.jsonl where there are none, as far as they are whole."""
-        for name in ("metrics.jsonl", "live.jsonl"):
+        """Return the lines of metrics.jsonl, or of live.jsonl where there are none, as far as they are whole.
+
+        While frames arrive, metrics are of an earlier run in the folder.
+        """
+        names = ("live.jsonl",) if self.status().get("phase") in LIVE_PHASES else ("metrics.jsonl", "live.jsonl")
+        for name in names:
             with suppress(OSError):
                 if found := self._lines.rows(self._path_of(name)):
                     return found
