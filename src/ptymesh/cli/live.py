@@ -30,17 +30,15 @@ def command(
         typer.Option(
             "--from",
             metavar="SOURCE",
-            help="tcp://HOST:PORT, dectris://HOST:PORT, an HDF5 file that grows, or a live run's folder.",
+            help="tcp://HOST:PORT, dectris://HOST:PORT, a growing HDF5 file, or a folder of files or of a live run.",
         ),
     ],
     out: Annotated[Path, typer.Option(metavar="DIR", parser=folder, help="Output folder.")],
     page: PageOptions,
     set_: Settings = None,
-    patterns: Annotated[
-        str, typer.Option(metavar="DATASET", help="Of a file that grows: patterns (N, H, W).")
-    ] = "/patterns",
+    patterns: Annotated[str, typer.Option(metavar="DATASET", help="Of HDF5 files: patterns (N, H, W).")] = "/patterns",
     positions: Annotated[
-        str, typer.Option(metavar="DATASET", help="Of a file that grows: positions (N, 2), y x in metres.")
+        str, typer.Option(metavar="DATASET", help="Of HDF5 files: positions (N, 2), y x in metres.")
     ] = "/positions",
     positions_from: Annotated[
         Path | None,

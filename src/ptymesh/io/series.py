@@ -31,7 +31,7 @@ def files_of(first: Path, further: Sequence[Path]) -> list[Path]:
         if not any(mark in path.name for mark in "*?"):
             found.append(path)
             continue
-        matching = sorted(path.parent.glob(path.name), key=lambda one: _numbered(one.name))
+        matching = sorted(path.parent.glob(path.name), key=lambda one: numbered_key(one.name))
         if not matching:
             raise BadInput(f"No file matches {path}, which data.further names; check its path.")
         found += [one for one in matching if one.absolute() != first.absolute()]
@@ -40,7 +40,7 @@ def files_of(first: Path, further: Sequence[Path]) -> list[Path]:
     return found
 
 
-def _numbered(name: str) -> list[tuple[int, str]]:
+def numbered_key(name: str) -> list[tuple[int, str]]:
     """Return a key by which `scan_10` comes after `scan_9`."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
 

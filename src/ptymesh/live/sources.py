@@ -27,6 +27,7 @@ import numpy as np
 
 from ptymesh.errors import BadInput
 from ptymesh.live.dectris import DectrisSource
+from ptymesh.live.folder import FramesFolder
 from ptymesh.live.frames import MOST, Frames, FrameSource, zmq_module
 from ptymesh.live.positions import open_hdf5
 from ptymesh.live.spool import POSITION_BYTES, Spool, StreamDescription
@@ -40,10 +41,10 @@ def open_source(address: str, patterns: str = "/patterns", positions: str | None
     """Return the source at an address.
 
     Args:
-        address: tcp://HOST:PORT, ipc://PATH, dectris://HOST:PORT, the path of an HDF5 file that grows, or the folder of
-            an earlier live run.
-        patterns: dataset of the patterns (N, H, W), of a file.
-        positions: dataset of the positions (N, 2), y x in metres, of a file; None: they come from elsewhere.
+        address: tcp://HOST:PORT, ipc://PATH, dectris://HOST:PORT, the path of an HDF5 file that grows, a folder in
+            which files of frames arrive, or that of an earlier live run, which has a spool.
+        patterns: dataset of the patterns (N, H, W), of HDF5 files.
+        positions: dataset of the positions (N, 2), y x in metres, of HDF5 files; None: they come from elsewhere.
 
     Raises:
         BadInput: it is neither.
@@ -56,10 +57,13 @@ def open_source(address: str, patterns: str = "/patterns", positions: str | None
         return DectrisSource(address)
     if "://" in address:
         raise BadInput(
-            f"--from is {address}; give tcp://HOST:PORT, ipc://PATH, dectris://HOST:PORT, or the path of an HDF5 file."
+            f"--from is {address}; give tcp://HOST:PORT, ipc://PATH, dectris://HOST:PORT, or the path of an HDF5 file "
+            "or a folder."
         )
-    if Path(address).is_dir():
+    if (Path(address) / "spool").is_dir():
         return SpooledStream(Path(address))
+    if Path(address).is_dir():
+        return FramesFolder(Path(address), patterns, positions)
     return GrowingFile(Path(address), patterns, positions)
 
 
