@@ -25,6 +25,7 @@ PATHS = {
     "compare": (["FILE", "r.yaml"], ["--figure"]),
     "resume": (["FILE"], ["--scratch"]),
     "simulate": (["FILE"], []),
+    "stream": (["FILE", "tcp://127.0.0.1:*"], []),
     "plan": (["FILE"], []),
     "tune": (["FILE"], ["--out"]),
     "orient": (["FILE"], ["--out"]),
@@ -99,6 +100,10 @@ def test_a_pipe_is_not_waited_for(run: Run, command: str) -> None:
             ("tilt", "nan 0"), ("tilt", "1 1"), ("focus-distance", 0), ("seed", -1), ("seed", 10**30),
             ("modes", 9999), ("views", "many"), ("compression", "zip"), ("kind", "''"),
         )),
+        *(f"stream r.yaml tcp://127.0.0.1:* --{name} {value}" for name, value in (
+            ("rate", 0), ("rate", "nan"), ("rate", "inf"), ("protocol", "http"), ("positions-to", "yx.txt"),
+        )),
+        "stream r.yaml nowhere", "stream r.yaml tcp://127.0.0.1:* --protocol dectris --positions-to no/yx.txt",
         *(f"plan r.yaml --{name} {value}" for name, value in (
             ("ranks", 0), ("ranks", "''"), ("ranks", 10**9), ("ranks", "1,,2"), ("stage", 0), ("stage", -1),
             ("stage", 10**30), ("rate", "nan"), ("link", "0GB/s"), ("latency", "''"), ("device-memory", "0GB"),

@@ -30,6 +30,7 @@ COMMANDS = {
     "inspect": "What is in a data set, and is it sound?",
     "run": "Reconstruct a data set, or what a recipe says.",
     "live": "Reconstruct while frames arrive.",
+    "stream": "Play a data set as a detector would.",
     "batch": "One recipe over many scans.",
     "resume": "Go on with a run that was stopped.",
     "launch": "Run a Python program on several ranks.",

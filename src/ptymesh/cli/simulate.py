@@ -86,17 +86,17 @@ def command(
     force: Annotated[bool, typer.Option("--force", help="Replace files that exist.")] = False,
 ) -> None:
     """Simulate a data set with known truth, and write it as CXI; with --stream, also play it for `ptymesh live`."""
+    from ptymesh.cli.stream import check_stream, play
     from ptymesh.errors import BadInput
+    from ptymesh.io import load_measurement
+    from ptymesh.io.options import DataOptions
     from ptymesh.recipe.yaml_text import parsed
     from ptymesh.run.simulate_file import write
     from ptymesh.simulate import checked
 
     if compression not in ("gzip", "none"):
         raise BadInput(f"--compression is {compression}; it should be gzip or none.")
-    if not 0 < rate < float("inf"):
-        raise BadInput(f"--rate is {rate:g}; give a number of frames per second above 0.")
-    if protocol not in ("plain", "dectris"):
-        raise BadInput(f"--protocol is {protocol}; it should be plain or dectris.")
+    check_stream(rate, protocol)
     given = parsed(crystal, "--crystal")
     if given and kind != "crystal":
         raise BadInput(f"--crystal is given for --kind {kind}; give --kind crystal with it, or leave it out.")
@@ -131,27 +131,4 @@ def command(
     print(f"{data}: {views} views of {window} x {window} pixels, {kind}, seed {seed}")
     print(f"{truth}: the object, probe and positions they were made from")
     if stream is not None:
-        _play(data, stream, rate, protocol)
-
-
-def _play(data: Path, address: str, rate: float, protocol: str) -> None:
-    """Play a data set to one `ptymesh live`, which asks for its frames.
-
-    Args:
-        data: path of the data set.
-        address: where to listen.
-        rate: frames per second.
-        protocol: plain or dectris.
-    """
-    from ptymesh.io import load_measurement
-    from ptymesh.io.options import DataOptions
-    from ptymesh.live.serving import serve_dectris, serve_scan
-
-    scan = load_measurement(DataOptions(path=data))
-    print(f"{address}: {rate:g} frames a second once somebody takes them; Ctrl-C ends it", flush=True)
-    if protocol == "plain":
-        serve_scan(scan, address, rate)
-        return
-    positions = data.with_suffix(".positions.txt")
-    print(f"{positions}: the positions, a line for each frame as it is sent", flush=True)
-    serve_dectris(scan, address, rate, positions)
+        play(load_measurement(DataOptions(path=data)), stream, rate, protocol, data.with_suffix(".positions.txt"))

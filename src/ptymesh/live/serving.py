@@ -171,4 +171,4 @@ def _bind(socket: zmq.Socket[bytes], address: str) -> None:
     try:
         socket.bind(address)
     except zmq.ZMQError as error:
-        raise BadInput(f"--stream is {address}, which cannot be used ({error}); choose another port.") from error
+        raise BadInput(f"{address} cannot be used for a stream ({error}); choose another port.") from error
