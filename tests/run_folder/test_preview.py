@@ -54,6 +54,22 @@ def test_what_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert not list(tmp_path.iterdir())
 
 
+def test_positions_that_have_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of some views, in the pixels of the small object where they are drawn."""
+    monkeypatch.setattr(preview, "MOST_VIEWS", 10)
+    monkeypatch.setattr(preview, "binned", lambda image: binned(image, 16))
+    obj, probe = torch.ones(1, 30, 40, dtype=torch.complex64), torch.ones(1, 8, 6, dtype=torch.complex64)
+    places = 20 * torch.rand(25, 2, dtype=torch.float64)
+    for nominal in (None, places - 1.5):
+        shown = Estimated(obj, probe, None, positions_px=places, nominal_px=nominal)
+        preview.write_preview(tmp_path / "preview.h5", shown, 0, 1)
+        found = RunFolder(tmp_path, tmp_path).positions()
+        wanted = (places[::3].numpy() + np.array([4, 3])) / 3
+        assert len(found["positions"]) == 9 and np.allclose(found["positions"], wanted, atol=0.006)
+        assert ("nominal" in found) == (nominal is not None)
+    assert np.allclose(np.subtract(found["positions"], found["nominal"]), 0.5, atol=0.011)
+
+
 def test_a_rank_without_the_whole_object_and_a_disk_that_refuses(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -93,8 +109,8 @@ def test_tiles_are_joined_where_blocks_lie_in_several(tmp_path: Path, monkeypatc
     assert not list(tmp_path.iterdir())
 
 
-def preview_of_tiles(world: World, folder: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Return the object in the preview of a run on tiles after its last epoch, and that of the result."""
+def preview_of_tiles(world: World, folder: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return object and positions in the preview of a run on tiles after its last epoch, and those of the result."""
     scan = simulate(views=25, window=32, seed=3).measurement
     recon = pm.Reconstruction(scan, device=world, layout="tiled")
     recon.stages = [pm.RPIE(epochs=2, batch=8)]
@@ -106,12 +122,14 @@ def preview_of_tiles(world: World, folder: Path) -> tuple[np.ndarray, np.ndarray
         shown.epoch(EpochReport(0, "rpie", 2, 2, *[0.1] * 4, 2, 2))
         world.barrier()
     with h5py.File(folder / "preview.h5") as file:
-        found = file["object"][()]
-    return found, recon.result().object
+        found, places = file["object"][()], file["positions_px"][()]
+    result = recon.result()
+    return found, result.object, places, result.positions_px
 
 
 def test_ranks_with_tiles_show_all_of_the_object(ranks: Callable[..., list[Any]], tmp_path: Path) -> None:
-    for found, whole in ranks(2, preview_of_tiles, tmp_path):
+    for found, whole, places, positions in ranks(2, preview_of_tiles, tmp_path):
+        assert np.allclose(places, positions, rtol=0, atol=1e-4)
         assert found.shape == whole.shape and np.allclose(found, whole, rtol=1e-5, atol=1e-6)
         assert np.ptp(np.angle(found)) > 0.1
 
@@ -126,7 +144,7 @@ class Looking(Callback):
         if report.done_epochs != 3:
             return
         run = RunFolder(self.out, self.out)
-        self.details = run.details()
+        self.details, self.places = run.details(), run.positions()
         found = run.object_file()
         assert found is not None and found.kind == "preview"
         with OpenedArrays(found) as arrays:
@@ -150,9 +168,11 @@ def test_a_run_shows_it_and_is_not_changed_by_it(tmp_path: Path, monkeypatch: py
         run_recipe(recipe(tmp_path / "stopped"), device="cpu", callbacks=[looking])
     assert not (tmp_path / "stopped" / "preview.h5").exists(), "the checkpoint is newer"
     assert looking.details["arrays"]["file"] == "preview" and looking.details["arrays"]["pixel_m"]
+    assert len(looking.places["positions"]) == 25 and "nominal" not in looking.places, "none has moved"
     assert looking.seen.shape == tuple(looking.details["arrays"]["object"][1:]) and np.ptp(np.angle(looking.seen)) > 0.1
     went_on = run_recipe(recipe(tmp_path / "stopped"), device="cpu", resume=True).result
     monkeypatch.setattr(Throttle, "is_due", lambda self: False)
     alone = run_recipe(recipe(tmp_path / "alone"), device="cpu").result
     assert np.array_equal(went_on.object, alone.object) and np.array_equal(went_on.probe, alone.probe)
+    assert np.allclose(looking.places["positions"], alone.positions_px + 16, atol=0.006)
     assert not (tmp_path / "alone" / "preview.h5").exists()

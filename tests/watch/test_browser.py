@@ -262,10 +262,14 @@ def test_a_run_that_goes_on_is_steered(
     }
     (run / "status.json").write_text(json.dumps(status))
     with h5py.File(runs / "one" / "result.h5") as file, h5py.File(run / PREVIEW, "w") as made:
-        made["object"], made["probe"] = file["object"][()], file["probe"][()]
+        for name in ("object", "probe", "positions_px"):
+            made[name] = file[name][()]
+        views = len(file["positions_px"])
     serve(tmp_path, control=True)
     page.choose("run")
     page.until(lambda: "preview while it goes on" in page.text("#scale"))
+    page.one("#positions").click()
+    page.until(lambda: len(page.all("#marks circle")) == views > 0)
     assert "stage 1 of 2, rpie, epoch 3 of 9 · batch 2 of 4 · 30 s left" in page.text("#where")
     assert page.script("return document.querySelector('progress').value") == 2.5
     assert not page.one("#resume").is_displayed() and not page.one("#longer").is_displayed()

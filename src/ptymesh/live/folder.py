@@ -12,9 +12,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
 import h5py
 import numpy as np
@@ -45,7 +44,8 @@ SETTLE_S, UNREADABLE_S = 0.5, 10.0
 LOOK_S, LOOK_SHARE = 0.05, 0.05
 
 
-class FramesFile(NamedTuple):
+@dataclass(frozen=True)
+class FramesFile:
     """Frames of a file, which are read when they are asked for.
 
     Attributes:
@@ -80,7 +80,7 @@ class FramesFolder:
         self._counts: list[int] = []
         self._last: tuple[Path, FramesFile] | None = None
         self._seen: dict[Path, tuple[tuple[int, int], float]] = {}
-        self._looking = Throttle(LOOK_S, LOOK_SHARE)
+        self._listing = Throttle(LOOK_S, LOOK_SHARE)
         self._table = next((folder / name for name in POSITIONS if (folder / name).exists()), folder / POSITIONS[0])
         self._rows = TextPositions(self._table)
         self._ended = False
@@ -91,7 +91,7 @@ class FramesFolder:
         Raises:
             BadInput: it cannot be read, or the stream has ended without a file.
         """
-        self._look()
+        self._list_files()
         if self._ended and not self._paths:
             raise BadInput(
                 f"{self._folder} has ended without a file of frames ({', '.join(SUFFIXES)}); check the detector."
@@ -105,7 +105,7 @@ class FramesFolder:
         Raises:
             BadInput: a file cannot be read, holds other frames than the first one, or has come too late.
         """
-        self._look()
+        self._list_files()
         index, before = self._file_of(first)
         rows = self._rows.read() if self._positions is not None and self._table.exists() else None
         frames: list[np.ndarray] = []
@@ -133,9 +133,9 @@ class FramesFolder:
     def close(self) -> None:
         """Do nothing: files are opened for each question."""
 
-    def _look(self) -> None:
+    def _list_files(self) -> None:
         """Look which files are there, if it is time."""
-        if not self._looking.is_due():
+        if not self._listing.is_due():
             return
         began = time.monotonic()
         self._ended = (self._folder / ENDED).exists()  # before the files: none follows
@@ -152,7 +152,7 @@ class FramesFolder:
         self._paths = [*taken, *waiting]
         for path in waiting:  # all at the same time, so that none waits for the one before it
             self._age_s(path)
-        self._looking.count(time.monotonic() - began)
+        self._listing.count(time.monotonic() - began)
 
     def _file_of(self, frame: int) -> tuple[int, int]:
         """Return the index of the file with a frame, as far as files are complete, and the frames before that file."""
@@ -251,12 +251,15 @@ class FramesFolder:
             raise BadInput(f"{path} has {name} of shape {patterns.shape}; frames are (n, H, W), or one (H, W).")
         dtype = _plain_type(patterns.dtype, path)
         places = None if self._positions is None else file.get(self._positions)
-        found = None if places is None else np.asarray(places[()], np.float64).reshape(-1, places.shape[-1])
-        if found is not None and found.shape != (shape[0], 2):
-            raise BadInput(
-                f"{path} has {self._positions} of shape {places.shape} for {shape[0]} frames; each needs its y and x "
-                "in metres."
-            )
+        found = None
+        if places is not None:
+            found = np.asarray(places[()], np.float64)
+            found = found[None] if found.shape == (2,) else found
+            if found.shape != (shape[0], 2):
+                raise BadInput(
+                    f"{path} has {self._positions} of shape {places.shape} for {shape[0]} frames; each needs its y "
+                    "and x in metres."
+                )
 
         def read(first: int, last: int) -> np.ndarray:
             with h5py.File(path, "r", locking=False) as opened:

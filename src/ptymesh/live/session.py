@@ -231,7 +231,7 @@ class _Session:
         uses_at_end: np.ndarray | None = None
         while True:
             there = self.admissions.decide_frames(state.segments, waiting)
-            self._tell(there)
+            self._report_progress(there)
             if there.stop:
                 self._save()
                 raise Interrupted(
@@ -263,7 +263,7 @@ class _Session:
         assert uses_at_end is not None
         return self._finish(uses_at_end, updates, seen)
 
-    def _tell(self, there: Admission) -> None:
+    def _report_progress(self, there: Admission) -> None:
         """Write how far the run is where that is due, and the picture where it was asked for."""
         if self.steering.take_save():
             self._save()

@@ -259,10 +259,19 @@ def _estimated(recon: Reconstruction, loop: Loop) -> Estimated | None:
         return None
     pixel, coarser = recon.scan.geometry.object_pixel_m, loop.coarsened
     size = None if pixel is None else (coarser * pixel[0], coarser * pixel[1])
+    have_moved = bool((estimate.nominal != estimate.positions).any())
+    shown = Estimated(
+        whole,
+        estimate.probe,
+        size,
+        estimate.origin,
+        positions_px=estimate.positions,
+        nominal_px=estimate.nominal if have_moved else None,
+    )
     if tile is None:
-        return Estimated(whole, estimate.probe, size, estimate.origin)
+        return shown
     part = estimate.object[(slice(None), *tile.inside(estimate.corner))]
-    return Estimated(part, estimate.probe, size, estimate.origin, tile.corner, extent)
+    return shown._replace(object=part, corner=tile.corner, extent=extent)
 
 
 def _compare_patterns(recipe: Recipe, recon: Reconstruction, result: Result) -> PatternPairs | None:

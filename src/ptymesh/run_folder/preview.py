@@ -1,4 +1,4 @@
-"""The file out/preview.h5: object and probe while a run goes on, on few pixels; for those who look at its folder.
+"""The file out/preview.h5: object and probe while a run goes on, on few pixels, and positions, for those who look.
 
 Rank 0 writes it beside and renames it, of the object that it holds anyway. Where each rank holds a tile of the object
 alone, each writes sums over blocks of its tile into a file of its own, and rank 0 adds up those that lie there: tiles
@@ -27,6 +27,8 @@ from ptymesh.run_folder.status import Throttle
 NAME, TILE = "preview.h5", "preview-tile-{}.h5"
 #: Largest side of the object in it, in pixels, and of its slices and modes at most so many.
 SIDE, MOST_PLANES = 512, 16
+#: Views whose positions are in it, at most.
+MOST_VIEWS = 4000
 #: Seconds between two previews, at least.
 EVERY_S = 3.0
 
@@ -41,6 +43,8 @@ class Estimated(NamedTuple):
         origin_px: object pixel (y, x) at which the scan's own coordinates have their zero.
         corner: object pixel (y, x) at which the tile begins.
         extent: (H, W) of the whole object; None if this is all of it.
+        positions_px: (N, 2) y x, object pixel under the corner of each view's window; None: not shown.
+        nominal_px: (N, 2) y x, where they started; None if they have not moved.
     """
 
     object: Tensor
@@ -49,6 +53,8 @@ class Estimated(NamedTuple):
     origin_px: tuple[float, float] = (0.0, 0.0)
     corner: tuple[int, int] = (0, 0)
     extent: tuple[int, int] | None = None
+    positions_px: Tensor | None = None
+    nominal_px: Tensor | None = None
 
 
 class Preview(Callback):
@@ -122,6 +128,10 @@ def write_preview(
         if shown.pixel_m is not None:
             made.attrs["pixel_size_m"] = [side * length for length in shown.pixel_m]
         file["probe"] = shown.probe[:MOST_PLANES].cpu().numpy().astype(np.complex64)
+        for name, places in (("positions_px", shown.positions_px), ("positions_nominal_px", shown.nominal_px)):
+            if places is not None:
+                every = max(1, math.ceil(len(places) / MOST_VIEWS))
+                file[name] = places[::every].cpu().numpy().astype(np.float32)
         file.attrs.update({"binned": side, "origin_px": shown.origin_px, "stage": stage, "epoch": epoch})
 
 

@@ -36,6 +36,8 @@ SIGNS = ("status.json", "metrics.jsonl", "live.jsonl", "result.h5", TRIALS)
 LEVELS, MOST_RUNS = 3, 500
 #: Trials of a study that are shown, the last ones.
 MOST_TRIALS = 2000
+#: Views whose positions are shown, at most about so many.
+MOST_VIEWS = 4000
 #: Bytes of the log's end that are shown.
 LOG_BYTES = 20_000
 #: Seconds without a sign of life after which a run without an outcome is called silent; where it says how often it
@@ -318,17 +320,21 @@ class RunFolder:
         return about | {"version": str(found.modified), "file": found.kind}
 
     def positions(self) -> Row:
-        """Return where views lie in the object, in pixels, and where they started; empty before there is a result."""
+        """Return where views lie in the object that is shown, in its pixels, and where they started.
+
+        Empty where the object is that of a checkpoint, or there is none.
+        """
         found = self.object_file()
-        if found is None or not found.is_result:
+        if found is None or found.kind == "checkpoint":
             return {}
         with h5py.File(found.path, "r", locking=False) as file:
-            half, positions = np.array(own_dataset(file, "probe").shape[-2:]) / 2, own_dataset(file, "positions_px")
-            every = slice(None, None, max(1, len(positions) // 4000))
-            made = {"positions": (positions[every] + half).round(2).tolist()}
-            if "positions_nominal_px" in file:
-                nominal = own_dataset(file, "positions_nominal_px")
-                made["nominal"] = (nominal[every] + half).round(2).tolist()
+            side, half = float(file.attrs.get("binned", 1)), np.array(own_dataset(file, "probe").shape[-2:]) / 2
+            made = {}
+            for name, stored in (("positions", "positions_px"), ("nominal", "positions_nominal_px")):
+                if stored in file:
+                    places = own_dataset(file, stored)
+                    every = slice(None, None, max(1, len(places) // MOST_VIEWS))
+                    made[name] = ((places[every] + half) / side).round(2).tolist()
         return made
 
 
