@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ptymesh.cli import live, running
 from ptymesh.distributed.world import World
 from ptymesh.errors import BadInput, Interrupted
 from ptymesh.io.results import Result
@@ -170,6 +171,22 @@ def test_where_another_run_follows_it_is_not_done(played: Played, tmp_path: Path
     assert RunFolder(tmp_path, tmp_path.parent).summary()["state"] == "running"
 
 
+def test_a_polish_that_is_refused(played: Played, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has failed, and is not said to be saving for ever."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise BadInput("The scan shows no object; check the beam.")
+
+    monkeypatch.setattr(running, "execute", refuse)
+    source = handed(played, SOME)
+    source.end()
+    reconstruct_live(RECIPE, source, tmp_path, LiveOptions(uses=1, followed=True))
+    with pytest.raises(BadInput, match="no object"):
+        live._polish(RECIPE, tmp_path, strict=False)
+    assert status(tmp_path)["outcome"] == "failed" and "no object" in status(tmp_path)["sentence"]
+    assert RunFolder(tmp_path, tmp_path.parent).summary()["state"] == "failed"
+
+
 def stopped_on_ranks(world: World, played: Played, out: Path) -> tuple[np.ndarray, np.ndarray, int]:
     """Return object, probe and views of a run that is asked to stop by its folder, on these ranks."""
     control.EVERY_S = 0.0
@@ -204,4 +221,4 @@ def test_frames_that_come_after_the_request_wait_for_the_next_command(played: Pl
     steered = once(lambda: segments(tmp_path) > 1, ask)
     outcome, _ = reconstruct_live(RECIPE, source, tmp_path, LiveOptions(uses=9), stop=steered)
     threads[0].join()
-    assert outcome.views == SOME
+    assert outcome.views == Spool(tmp_path / "spool").count == SOME

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from ptymesh.errors import BadInput, PtymeshError
+from ptymesh.errors import BadInput, Interrupted, PtymeshError
 from ptymesh.run.simulate_file import write
 from ptymesh.run_folder import status as status_file
-from ptymesh.run_folder.reports import BatchReport, EpochReport, RunInfo
+from ptymesh.run_folder.reports import BatchReport, EpochReport, RunInfo, StreamReport
 from ptymesh.run_folder.status import StatusFile, Throttle, end_silent
 from ptymesh.simulate import checked
 
@@ -63,6 +63,34 @@ def test_a_run_from_reading_to_its_result(tmp_path: Path) -> None:
     watching.fail(PtymeshError("A figure could not be drawn."))
     assert said(tmp_path)["outcome"] == "poor", "what follows the result is no failure of the run"
     assert {path.name for path in tmp_path.iterdir()} == {"status.json"}
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_live_run(tmp_path: Path) -> None:
+    watching = StatusFile()
+    watching.entering("receiving", tmp_path)
+    watching.follow_stream(StreamReport("rpie", 2, 40, 100, False, None))
+    now = said(tmp_path)
+    assert (now["phase"], now["frames"], now["expected_frames"], now["ranks"]) == ("receiving", 40, 100, 2)
+    assert now["engine"] == "rpie" and now["residual"] is None and now["outcome"] is None
+    watching.follow_stream(StreamReport("rpie", 2, 100, 100, True, 0.25))
+    assert said(tmp_path)["phase"] == "finishing" and said(tmp_path)["residual"] == 0.25
+    watching.follow_stream(StreamReport("rpie", 2, 100, 100, True, math.nan))
+    assert said(tmp_path)["residual"] is None
+    watching.end_stream(followed=False)
+    assert (said(tmp_path)["phase"], said(tmp_path)["frames"]) == ("done", 100)
+    end_silent(tmp_path, "The ranks have ended.")
+    assert said(tmp_path)["outcome"] is None, "it was done"
+
+
+def test_what_is_not_written_yet_is_in_the_last_word(tmp_path: Path) -> None:
+    watching = StatusFile()
+    watching.entering("receiving", tmp_path)
+    watching.follow_stream(StreamReport("rpie", 1, 7, None, True, 0.5))
+    assert said(tmp_path)["frames"] is None, "at most once a second"
+    watching.fail(Interrupted("Stopped with 7 frames."))
+    now = said(tmp_path)
+    assert (now["outcome"], now["sentence"], now["frames"]) == ("interrupted", "Stopped with 7 frames.", 7)
 
 
 def test_at_most_once_a_second_and_seldom_on_a_slow_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -149,16 +149,17 @@ class StatusFile(Watcher):
     def follow_stream(self, report: StreamReport) -> None:
         """Write how far a live run is, if it is time."""
         self._has_begun |= report.frames > 0
+        residual = report.residual
+        self._said |= {
+            "phase": "finishing" if report.ended else "receiving",
+            "engine": report.engine,
+            "ranks": report.ranks,
+            "frames": report.frames,
+            "expected_frames": report.expected,
+            "residual": residual if residual is not None and math.isfinite(residual) else None,
+        }
         if self._throttle.is_due():
-            residual = report.residual
-            self._write(
-                phase="finishing" if report.ended else "receiving",
-                engine=report.engine,
-                ranks=report.ranks,
-                frames=report.frames,
-                expected_frames=report.expected,
-                residual=residual if residual is not None and math.isfinite(residual) else None,
-            )
+            self._write()
 
     def end_stream(self, *, followed: bool) -> None:
         """Write that a live run is done, or that its frames are saved; followed: True where another run polishes it."""
