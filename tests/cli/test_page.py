@@ -145,6 +145,11 @@ def test_a_live_run_is_stopped_by_its_page_and_goes_on(tmp_path: Path) -> None:
     assert run.returncode == 0, said.decode()
     some = len(Result.load(out / "result.h5").positions_px)
     assert 32 <= some < VIEWS and (out / "checkpoint" / "manifest.json").exists()
+    resume = [*command[:4], "resume", str(out), "--set", "stages.0.epochs=3"]
+    longer = subprocess.run(resume, capture_output=True, text=True, timeout=100, check=False)
+    assert longer.returncode == 0, longer.stderr
+    result = Result.load(out / "result.h5")
+    assert len(result.positions_px) == some and len(result.history["epoch"]) == 3
     again = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert again.returncode == 0, again.stderr
     assert len(Result.load(out / "result.h5").positions_px) == VIEWS and summary(out)["state"] == "done"

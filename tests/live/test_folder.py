@@ -161,20 +161,23 @@ def test_only_files_that_are_complete(played: Played, tmp_path: Path, monkeypatc
     assert source.take(2) is None
     monkeypatch.setattr(folder_module, "UNREADABLE_S", 0.2)
     time.sleep(0.25)
+    assert source.take(2) is None, "who writes it may hold it open, as no other follows"
+    (tmp_path / "frame_4.npy").write_bytes(whole)
     with pytest.raises(BadInput, match=r"frame_3\.npy"):
         source.take(2)
 
 
-def test_a_file_waits_for_its_position(played: Played, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["positions.txt", "positions.csv"])
+def test_a_file_waits_for_its_position(played: Played, tmp_path: Path, name: str) -> None:
     np.save(tmp_path / "frame_1.npy", played.frames[:4])
     source = FramesFolder(tmp_path, "/patterns", "/positions")
     assert source.describe() is not None and source.take(0) is None
-    write_table(tmp_path / "positions.txt", played.positions_m[:3])
+    write_table(tmp_path / name, played.positions_m[:3])
     (got,) = taken(source)
     assert len(got.frames) == 3 and not got.ended
     (tmp_path / "ended").touch()
     assert source.take(3) is None, "it has not ended before the last position"
-    write_table(tmp_path / "positions.txt", played.positions_m[:4])
+    write_table(tmp_path / name, played.positions_m[:4])
     assert [len(one.frames) for one in taken(source, 3)] == [1]
 
 
@@ -229,7 +232,7 @@ def spoil_end(folder: Path, source: FramesFolder) -> None:
 def test_what_is_refused(
     spoil: Callable[[Path, FramesFolder], None], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(folder_module, "UNREADABLE_S", 0.0)
+    monkeypatch.setattr(folder_module, "LAST_UNREADABLE_S", 0.0)
     np.save(tmp_path / "frame_1.npy", np.ones((8, 8), "<u2"))
     source = FramesFolder(tmp_path, "/patterns", "/positions")
     spoil(tmp_path, source)
@@ -239,7 +242,7 @@ def test_what_is_refused(
 
 
 def test_datasets_of_hdf5_that_do_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folder_module, "UNREADABLE_S", 0.0)
+    monkeypatch.setattr(folder_module, "LAST_UNREADABLE_S", 0.0)
     write_file(tmp_path / "frame_1.h5", np.ones((3, 8, 8), "<u2"), np.zeros((2, 2)))
     with pytest.raises(BadInput, match=r"/positions of shape \(2, 2\) for 3 frames"):
         FramesFolder(tmp_path, "/patterns", "/positions").describe()

@@ -38,8 +38,11 @@ SUFFIXES = (".npy", ".tif", ".tiff", ".h5", ".hdf5", ".nxs", ".cxi")
 HDF5_SUFFIXES = (".h5", ".hdf5", ".nxs", ".cxi")
 #: File that ends the stream, files with a line for each frame, and ends of names of those beside a file of frames.
 ENDED, POSITIONS, BESIDE = "ended", ("positions.txt", "positions.csv"), (".txt", ".csv")
-#: Seconds for which a file keeps its size before it is read, and after which one that cannot be read is an error.
-SETTLE_S, UNREADABLE_S = 0.5, 10.0
+#: Seconds for which a file keeps its size before it is read.
+SETTLE_S = 0.5
+#: Seconds after which a file that cannot be read is an error, where a later one is there, and where none is: it may be
+#: held open by who writes it.
+UNREADABLE_S, LAST_UNREADABLE_S = 10.0, 120.0
 #: Least seconds between two looks at the folder, and the largest share of the time that they take.
 LOOK_S, LOOK_SHARE = 0.05, 0.05
 
@@ -81,8 +84,7 @@ class FramesFolder:
         self._last: tuple[Path, FramesFile] | None = None
         self._seen: dict[Path, tuple[tuple[int, int], float]] = {}
         self._listing = Throttle(LOOK_S, LOOK_SHARE)
-        self._table = next((folder / name for name in POSITIONS if (folder / name).exists()), folder / POSITIONS[0])
-        self._rows = TextPositions(self._table)
+        self._table: TextPositions | None = None
         self._ended = False
 
     def describe(self) -> StreamDescription | None:
@@ -107,7 +109,7 @@ class FramesFolder:
         """
         self._list_files()
         index, before = self._file_of(first)
-        rows = self._rows.read() if self._positions is not None and self._table.exists() else None
+        rows = self._listed_positions()
         frames: list[np.ndarray] = []
         positions: list[np.ndarray] = []
         given = 0
@@ -176,7 +178,8 @@ class FramesFolder:
         try:
             file = self._read(path)
         except BadInput:
-            if not self._ended and self._age_s(path) < UNREADABLE_S:  # it may have been left half written for a moment
+            patience = LAST_UNREADABLE_S if index + 1 == len(self._paths) else UNREADABLE_S
+            if not self._ended and self._age_s(path) < patience:
                 return None
             raise
         if index == len(self._counts):
@@ -199,6 +202,15 @@ class FramesFolder:
         if path not in self._seen or self._seen[path][0] != state:
             self._seen[path] = state, now
         return now - self._seen[path][1]
+
+    def _listed_positions(self) -> np.ndarray | None:
+        """Return the positions (N, 2) so far that a text has for the frames of all files; None where there is none."""
+        if self._positions is None:
+            return None
+        if self._table is None:
+            found = next((self._folder / name for name in POSITIONS if (self._folder / name).exists()), None)
+            self._table = None if found is None else TextPositions(found)
+        return None if self._table is None else self._table.read()
 
     def _positions_of(self, index: int, file: FramesFile, before: int, rows: np.ndarray | None) -> np.ndarray | None:
         """Return the positions (m, 2) of a file's frames as far as they are known; None where they come from elsewhere.
