@@ -330,7 +330,9 @@ def test_a_live_run_is_steered(tmp_path: Path, runs: Path, page: Page, serve: Se
     (run / "control").unlink()
     (run / "status.json").write_text(json.dumps(status | {"phase": "finishing", "expected_frames": None}))
     page.until(lambda: "finishing, 500 frames" in page.text("#where"))
-    assert page.script(bar) == 0
+    assert page.script(bar) == 0 and page.one("#stop").is_displayed()
+    (run / "status.json").write_text(json.dumps(status | {"phase": "saving"}))
+    page.until(lambda: not page.one("#control").is_displayed())
     page.check_errors()
 
 

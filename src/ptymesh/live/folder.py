@@ -34,7 +34,7 @@ from ptymesh.run_folder.status import Throttle
 
 #: Ends of names of files that hold frames; others, such as those that are renamed once they are complete, do not count.
 SUFFIXES = (".npy", ".tif", ".tiff", ".h5", ".hdf5", ".nxs", ".cxi")
-#: Of HDF5 files among these.
+#: Ends of names of HDF5 files among these.
 HDF5_SUFFIXES = (".h5", ".hdf5", ".nxs", ".cxi")
 #: File that ends the stream, files with a line for each frame, and ends of names of those beside a file of frames.
 ENDED, POSITIONS, BESIDE = "ended", ("positions.txt", "positions.csv"), (".txt", ".csv")

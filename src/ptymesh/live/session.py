@@ -126,7 +126,7 @@ def reconstruct_live(
     world = join("cpu") if world is None else world
     kernel_backend(world.device, complex_dtype(recipe.precision))  # read before the first frame has to wait for it
     cache, receiver, steering = PatternCache(), None, Steering(folder, world.rank)
-    with steering.telling(followed=options.followed), ExitStack() as receiving:
+    with steering.publish_status(followed=options.followed), ExitStack() as receiving:
         if world.rank == 0:
             assert source is not None
             frames, positions = source if isinstance(source, ApartStream) else (source, None)

@@ -28,7 +28,7 @@ class Steering:
         self._control = Control(folder) if rank == 0 else None
 
     @contextmanager
-    def telling(self, *, followed: bool) -> Iterator[None]:
+    def publish_status(self, *, followed: bool) -> Iterator[None]:
         """Write within this context that the run goes on, and at its end how it has ended.
 
         Args:

@@ -145,7 +145,8 @@ function answerTo(word, run) {
 function drawControl(run) {
   const allowed = document.body.dataset.control === "true", goes = run.state === "running";
   const stopped = ["interrupted", "silent"].includes(run.state);
-  $("control").hidden = !allowed || !(goes ? run.status.phase : (stopped || run.state === "done") && run.resumable);
+  const listens = run.status.phase && (run.status.phase !== "saving" || run.status.total_epochs); // a live run that saves its frames does not
+  $("control").hidden = !allowed || !(goes ? listens : (stopped || run.state === "done") && run.resumable);
   for (const id of ["save", "stop"]) $(id).hidden = !goes;
   $("resume").hidden = !stopped;
   $("longer").hidden = goes;
