@@ -139,9 +139,9 @@ def test_positions_go_through_it(name: str) -> None:
         assert relative(model.position_derivative(e.object, e.anchors[some], fractions, waves, axis), wanted) < 1e-6
 
 
-def told_wrong(name: str) -> tuple[Toy, dict[str, torch.Tensor]]:
+def told_wrong(name: str, **options: Any) -> tuple[Toy, dict[str, torch.Tensor]]:
     """Counts that the operator has made, and the true values of its unknowns."""
-    toy, values = case(name, seed=3)
+    toy, values = case(name, seed=3, **options)
     e, every = toy.truth, torch.arange(len(toy.truth.positions))
     placed = ViewWindows(every, e.anchors, e.window)
     given = {one.name: values_for_views(one, values[one.name], placed, None) for one in toy.model.unknowns}
@@ -152,9 +152,9 @@ def told_wrong(name: str) -> tuple[Toy, dict[str, torch.Tensor]]:
     return toy, values
 
 
-def refined(world: Any, name: str, layout: str, engine: str) -> list[np.ndarray]:
+def refined(world: Any, name: str, layout: str, engine: str, slices: int = 1) -> list[np.ndarray]:
     """Object, probe and the operator's unknowns after some batches."""
-    toy = told_wrong(name)[0]
+    toy = told_wrong(name, slices=slices)[0]
     problem = toy.problem(world, layout)
     e = share(toy.start(), problem)
     operator = toy.model.operators[0].operator
@@ -199,6 +199,17 @@ def test_ranks_and_layouts_have_the_same_bits(ranks, name: str, engine: str) -> 
         for layout in ("replicated", "tiled"):
             for found in ranks(size, refined, name, layout, engine):
                 assert all(np.array_equal(a, b) for a, b in zip(found, wanted, strict=True)), (size, layout)
+
+
+@pytest.mark.parametrize(
+    ("name", "engine"), [("source_size", "adam"), ("view_defocus", "rpie"), ("tilted_waves", "lsqml")]
+)
+def test_several_slices_have_the_same_bits(ranks, name: str, engine: str) -> None:  # type: ignore[no-untyped-def]
+    """Kernels go slice by slice, before and behind which operators stand."""
+    (wanted,) = ranks(1, refined, name, "replicated", engine, 3)
+    for layout in ("replicated", "tiled"):
+        for found in ranks(2, refined, name, layout, engine, 3):
+            assert all(np.array_equal(a, b) for a, b in zip(found, wanted, strict=True)), layout
 
 
 @pytest.mark.sample(5)
