@@ -54,7 +54,9 @@ any key, named as on this page: `--set data.crop=64`, `--set stages.0.epochs=5` 
 `--set "stages=[{engine: rpie, epochs: 5}]"`.
 
 Paths of data are relative to the recipe; paths given with `--set`, `output.dir` and `scratch` to the working folder.
-Lengths are in metres. A pair is `[y, x]`, and one number stands for both.
+The end of a key says its unit: metres (`_m`), radians (`_rad`), degrees (`_deg`) or electronvolts (`_eV`). A number may
+also have another one of the same kind, `energy_eV: 80 keV`, `step_m: 0.4 A`, `semiangle_rad: 21.4 mrad`
+([units](data.md#units)). A pair is `[y, x]`, and one number stands for both.
 """
 FORMATS_HEAD = """\
 # Formats

@@ -277,7 +277,7 @@ def test_all_are_listed() -> None:
     assert "engines: epie, rpie, mpie, lsqml" in result.output
     assert "models: aberrations, scan_geometry, scan_shift" in lines
     assert f"readers: {', '.join(READERS)}" in lines and "writers: tiff" in lines
-    assert "probe_starts: auto, file, data, electron, zone_plate, kb, pinhole, result, array" in lines
+    assert "probe_starts: auto, file, data, electron, empty_beam, zone_plate, kb, pinhole, result, array" in lines
     assert "  flat = theirs:Flat" in lines and "  views = theirs:views" in lines
     assert "  mine = theirs:Mine" in lines and "  quieter = theirs:Quieter" in lines
     assert any(line.startswith("  rpie = theirs:Mine  not used: ptymesh has one") for line in lines)

@@ -12,17 +12,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Self, get_args
 
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, ValidationInfo, model_validator
-from pydantic_core import InitErrorDetails
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from ptymesh.errors import BadInput
 from ptymesh.paths import usable
 from ptymesh.sentences import sentence
+from ptymesh.units import Quantity, parse_quantity, quantity_of
 
 
 class Options(BaseModel):
     """Group of options, which refuses unknown keys, and booleans and infinities where a number belongs.
 
-    numpy's numbers are numbers. Construction and assignment raise BadInput with one sentence; only pydantic's own
+    numpy's numbers are numbers, and so are texts with a unit, such as `80 keV`, in fields whose names end in one: `_m`,
+    `_rad`, `_deg`, `_eV`. Construction and assignment raise BadInput with one sentence; only pydantic's own
     functions, such as `model_validate`, raise its ValidationError. A subclass may override the configuration. The
     validator of a class is built when the class is first used, since a run uses few of the eighty there are.
     """
@@ -45,7 +47,7 @@ class Options(BaseModel):
         """Validate and set a value. Raises BadInput for an invalid one, which changes nothing."""
         try:
             if name in type(self).model_fields:
-                value = plain(value)
+                value = _in_si(type(self), {name: plain(value)})[name]
                 _refuse_truths(type(self), {name: value})
                 # on a copy first: a validator of the whole group refuses a value when it is set already
                 BaseModel.__setattr__(self.model_copy(), name, value)
@@ -74,7 +76,7 @@ class Options(BaseModel):
     def _numbers(cls, values: object) -> object:
         if not isinstance(values, dict):
             return values
-        values = {key: plain(value) for key, value in values.items()}
+        values = _in_si(cls, {key: plain(value) for key, value in values.items()})
         _refuse_truths(cls, values)
         return values
 
@@ -88,6 +90,48 @@ def _refuse_truths(model: type[BaseModel], values: dict[str, object]) -> None:
     ]
     if wrong:
         raise ValidationError.from_exception_data(model.__name__, wrong)
+
+
+def _in_si(model: type[BaseModel], values: dict[str, object]) -> dict[str, object]:
+    """Return values in which texts with a unit are numbers, in the units that the fields' names say.
+
+    Raises:
+        ValidationError: a unit of another quantity.
+    """
+    wrong: list[InitErrorDetails] = []
+    out = dict(values)
+    for name, value in values.items():
+        quantity = quantity_of(name) if isinstance(name, str) else None
+        if quantity is not None and isinstance(value, str | list | tuple) and _number_wanted(model, name) is float:
+            out[name] = _without_unit(value, quantity, (name,), wrong)
+    if wrong:
+        raise ValidationError.from_exception_data(model.__name__, wrong)
+    return out
+
+
+def _without_unit(
+    value: object, quantity: Quantity, place: tuple[str | int, ...], wrong: list[InitErrorDetails]
+) -> object:
+    """Return a value with its texts with a unit as numbers; what is wrong is added to `wrong`.
+
+    Args:
+        value: text, number, or a list of them; other values are returned as they are.
+        quantity: of the field.
+        place: of the value, for messages.
+        wrong: errors so far.
+    """
+    if isinstance(value, list | tuple):
+        made = [_without_unit(one, quantity, (*place, index), wrong) for index, one in enumerate(value)]
+        return made if isinstance(value, list) else tuple(made)
+    if not isinstance(value, str):
+        return value
+    try:
+        number = parse_quantity(value, quantity)
+    except ValueError:
+        kind = PydanticCustomError("unit", "Input should be {request}", {"request": quantity.request})
+        wrong.append({"type": kind, "loc": place, "input": value})
+        return value
+    return value if number is None else number
 
 
 def plain(value: object) -> object:

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from ptymesh.errors import PtymeshError
+from ptymesh.units import quantity_of
 
 #: Expected values in the words of a YAML file, by pydantic's type of error.
 _PLAIN = {
@@ -199,7 +200,11 @@ def _unit(keys: Sequence[str | int]) -> str:
     """Return the unit in which a key expects its number, if its name says so."""
     name = next((key for key in reversed(keys) if isinstance(key, str)), "")
     unit = name.rpartition("_")[2]
-    return f" in {_UNITS[unit]}, without the unit" if "_" in name and unit in _UNITS else ""
+    if "_" not in name or unit not in _UNITS:
+        return ""
+    quantity = quantity_of(name)
+    rest = "without the unit" if quantity is None else f"or {quantity.request}"
+    return f" in {_UNITS[unit]}, {rest}"
 
 
 def _words(error: ErrorDetails) -> list[str]:

@@ -150,12 +150,12 @@ BASE: dict[str, Any] = {"data": {"path": "/scan.cxi"}}
         ({"modes": 3}, "modes is unknown; did you mean object.modes or probe.modes?"),
         ({"epochs": 3}, "epochs is unknown; did you mean stages.0.epochs?"),
         (
-            {"data": {"path": "/a", "energy_eV": "8 keV"}},
-            "data.energy_eV is '8 keV'; it should be a number in eV, without the unit.",
+            {"data": {"path": "/a", "energy_eV": "8 kg"}},
+            "data.energy_eV is '8 kg'; it should be an energy, such as 80 keV.",
         ),
         (
-            {"data": {"path": "/a", "detector_pixel_m": "75 um"}},
-            "data.detector_pixel_m is '75 um'; it should be a number in metres, without the unit.",
+            {"data": {"path": "/a"}, "positions": {"raster": {"step_px": "75 px"}}},
+            "positions.raster.step_px is '75 px'; it should be a number in pixels, without the unit.",
         ),
         ({"probe": 3}, "probe is 3; it should be a group of keys (modes, "),
         ({"probe": {"modes": 5000}}, "probe.modes is 5000; it should be less than or equal to 500."),

@@ -19,7 +19,7 @@ from ptymesh.auto.candidates import Candidate, OverBudget, is_better
 from ptymesh.auto.near_field import Advance, Begin, Note, find_distance, find_near_field
 from ptymesh.measurement import Measurement
 from ptymesh.recipe.schema import Recipe
-from ptymesh.recipe.starts import AutoStart, DataStart, ElectronStart
+from ptymesh.recipe.starts import AutoStart, DataStart, ElectronStart, EmptyBeamStart
 
 #: Radii of the beam that are tried, as shares of FOV, on either side of the focus. A reconstruction converges from the
 #: nearest one; finer steps would favour beams that are too wide, which fit any pattern more easily.
@@ -86,7 +86,9 @@ def _defocus_unit(recipe: Recipe, scan: Measurement) -> float | None:
     if isinstance(start, ElectronStart):
         known = start.defocus_m or start.aberrations_m.get("C10")
         return None if known else side * pixel / start.semiangle_rad
-    if (isinstance(start, AutoStart) and scan.probe is None) or (isinstance(start, DataStart) and not start.defocus_m):
+    in_focus = isinstance(start, DataStart | EmptyBeamStart) and not start.defocus_m
+    in_focus = in_focus and not (isinstance(start, EmptyBeamStart) and start.aberrations_m.get("C10"))
+    if (isinstance(start, AutoStart) and scan.probe is None) or in_focus:
         radius = bright_radius(scan)
         return side * pixel / (radius * geometry.wavelength_m / (side * pixel)) if radius >= 1 else None
     return None
@@ -97,7 +99,7 @@ def _make_defocus_setter(recipe: Recipe) -> Callable[[float], Recipe]:
 
     def at(z: float) -> Recipe:
         start = recipe.probe.start
-        changed: Any = start if isinstance(start, ElectronStart) else DataStart(kind="data")
+        changed: Any = start if isinstance(start, ElectronStart | EmptyBeamStart) else DataStart(kind="data")
         changed = changed.model_copy(update={"defocus_m": float(f"{z:.3g}")}) if z else start
         return recipe.model_copy(update={"probe": recipe.probe.model_copy(update={"start": changed})})
 

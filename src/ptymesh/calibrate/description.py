@@ -19,6 +19,7 @@ from ptymesh.io.samples import located
 from ptymesh.io.scan import Optics
 from ptymesh.measurement import Measurement
 from ptymesh.recipe.schema import RawGroup
+from ptymesh.units import ANGLE, parse_quantity
 
 #: Object pixel (m) with which positions are read before it is known; any number would do.
 PROVISIONAL_M = 1e-10
@@ -93,7 +94,7 @@ def describe(recipe: RawGroup) -> Description:
         scan,
         wavelength,
         energy,
-        _semiangle(raw),
+        semiangle_of(raw),
         pixel,
         (window_m[0] / PROVISIONAL_M, window_m[1] / PROVISIONAL_M),
         scan.positions if in_pixels else scan.positions * np.array(window_m),
@@ -133,14 +134,15 @@ def _where(positions: RawGroup, is_raster: bool) -> PositionOptions:
     return where
 
 
-def _semiangle(raw: RawGroup) -> float | None:
+def semiangle_of(raw: RawGroup) -> float | None:
     """Return the semi-angle that a recipe says, or None."""
     start = (raw.get("probe") or {}).get("start")
     said = start.get("semiangle_rad") if isinstance(start, dict) else None
     if said is None:
         return None
     try:
-        angle = float(said)
+        angle = parse_quantity(said, ANGLE) if isinstance(said, str) else float(said)
+        angle = float(said) if angle is None else angle
     except (TypeError, ValueError) as error:
         raise BadInput(f"The semi-angle is {said!r}; give it in rad, such as --semiangle 20e-3.") from error
     if not 0 < angle < 0.5:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ptymesh.cli.launching import Settings, folder, refuse_ranks
+from ptymesh.cli.quantities import parse_angle, parse_energy, parse_length
 
 if TYPE_CHECKING:
     from ptymesh.calibrate import Calibration
@@ -16,12 +17,23 @@ if TYPE_CHECKING:
 def command(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Electron scan, or a recipe that names one.")],
     energy: Annotated[
-        float | None, typer.Option(metavar="EV", help="Kinetic energy of the electrons, where the file is silent.")
+        float | None,
+        typer.Option(
+            metavar="EV", parser=parse_energy, help="Kinetic energy of the electrons, where the file is silent."
+        ),
     ] = None,
     semiangle: Annotated[
-        float | None, typer.Option(metavar="RAD", help="Half-angle of the beam's cone; sets the size of a pixel.")
+        float | None,
+        typer.Option(
+            metavar="RAD", parser=parse_angle, help="Half-angle of the beam's cone; sets the size of a pixel."
+        ),
     ] = None,
-    step: Annotated[float | None, typer.Option(metavar="M", help="Step of the scan, where the file is silent.")] = None,
+    step: Annotated[
+        float | None,
+        typer.Option(
+            metavar="M", parser=parse_length, help="Step of the scan, such as 0.4 A, where the file is silent."
+        ),
+    ] = None,
     c10: Annotated[
         str, typer.Option(metavar="SIGN", help="Known sign of C10 (= -defocus): negative, positive or unknown.")
     ] = "unknown",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ptymesh.cli.launching import Settings, folder
+from ptymesh.cli.quantities import parse_length
 from ptymesh.printable import finite
 
 if TYPE_CHECKING:
@@ -89,10 +90,10 @@ def _c10(text: str) -> Any:
     if text in ("recipe", "negative", "positive", "unknown"):
         return text
     try:
-        return [float(part) for part in text.split(",")]
-    except ValueError as error:
+        return [parse_length(part) for part in text.split(",")]
+    except typer.BadParameter as error:
         raise BadInput(
-            f"--c10 is {text!r}; give recipe, negative, positive, unknown, or metres such as -20e-6,-10e-6."
+            f"--c10 is {text!r}; give recipe, negative, positive, unknown, or metres such as -20e-6,-10e-6 or '-20 um'."
         ) from error
 
 

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from ptymesh.cli.quantities import parse_energy, parse_length
+
 
 def command(
     out: Annotated[
@@ -44,15 +46,20 @@ def command(
     background: Annotated[float, typer.Option(help="Counts added to every pixel.")] = 0.0,
     defect: Annotated[str, typer.Option(help="Masked part of the detector: none, beamstop, module or hot.")] = "none",
     energy: Annotated[
-        float | None, typer.Option(metavar="EV", help="Of the radiation, in eV. [default: by kind]")
+        float | None,
+        typer.Option(metavar="EV", parser=parse_energy, help="Of the radiation, such as 8.5 keV. [default: by kind]"),
     ] = None,
-    pixel: Annotated[float | None, typer.Option(metavar="M", help="Object pixel in metres. [default: by kind]")] = None,
+    pixel: Annotated[
+        float | None,
+        typer.Option(metavar="M", parser=parse_length, help="Object pixel, such as 20 nm. [default: by kind]"),
+    ] = None,
     surface: Annotated[
         tuple[float, float],
         typer.Option(metavar="Y X", help="Degrees by which a surface leans from the beam that it reflects."),
     ] = (0.0, 0.0),
     focus_distance: Annotated[
-        float | None, typer.Option(help="Near field: metres from the beam's focus to the sample.")
+        float | None,
+        typer.Option(metavar="M", parser=parse_length, help="Near field: from the beam's focus to the sample."),
     ] = None,
     crystal: Annotated[
         str,

@@ -40,6 +40,8 @@ LONGEST = 4096
 REAL = "buif"
 #: numpy's letters of all numbers.
 ANY = "buifc"
+#: First bytes of .npy files and of TIFF.
+_NPY, _TIFF = b"\x93NUMPY", (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 #: References that messages offer.
 KNOWN = "file.npy, file.tif, file.csv, file.mda, file.npz:name or file.h5:/path"
 
@@ -84,6 +86,23 @@ def load_array(
         if window is not None and stored.shape[-2:] != window:
             raise BadInput(f"{option}: {reference} has shape {stored.shape} and the window {window}; make them equal.")
         return _read(stored, reference, option, kinds, most)
+
+
+def holds_array(reference: str) -> bool:
+    """Return True unless a reference names a file in which another reader has to look for patterns.
+
+    That is a folder, HDF5 without the name of a dataset, and any file of which `load_array` knows no format; a file
+    that is not there is left to `load_array` to refuse.
+    """
+    path, inside = _split(reference)
+    if not path.is_file() or not os.path.getsize(path):
+        return not path.is_dir()
+    if is_hdf5(path):
+        return bool(inside)
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        start = file.read(8)
+        return start.startswith(_NPY) or start[:4] in _TIFF or is_npz(path) or is_mda(path) or is_table(path)
+    return True
 
 
 def detector_array(value: str | float, option: str, shape: tuple[int, int], follow: Sequence[Path] = ()) -> np.ndarray:
@@ -135,9 +154,9 @@ def _opened(reference: str, option: str, follow: Sequence[Path]) -> Iterator[Sto
     except OSError as error:
         raise BadInput(f"{option}: {path} cannot be opened ({error.strerror}); check its permissions.") from error
     what = f"{option}: {reference}"
-    if start.startswith(b"\x93NUMPY"):
+    if start.startswith(_NPY):
         opened = _npy(path, what)
-    elif start[:4] in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"):
+    elif start[:4] in _TIFF:
         opened = _tiff(path, what)
     elif is_hdf5(path):
         if not inside:

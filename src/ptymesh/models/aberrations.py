@@ -10,23 +10,78 @@ If the probe did not start from aberrations, the coefficients count from that st
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
-from pydantic import Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator
 from torch import Tensor
 
 from ptymesh.errors import BadInput
 from ptymesh.estimate import Estimate
 from ptymesh.geometry import Geometry
 from ptymesh.models.base import Parametrisation
+from ptymesh.physics.beam.haider import krivanek_name
 from ptymesh.physics.beam.probes import aberration_phases
 from ptymesh.physics.elementwise import over_window, times
 from ptymesh.physics.propagate import fft, ifft
+from ptymesh.units import ANGLE, LENGTH, Quantity, parse_quantity
 
 #: Number of fits of the phase between two probes, each to the phase that the one before has left, within a turn.
 PHASE_FITS = 10
+
+
+def _by_krivanek(values: object) -> object:
+    """Return aberrations with Krivanek's names and coefficients for Haider's, and numbers for texts with a unit.
+
+    Raises:
+        ValueError: one is named in both notations, or a unit is of another quantity.
+    """
+    if not isinstance(values, dict):
+        return values
+    found: dict[object, object] = {}
+    given: dict[str, str] = {}
+    for name, value in values.items():
+        krivanek, factor = krivanek_name(name) if isinstance(name, str) else (name, 1)
+        if krivanek in given:
+            raise ValueError(f"{given[krivanek]} and {name} are the same aberration; give one of them")
+        given[krivanek] = name
+        size, *angle = value if isinstance(value, list | tuple) and value else (value,)
+        size, angle = _number(name, size, LENGTH), [_number(name, one, ANGLE) for one in angle]
+        if factor != 1 and isinstance(size, int | float):
+            size = factor * size
+        found[krivanek] = [size, *angle] if isinstance(value, list | tuple) and value else size
+    return found
+
+
+def _number(name: str, value: object, quantity: Quantity) -> object:
+    """Return the number that a text says, with or without a unit; other values as they are.
+
+    Args:
+        name: of the aberration, for messages.
+        value: of a recipe.
+        quantity: that it has to be.
+
+    Raises:
+        ValueError: the unit is of another quantity.
+    """
+    if not isinstance(value, str):
+        return value
+    try:
+        number = parse_quantity(value, quantity)
+    except ValueError as error:
+        raise ValueError(f"{name} is {value!r}; give {quantity.request}") from error
+    if number is None:
+        try:
+            return float(value)  # YAML reads 1e-8 as text
+        except ValueError:
+            return value
+    return number
+
+
+_Finite = Annotated[float, Field(allow_inf_nan=False)]
+#: Aberrations by their names, in metres; of m > 0 with an angle in rad. Haider's names become Krivanek's.
+LensAberrations = Annotated[dict[str, _Finite | tuple[_Finite, _Finite]], BeforeValidator(_by_krivanek)]
 
 
 class Aberrations(Parametrisation):
@@ -39,9 +94,15 @@ class Aberrations(Parametrisation):
         ["C10", "C12", "C21", "C30"],
         min_length=1,
         max_length=20,
-        description="which are refined, C_nm in Krivanek's notation; C10 = -defocus",
+        description="which are refined, in Krivanek's notation (C10 = -defocus) or Haider's (C1), which becomes "
+        "Krivanek's",
     )
     residue: bool = Field(False, description="whether the engine refines the probe's pixels, too")
+
+    @field_validator("terms")
+    @classmethod
+    def _rename(cls, terms: list[str]) -> list[str]:
+        return [krivanek_name(term)[0] for term in terms]
 
     @field_validator("terms")
     @classmethod

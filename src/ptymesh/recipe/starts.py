@@ -20,10 +20,12 @@ from ptymesh.geometry import Geometry
 from ptymesh.io.options import ArrayRef, FrozenOptions, Number, Positive, PositivePair
 from ptymesh.io.results import Result
 from ptymesh.measurement import Measurement
+from ptymesh.models.aberrations import LensAberrations
 from ptymesh.options import Reference
 from ptymesh.physics.beam import probes
 from ptymesh.physics.object_models import OBJECT_MODELS, TRANSMISSION, object_model_of
 from ptymesh.physics.propagate import angular_spectrum_kernel, apply_kernel_adjoint, fresnel_kernel
+from ptymesh.recipe.beam_image import mean_image
 from ptymesh.recipe.resampling import load_complex_array, pixel_ratio, resample_images
 from ptymesh.registry import Registry, subclass_of, with_article
 from ptymesh.sentences import unknown_word
@@ -186,19 +188,18 @@ class DataStart(ProbeStart):
         """Return the square root of the mean pattern, propagated back to the sample and to the defocus."""
         geometry = measurement.geometry
         counts = mean_pattern if measurement.background is None else mean_pattern - measurement.background
-        filled = torch.from_numpy(_filled(counts, measurement.mask, geometry.propagation == "far_field"))
-        if geometry.propagation == "far_field":
-            probe = probes.from_mean_pattern(filled)
-        else:
-            make = angular_spectrum_kernel if geometry.propagation == "angular_spectrum" else fresnel_kernel
-            kernel = make(geometry.shape, *_optics(geometry, self), geometry.effective_distance_m)
-            probe = apply_kernel_adjoint(filled.clamp(min=0).sqrt().to(torch.complex128), kernel)
+        probe = _taken_to_sample(counts, measurement.mask, geometry, self)
         if self.defocus_m == 0:
             return probe
         return probes.defocused(probe, *_optics(geometry, self), -self.defocus_m)
 
 
-Aberration = Number | tuple[Number, Number]
+def _lens(aberrations_m: LensAberrations, defocus_m: float) -> LensAberrations:
+    """Return aberrations with the defocus among them. Raises BadInput where C10 is no number."""
+    c10 = aberrations_m.get("C10", 0.0)
+    if not isinstance(c10, float | int):
+        raise BadInput(f"Aberration C10 is {c10}; give metres.")
+    return {**aberrations_m, "C10": c10 - defocus_m}
 
 
 @PROBE_STARTS.register("electron")
@@ -208,7 +209,7 @@ class ElectronStart(ProbeStart):
     kind: Literal["electron"]
     semiangle_rad: Positive
     defocus_m: Number = 0.0
-    aberrations_m: dict[str, Aberration] = Field(default_factory=dict)
+    aberrations_m: LensAberrations = Field(default_factory=dict)
 
     def make(self, measurement: Measurement, mean_pattern: np.ndarray) -> Tensor:
         """Return the probe of the lens."""
@@ -219,12 +220,42 @@ class ElectronStart(ProbeStart):
         """Return the lens's aberrations in metres, the defocus among them."""
         return {"aberrations": probes.aberration_parts(self.of_the_lens())}
 
-    def of_the_lens(self) -> dict[str, Aberration]:
+    def of_the_lens(self) -> LensAberrations:
         """Return the lens's aberrations, the defocus among them. Raises BadInput where C10 is no number."""
-        c10 = self.aberrations_m.get("C10", 0.0)
-        if not isinstance(c10, float | int):
-            raise BadInput(f"Aberration C10 is {c10}; give metres.")
-        return {**self.aberrations_m, "C10": c10 - self.defocus_m}
+        return _lens(self.aberrations_m, self.defocus_m)
+
+
+@PROBE_STARTS.register("empty_beam")
+class EmptyBeamStart(ProbeStart):
+    """Square root of an image of the beam without a sample, taken back to where that lies, with a lens's phase.
+
+    `path` names an image (H, W) or several (K, H, W), whose mean is taken, or a data set, of which all patterns are:
+    they lie on the detector as the scan's patterns are stored, and are prepared as these are. An image as large as the
+    window has its optical axis at (h//2, w//2).
+    """
+
+    kind: Literal["empty_beam"]
+    path: ArrayRef
+    defocus_m: Number = 0.0
+    aberrations_m: LensAberrations = Field(default_factory=dict)
+
+    def make(self, measurement: Measurement, mean_pattern: np.ndarray) -> Tensor:
+        """Return the wave at the sample."""
+        geometry = measurement.geometry
+        counts, good = mean_image(self.path, "probe.start.path", measurement)
+        probe = _taken_to_sample(counts, good, geometry, self)
+        lens = self.of_the_lens()
+        if not any(probes.aberration_parts(lens).values()):
+            return probe
+        return probes.with_aberrations(probe, *_optics(geometry, self), lens)
+
+    def parameters(self) -> dict[str, dict[str, float]]:
+        """Return the lens's aberrations in metres, the defocus among them."""
+        return {"aberrations": probes.aberration_parts(self.of_the_lens())}
+
+    def of_the_lens(self) -> LensAberrations:
+        """Return the lens's aberrations, the defocus among them. Raises BadInput where C10 is no number."""
+        return _lens(self.aberrations_m, self.defocus_m)
 
 
 @PROBE_STARTS.register("zone_plate")
@@ -299,6 +330,23 @@ class ArrayStart(ProbeStart):
     def make(self, measurement: Measurement, mean_pattern: np.ndarray) -> Tensor:
         """Return the array."""
         return torch.from_numpy(load_complex_array(self.path, "probe.start", measurement.geometry.shape))
+
+
+def _taken_to_sample(counts: np.ndarray, good: np.ndarray, geometry: Geometry, start: ProbeStart) -> Tensor:
+    """Return the wave (h, w) at the sample that is the root of counts, without a phase, at the detector.
+
+    Args:
+        counts: (h, w), laid out as the patterns.
+        good: (h, w) bool, True where there are counts; the other pixels are filled from these.
+        geometry: of the scan.
+        start: for messages.
+    """
+    filled = torch.from_numpy(_filled(counts, good, geometry.propagation == "far_field"))
+    if geometry.propagation == "far_field":
+        return probes.from_mean_pattern(filled)
+    make = angular_spectrum_kernel if geometry.propagation == "angular_spectrum" else fresnel_kernel
+    kernel = make(geometry.shape, *_optics(geometry, start), geometry.effective_distance_m)
+    return apply_kernel_adjoint(filled.clamp(min=0).sqrt().to(torch.complex128), kernel)
 
 
 def _filled(image: np.ndarray, good: np.ndarray, periodic: bool) -> np.ndarray:

@@ -18,6 +18,7 @@ import numpy as np
 from pydantic import Field, model_validator
 from scipy.spatial.transform import Rotation
 
+from ptymesh.models.aberrations import LensAberrations
 from ptymesh.options import Options
 from ptymesh.simulate.scattering import ELEMENTS
 
@@ -133,7 +134,7 @@ class Crystal(Options):
     displacement_m: float = Field(default=8e-12, ge=0, le=1e-10)
     configurations: int = Field(default=8, ge=1, le=10_000)
     semiangle_rad: float = Field(default=20e-3, gt=0, lt=0.3)
-    aberrations_m: dict[str, float | tuple[float, float]] = Field(default={"C10": -15e-9})
+    aberrations_m: LensAberrations = Field(default={"C10": -15e-9})
     step_m: Length = 0.8e-10
     dose_e_per_A2: Length | None = None
     source_m: float = Field(default=0.0, ge=0, le=1e-8)

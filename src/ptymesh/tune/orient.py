@@ -31,6 +31,7 @@ from ptymesh.io import load_measurement
 from ptymesh.io.prepare.checks import refuse_featureless, without_marks
 from ptymesh.measurement import Measurement
 from ptymesh.recipe.schema import DEFAULT_STAGES, Recipe, put
+from ptymesh.recipe.starts import ElectronStart, EmptyBeamStart
 from ptymesh.run.reconstruction import Reconstruction
 from ptymesh.run.session import reconstruction
 from ptymesh.tune.options import Tuning
@@ -188,6 +189,10 @@ def _cheap(recipe: Mapping[str, object], crop: Crop) -> tuple[dict[str, object],
         if side < min(scan.window):
             put(raw, "data.crop", side * parsed.data.bin, "orient")
     parsed = Recipe.parse(raw)
+    lens = parsed.probe.start
+    if isinstance(lens, ElectronStart | EmptyBeamStart) and lens.aberrations_m:
+        # C10 is put beside them, which may be called C1
+        put(raw, "probe.start.aberrations_m", dict(lens.aberrations_m), "orient")
     return raw, parsed, load_measurement(parsed.data, parsed.positions)
 
 
@@ -209,7 +214,7 @@ def bright_side(scan: Measurement) -> int:
 def defocus_key(recipe: Recipe, scan: Measurement) -> tuple[str, float | None]:
     """Return the recipe key of the probe's defocus, and its C10 (m); no key for probes that are given as arrays."""
     start: Any = recipe.probe.start
-    if start.kind == "electron":
+    if isinstance(start, ElectronStart | EmptyBeamStart):
         c10 = start.aberrations_m.get("C10", 0.0)
         return "probe.start.aberrations_m.C10", (c10 if isinstance(c10, float | int) else 0.0) - start.defocus_m
     if start.kind == "auto" and scan.probe is None:

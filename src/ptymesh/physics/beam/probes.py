@@ -188,6 +188,30 @@ def from_mean_pattern(mean_pattern: Tensor) -> Tensor:
     return _centred_inverse(mean_pattern.to(torch.float64).clamp(min=0).sqrt().to(torch.complex128))
 
 
+def with_aberrations(probe: Tensor, pixel_m: Pair, wavelength_m: float, aberrations_m: Aberrations) -> Tensor:
+    """Return the probe behind a lens that has these aberrations, too, F^H exp(-i chi) F P; see `aberrated` for chi.
+
+    Args:
+        probe: (h, w) or (M, h, w) complex, with the optical axis at (h//2, w//2).
+        pixel_m: object pixel (y, x).
+        wavelength_m: relativistic for electrons.
+        aberrations_m: as in `aberrated`.
+
+    Raises:
+        BadInput: an unknown aberration, or one by which 1 % of the power would leave the window and wrap around.
+    """
+    shape = (probe.shape[-2], probe.shape[-1])
+    chi = _phase(shape, pixel_m, wavelength_m, aberrations_m)
+    spectrum = fft(torch.fft.ifftshift(probe.to(torch.complex128), dim=(-2, -1)))
+    power = (spectrum.abs() ** 2).reshape(-1, *shape).sum(0)
+    bright = torch.sort(power.flatten(), descending=True)
+    needed = int(torch.searchsorted(torch.cumsum(bright.values, 0), 0.99 * power.sum())) + 1
+    inside = torch.zeros(shape[0] * shape[1], dtype=torch.bool)
+    inside[bright.indices[:needed]] = True
+    _check_spread(inside.reshape(shape), chi, pixel_m)
+    return _centred_inverse(spectrum * torch.exp(-1j * chi))
+
+
 def defocused(probe: Tensor, pixel_m: Pair, wavelength_m: float, distance_m: float) -> Tensor:
     """Return the probe propagated downstream, with C10 raised by the distance; its power is kept.
 
@@ -375,7 +399,10 @@ def _aberration(name: str, value: float | Sequence[float]) -> tuple[int, int, fl
     """Return n, m, size (m) and angle (rad) of one entry such as C12: [1e-9, 0.3]."""
     found = re.fullmatch(r"C(\d)(\d)", name)
     if not found:
-        raise BadInput(f"Unknown aberration {name!r}; names are Cnm, such as C10 (defocus), C12, C21 or C30.")
+        raise BadInput(
+            f"Unknown aberration {name!r}; names are Cnm, such as C10 (defocus), C12, C21 or C30, or Haider's, such as "
+            f"C1, A1, B2 or C3."
+        )
     n, m = int(found[1]), int(found[2])
     if m > n + 1 or (n + m) % 2 == 0:
         raise BadInput(f"There is no aberration {name}; m is at most n + 1 and n + m is odd, as in C10, C12 or C21.")
@@ -412,9 +439,14 @@ def _check_pupil(name: str, half_rad: Pair, shape: tuple[int, int], pixel_m: Pai
 
 def _transform_pupil(pupil: Tensor, chi: Tensor, pixel_m: Pair) -> Tensor:
     """Return P = F^H [A exp(-i chi)] of unit power, once chi is known to be sampled."""
-    inside = pupil > 0
+    _check_spread(pupil > 0, chi, pixel_m)
+    return rescaled(_centred_inverse(pupil * torch.exp(-1j * chi)), 1.0)
+
+
+def _check_spread(inside: Tensor, chi: Tensor, pixel_m: Pair) -> None:
+    """Raise BadInput if rays from within a pupil (h, w) bool would leave the window by their phases chi (h, w)."""
     for axis in (0, 1):
-        n, d = pupil.shape[axis], pixel_m[axis]
+        n, d = chi.shape[axis], pixel_m[axis]
         both = inside & inside.roll(-1, axis)
         # Neighbours across the Nyquist frequency (where the pupil fills the band) are not neighbours in angle.
         both = both & (torch.arange(n) != (n - 1) // 2).reshape((-1, 1) if axis == 0 else (1, -1))
@@ -425,7 +457,6 @@ def _transform_pupil(pupil: Tensor, chi: Tensor, pixel_m: Pair) -> Tensor:
                 f"With this defocus or aberration the probe is {spread_m:.3g} m wide in {'yx'[axis]}, and the window "
                 f"is {n * d:.3g} m; reduce it or use a larger window."
             )
-    return rescaled(_centred_inverse(pupil * torch.exp(-1j * chi)), 1.0)
 
 
 def _propagated(probe: Tensor, pixel_m: Pair, wavelength_m: float, distance_m: float) -> Tensor:
