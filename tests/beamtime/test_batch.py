@@ -1,6 +1,7 @@
 """Many scans with one recipe: each is run once, what failed again, and what was stopped goes on."""
 
 import csv
+import math
 import os
 import shutil
 import signal
@@ -14,11 +15,15 @@ import pytest
 
 from ptymesh.beamtime import BatchOptions, ScanBatch, ScanOutcome
 from ptymesh.beamtime.batch import folder_names, natural_order
+from ptymesh.beamtime.orientation import orientation_settings
 from ptymesh.beamtime.scan_run import ScanRun
+from ptymesh.distributed import devices
 from ptymesh.distributed.processes import fate_of
 from ptymesh.errors import BadInput
 from ptymesh.io.results import Result
+from ptymesh.launcher import device_shares
 from ptymesh.plot.contact_sheet import SheetPicture, contact_sheet
+from ptymesh.recipe.schema import Recipe
 from ptymesh.run.simulate_file import write
 from ptymesh.simulate import checked
 
@@ -114,6 +119,98 @@ def _parent(pid: int) -> int:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     except OSError:
         return 0
+
+
+class Ended:
+    """A process that runs until it has been looked at so often."""
+
+    def __init__(self, looks: int) -> None:
+        self.looks = looks
+
+    def poll(self) -> int | None:
+        self.looks -= 1
+        return None if self.looks > 0 else 0
+
+    def send_signal(self, number: int) -> None:
+        raise AssertionError
+
+    wait = send_signal
+
+
+def started_by(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, verdicts: list[str], options: BatchOptions
+) -> list[tuple[ScanRun, dict[str, str]]]:
+    """Return the runs that a batch starts, with their environments, in which nothing is computed."""
+    runs: list[tuple[ScanRun, dict[str, str]]] = []
+
+    def start(self: ScanRun, parent: int, environment: dict[str, str]) -> Ended:
+        runs.append((self, environment))
+        return Ended(3 if len(runs) % 2 else 5)
+
+    def finish(self: ScanRun, status: int, seconds: float) -> ScanOutcome:
+        return ScanOutcome(str(self.scan), str(self.folder), status, verdicts[int(self.scan.stem)], residual=0.1)
+
+    monkeypatch.setattr(ScanRun, "start", start)
+    monkeypatch.setattr(ScanRun, "finish", finish)
+    scans = [tmp_path / f"{number}.cxi" for number in range(len(verdicts))]
+    for scan in scans:
+        scan.write_bytes(b"-")
+    (tmp_path / "out").mkdir()
+    ScanBatch(scans, tmp_path / "out", None, (), options).run()
+    return runs
+
+
+def test_scans_at_the_same_time_share_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scan that is alone has all cores; of those behind it, each has GPUs and a part of the cores to itself."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(device_shares, "cores", lambda: 8)
+    monkeypatch.setattr(devices.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(devices.torch.cuda, "device_count", lambda: 4)
+    options = BatchOptions(jobs=2, ranks=2, device="cuda")
+    runs = started_by(monkeypatch, tmp_path, ["good"] * 6, options)
+    assert runs[0][1] == {"OMP_NUM_THREADS": "4", "CUDA_VISIBLE_DEVICES": "0,1"}
+    assert {environment["CUDA_VISIBLE_DEVICES"] for _, environment in runs[1:3]} == {"0,1", "2,3"}
+    assert {environment["OMP_NUM_THREADS"] for _, environment in runs[1:]} == {"2"}
+    assert {environment["CUDA_VISIBLE_DEVICES"] for _, environment in runs[3:]} == {"0,1", "2,3"}
+    assert runs[1][0].launching == ["--device", "cuda", "--ranks", "2"]
+    with pytest.raises(BadInput, match="--ranks is 5 and there are 4 GPUs; ask for 4"):
+        ScanBatch([tmp_path / "0.cxi"], tmp_path, None, (), BatchOptions(ranks=5))
+
+
+def result_of(folder: Path, name: str) -> None:
+    """Write a result whose scan was found to lie turned to the detector."""
+    recipe = Recipe.parse(
+        {"data": {"path": "/a.cxi", "transpose": True}, "positions": {"rotation_deg": 170.0, "flip_y": True}}
+    )
+    numbers = {"scan_geometry": {"rotation": math.radians(15)}}
+    made = Result(
+        object=np.ones((1, 8, 8), np.complex64),
+        probe=np.ones((1, 4, 4), np.complex64),
+        positions_px=np.zeros((3, 2)),
+        weights=np.ones((3, 1)),
+        recipe=recipe.to_yaml(),
+        parameters=numbers,
+    )
+    (folder / name).mkdir(parents=True)
+    made.save(folder / name / "result.h5")
+
+
+@pytest.mark.parametrize("hand_on", [True, False])
+def test_orientation_is_handed_on_if_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hand_on: bool) -> None:
+    """The scan behind the first good one takes its flips, and the rotation that its run has refined."""
+    options = BatchOptions(hand_on=hand_on, hand_on_orientation=True)
+    result_of(tmp_path / "results", "1")
+    settings = orientation_settings(tmp_path / "results" / "1" / "result.h5")
+    monkeypatch.setattr("ptymesh.beamtime.batch.orientation_settings", lambda path: [*settings, path.parent.name])
+    runs = started_by(monkeypatch, tmp_path, ["poor", "good", "good"], options)
+    assert runs[1][0].settings == []  # nothing is handed on by a poor result
+    *found, name = runs[2][0].settings[-len(settings) - 1 :]
+    assert found == settings and name == "1"
+    assert any("kind: result" in one for one in runs[2][0].settings) == hand_on
+    made = Recipe.from_yaml("data: {path: /b.cxi}", settings)
+    assert made.data.transpose and not made.data.flip_y and made.positions.flip_y
+    assert made.positions.rotation_deg == pytest.approx(-175)
 
 
 def test_natural_order() -> None:

@@ -12,9 +12,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from ptymesh.beamtime.orientation import orientation_settings
 from ptymesh.beamtime.scan_run import ScanOutcome, ScanRun
 from ptymesh.beamtime.table import write_table
 from ptymesh.errors import BadInput, Interrupted
+from ptymesh.launcher.device_shares import share_devices
 
 #: Seconds between two looks at the runs.
 POLL_S = 0.05
@@ -31,10 +33,16 @@ class BatchOptions:
     Attributes:
         jobs: number of scans that run at the same time.
         hand_on: True to start scans from the probe of the first one whose result is good.
+        hand_on_orientation: True to take how scan and detector lie to each other from that result, too.
+        ranks: processes that work on each scan together.
+        device: that they compute on, by name.
     """
 
     jobs: int = 1
     hand_on: bool = True
+    hand_on_orientation: bool = False
+    ranks: int = 1
+    device: str = "auto"
 
 
 class ScanBatch:
@@ -42,6 +50,7 @@ class ScanBatch:
 
     The probe that is handed on is that of the first good scan in the order of the names, for all that follow it, so
     that neither the number of jobs nor an interruption changes what comes out: scans run one by one until one is good.
+    Scans that run at the same time share the machine's cores, and each has GPUs of its own as long as there are enough.
 
     Args:
         scans: paths of the data sets, in the order in which they are run.
@@ -51,13 +60,17 @@ class ScanBatch:
         options: how scans are run.
 
     Raises:
-        BadInput: two scans would share a folder.
+        BadInput: two scans would share a folder, or a device is not there.
     """
 
     def __init__(
         self, scans: Sequence[Path], out: Path, recipe: Path | None, settings: Sequence[str], options: BatchOptions
     ) -> None:
         self.out, self.recipe, self.settings, self.options = out, recipe, list(settings), options
+        names = ("--jobs", "--ranks")
+        #: Shares of the machine: of a scan that runs alone, and of those that run at the same time.
+        self._whole, *_ = share_devices(options.device, 1, options.ranks, names)
+        self._shares = share_devices(options.device, options.jobs, options.ranks, names)
         self.scans = dict(zip(folder_names(scans), scans, strict=True))
         #: Outcomes so far, by the name of the folder.
         self.outcomes: dict[str, ScanOutcome] = {}
@@ -73,7 +86,9 @@ class ScanBatch:
             Interrupted: stopped; the same command goes on.
         """
         waiting, running, handed = list(self.scans), dict[str, tuple[ScanRun, subprocess.Popen[bytes], float]](), None
-        searching = self.options.hand_on
+        searching = self.options.hand_on or self.options.hand_on_orientation
+        free = list(range(self.options.jobs))
+        places: dict[str, int] = {}
         try:
             while waiting or running:
                 while waiting and len(running) < (1 if searching else self.options.jobs):
@@ -84,7 +99,9 @@ class ScanBatch:
                         if searching and before.is_good:
                             searching, handed = False, self.out / name / "result.h5"
                         continue
-                    running[name] = one, one.start(os.getpid()), time.monotonic()
+                    places[name] = free.pop(0)
+                    share = self._whole if searching else self._shares[places[name]]
+                    running[name] = one, one.start(os.getpid(), share.environment), time.monotonic()
                     if searching:
                         break
                 for name, (one, process, began) in list(running.items()):
@@ -92,6 +109,7 @@ class ScanBatch:
                     if status is None:
                         continue
                     del running[name]
+                    free.append(places.pop(name))
                     if status == Interrupted.exit_status:
                         raise Interrupted(f"{self.scans[name]} was stopped; the same command goes on with it.")
                     self._record_outcome(name, one.finish(status, time.monotonic() - began), say)
@@ -107,9 +125,20 @@ class ScanBatch:
         return [self.outcomes[name] for name in self.scans]
 
     def _run_of(self, name: str, handed: Path | None) -> ScanRun:
-        """Return the run of a scan; handed: result whose probe it starts from, None for the recipe's own start."""
-        start = [] if handed is None else [f"probe.start={{kind: result, path: {str(handed.absolute())!r}}}"]
-        return ScanRun(self.scans[name], self.out / name, self.recipe, [*self.settings, *start])
+        """Return the run of a scan.
+
+        Args:
+            name: of its folder.
+            handed: result whose probe and orientation it takes, as far as they are handed on; None: the recipe's own.
+        """
+        settings = list(self.settings)
+        if handed is not None and self.options.hand_on:
+            settings.append(f"probe.start={{kind: result, path: {str(handed.absolute())!r}}}")
+        if handed is not None and self.options.hand_on_orientation:
+            settings += orientation_settings(handed)
+        launching = ["--device", self.options.device.partition(":")[0]]
+        launching += ["--ranks", str(self.options.ranks)] if self.options.ranks > 1 else []
+        return ScanRun(self.scans[name], self.out / name, self.recipe, settings, launching)
 
     def _record_outcome(self, name: str, outcome: ScanOutcome, say: Say, *, again: bool = False) -> None:
         """Keep an outcome, write the table and say what came out; again: it was there before."""

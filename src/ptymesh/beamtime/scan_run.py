@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ptymesh.beamtime.scan_files import files_of_scan, size_and_time
 from ptymesh.distributed.child import PARENT
 from ptymesh.distributed.processes import start_python
 from ptymesh.errors import PtymeshError
@@ -86,11 +87,11 @@ class ScanRun:
 
     def request(self) -> dict[str, Any]:
         """Return what decides about the result: file, recipe and settings."""
-        stat = self.scan.stat()
+        size, modified = size_and_time(self.scan)
         return {
             "scan": str(self.scan.absolute()),
-            "bytes": stat.st_size,
-            "modified": stat.st_mtime_ns,
+            "bytes": size,
+            "modified": modified,
             "recipe": None if self.recipe is None else self.recipe.read_text(encoding="utf-8"),
             "settings": self.settings,
         }
@@ -101,19 +102,26 @@ class ScanRun:
         record = self._record()
         if started and record is not None and record.get("asked") == self.request():
             return ["resume", str(self.folder), *self.launching]
+        first, further = files_of_scan(self.scan)
+        joined = [f"data.further={str(further)!r}"] if further is not None else []
         if self.recipe is None:
-            made, settings = ["run", str(self.scan)], self.settings
+            made, settings = ["run", str(first)], [*joined, *self.settings]
         else:
-            made, settings = ["run", str(self.recipe)], [*self._data_settings(), *self.settings]
+            made = ["run", str(self.recipe)]
+            settings = [*self._data_settings(), *joined, *self.settings]
         made += ["--out", str(self.folder), "--force", *self.launching]
         return made + [part for setting in settings for part in ("--set", setting)]
 
     def _data_settings(self) -> list[str]:
         """Return the settings that put this scan into the recipe."""
-        return [f"data.path={self.scan.absolute()}"]
+        return [f"data.path={files_of_scan(self.scan)[0]}"]
 
-    def start(self, parent: int) -> subprocess.Popen[bytes]:
-        """Start the command, which ends with the process `parent`; what it prints goes to the scan's folder.
+    def start(self, parent: int, environment: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+        """Start the command; what it prints goes to the scan's folder.
+
+        Args:
+            parent: id of the process with which it ends.
+            environment: variables that restrict it to a share of the machine.
 
         Raises:
             PtymeshError: the folder cannot be written to.
@@ -127,7 +135,7 @@ class ScanRun:
                     "-m",
                     "ptymesh",
                     *arguments,
-                    environment={PARENT: str(parent)},
+                    environment={**(environment or {}), PARENT: str(parent)},
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ptymesh.cli.launching import Settings, folder
+from ptymesh.cli.launching import Device, Settings, folder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -21,7 +21,8 @@ SHEET = "batch.png"
 
 def command(
     scans: Annotated[
-        list[str], typer.Argument(metavar="SCAN...", help="Data sets, or patterns such as 'scans/*.cxi'.")
+        list[str],
+        typer.Argument(metavar="SCAN...", help="Data sets (files, zarr stores, folders of TIFF), or 'scans/*.cxi'."),
     ],
     out: Annotated[Path, typer.Option(metavar="DIR", parser=folder, help="Folder with a folder for each scan.")],
     recipe: Annotated[
@@ -32,6 +33,11 @@ def command(
     hand_on: Annotated[
         bool, typer.Option("--hand-on/--no-hand-on", help="Start from the probe of the first scan that comes out good.")
     ] = True,
+    hand_on_orientation: Annotated[
+        bool, typer.Option("--hand-on-orientation", help="Take flips and rotation from that scan's result, too.")
+    ] = False,
+    ranks: Annotated[int, typer.Option("--ranks", "-n", metavar="N", help="Processes (GPUs) for each scan.")] = 1,
+    device: Device = "auto",
     strict: Annotated[
         bool, typer.Option("--strict", help="End with status 4 where the verdict on a scan is poor or failed.")
     ] = False,
@@ -43,6 +49,7 @@ def command(
     """
     from ptymesh.beamtime import BatchOptions, ScanBatch
     from ptymesh.beamtime.batch import TABLE
+    from ptymesh.beamtime.scan_files import files_of_scan
     from ptymesh.beamtime.table import summary
     from ptymesh.cli.running import owned
     from ptymesh.errors import BadInput, Poor
@@ -51,10 +58,15 @@ def command(
 
     if jobs < 1:
         raise BadInput(f"--jobs is {jobs}; give 1 or more.")
+    if ranks < 1:
+        raise BadInput(f"--ranks is {ranks}; give 1 or more.")
     found = _find_scans(scans)
     if recipe is not None:
-        load_recipe(recipe, [f"data.path={found[0].absolute()}", *(set_ or ())])  # one message instead of one a scan
-    batch = ScanBatch(found, out, recipe, set_ or (), BatchOptions(jobs, hand_on))
+        load_recipe(
+            recipe, [f"data.path={files_of_scan(found[0])[0]}", *(set_ or ())]
+        )  # one message instead of one a scan
+    options = BatchOptions(jobs, hand_on, hand_on_orientation, ranks, device)
+    batch = ScanBatch(found, out, recipe, set_ or (), options)
     out.mkdir(parents=True, exist_ok=True)
     with owned(out), StopSignal() as stop:
         outcomes = batch.run(stop=lambda: stop.requested, say=typer.echo)
@@ -69,7 +81,7 @@ def command(
 
 
 def _find_scans(words: Sequence[str]) -> list[Path]:
-    """Return the files that paths and patterns name, in natural order, each once.
+    """Return the data sets that paths and patterns name, in natural order, each once.
 
     Raises:
         BadInput: a pattern or path names none.
@@ -77,14 +89,18 @@ def _find_scans(words: Sequence[str]) -> list[Path]:
     from glob import glob
 
     from ptymesh.beamtime.batch import natural_order
+    from ptymesh.beamtime.scan_files import is_scan
     from ptymesh.errors import BadInput
 
     found: dict[Path, None] = {}
     for word in words:
-        paths = [Path(word)] if Path(word).is_file() else [Path(one) for one in glob(word) if Path(one).is_file()]
-        if not paths:
+        paths = [Path(word)] if Path(word).exists() else [Path(one) for one in glob(word)]
+        scans = [one for one in paths if is_scan(one)]
+        if not scans and len(paths) == 1 and paths[0].is_dir():
+            raise BadInput(f"{word} is a folder, but no data set; give those in it, such as '{paths[0] / '*.cxi'}'.")
+        if not scans:
             raise BadInput(f"There is no file {word}; give data sets, or a pattern such as 'scans/*.cxi'.")
-        found |= dict.fromkeys(paths)
+        found |= dict.fromkeys(scans)
     return sorted(found, key=natural_order)
 
 

@@ -18,6 +18,7 @@ from ptymesh.errors import BadInput, Interrupted, PtymeshError
 from ptymesh.io import load_measurement
 from ptymesh.io.prepare.checks import refuse_featureless, without_marks
 from ptymesh.io.results import Result
+from ptymesh.launcher.device_shares import Share, share_devices
 from ptymesh.launcher.rank_processes import launch
 from ptymesh.recipe.schema import Recipe
 from ptymesh.run.session import run_recipe
@@ -32,7 +33,7 @@ from ptymesh.tune.records import Record, best_of, records, write_best, write_tri
 from ptymesh.tune.sampling import TrialSampler
 from ptymesh.tune.space import Space, recipe_of
 from ptymesh.tune.worker import Worker, total
-from ptymesh.tune.workers import Share, WorkerProcesses, shares
+from ptymesh.tune.workers import WorkerProcesses
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -105,7 +106,7 @@ def run_study(
     space = Space(tuning.space)
     notes = checked(tuning, space)
     refuse_featureless_data(tuning, space)
-    given = shares(device, workers, tuning.ranks_per_trial)
+    given = share_devices(device, workers, tuning.ranks_per_trial, ("--workers", "ranks_per_trial"))
     if force and not join:
         storage.remove_study(tuning)
     study = storage.open_study(tuning, objectives.direction(tuning.objective), join=join)

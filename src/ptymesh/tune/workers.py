@@ -1,4 +1,4 @@
-"""Worker processes of this machine: which devices each gets, how they are started, watched and told to stop."""
+"""Worker processes of this machine: how they are started, watched and told to stop."""
 
 from __future__ import annotations
 
@@ -7,75 +7,17 @@ import platform
 import signal
 import subprocess
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 from ptymesh.distributed.child import LAUNCHER
-from ptymesh.distributed.devices import device_for, visible_gpus
 from ptymesh.distributed.processes import start_python
-from ptymesh.errors import BadInput, Interrupted, PtymeshError
-from ptymesh.launcher.rank_processes import MOST_RANKS, cores
+from ptymesh.errors import Interrupted, PtymeshError
+from ptymesh.launcher.device_shares import Share
 
 #: How often a worker that was killed is replaced: what kills it may be in the data, or the machine's want of memory.
 REPLACED = 3
 #: Seconds that workers get to leave, once told to.
 STOP_S = 60.0
-
-
-@dataclass(frozen=True)
-class Share:
-    """Share of this machine that one worker gets.
-
-    Attributes:
-        device: cpu or cuda.
-        name: for the records.
-        environment: variables that restrict its process to the share.
-    """
-
-    device: str
-    name: str
-    environment: dict[str, str]
-
-
-def shares(device: str, workers: int | None, ranks_per_trial: int) -> list[Share]:
-    """Return the share of each worker; more workers than GPUs take turns at being given one.
-
-    Each worker gets its share of the cores as threads, unless OMP_NUM_THREADS is set.
-
-    Args:
-        device: auto, cpu, cuda or cuda:N.
-        workers: their number; None: one per GPU (or group of GPUs), 1 on CPUs.
-        ranks_per_trial: devices, or processes on CPUs, that work on one trial together.
-
-    Raises:
-        BadInput: a device is not there, or there are too few GPUs for one trial.
-    """
-    if workers is not None and not 1 <= workers <= MOST_RANKS:
-        raise BadInput(f"--workers is {workers}; give 1 to {MOST_RANKS}.")
-    _, _, number = device.partition(":")
-    chosen = device_for(device, 0).type
-    gpus = [] if chosen == "cpu" else visible_gpus()
-    if number and ranks_per_trial > 1:
-        raise BadInput(
-            f"--device {device} names one GPU and ranks_per_trial is {ranks_per_trial}; leave the number out."
-        )
-    if number:
-        gpus = [gpus[int(number)]]
-    if gpus and len(gpus) < ranks_per_trial:
-        raise BadInput(f"ranks_per_trial is {ranks_per_trial} and there are {len(gpus)} GPUs; ask for {len(gpus)}.")
-    groups = [gpus[k : k + ranks_per_trial] for k in range(0, len(gpus) - ranks_per_trial + 1, ranks_per_trial)]
-    count = workers or len(groups) or 1
-    threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, cores() // (count * ranks_per_trial)))
-    made = []
-    for worker in range(count):
-        environment = {"OMP_NUM_THREADS": threads}
-        name = f"cpu ({threads} thread{'s' * (threads != '1')})"
-        if groups:
-            mine = ",".join(groups[worker % len(groups)])
-            environment["CUDA_VISIBLE_DEVICES"] = mine
-            name = f"cuda:{mine}"
-        made.append(Share("cuda" if groups else "cpu", name, environment))
-    return made
 
 
 class WorkerProcesses:
