@@ -12,6 +12,7 @@ from typing import Literal
 
 import numpy as np
 
+from ptymesh.calibrate.bragg import KnownLattice
 from ptymesh.calibrate.centre_of_mass import CurlFit
 from ptymesh.calibrate.descan import DescanField
 from ptymesh.calibrate.description import Description
@@ -45,6 +46,7 @@ class Calibration:
         images: (R, C) or (R, C, 2), by name.
         shifts_m: (K, 2) displacement of each bright-field pixel's image.
         angles: (K, 2) places of these pixels over the disc's radius.
+        lattice: of the Bragg discs, by which a known spacing of planes sets the size of a pixel; None without one.
     """
 
     description: Description
@@ -63,6 +65,7 @@ class Calibration:
     images: dict[str, np.ndarray]
     shifts_m: np.ndarray
     angles: np.ndarray
+    lattice: KnownLattice | None = None
 
     @property
     def orientation_from(self) -> Literal["parallax", "curl", "nothing"]:

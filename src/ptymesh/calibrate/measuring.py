@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ptymesh.calibrate.bragg import KnownLattice, find_lattice
 from ptymesh.calibrate.calibration import Calibration
 from ptymesh.calibrate.centre_of_mass import fit_curl, integrated, turned
 from ptymesh.calibrate.descan import aligned_mean, fit_descan
@@ -25,18 +26,28 @@ from ptymesh.calibrate.twins import PhaseSign, Sign, choose_twin
 from ptymesh.errors import BadInput
 from ptymesh.io.prepare.survey import upright
 
+#: Largest ratio of a semi-angle that is told to that by the lattice: the planes are others, where it is larger.
+OTHER_PLANES = 1.15
+#: Spacings of planes (m) that can be.
+SPACINGS_M = (3e-11, 1e-8)
 
-def calibrate(recipe: dict[str, Any], *, c10: Sign = "unknown", phase: PhaseSign = "bright") -> Calibration:
+
+def calibrate(
+    recipe: dict[str, Any], *, c10: Sign = "unknown", phase: PhaseSign = "bright", lattice_m: float | None = None
+) -> Calibration:
     """Return the calibration of an electron scan.
 
     Args:
         recipe: plain dicts with absolute paths; the file, and what it does not say.
         c10: sign of C10 (minus the defocus), where it is known.
         phase: whether features of the object advance the phase (atoms do) or retard it; used where c10 is unknown.
+        lattice_m: spacing of the planes of the innermost Bragg discs, which then sets the size of a pixel.
 
     Raises:
         BadInput: the data are none that can be calibrated.
     """
+    if lattice_m is not None and not SPACINGS_M[0] <= lattice_m <= SPACINGS_M[1]:
+        raise BadInput(f"--lattice is {lattice_m:g} m; give the spacing of lattice planes, such as 3.905 A.")
     known = describe(recipe)
     scan = known.scan
     mask = upright(scan, scan.mask)
@@ -45,10 +56,13 @@ def calibrate(recipe: dict[str, Any], *, c10: Sign = "unknown", phase: PhaseSign
     sums = add_patterns(scan, grid)
     disc = fit_disc(sums.mean, mask)
     descan = fit_descan(sums, disc, mask, places_of(grid))
+    mean = sums.mean
     if descan.degree:  # the disc wanders over the detector, which blurs it in the plain mean
-        disc = fit_disc(aligned_mean(sums, descan), mask)
+        mean = aligned_mean(sums, descan)
+        disc = fit_disc(mean, mask)
         descan = fit_descan(sums, disc, mask, places_of(grid))
-    semiangle, pixel = _scale(known, disc)
+    lattice = None if lattice_m is None else KnownLattice(find_lattice(mean, mask, disc), lattice_m)
+    semiangle, pixel = _scale(known, disc) if lattice is None else _scale_by_lattice(known, disc, lattice)
     if known.in_pixels:
         grid = scan_grid(known.positions * np.array(pixel))
     counted = count_virtually(scan, disc, descan.centres)
@@ -63,7 +77,7 @@ def calibrate(recipe: dict[str, Any], *, c10: Sign = "unknown", phase: PhaseSign
     counts = float(sums.totals.mean())
     found = Calibration(
         known, grid, sums, disc, descan, curl, parallax, lens, "", semiangle, pixel, counts,
-        counts / (grid.area_m2 * 1e20), {}, bright.shifts(lens), counted.angles,
+        counts / (grid.area_m2 * 1e20), {}, bright.shifts(lens), counted.angles, lattice,
     )  # fmt: skip
     by_gradient = integrated(turned(centres, lens.transpose, lens.rotation_deg), grid)
     lens, settled = choose_twin(found, bright.phase_image(lens) if parallax.is_sure else by_gradient, c10, phase)
@@ -88,6 +102,22 @@ def _scale(known: Description, disc: Disc) -> tuple[float, tuple[float, float]]:
         )
     y, x = (pixel * ratio for pixel, ratio in zip(known.stored_pixel_m, known.ratio, strict=True))
     return known.wavelength_m * disc.radius / sqrt(h * w) / mean_pixel((y, x)), (y, x)
+
+
+def _scale_by_lattice(known: Description, disc: Disc, lattice: KnownLattice) -> tuple[float, tuple[float, float]]:
+    """Return the semi-angle, and the object pixel of the window (y, x), by a lattice of known spacing.
+
+    Raises:
+        BadInput: a semi-angle that was told is another one.
+    """
+    found = lattice.angle_rad(disc.radius, known.wavelength_m)
+    told = known.semiangle_rad or found
+    if max(told / found, found / told) > OTHER_PLANES:
+        raise BadInput(
+            f"By planes of {lattice.spacing_m:.4g} m the semi-angle is {found:.4g} rad, and {told:.4g} is told; the "
+            f"innermost discs that show are then of planes of {lattice.spacing_m * found / told:.4g} m: give that."
+        )
+    return found, lattice.pixel_m(known.scan.window)
 
 
 def _images(counted: VirtualDetectors, grid: ScanGrid, angles: np.ndarray, lens: Lens) -> dict[str, np.ndarray]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ptymesh.auto.data import Reasons
 from ptymesh.auto.recipe_text import recipe_text
+from ptymesh.calibrate.bragg import KnownLattice
 from ptymesh.calibrate.calibration import Calibration
 from ptymesh.io.options import DataOptions
 from ptymesh.io.prepare.preprocess import PreparedSource
@@ -65,6 +66,7 @@ def recipe_of(found: Calibration, folder: Path) -> tuple[Recipe, Reasons]:
     raw["probe"] = {**(raw.get("probe") or {}), "start": start}
     reasons["probe.start"] = [lens_sentence(found)]
     said = "was told" if known.semiangle_rad is not None else "follows from the disc and the file's pixel size"
+    said = said if found.lattice is None else "follows from the disc and the lattice"
     reasons["probe.start.semiangle_rad"] = [f"It {said}."]
     if not raw.get("stages"):
         parts = _set_thick_object(raw, reasons, found)
@@ -218,7 +220,7 @@ def _set_pixel(found: Calibration, data: RawGroup, reasons: Reasons) -> None:
     known, disc = found.description, found.disc
     edge = f"The disc has a radius of {disc.radius:.2f} +- {disc.error:.2f} pixels"
     shape = f"{edge}, is {disc.ellipticity:.1%} longer than wide (at {disc.long_axis_deg:.0f} degrees from x to y)"
-    if known.semiangle_rad is None:
+    if known.semiangle_rad is None and found.lattice is None:
         reasons["data"].append(f"{shape}; its angle follows from the pixel size of the file.")
         return
     stored = tuple(pixel / ratio for pixel, ratio in zip(found.pixel_m, known.ratio, strict=True))
@@ -226,9 +228,20 @@ def _set_pixel(found: Calibration, data: RawGroup, reasons: Reasons) -> None:
         data.pop(key, None)
     data["object_pixel_m"] = [float(f"{pixel:.5g}") for pixel in stored]
     said = f"{shape} and an angle of {found.semiangle_rad:.5g} rad."
+    if found.lattice is not None:
+        said = f"{lattice_sentence(found.lattice)} {shape}."
     if known.stored_pixel_m is not None:
         said += f" The file says pixels of {known.stored_pixel_m[0]:.4g} x {known.stored_pixel_m[1]:.4g} m."
     reasons["data.object_pixel_m"] = [said]
+
+
+def lattice_sentence(lattice: KnownLattice) -> str:
+    """Return how large the lattice is on the detector."""
+    discs = lattice.discs
+    return (
+        f"{len(discs.places)} Bragg discs lie on a lattice, the innermost {discs.spacing:.2f} +- {discs.error:.2f} "
+        f"pixels from the direct beam, of planes of {lattice.spacing_m:.4g} m."
+    )
 
 
 def _set_centre(found: Calibration, data: RawGroup, reasons: Reasons) -> None:

@@ -34,8 +34,16 @@ def command(
             metavar="M", parser=parse_length, help="Step of the scan, such as 0.4 A, where the file is silent."
         ),
     ] = None,
+    lattice: Annotated[
+        float | None,
+        typer.Option(
+            metavar="M",
+            parser=parse_length,
+            help="Spacing of the planes of the innermost Bragg discs, such as 1.92 A; sets the size of a pixel.",
+        ),
+    ] = None,
     c10: Annotated[
-        str, typer.Option(metavar="SIGN", help="Known sign of C10 (= -defocus): negative, positive or unknown.")
+        str, typer.Option(metavar="SIGN", help="Known sign of C10 (C1, -defocus): negative, positive or unknown.")
     ] = "unknown",
     phase: Annotated[
         str, typer.Option(metavar="bright|dark", help="Sign of the phase of features, where C10 is unknown.")
@@ -65,7 +73,7 @@ def command(
     if (target / RECIPE).exists() and not force:
         raise BadInput(f"{target / RECIPE} exists; give another --out, or replace it with --force.")
     raw = _described(file, set_ or (), energy, semiangle, step)
-    found = calibrate(raw, c10=c10, phase=phase)  # type: ignore[arg-type] # checked above
+    found = calibrate(raw, c10=c10, phase=phase, lattice_m=lattice)  # type: ignore[arg-type] # checked above
     paths = write_files(found, target)
     _print(found)
     typer.echo(f"\n{paths[1]}: what was measured; {len(paths) - 2} virtual images beside it")
@@ -93,7 +101,7 @@ def _described(
 
 
 def _print(found: Calibration) -> None:
-    from ptymesh.calibrate.recipe import lens_sentence, orientation_sentence, twin_sentence
+    from ptymesh.calibrate.recipe import lattice_sentence, lens_sentence, orientation_sentence, twin_sentence
 
     disc, descan, lens = found.disc, found.descan, found.lens
     rows, columns = found.grid.shape
@@ -103,6 +111,8 @@ def _print(found: Calibration) -> None:
         f"Disc: centre {disc.centre[0]:.2f}, {disc.centre[1]:.2f} (y, x), radius {disc.radius:.2f} px = "
         f"{found.semiangle_rad:.5g} rad, {disc.ellipticity:.1%} longer than wide"
     )
+    if found.lattice is not None:
+        typer.echo(f"Lattice: {lattice_sentence(found.lattice)}")
     typer.echo(f"Object pixel: {found.pixel_m[0]:.5g} x {found.pixel_m[1]:.5g} m (y, x)")
     typer.echo(f"Descan: {descan.wander_px:.2g} px over the scan, +- {descan.scatter_px:.2g} px")
     typer.echo(f"Dose: {found.counts_per_view:.4g} counts per pattern, {found.dose_e_per_A2:.4g} e/A^2")
