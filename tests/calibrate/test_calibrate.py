@@ -94,6 +94,37 @@ def test_descan_is_a_smooth_field(found: Calibration) -> None:
     assert last - first == pytest.approx([1.5, -2.0], abs=0.1)
 
 
+def test_descan_that_no_lens_makes_is_put_into_the_model(found: Calibration, tmp_path: Path) -> None:
+    """With axes exchanged and turned by 37 degrees, half of [[1.5, 0], [0, -2]] and its transposed one is left."""
+    size, error = found.descan_turn_px
+    assert (
+        size == pytest.approx(0.5 * (1.5 + 2.0) * math.cos(math.radians(37)) * math.sqrt(2), abs=0.1) and error < 0.02
+    )
+    recipe, reasons = recipe_of(found, tmp_path)
+    assert list(recipe.optics) == ["descan"] and "Patterns wander by 2 +- 0.0" in reasons["optics.descan"][0]
+    own = replace(found, description=replace(found.description, recipe={**found.description.recipe, "optics": {}}))
+    assert "descan" in recipe_of(own, tmp_path)[0].optics
+    own.description.recipe["optics"] = {"descan": False}
+    assert not recipe_of(own, tmp_path)[0].optics  # the recipe's word counts
+
+
+def test_descan_that_is_none_or_a_lens_stays_out_of_the_model(found: Calibration, tmp_path: Path) -> None:
+    straight = replace(found, lens=Lens(False, 0.0, 0.0))
+    p = (found.grid.positions_m - found.grid.positions_m.mean(axis=0)) / np.ptp(found.grid.positions_m, axis=0)
+
+    def wandering(y: np.ndarray, x: np.ndarray) -> Calibration:
+        return replace(straight, descan=replace(found.descan, centres=np.stack((y, x), axis=1)))
+
+    assert wandering(2 * p[:, 1], -2 * p[:, 0]).has_descan
+    assert not wandering(2 * p[:, 0], 2 * p[:, 1]).has_descan  # a curvature of the beam
+    assert not wandering(0.08 * p[:, 1], -0.08 * p[:, 0]).has_descan  # too little
+    scattered = wandering(0.5 * p[:, 1], -0.5 * p[:, 0])
+    assert scattered.has_descan
+    assert not replace(scattered, descan=replace(scattered.descan, scatter_px=1.0)).has_descan  # within its error
+    still = replace(scattered, descan=replace(scattered.descan, degree=0))
+    assert not still.has_descan and not recipe_of(still, tmp_path)[0].optics
+
+
 def test_orientation_and_lens_by_parallax(found: Calibration) -> None:
     assert found.parallax.is_sure and found.lens.transpose
     assert degrees_apart(found.lens.rotation_deg, 37.0) < 1.0
@@ -194,7 +225,11 @@ def test_several_slices_are_a_potential_whose_rotation_follows_the_patterns(foun
 def test_thick_slices_are_made_of_thin_ones_and_begin_coarse(found: Calibration) -> None:
     """Two for each whose beam's edge turns by 1.5 rad, smoothed over the same depth; not of a free transmission."""
     spacing = 1.5 * found.description.wavelength_m / (math.pi * found.semiangle_rad**2)
-    small = replace(found, disc=replace(found.disc, radius=min(found.description.scan.window) / 5, stretch=(0.0, 0.0)))
+    small = replace(
+        found,
+        disc=replace(found.disc, radius=min(found.description.scan.window) / 5, stretch=(0.0, 0.0)),
+        descan=replace(found.descan, degree=0),
+    )
 
     def recipe_with(found: Calibration, slices: int = 4, **settings: Any) -> Recipe:
         thick = {"slices": slices, "slice_spacing_m": spacing, **settings.pop("object", {})}
@@ -208,6 +243,7 @@ def test_thick_slices_are_made_of_thin_ones_and_begin_coarse(found: Calibration)
     assert not first.positions and vars(last.positions)["start"] == 5 and list(recipe.optics) == ["detector_transfer"]
     for stage in recipe.stages:
         assert vars(stage.constraints["depth_smoothness"])["weight"] == pytest.approx(1.2)
+    assert recipe_with(replace(small, descan=found.descan)).stages[0].coarsen == 1  # descan is on the whole detector
     wide = replace(small, disc=replace(small.disc, radius=min(found.description.scan.window) / 3.9))
     for one in (recipe_with(wide), recipe_with(small, optics={"detector_transfer": {"pixel_side": 1}})):
         assert one.object.slices == 8 and [(stage.coarsen, stage.epochs) for stage in one.stages] == [(1, 25)]

@@ -68,6 +68,13 @@ def recipe_of(found: Calibration, folder: Path) -> tuple[Recipe, Reasons]:
     said = "was told" if known.semiangle_rad is not None else "follows from the disc and the file's pixel size"
     said = said if found.lattice is None else "follows from the disc and the lattice"
     reasons["probe.start.semiangle_rad"] = [f"It {said}."]
+    if found.has_descan and "descan" not in (raw.get("optics") or {}):
+        raw["optics"] = {**(raw.get("optics") or {}), "descan": True}
+        size, error = found.descan_turn_px
+        reasons["optics.descan"] = [
+            f"Patterns wander by {size:.2g} +- {error:.1g} px over the scan as no lens makes them do. Stages with "
+            "unknowns: {object: true, probe: true, descan: true} refine it, for two to three times the work."
+        ]
     if not raw.get("stages"):
         parts = _set_thick_object(raw, reasons, found)
         raw["stages"], reasons["stages"] = refining_stages(found, raw, parts), [refinement_sentence(found)]
@@ -266,9 +273,13 @@ def _descan_sentence(found: Calibration) -> str:
     descan = found.descan
     if not descan.degree:
         return f"the disc stays where it is over the scan, within {descan.scatter_px:.2g} px."
+    size, _ = found.descan_turn_px
+    follows = (
+        "which the model follows (optics)" if found.has_descan else f"mostly as a lens does, but for {size:.1g} px"
+    )
     return (
         f"the disc wanders by {descan.wander_px:.2g} px over the scan (descan; {descan.scatter_px:.2g} px about a "
-        f"polynomial of degree {descan.degree}), which the model follows with optics: {{descan: true}}."
+        f"polynomial of degree {descan.degree}), {follows}."
     )
 
 
