@@ -106,6 +106,16 @@ def test_another_quantity_is_refused_in_one_sentence(groups: dict[str, Any], mes
     assert str(refused.value) == message
 
 
+def test_starts_of_unknowns_and_paths_take_units() -> None:
+    optics = {"focal_spread": {"start": {"focal_spread": "5 nm"}}, "fly_scan": {"path": ["0.2 um", 0]}}
+    made = recipe(optics=optics).optics
+    assert made["focal_spread"].start == {"focal_spread": 5e-9} and vars(made["fly_scan"])["path"] == (2e-7, 0.0)
+    with pytest.raises(BadInput, match="focal_spread is '5 mrad'; give a length, such as 10 nm"):
+        recipe(optics={"focal_spread": {"start": {"focal_spread": "5 mrad"}}})
+    with pytest.raises(BadInput, match="path is '5 deg'; give a length, such as 10 nm"):
+        recipe(optics={"fly_scan": {"path": ["5 deg", 0]}})
+
+
 def test_names_of_datasets_are_no_quantities() -> None:
     keys = recipe(data={"keys": {"patterns": "p", "positions": "q", "energy_eV": "8 keV"}}).data.keys
     assert keys is not None and keys.energy_eV == "8 keV"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
 
@@ -95,3 +96,27 @@ def parse_quantity(text: str, quantity: Quantity) -> float | None:
     if unit in quantity.factors:
         return float(f"{digits}e{exponent}") * quantity.factors[unit]
     raise ValueError(f"{unit} is no unit of {quantity.name}")
+
+
+def read_quantity(name: str, value: object, quantity: Quantity) -> object:
+    """Return the number that a text of a recipe says, with or without a unit; other values as they are.
+
+    Args:
+        name: of the value, for messages.
+        value: of a recipe.
+        quantity: that it has to be.
+
+    Raises:
+        ValueError: the unit is of another quantity.
+    """
+    if not isinstance(value, str):
+        return value
+    try:
+        number = parse_quantity(value, quantity)
+    except ValueError as error:
+        raise ValueError(f"{name} is {value!r}; give {quantity.request}") from error
+    if number is None:
+        with suppress(ValueError):
+            return float(value)  # YAML reads 1e-8 as text
+        return value
+    return number

@@ -16,11 +16,11 @@ import yaml
 from ptymesh.cli import main as cli
 from ptymesh.errors import BadInput
 from ptymesh.io import load_measurement
-from ptymesh.recipe.schema import Recipe, raw_recipe
+from ptymesh.recipe.schema import Recipe, put, raw_recipe
 from ptymesh.run.simulate_file import write
 from ptymesh.simulate import checked
 from ptymesh.tune.options import tuning
-from ptymesh.tune.orient import Crop, bright_side, defocus_key, likeness, orient
+from ptymesh.tune.orient import Crop, _cheap, bright_side, defocus_key, likeness, orient
 from ptymesh.tune.orientation import Orientation, apart_but_for_twin_deg, apart_deg, discrete, wrapped
 from ptymesh.tune.session import run_study
 
@@ -237,3 +237,13 @@ def test_the_near_field_has_no_twin(tmp_path: Path) -> None:
     found = orient(recipe, crop=Crop(views=24, epochs=2, batch=6), c10="unknown", device="cpu")
     assert found.settled == "the near field, which has no twin" and found.window == (48, 48), "not cropped"
     assert found.best == Orientation()
+
+
+def test_haiders_defocus_is_set_as_krivaneks(scan: Path) -> None:
+    """C10 that is tried replaces C1 of the recipe, instead of standing beside it."""
+    lens = {"kind": "electron", "semiangle_rad": 5e-3, "aberrations_m": {"C1": 1e-6}}
+    recipe = {**recipe_for(scan), "probe": {"start": lens}}
+    raw, parsed, _ = _cheap(recipe, QUICK)
+    put(raw, "probe.start.aberrations_m.C10", -1e-6, "orient")
+    assert Recipe.parse(raw).probe.start.parameters()["aberrations"]["C10"] == -1e-6
+    assert parsed.probe.start.parameters()["aberrations"]["C10"] == 1e-6

@@ -44,6 +44,9 @@ def _is_store(folder: Path) -> bool:
 
 def _images_of(folder: Path) -> list[Path]:
     """Return the TIFF files of a folder with the ending of which there are most, by the numbers in their names."""
-    files = [one for one in folder.iterdir() if one.suffix.lower() in IMAGES and one.is_file()]
-    by_ending = [[one for one in files if one.suffix == ending] for ending in dict.fromkeys(f.suffix for f in files)]
-    return sorted(max(by_ending, key=len), key=lambda one: numbered_key(one.name)) if files else []
+    by_ending: dict[str, list[Path]] = {}
+    for one in folder.iterdir():
+        if one.suffix.lower() in IMAGES and one.is_file():
+            by_ending.setdefault(one.suffix, []).append(one)
+    most: list[Path] = max(by_ending.values(), key=lambda files: len(files), default=[])
+    return sorted(most, key=lambda one: numbered_key(one.name))

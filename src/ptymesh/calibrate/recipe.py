@@ -313,6 +313,6 @@ def lens_sentence(found: Calibration) -> str:
         return "Bright-field images show no parallax that is sure: the aberrations are left at zero."
     size, angle = found.lens.astigmatism
     return (
-        f"By parallax of {len(found.angles)} virtual bright-field images: C10 {found.lens.c10_m:.4g} +- "
-        f"{fit.c10_error_m:.1g} m, C12 {size:.3g} +- {fit.c12_error_m:.1g} m at {degrees(angle):.0f} degrees."
+        f"By parallax of {len(found.angles)} virtual bright-field images: C10 (C1) {found.lens.c10_m:.4g} +- "
+        f"{fit.c10_error_m:.1g} m, C12 (A1) {size:.3g} +- {fit.c12_error_m:.1g} m at {degrees(angle):.0f} degrees."
     )

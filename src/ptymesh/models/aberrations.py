@@ -25,7 +25,7 @@ from ptymesh.physics.beam.haider import krivanek_name
 from ptymesh.physics.beam.probes import aberration_phases
 from ptymesh.physics.elementwise import over_window, times
 from ptymesh.physics.propagate import fft, ifft
-from ptymesh.units import ANGLE, LENGTH, Quantity, parse_quantity
+from ptymesh.units import ANGLE, LENGTH, read_quantity
 
 #: Number of fits of the phase between two probes, each to the phase that the one before has left, within a turn.
 PHASE_FITS = 10
@@ -47,36 +47,11 @@ def _by_krivanek(values: object) -> object:
             raise ValueError(f"{given[krivanek]} and {name} are the same aberration; give one of them")
         given[krivanek] = name
         size, *angle = value if isinstance(value, list | tuple) and value else (value,)
-        size, angle = _number(name, size, LENGTH), [_number(name, one, ANGLE) for one in angle]
+        size, angle = read_quantity(name, size, LENGTH), [read_quantity(name, one, ANGLE) for one in angle]
         if factor != 1 and isinstance(size, int | float):
             size = factor * size
         found[krivanek] = [size, *angle] if isinstance(value, list | tuple) and value else size
     return found
-
-
-def _number(name: str, value: object, quantity: Quantity) -> object:
-    """Return the number that a text says, with or without a unit; other values as they are.
-
-    Args:
-        name: of the aberration, for messages.
-        value: of a recipe.
-        quantity: that it has to be.
-
-    Raises:
-        ValueError: the unit is of another quantity.
-    """
-    if not isinstance(value, str):
-        return value
-    try:
-        number = parse_quantity(value, quantity)
-    except ValueError as error:
-        raise ValueError(f"{name} is {value!r}; give {quantity.request}") from error
-    if number is None:
-        try:
-            return float(value)  # YAML reads 1e-8 as text
-        except ValueError:
-            return value
-    return number
 
 
 _Finite = Annotated[float, Field(allow_inf_nan=False)]

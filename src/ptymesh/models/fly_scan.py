@@ -25,7 +25,7 @@ from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 from torch import Tensor
 
 from ptymesh.errors import BadInput
@@ -34,6 +34,7 @@ from ptymesh.measurement import Measurement
 from ptymesh.physics import window_shifts
 from ptymesh.physics.model import inner
 from ptymesh.physics.operators import Place, ShiftedCopies, Tables, Values, WaveOperator
+from ptymesh.units import LENGTH, read_quantity
 from ptymesh.unknowns import Unknown
 
 #: Where the measured position lies on the path, as a share of it.
@@ -78,6 +79,11 @@ class FlyScan(ShiftedCopies, WaveOperator):
     weights: list[Annotated[float, Field(ge=0)]] | None = Field(
         None, description="relative exposures of the points, where the path is not passed evenly"
     )
+
+    @field_validator("path", mode="before")
+    @classmethod
+    def _in_metres(cls, path: object) -> object:
+        return [read_quantity("path", one, LENGTH) for one in path] if isinstance(path, list | tuple) else path
 
     @model_validator(mode="after")
     def _consistent(self) -> FlyScan:

@@ -32,6 +32,7 @@ from ptymesh.options import Options
 from ptymesh.physics.elementwise import times
 from ptymesh.physics.propagate import fft, ifft, try_transforms
 from ptymesh.physics.window_shifts import cut, ramps
+from ptymesh.units import BY_ENDING, read_quantity
 from ptymesh.unknowns import Unknown
 
 Values = Mapping[str, Tensor]
@@ -106,6 +107,18 @@ class Piece(Options):
         default_factory=dict,
         description="values at which its unknowns start, by name, one for all views and elements; else as declared",
     )
+
+    @field_validator("start", mode="before")
+    @classmethod
+    def _in_units(cls, start: object) -> object:
+        """Return the numbers of texts such as `5 nm`, of unknowns in metres or degrees."""
+        if not isinstance(start, dict):
+            return start
+        quantities = {one.name: BY_ENDING[one.unit] for one in cls.unknowns if one.unit in BY_ENDING}
+        return {
+            name: read_quantity(name, value, quantities[name]) if name in quantities else value
+            for name, value in start.items()
+        }
 
     @field_validator("start")
     @classmethod
