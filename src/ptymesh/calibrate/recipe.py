@@ -68,6 +68,7 @@ def recipe_of(found: Calibration, folder: Path) -> tuple[Recipe, Reasons]:
     said = "was told" if known.semiangle_rad is not None else "follows from the disc and the file's pixel size"
     said = said if found.lattice is None else "follows from the disc and the lattice"
     reasons["probe.start.semiangle_rad"] = [f"It {said}."]
+    is_told = "optics" in raw
     if found.has_descan and "descan" not in (raw.get("optics") or {}):
         raw["optics"] = {**(raw.get("optics") or {}), "descan": True}
         size, error = found.descan_turn_px
@@ -78,9 +79,9 @@ def recipe_of(found: Calibration, folder: Path) -> tuple[Recipe, Reasons]:
     if not raw.get("stages"):
         parts = _set_thick_object(raw, reasons, found)
         raw["stages"], reasons["stages"] = refining_stages(found, raw, parts), [refinement_sentence(found)]
-        if _is_thick_potential(raw) and "optics" not in raw:
-            raw["optics"] = copy.deepcopy(THICK_OPTICS)
-            reasons["optics"] = ["Pixels count the light on all of their area, which softens the patterns."]
+        if _is_thick_potential(raw) and not is_told:
+            raw["optics"] = {**(raw.get("optics") or {}), **copy.deepcopy(THICK_OPTICS)}
+            reasons["optics.detector_transfer"] = ["Pixels count the light on all of their area: patterns are softer."]
     raw["output"] = {**(raw.get("output") or {}), "dir": str(folder)}
     return Recipe.parse(raw), reasons
 
@@ -146,10 +147,10 @@ def refining_stages(found: Calibration, raw: RawGroup, parts: int = 1) -> list[R
         stages = smooth_thin_slices(default_stages(obj, ProbeOptions()), parts)
         return [{**stage, "models": copy.deepcopy(rotation)} for stage in stages]
     stages = smooth_thin_slices(default_stages(obj, ProbeOptions.parse(raw["probe"], "probe")), parts)
-    if not _is_thick_potential(raw) or raw.get("optics"):
+    if not _is_thick_potential(raw):
         return stages
     radius = found.disc.radius * exp(hypot(*found.disc.stretch))
-    if can_begin_coarse(found.description.scan.window, radius):
+    if not raw.get("optics") and can_begin_coarse(found.description.scan.window, radius):
         stages = begin_coarse(stages)
     return move_positions_late(stages)
 
