@@ -84,7 +84,7 @@ def scan(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
 def test_view_writes_every_figure(scan: tuple[Path, Result], tmp_path: Path) -> None:
     ran = run("view", scan[0] / "result.h5", "--out", tmp_path / "figures", "--tiff")
     images = {"object_amplitude", "object_phase", "probe_amplitude", "probe_phase"}
-    figures = {"overview", "object", "probe", "coverage", "positions", "history", "patterns"}
+    figures = {"overview", "object", "spectrum", "probe", "pupil", "coverage", "positions", "history", "patterns"}
     expected = {f"{name}.png" for name in figures} | {f"{name}.tiff" for name in images}
     assert {path.name for path in (tmp_path / "figures").iterdir()} == expected
     assert {Path(line).name for line in ran.stdout.splitlines()} == expected

@@ -18,9 +18,10 @@ from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
 from ptymesh import plot
-from ptymesh.compare import align, illuminated, moves_apart, ring_correlation
+from ptymesh.compare import align, illuminated, moves_apart, power_spectrum, ring_correlation
 from ptymesh.physics.beam.caustic import caustic_of
-from ptymesh.physics.beam.probes import kb_mirror
+from ptymesh.physics.beam.probes import aberrated, kb_mirror
+from ptymesh.physics.beam.pupil import fit_lens, pupil_of
 from ptymesh.plot import style
 
 
@@ -102,6 +103,28 @@ def moves(recorded: np.ndarray, refined: np.ndarray, pixel: tuple[float, float] 
     return plot.moves_figure(recorded, refined, moves_apart(recorded, refined), pixel)
 
 
+def spectrum(e: Any, pixel: tuple[float, float] | None, flat: bool = False) -> Figure:
+    phase = 0.0 * e.object[0].real if flat else plot.unwrapped_phase(e.object[0])
+    return plot.spectrum_figure(power_spectrum(phase, None, pixel), "power spectrum")
+
+
+def sections(e: Any, share: tuple[float, float], spacing_m: float, title: str | None = None) -> Figure:
+    """Of five slices, of which a part of the height and of the width are shown."""
+    height, width = (int(n * part) for n, part in zip(e.object.shape[-2:], share, strict=True))
+    slices = np.repeat(e.object[:, :height, :width], 5, axis=0)
+    return plot.sections_figure(plot.sections_of(slices), (2e-11, 2e-11), spacing_m, title=title)
+
+
+def pupil(wave: np.ndarray, pixel: tuple[float, float], *, is_electron: bool = False) -> Figure:
+    found = pupil_of(wave)
+    return plot.pupil_figure(found, pixel, 1.97e-12, fit_lens(found, pixel, 1.97e-12), is_electron=is_electron)
+
+
+def lens() -> np.ndarray:
+    aberrations = {"C10": -15e-9, "C12": [4e-9, 0.5], "C21": [50e-9, -0.7], "C30": 2e-6}
+    return aberrated((96, 96), (2e-11, 2e-11), 1.97e-12, 0.025, aberrations).numpy()
+
+
 def overview(e: Any, **options: Any) -> Figure:
     return plot.overview_figure(e.object, e.probe, e.positions_px, e.illumination, e.history, **options)
 
@@ -137,6 +160,17 @@ FIGURES: dict[str, Callable[[Any], Figure]] = {
     "resolution in pixels": lambda e: resolution(e),
     "caustic": lambda e: caustic(e, (40e-6, -60e-6), title="a beam"),
     "caustic at its waist": lambda e: caustic(e, (0.0, 0.0)),
+    "spectrum": lambda e: spectrum(e, (1.2e-11, 1.2e-11)),
+    "spectrum in pixels": lambda e: spectrum(e, None),
+    "spectrum of nothing": lambda e: spectrum(e, e.pixel_size_m, flat=True),
+    "sections": lambda e: sections(e, (1, 0.6), 1e-10, "a stack"),
+    "thin sections": lambda e: sections(e, (1, 1), 1e-11),
+    "sections of a thick and narrow stack": lambda e: sections(e, (1, 0.4), 5e-9),
+    "sections in slices": lambda e: plot.sections_figure(plot.sections_of(np.repeat(e.object, 20, axis=0))),
+    "pupil of electrons": lambda e: pupil(lens(), (2e-11, 2e-11), is_electron=True),
+    "pupil of light": lambda e: pupil(lens(), (2e-11, 2e-11)),
+    "pupil that is no lens": lambda e: pupil(np.random.default_rng(0).normal(size=(48, 48)) + 0j, (2e-11, 2e-11)),
+    "pupil in pixels": lambda e: plot.pupil_figure(pupil_of(e.probe[0])),
     "overview": lambda e: overview(e, pixel_size_m=e.pixel_size_m, final_residual=0.0131, title="overview"),
     "overview in pixels": lambda e: overview(e, title="overview"),
 }

@@ -42,7 +42,20 @@ FOLDERS = ("checkpoint", "ranks")
 BAD = ("poor", "failed")
 #: Figures that a run draws into its folder, by suffix.
 FIGURES = {
-    ".png": ["overview", "object", "slices", "probe", "coverage", "positions", "history", "patterns", "comparison"],
+    ".png": [
+        "overview",
+        "object",
+        "slices",
+        "sections",
+        "spectrum",
+        "probe",
+        "pupil",
+        "coverage",
+        "positions",
+        "history",
+        "patterns",
+        "comparison",
+    ],
     ".tiff": ["object_amplitude", "object_phase", "probe_amplitude", "probe_phase"],
 }
 

@@ -5,11 +5,13 @@ from ptymesh.compare.comparison import Comparison, compare_results
 from ptymesh.compare.moves import Moves, moves_apart, moves_of_result
 from ptymesh.compare.region import illuminated, illumination, illumination_of_result
 from ptymesh.compare.rings import RingCorrelation, ring_correlation
+from ptymesh.compare.spectrum import PowerSpectrum, power_spectrum
 
 __all__ = [
     "Alignment",
     "Comparison",
     "Moves",
+    "PowerSpectrum",
     "RingCorrelation",
     "align",
     "compare_results",
@@ -19,6 +21,7 @@ __all__ = [
     "moves_apart",
     "moves_of_result",
     "object_error",
+    "power_spectrum",
     "ring_correlation",
     "twin",
 ]

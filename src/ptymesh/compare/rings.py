@@ -144,7 +144,7 @@ def ring_correlation(
     window = apodisation(region[box])
     spectra = [fft.fft2((image[box] - np.average(image[box], weights=window)) * window) for image in (first, second)]
     pixel = (1.0, 1.0) if pixel_size_m is None else pixel_size_m
-    ring, frequency = _rings(tuple(sides), pixel)
+    ring, frequency = fourier_rings(tuple(sides), pixel)
     count = len(frequency)
 
     def total(values: np.ndarray) -> np.ndarray:
@@ -198,16 +198,16 @@ def _resolution(
     return max(1 / crossing, finest), False
 
 
-def apodisation(region: np.ndarray) -> np.ndarray:
-    """Return a cosine taper from 0 outside a region to 1 inside it, over an eighth of its smaller side."""
+def apodisation(region: np.ndarray, share: float = 1 / 8) -> np.ndarray:
+    """Return a cosine taper from 0 outside a region to 1 inside it, over this share of its smaller side."""
     from scipy import ndimage
 
-    edge = max(min(region.shape) / 8, 2.0)
+    edge = max(min(region.shape) * share, 2.0)
     depth = ndimage.distance_transform_edt(np.pad(region, 1))[1:-1, 1:-1]
     return np.sin(np.minimum(depth / edge, 1.0) * np.pi / 2) ** 2
 
 
-def _rings(shape: tuple[int, ...], pixel: tuple[float, float]) -> tuple[np.ndarray, np.ndarray]:
+def fourier_rings(shape: tuple[int, ...], pixel: tuple[float, float]) -> tuple[np.ndarray, np.ndarray]:
     """Return the ring number of every Fourier pixel, and the rings' frequencies.
 
     Pixels beyond the last ring get the next number.

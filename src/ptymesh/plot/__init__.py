@@ -6,19 +6,21 @@ figure.savefig("object.png")
 
 from ptymesh.plot.caustic import caustic_figure
 from ptymesh.plot.comparison import comparison_figure, resolution_figure
-from ptymesh.plot.moves import moves_figure
 from ptymesh.plot.objects import field_figure, object_figure, slices_figure
 from ptymesh.plot.overview import overview_figure
 from ptymesh.plot.patterns import patterns_figure
-from ptymesh.plot.phase import unwrapped_phase
-from ptymesh.plot.probes import powers_percent, probe_figure
+from ptymesh.plot.phase import unwrapped_phase, without_ramp
+from ptymesh.plot.probes import powers_percent, probe_figure, pupil_figure
 from ptymesh.plot.progress import history_figure
 from ptymesh.plot.saving import save_figure
 from ptymesh.plot.scaling import scaling_figure
-from ptymesh.plot.scan import coverage_figure, positions_figure
+from ptymesh.plot.scan import coverage_figure, moves_figure, positions_figure
+from ptymesh.plot.sections import Sections, sections_figure, sections_of
+from ptymesh.plot.spectrum import spectrum_figure
 from ptymesh.plot.tiff import object_tiffs, probe_tiffs, save_tiff
 
 __all__ = [
+    "Sections",
     "caustic_figure",
     "comparison_figure",
     "coverage_figure",
@@ -33,10 +35,15 @@ __all__ = [
     "powers_percent",
     "probe_figure",
     "probe_tiffs",
+    "pupil_figure",
     "resolution_figure",
     "save_figure",
     "save_tiff",
     "scaling_figure",
+    "sections_figure",
+    "sections_of",
     "slices_figure",
+    "spectrum_figure",
     "unwrapped_phase",
+    "without_ramp",
 ]

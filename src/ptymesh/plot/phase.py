@@ -38,9 +38,22 @@ def unwrapped_phase(image: np.ndarray, region: np.ndarray | None = None) -> np.n
     # A single row or column is unwrapped along one axis.
     narrow = min(inside.shape) < 2
     unwrapped = np.unwrap(np.angle(flat).ravel()).reshape(inside.shape) if narrow else unwrap_phase(wrapped, rng=0)
-    values = np.asarray(unwrapped) - _plane(np.asarray(unwrapped), inside)
-    phase[box][inside] = (values - np.median(values[inside]))[inside]
+    phase[box] = without_ramp(np.asarray(unwrapped), inside)
     return phase
+
+
+def without_ramp(phase: np.ndarray, region: np.ndarray) -> np.ndarray:
+    """Return a phase without wraps less its tilt, which is the median slope, and less its median.
+
+    Args:
+        phase: (H, W) rad.
+        region: (H, W) bool, where tilt and median are taken; not empty.
+
+    Returns:
+        (H, W) float64 in rad, NaN outside the region.
+    """
+    flat = phase - _plane(phase, region)
+    return np.where(region, flat - np.median(flat[region]), np.nan)
 
 
 def _plane(phase: np.ndarray, inside: np.ndarray) -> np.ndarray:

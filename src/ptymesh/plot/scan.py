@@ -1,4 +1,4 @@
-"""Figures of the scan: illumination and positions.
+"""Figures of the scan: illumination, positions, and the moves from recorded to refined ones.
 
 N       views
 H, W    object pixels
@@ -6,6 +6,9 @@ h, w    window pixels
 """
 
 from __future__ import annotations
+
+import textwrap
+from typing import Protocol
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -20,6 +23,7 @@ from ptymesh.plot.style import (
     blocks,
     colour_bar,
     image_panel,
+    legend,
     new_figure,
     plain_axes,
     round_length,
@@ -29,6 +33,8 @@ from ptymesh.plot.style import (
 
 #: Displacements below this (pixels) are rounding errors, not refinement.
 STILL = 1e-3
+#: Characters of a line of the title.
+LINE = 110
 
 
 def coverage_figure(
@@ -118,3 +124,116 @@ def positions_figure(
     moves = f"{len(place)} views moved by {distance.mean():.3g} px on average"
     axes.set_title(f"{moves}\ndots: nominal; arrows: displacement{times}", fontsize=10)
     return figure
+
+
+class MovesApart(Protocol):
+    """Moves told apart, as `compare.moves_apart` returns them."""
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Share of each part in the power of the moves, by name."""
+
+    @property
+    def held_out(self) -> np.ndarray:
+        """Views (k,) that no update has moved."""
+
+    @property
+    def affine(self) -> np.ndarray:
+        """Recorded positions (N, 2) moved by the mean move and the geometry, in pixels."""
+
+    @property
+    def fitted(self) -> np.ndarray:
+        """Recorded positions (N, 2) moved by all parts but each view's own, in pixels."""
+
+    def sentence(self) -> str:
+        """Return what the moves are."""
+
+
+def moves_figure(
+    recorded_px: np.ndarray, refined_px: np.ndarray, moves: MovesApart, pixel_size_m: Pixel = None
+) -> Figure:
+    """Return a figure of recorded, refined and fitted positions, of the moves by view, and of their parts.
+
+    Views that were held out are not drawn.
+
+    Args:
+        recorded_px: (N, 2) y x, pixels.
+        refined_px: (N, 2) y x, pixels, whose origin may differ.
+        moves: what they are.
+        pixel_size_m: (y, x); None: pixel units.
+    """
+    figure = new_figure(11.0, 6.2, "\n".join(textwrap.wrap(moves.sentence(), LINE)))
+    grid = figure.add_gridspec(2, 2, width_ratios=(1.15, 1.0), height_ratios=(2.0, 1.0))
+    mean = (moves.affine - recorded_px).mean(axis=0)
+    views = np.setdiff1d(np.arange(len(recorded_px)), moves.held_out)
+    moved, affine, fitted = (
+        (places - recorded_px - mean)[views] for places in (refined_px, moves.affine, moves.fitted)
+    )
+    _scan_panel(figure.add_subplot(grid[:, 0]), recorded_px[views], moved, affine, pixel_size_m)
+    _views_panel(figure.add_subplot(grid[0, 1]), views + 1, moved, fitted)
+    _shares_panel(figure.add_subplot(grid[1, 1]), moves.shares)
+    return figure
+
+
+def _scan_panel(axes: Axes, recorded: np.ndarray, moved: np.ndarray, affine: np.ndarray, pixel_size_m: Pixel) -> None:
+    """Draw recorded positions, and both ends of the moves, enlarged such that they can be seen.
+
+    Args:
+        axes: to draw on.
+        recorded: (N, 2) pixels.
+        moved: (N, 2) moves in pixels, without their mean.
+        affine: (N, 2) those of the fitted geometry.
+        pixel_size_m: (y, x); None: pixel units.
+    """
+    pixel = np.ones(2) if pixel_size_m is None else np.array(pixel_size_m)
+    size, unit = (1.0, "px") if pixel_size_m is None else unit_for(float(np.ptp(recorded * pixel, axis=0).max()) / 2)
+    spacing = np.sqrt(max(np.prod(np.ptp(recorded, axis=0)), 1.0) / len(recorded))
+    typical = max(float(np.percentile(np.linalg.norm(moved, axis=1), 90)), STILL)
+    gain = max(1.0, round_length(spacing / typical))
+    plain_axes(axes, f"x ({unit})", f"y ({unit})")
+    axes.set_aspect("equal")
+    axes.invert_yaxis()
+    places = [(recorded + gain * move) * pixel / size for move in (0 * moved, moved, affine)]
+    ends = np.stack(places[:2], axis=1)
+    for axis_y, axis_x in zip(ends[..., 0], ends[..., 1], strict=True):
+        axes.plot(axis_x, axis_y, color=GREY, linewidth=0.4)
+    kinds = [("recorded", "o", GREY), ("refined", "o", BLUE)]
+    if np.abs(affine).max() > STILL:
+        kinds.append(("fitted scale, rotation, shear", "x", ORANGE))
+    for (label, style, colour), place in zip(kinds, places, strict=False):
+        axes.plot(place[:, 1], place[:, 0], style, color=colour, markersize=3, markeredgewidth=0.8, label=label)
+    # a line scan is shown with room on both sides
+    middle, room = (ends.max(axis=(0, 1)) + ends.min(axis=(0, 1))) / 2, 0.1 * float(np.ptp(ends, axis=(0, 1)).max())
+    axes.update_datalim([(middle[1] + sign * room, middle[0] + sign * room) for sign in (-1, 1)])
+    axes.autoscale_view()
+    axes.set_title(f"{len(recorded)} views" + (f", moves {gain:g} times longer" if gain > 1 else ""), fontsize=10)
+    # in points below the axes, as these are low where a scan is a line
+    axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=3, frameon=False, borderaxespad=5.0)
+
+
+def _views_panel(axes: Axes, views: np.ndarray, moved: np.ndarray, fitted: np.ndarray) -> None:
+    """Draw the moves of views in the order in which they were taken, and what was fitted to them.
+
+    Args:
+        axes: to draw on.
+        views: (n,) numbers of the views, from 1.
+        moved: (n, 2) moves in pixels, without their mean.
+        fitted: (n, 2) what was fitted to them.
+    """
+    plain_axes(axes, "view", "move (px)")
+    for axis, colour in ((0, BLUE), (1, ORANGE)):
+        axes.plot(views, moved[:, axis], ".", color=colour, markersize=2.5, alpha=0.5, label=f"{'yx'[axis]}")
+        axes.plot(views, fitted[:, axis], color=colour, linewidth=1.0)
+    low, high = np.percentile(moved, [0.5, 99.5])
+    axes.set_ylim(low - 0.2 * (high - low) - STILL, high + 0.2 * (high - low) + STILL)
+    axes.set_title("moves; lines: fitted", fontsize=10)
+    legend(axes, loc="upper right")
+
+
+def _shares_panel(axes: Axes, shares: dict[str, float]) -> None:
+    """Draw the share of each part as a bar."""
+    plain_axes(axes, "share of the moves' power (%)", "")
+    names = list(shares)[::-1]
+    axes.barh(range(len(names)), [100 * shares[name] for name in names], color=BLUE, height=0.6)
+    axes.set_yticks(range(len(names)), ["each view's own" if name == "own" else name for name in names])
+    axes.set_xlim(min(0.0, 100 * min(shares.values())), 100)

@@ -45,14 +45,21 @@ def caustic_of_probe(probe: np.ndarray, pixel_size_m: tuple[float, float] | None
             f"There is no caustic of a scan with propagation: {propagation}; its beam is that of an equal parallel "
             "one, whose focus is elsewhere."
         )
-    energy, radiation = attrs.get("energy_eV"), attrs.get("radiation")
-    if pixel_size_m is None or energy is None or radiation not in ("photon", "electron"):
+    wavelength = wavelength_of(attrs)
+    if pixel_size_m is None or wavelength is None:
         raise BadInput(
             "The result does not say energy, radiation and pixel size, without which no beam can be propagated; run "
             "again with data.radiation, data.energy_eV and the distance or data.object_pixel_m."
         )
-    wavelength = electron_wavelength_m(energy) if radiation == "electron" else photon_wavelength_m(energy)
     return caustic_of(torch.as_tensor(probe), pixel_size_m, wavelength)
+
+
+def wavelength_of(attrs: Mapping[str, Any]) -> float | None:
+    """Return the wavelength in metres by a result's attributes, or None where they do not say radiation and energy."""
+    energy, radiation = attrs.get("energy_eV"), attrs.get("radiation")
+    if energy is None or radiation not in ("photon", "electron"):
+        return None
+    return electron_wavelength_m(energy) if radiation == "electron" else photon_wavelength_m(energy)
 
 
 def caustic_lines(caustic: Caustic) -> Iterator[str]:

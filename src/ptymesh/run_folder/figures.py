@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -13,13 +14,19 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from ptymesh import plot
-from ptymesh.compare import illumination_of_result, moves_of_result
-from ptymesh.errors import PtymeshError
+from ptymesh.compare import PowerSpectrum, illuminated, illumination_of_result, moves_of_result, power_spectrum
+from ptymesh.errors import BadInput, PtymeshError
 from ptymesh.files import writing
 from ptymesh.io.results import Result
+from ptymesh.physics.beam.pupil import fit_lens, pupil_of
+from ptymesh.plot.objects import DIM
+from ptymesh.run_folder.caustic import wavelength_of
 
 if TYPE_CHECKING:
     from ptymesh.run_folder.patterns import PatternPairs
+
+#: Pixels of the longest side of a phase whose power spectrum is drawn; of larger objects the middle is taken.
+LONGEST_PHASE = 1200
 
 #: Makes a figure.
 Make = Callable[[], Figure]
@@ -132,11 +139,17 @@ def _named_figures(result: Result, light: np.ndarray, patterns: PatternPairs | N
     yield "object", lambda: plot.object_figure(result.object, pixel, light, title)
     if len(result.object) > 1:
         yield "slices", lambda: plot.slices_figure(result.object, pixel, light, result.slice_spacing_m)
+        yield "sections", lambda: _sections_of(result, light)
+    spectrum = _spectrum_of(result, light)
+    if spectrum is not None:
+        yield "spectrum", partial(plot.spectrum_figure, spectrum, "power spectrum of the phase, slices summed")
     centres = result.positions_px + (np.array(result.probe.shape[-2:]) - 1) / 2
     yield "coverage", lambda: plot.coverage_figure(light, centres, pixel)
     yield "probe", lambda: plot.probe_figure(result.probe, pixel)
     for number, modes in enumerate(() if result.scan_probes is None else result.scan_probes):
         yield f"probe_of_scan_{number}", partial(plot.probe_figure, modes, pixel)
+    if result.attrs.get("propagation") in (None, "far_field"):
+        yield "pupil", lambda: _pupil_of(result)
     yield "positions", lambda: plot.positions_figure(result.positions_px, result.nominal_px, pixel)
     moves = moves_of_result(result)
     if moves is not None and result.nominal_px is not None:
@@ -151,6 +164,52 @@ def _named_figures(result: Result, light: np.ndarray, patterns: PatternPairs | N
             larger = pixel and (pixel[0] * h / n, pixel[1] * w / m)
             about = f"{name} of view 1 of {len(images)}"
             yield name, partial(plot.object_figure, images[0], larger, None, about)
+
+
+def _sections_of(result: Result, light: np.ndarray) -> Figure:
+    """Return the figure of cuts along the beam: through the potential in V nm where there is one, else the phase."""
+    values, label = result.object, "arg O (rad)"
+    if result.potential_V_nm is not None:
+        values, label = result.potential_V_nm, "potential (V nm)"
+    elif result.potential is not None:
+        values = result.potential
+    sections = plot.sections_of(values, light)
+    return plot.sections_figure(sections, result.pixel_size_m, result.slice_spacing_m, label)
+
+
+def _spectrum_of(result: Result, light: np.ndarray) -> PowerSpectrum | None:
+    """Return the power spectrum of the phase of all slices in the middle of the illuminated area; None if too small."""
+    region = illuminated(light, DIM)
+    box = tuple(_middle(np.flatnonzero(region.any(axis=axis))) for axis in (1, 0))
+    region = region[box]
+    if not region.any():
+        return None
+    if result.potential is not None:
+        phase = plot.without_ramp(result.potential[:, box[0], box[1]].sum(axis=0), region)
+    else:
+        phase = np.sum([plot.unwrapped_phase(one[box], region) for one in result.object], axis=0)
+    try:
+        return power_spectrum(phase, region, result.pixel_size_m)
+    except BadInput:
+        return None
+
+
+def _middle(places: np.ndarray) -> slice:
+    """Return the range of ascending places, or its middle LONGEST_PHASE."""
+    first, last = (int(places[0]), int(places[-1]) + 1) if len(places) else (0, 0)
+    cut = max(last - first - LONGEST_PHASE, 0)
+    return slice(first + cut // 2, last - (cut - cut // 2))
+
+
+def _pupil_of(result: Result) -> Figure:
+    """Return the figure of the probe in reciprocal space, with its aberrations where the wavelength is known."""
+    spectrum, wavelength = pupil_of(result.probe[0]), wavelength_of(result.attrs)
+    lens = None
+    if wavelength is not None and result.pixel_size_m is not None:
+        with suppress(BadInput):  # a pupil of few pixels
+            lens = fit_lens(spectrum, result.pixel_size_m, wavelength)
+    is_electron = result.attrs.get("radiation") == "electron"
+    return plot.pupil_figure(spectrum, result.pixel_size_m, wavelength, lens, is_electron=is_electron)
 
 
 def overview_of(result: Result, light: np.ndarray) -> Figure:
