@@ -19,12 +19,13 @@ from ptymesh.errors import BadInput
 from ptymesh.geometry import Geometry, photon_wavelength_m
 from ptymesh.io import load_measurement
 from ptymesh.io.results import Result
+from ptymesh.measurement import ArraySource
 from ptymesh.physics.beam.probes import kb_mirror
 from ptymesh.physics.model import Model
 from ptymesh.recipe.schema import Recipe
 from ptymesh.run_folder import figures
 from ptymesh.run_folder.figures import title_of, write_figures
-from ptymesh.run_folder.patterns import compared_patterns, model_of, modelled
+from ptymesh.run_folder.patterns import compared_patterns, mean_patterns, model_of, modelled
 from ptymesh.simulate import simulate
 from toy import smooth
 
@@ -85,6 +86,7 @@ def test_view_writes_every_figure(scan: tuple[Path, Result], tmp_path: Path) -> 
     ran = run("view", scan[0] / "result.h5", "--out", tmp_path / "figures", "--tiff")
     images = {"object_amplitude", "object_phase", "probe_amplitude", "probe_phase"}
     figures = {"overview", "object", "spectrum", "probe", "pupil", "coverage", "positions", "history", "patterns"}
+    figures |= {"mean_pattern"}
     expected = {f"{name}.png" for name in figures} | {f"{name}.tiff" for name in images}
     assert {path.name for path in (tmp_path / "figures").iterdir()} == expected
     assert {Path(line).name for line in ran.stdout.splitlines()} == expected
@@ -164,6 +166,27 @@ def test_typical_and_worst_pattern(scan: tuple[Path, Result]) -> None:
     assert float(typical.split()[-1]) == pytest.approx(residual, rel=0.01)
     draws = np.random.default_rng(1).poisson(modelled, (100, *modelled.shape))
     assert residual == pytest.approx(((np.sqrt(draws) - np.sqrt(modelled)) ** 2).sum() / draws.sum(), rel=0.15)
+
+
+def test_mean_patterns_are_over_the_same_views_and_pixels(scan: tuple[Path, Result]) -> None:
+    """Where a pixel has no data in a view, its model does not count either; a masked one has no mean."""
+    recipe = Recipe.from_yaml(scan[1].recipe)
+    measurement = load_measurement(recipe.data, recipe.positions)
+    found = compared_patterns(scan[1], measurement)
+    assert found.averaged == 36 and found.mean is not None
+    views = np.arange(36)
+    model = model_of(scan[1], measurement.geometry, measurement)
+    measured, modelled_ = measurement.patterns.read(views).astype(float), modelled(model, scan[1], views)
+    np.testing.assert_allclose(found.mean[0], measured.mean(axis=0), rtol=1e-6)
+    np.testing.assert_allclose(found.mean[1], modelled_.mean(axis=0), rtol=1e-6)
+    measured[:10, 3, 4] = -1
+    mask = measurement.mask.copy()
+    mask[5, 6] = False
+    gaps = replace(measurement, patterns=ArraySource(measured.astype(np.float32)), mask=mask)
+    some = mean_patterns(model, scan[1], gaps, views)
+    assert np.isnan([one[5, 6] for one in some]).all()
+    assert some[0][3, 4] == pytest.approx(measured[10:, 3, 4].mean())
+    assert some[1][3, 4] == pytest.approx(modelled_[10:, 3, 4].mean())
 
 
 def test_weights_and_background_are_in_the_model(scan: tuple[Path, Result]) -> None:

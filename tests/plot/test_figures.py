@@ -23,6 +23,7 @@ from ptymesh.physics.beam.caustic import caustic_of
 from ptymesh.physics.beam.probes import aberrated, kb_mirror
 from ptymesh.physics.beam.pupil import fit_lens, pupil_of
 from ptymesh.plot import style
+from ptymesh.plot.patterns import radial_means
 
 
 def texts(figure: Figure) -> list[tuple[str, Bbox]]:
@@ -60,6 +61,20 @@ def patterns() -> dict[str, tuple[np.ndarray, np.ndarray]]:
     model = 300 * np.exp(-((y - 12) ** 2 + (x - 16) ** 2) / 20)
     names = ("typical of 1024: view 123, residual 0.0111", "worst of 1024: view 999, residual 0.094")
     return {name: (np.fft.ifftshift(rng.poisson(model)).astype(float), np.fft.ifftshift(model)) for name in names}
+
+
+def mean_of_patterns() -> tuple[np.ndarray, np.ndarray]:
+    measured, model = (np.mean(one, axis=0) for one in zip(*patterns().values(), strict=True))
+    measured[3, 5:9] = np.nan
+    return measured, model
+
+
+def mean_pattern(step_rad: tuple[float, float] | None) -> Figure:
+    return plot.mean_pattern_figure(*mean_of_patterns(), 256, step_rad)
+
+
+def vectors(e: Any, axes: Any, pixel: tuple[float, float] | None = None) -> Figure:
+    return plot.view_vectors_figure(e.positions_px * axes, e.positions_px - e.nominal_px, pixel, "descan")
 
 
 def comparison(e: Any, **options: Any) -> Figure:
@@ -171,6 +186,12 @@ FIGURES: dict[str, Callable[[Any], Figure]] = {
     "pupil of light": lambda e: pupil(lens(), (2e-11, 2e-11)),
     "pupil that is no lens": lambda e: pupil(np.random.default_rng(0).normal(size=(48, 48)) + 0j, (2e-11, 2e-11)),
     "pupil in pixels": lambda e: plot.pupil_figure(pupil_of(e.probe[0])),
+    "mean pattern": lambda e: mean_pattern((1.5e-3, 1.2e-3)),
+    "mean pattern of a near field": lambda e: plot.mean_pattern_figure(*mean_of_patterns(), 16, None, shift=False),
+    "mean pattern without light": lambda e: plot.mean_pattern_figure(np.zeros((8, 8)), np.zeros((8, 8)), 3),
+    "vectors": lambda e: vectors(e, 1, e.pixel_size_m),
+    "vectors of a line scan": lambda e: vectors(e, [0, 1]),
+    "vectors that are none": lambda e: plot.view_vectors_figure(e.positions_px, 0 * e.positions_px, None, "descan"),
     "overview": lambda e: overview(e, pixel_size_m=e.pixel_size_m, final_residual=0.0131, title="overview"),
     "overview in pixels": lambda e: overview(e, title="overview"),
 }
@@ -248,6 +269,40 @@ def test_stages_are_named(example: Any) -> None:
     assert unnamed.count("stage 2") == 2
     axes = plot.history_figure(numbered).axes[0]
     np.testing.assert_array_equal(axes.lines[0].get_xdata(), np.arange(1, 51))
+
+
+def test_radial_means_are_those_of_rings() -> None:
+    """A cone of r + 1 on oblong pixels is r + 1, up to what a ring's width makes of it; blank pixels do not count."""
+    y, x = (np.indices((40, 60)) - np.array([20, 30])[:, None, None]) * np.array([2.0, 1.0])[:, None, None]
+    image = np.hypot(y, x) + 1
+    image[:, 30:33] = np.nan
+    radius, mean = radial_means(image, (2.0, 1.0))
+    np.testing.assert_array_equal(radius, np.arange(0, 31, 2))
+    assert mean[0] == pytest.approx(2, abs=0.1), "left of the blank pixels there is one at a distance of 1"
+    np.testing.assert_allclose(mean[2:], radius[2:] + 1, atol=0.3)
+    assert np.isnan(radial_means(np.where(np.hypot(y, x) < 5, np.nan, 1.0), (2.0, 1.0))[1][:2]).all()
+
+
+def test_the_mean_pattern_is_over_angles(example: Any) -> None:
+    """Its curves reach to the nearer edge, and the title has the residual of the mean."""
+    figure = mean_pattern((1.5e-3, 1.2e-3))
+    (curves,) = (axes for axes in figure.axes if axes.get_xlabel() == "angle (mrad)")
+    assert curves.lines[0].get_xdata()[-1] == pytest.approx(18, abs=1.5)
+    measured, model = mean_of_patterns()
+    good = np.isfinite(measured)
+    residual = ((np.sqrt(model) - np.sqrt(measured))[good] ** 2).sum() / measured[good].sum()
+    assert figure.get_suptitle() == f"position-averaged pattern (PACBED) of 256 views, residual {residual:.3g}"
+
+
+def test_vectors_point_the_right_way() -> None:
+    """Down and right is positive y and x; a mean that all have in common is drawn, too."""
+    place = np.stack(np.meshgrid(np.arange(5.0), np.arange(5.0), indexing="ij"), axis=-1).reshape(-1, 2) * 10
+    vectors = np.full((25, 2), [0.3, 0.4])
+    axes = plot.view_vectors_figure(place, vectors, (1e-9, 1e-9), "descan").axes[0]
+    arrows = axes.collections[0]
+    assert set(arrows.V) == {0.3} and set(arrows.U) == {0.4} and axes.yaxis_inverted()
+    assert axes.get_title() == "descan of 25 views: 0.5 px rms, at most 0.5 px"
+    assert 0.5 / arrows.scale == pytest.approx(1.2 * 8), "arrows are about as long as views are apart, 8 nm on average"
 
 
 def test_what_is_not_lit_is_blank(example: Any) -> None:

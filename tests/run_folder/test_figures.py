@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from ptymesh.errors import PtymeshError
+from ptymesh.geometry import electron_wavelength_m
 from ptymesh.io.results import Result
+from ptymesh.physics.beam.probes import aberrated
+from ptymesh.physics.beam.pupil import LensFit
+from ptymesh.plot import Sections
 from ptymesh.recipe.writers import WRITERS
 from ptymesh.run_folder import figures
 from ptymesh.run_folder.figures import write_products
@@ -53,6 +58,60 @@ def test_unknowns_on_the_objects_pixels_are_drawn_as_numbers(truth: Result, monk
     named["object_change"]()
     ((planes, title),) = drawn
     assert planes is truth.unknowns["object_change"] and title == "object_change"
+
+
+def test_vectors_of_views_are_drawn_as_arrows(truth: Result, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shifts of patterns are drawn at the middle of their windows, with their unit; a number of each view is not."""
+    drawn: list[tuple[np.ndarray, np.ndarray, str, str]] = []
+    monkeypatch.setattr(
+        figures.plot, "view_vectors_figure", lambda place, arrows, pixel, *words: drawn.append((place, arrows, *words))
+    )
+    truth.unknowns |= {"descan": np.ones((9, 2)), "defocus": np.ones(9)}
+    named = dict(figures._named_figures(truth, np.ones((32, 32)), None))
+    assert "defocus" not in named
+    named["descan"]()
+    ((place, arrows, name, unit),) = drawn
+    np.testing.assert_array_equal(place, truth.positions_px + 7.5)
+    assert arrows is truth.unknowns["descan"] and (name, unit) == ("descan", "px")
+
+
+def test_what_is_drawn_of_a_stack(truth: Result, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A potential in V nm is cut as it is, and its spectrum is that of the sum; else phases are."""
+    drawn: list[tuple[Sections, str]] = []
+    monkeypatch.setattr(
+        figures.plot, "sections_figure", lambda cuts, pixel, spacing, label: drawn.append((cuts, label))
+    )
+    light, phase = np.ones((32, 32)), np.angle(truth.object[0])
+    bump = np.zeros((32, 32))
+    bump[12, 14] = 0.4
+    stack = np.exp(1j * np.stack([phase + bump, phase + 2 * bump]))
+    plain = replace(truth, object=stack)
+    potential = replace(plain, potential=np.angle(stack), attrs={**truth.attrs, "interaction_rad_per_V_nm": 0.0065})
+    for one in (plain, potential):
+        dict(figures._named_figures(one, light, None))["sections"]()
+    (cuts, label), (of_potential, in_volts) = drawn
+    assert (label, in_volts) == ("arg O (rad)", "potential (V nm)")
+    assert cuts.total[12, 14] == pytest.approx(1.2, abs=0.02)
+    np.testing.assert_allclose(of_potential.total, (2 * phase + 3 * bump) / 0.0065, atol=1e-3)
+    spectra = [figures._spectrum_of(one, light) for one in (plain, potential)]
+    assert all(one is not None for one in spectra)
+    np.testing.assert_allclose(spectra[0].radial, spectra[1].radial, rtol=1e-3)
+    assert figures._spectrum_of(plain, np.pad(np.ones((5, 5)), (0, 27))) is None
+
+
+def test_a_pupil_has_aberrations_where_the_wavelength_is_known(truth: Result, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[tuple[LensFit | None, bool]] = []
+    monkeypatch.setattr(figures.plot, "pupil_figure", lambda *given, is_electron: drawn.append((given[3], is_electron)))
+    wave = aberrated((16, 16), (2e-11, 2e-11), electron_wavelength_m(3e5), 0.03, {"C10": 2e-9}).numpy()
+    energy = {"radiation": "electron", "energy_eV": 3e5}
+    known = replace(truth, probe=wave[None], pixel_size_m=(2e-11, 2e-11), attrs=energy)
+    for one in (known, replace(known, attrs={}), replace(known, probe=np.ones((1, 16, 16), complex))):
+        dict(figures._named_figures(one, np.ones((32, 32)), None))["pupil"]()
+    (lens, of_electrons), unknown, parallel = drawn
+    assert lens is not None and lens.aberrations[0].size_m == pytest.approx(2e-9) and of_electrons
+    assert unknown == (None, False) and parallel == (None, True), "a parallel beam has a pupil of one pixel"
+    near = replace(known, attrs={**energy, "propagation": "fresnel"})
+    assert "pupil" not in dict(figures._named_figures(near, np.ones((32, 32)), None))
 
 
 @pytest.mark.usefixtures("coarse_figures")

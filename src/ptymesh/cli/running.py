@@ -54,6 +54,7 @@ FIGURES = {
         "positions",
         "history",
         "patterns",
+        "mean_pattern",
         "comparison",
     ],
     ".tiff": ["object_amplitude", "object_phase", "probe_amplitude", "probe_phase"],

@@ -8,13 +8,13 @@ from ptymesh.plot.caustic import caustic_figure
 from ptymesh.plot.comparison import comparison_figure, resolution_figure
 from ptymesh.plot.objects import field_figure, object_figure, slices_figure
 from ptymesh.plot.overview import overview_figure
-from ptymesh.plot.patterns import patterns_figure
+from ptymesh.plot.patterns import mean_pattern_figure, patterns_figure
 from ptymesh.plot.phase import unwrapped_phase, without_ramp
 from ptymesh.plot.probes import powers_percent, probe_figure, pupil_figure
 from ptymesh.plot.progress import history_figure
 from ptymesh.plot.saving import save_figure
 from ptymesh.plot.scaling import scaling_figure
-from ptymesh.plot.scan import coverage_figure, moves_figure, positions_figure
+from ptymesh.plot.scan import coverage_figure, moves_figure, positions_figure, view_vectors_figure
 from ptymesh.plot.sections import Sections, sections_figure, sections_of
 from ptymesh.plot.spectrum import spectrum_figure
 from ptymesh.plot.tiff import object_tiffs, probe_tiffs, save_tiff
@@ -26,6 +26,7 @@ __all__ = [
     "coverage_figure",
     "field_figure",
     "history_figure",
+    "mean_pattern_figure",
     "moves_figure",
     "object_figure",
     "object_tiffs",
@@ -45,5 +46,6 @@ __all__ = [
     "slices_figure",
     "spectrum_figure",
     "unwrapped_phase",
+    "view_vectors_figure",
     "without_ramp",
 ]

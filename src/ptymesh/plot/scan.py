@@ -126,6 +126,49 @@ def positions_figure(
     return figure
 
 
+def view_vectors_figure(
+    positions_px: np.ndarray, vectors: np.ndarray, pixel_size_m: Pixel = None, name: str = "", unit: str = "px"
+) -> Figure:
+    """Return a figure of a vector of each view as an arrow at its position, such as the shift of its pattern.
+
+    Args:
+        positions_px: (N, 2) y x, pixels.
+        vectors: (N, 2) y x, drawn as they are, their mean included; the longest ones are about as long as the distance
+            between neighbours.
+        pixel_size_m: (y, x); None: positions are in pixels.
+        name: of the vectors.
+        unit: of the vectors.
+    """
+    figure = new_figure(6.4, 6.1)
+    axes = figure.subplots()
+    pixel = np.ones(2) if pixel_size_m is None else np.array(pixel_size_m)
+    extent = np.ptp(positions_px * pixel, axis=0)
+    size, ending = (1.0, "px") if pixel_size_m is None else unit_for(float(extent.max()) / 2)
+    place = positions_px * pixel / size
+    plain_axes(axes, f"x ({ending})", f"y ({ending})")
+    axes.set_aspect("equal")
+    axes.invert_yaxis()
+    length = np.linalg.norm(vectors, axis=1)
+    rms, most = float(np.sqrt((length**2).mean())), float(length.max())
+    axes.set_title(f"{name} of {len(place)} views: {rms:.3g} {unit} rms, at most {most:.3g} {unit}", fontsize=10)
+    if most == 0:
+        axes.plot(place[:, 1], place[:, 0], ".", color=BLUE, markersize=4)
+        return figure
+    spacing = max(np.sqrt(np.prod(extent) / len(place)), extent.max() / len(place), pixel.min()) / size
+    scale = float(np.percentile(length, 95) or most) / (1.2 * spacing)
+    drawn = axes.quiver(
+        place[:, 1], place[:, 0], vectors[:, 1], vectors[:, 0], length,
+        cmap="viridis", angles="xy", scale_units="xy", scale=scale, width=0.004, headwidth=4,
+    )  # fmt: skip
+    ends = np.concatenate([place, place + vectors / scale])
+    # a line scan is shown with room on both sides
+    middle, room = (ends.max(axis=0) + ends.min(axis=0)) / 2, 0.1 * float(np.ptp(ends, axis=0).max())
+    axes.update_datalim(np.concatenate([ends, [middle - room, middle + room]])[:, ::-1])
+    axes.autoscale_view()
+    colour_bar(drawn, axes, f"length ({unit})")
+    return figure
+
+
 class MovesApart(Protocol):
     """Moves told apart, as `compare.moves_apart` returns them."""
 

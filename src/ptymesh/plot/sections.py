@@ -29,7 +29,7 @@ THIN, THICK = 0.2, 4.0
 ROW = 0.3
 #: Inches left of, between and right of the panels, and above, between and below them.
 LEFT, MIDDLE, RIGHT = 0.75, 1.25, 1.05
-ABOVE, BETWEEN, BELOW = 0.6, 0.85, 0.55
+ABOVE, BETWEEN, BELOW = 0.6, 0.95, 0.55
 #: Least width in inches of a panel beside the sum.
 NARROWEST = 1.9
 #: Inches from which on a title of a cut fits into a line.
@@ -270,4 +270,4 @@ def _label(axes: Axes, x: str, y: str) -> None:
     """Set the labels of an image's axes."""
     plain_axes(axes, x, y)
     axes.grid(False)
-    axes.xaxis.set_major_locator(MaxNLocator(max(3, round(2 * axes.get_position().width * axes.figure.get_figwidth()))))
+    axes.xaxis.set_major_locator(MaxNLocator(max(3, round(axes.bbox.width / axes.figure.dpi * 2))))

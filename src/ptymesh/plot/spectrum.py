@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.patches import Circle
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, NullLocator
 
 from ptymesh.plot.style import (
     BLUE,
@@ -130,6 +130,8 @@ def _power_panel(axes: Axes, spectrum: Spectrum, unit: tuple[float, str]) -> Non
     drawn = image_panel(
         axes, np.maximum(power, low), "power of the phase", ColourScale("magma", norm, "rad²"), bar=False
     )
+    if drawn.colorbar is not None:
+        drawn.colorbar.minorticks_off()
     drawn.set_extent((*extent[0], extent[1][1], extent[1][0]))
     axes.set_aspect("equal")
     plain_axes(axes, f"x (1/{name})", f"y (1/{name})")
@@ -162,6 +164,7 @@ def _radial_panel(axes: Axes, spectrum: Spectrum, unit: tuple[float, str]) -> No
         axes.axhline(spectrum.noise, color=GREY, linewidth=1.0, linestyle=":", label="noise")
     if (spectrum.radial > 0).any():
         axes.set_yscale("log")
+        axes.yaxis.set_minor_locator(NullLocator())
     if spectrum.limit is not None:
         axes.axvline(spectrum.limit * size, color=RED, linewidth=1.0, linestyle="--")
     axes.set_title(f"information limit {limit_name(spectrum)}", fontsize=10)

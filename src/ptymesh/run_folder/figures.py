@@ -133,6 +133,8 @@ def _named_figures(result: Result, light: np.ndarray, patterns: PatternPairs | N
     yield "overview", lambda: overview_of(result, light)
     if patterns is not None:
         yield "patterns", partial(plot.patterns_figure, patterns.pairs, patterns.mask, patterns.far_field)
+        if patterns.mean is not None:
+            yield "mean_pattern", partial(_mean_pattern_of, result, patterns)
     if {"loss", "residual"} & result.history.keys():
         floor, said = result.attrs.get("noise_floor"), result.convergence
         yield "history", lambda: plot.history_figure(result.history, final, stages, None, floor, said)
@@ -159,11 +161,23 @@ def _named_figures(result: Result, light: np.ndarray, patterns: PatternPairs | N
         one = known.get(name)
         if one is not None and one.scope == "tiled":
             yield name, partial(plot.field_figure, images, pixel, light, f"{name}, {one.unit}" if one.unit else name)
+        elif one is not None and one.scope == "view" and one.axes == ("N", "2"):
+            yield name, partial(plot.view_vectors_figure, centres, images, pixel, name, one.unit)
         elif np.iscomplexobj(images) and images.ndim == 3 and (one is None or "M" not in one.axes):  # of every view
             (h, w), (n, m) = result.probe.shape[-2:], images.shape[-2:]
             larger = pixel and (pixel[0] * h / n, pixel[1] * w / m)
             about = f"{name} of view 1 of {len(images)}"
             yield name, partial(plot.object_figure, images[0], larger, None, about)
+
+
+def _mean_pattern_of(result: Result, patterns: PatternPairs) -> Figure:
+    """Return the figure of the mean pattern, over angles where wavelength and object pixel say them."""
+    assert patterns.mean is not None
+    wavelength, step = wavelength_of(result.attrs), None
+    if wavelength is not None and result.pixel_size_m is not None:
+        h, w = result.probe.shape[-2:]
+        step = wavelength / (h * result.pixel_size_m[0]), wavelength / (w * result.pixel_size_m[1])
+    return plot.mean_pattern_figure(*patterns.mean, patterns.averaged, step, patterns.far_field)
 
 
 def _sections_of(result: Result, light: np.ndarray) -> Figure:

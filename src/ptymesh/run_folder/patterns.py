@@ -25,6 +25,9 @@ from ptymesh.recipe.yaml_text import parsed
 #: Most views of which the typical and the worst pattern are chosen; in larger scans they are evenly spaced.
 LOOKED_AT = 1024
 CHUNK = 32
+#: Most and fewest views that are averaged, and pixels of modelled waves that are worked out for their mean, which takes
+#: a core some seconds.
+AVERAGED, FEWEST_AVERAGED, AVERAGED_PIXELS = 256, 16, 2**27
 
 
 @dataclass(frozen=True)
@@ -35,11 +38,15 @@ class PatternPairs:
         pairs: title of each -> measured and modelled counts, both (h, w).
         mask: (h, w) bool, True where the detector is good.
         far_field: whether DC is at the corner.
+        mean: measured and modelled counts, both (h, w), averaged over the same views, NaN where none has data.
+        averaged: number of these views.
     """
 
     pairs: dict[str, tuple[np.ndarray, np.ndarray]]
     mask: np.ndarray
     far_field: bool
+    mean: tuple[np.ndarray, np.ndarray] | None = None
+    averaged: int = 0
 
 
 def patterns_of(result: Result) -> PatternPairs:
@@ -58,7 +65,7 @@ def patterns_of(result: Result) -> PatternPairs:
 
 
 def compared_patterns(result: Result, scan: Measurement) -> PatternPairs:
-    """Return the pattern of typical (median) and that of largest residual, each with its model.
+    """Return the pattern of typical (median) and that of largest residual and the mean pattern, each with its model.
 
     The residual is sum (sqrt I - sqrt y)^2 / sum y. Where the result does not hold the residuals of all views, up to
     LOOKED_AT views are looked at.
@@ -80,7 +87,44 @@ def compared_patterns(result: Result, scan: Measurement) -> PatternPairs:
         view = views[index : index + 1]
         title = f"{name}: view {view[0]}, residual {residuals[index]:.3g}"
         pairs[title] = (scan.patterns.read(view)[0].astype(np.float64), modelled(model, result, view, scan)[0])
-    return PatternPairs(pairs, scan.mask, scan.geometry.propagation == "far_field")
+    drawn = _averaged_views(result)
+    mean = mean_patterns(model, result, scan, drawn)
+    return PatternPairs(pairs, scan.mask, scan.geometry.propagation == "far_field", mean, len(drawn))
+
+
+def mean_patterns(model: Model, result: Result, scan: Measurement, views: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the mean of measured patterns, and that of their models where the same pixels have data.
+
+    Args:
+        model: of the result.
+        result: object, probe and all other unknowns.
+        scan: that the result was made from.
+        views: (B,) integer, indices.
+
+    Returns:
+        Both (h, w) float64, counts; NaN where no view has data.
+    """
+    sums, count = np.zeros((2, *scan.window)), np.zeros(scan.window)
+    for start in range(0, len(views), CHUNK):
+        chunk = views[start : start + CHUNK]
+        measured = scan.patterns.read(chunk).astype(np.float64)
+        good = scan.mask & (measured >= 0)
+        for total, patterns in zip(sums, (measured, modelled(model, result, chunk, scan)), strict=True):
+            total += np.where(good, patterns, 0).sum(axis=0)
+        count += good.sum(axis=0)
+    both = np.where(count > 0, sums / np.maximum(count, 1), np.nan)
+    return both[0], both[1]
+
+
+def _averaged_views(result: Result) -> np.ndarray:
+    """Return the views whose patterns are averaged, ascending: all, or as many at random as take little time.
+
+    Views at random, as evenly spaced ones may meet a crystal at the same place of each of its cells.
+    """
+    views = len(result.positions_px)
+    waves = len(result.probe) * len(result.planes) * result.probe[0].size
+    most = min(max(AVERAGED_PIXELS // waves, FEWEST_AVERAGED), AVERAGED)
+    return np.sort(np.random.default_rng(0).choice(views, min(views, most), replace=False))
 
 
 def model_of(result: Result, geometry: Geometry, scan: Measurement | None = None) -> Model:
