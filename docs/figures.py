@@ -26,8 +26,8 @@ from scipy import ndimage
 
 from ptymesh.compare import illumination
 from ptymesh.io.results import Result
+from ptymesh.physics.phase import unwrapped_phase
 from ptymesh.plot.objects import prepared
-from ptymesh.plot.phase import unwrapped_phase
 from ptymesh.plot.style import bounds, image_panel, new_figure
 
 FOLDER = Path(__file__).with_name("figures")

@@ -236,6 +236,7 @@ def test_compare_says_it_all(scan: tuple[Path, Result], tmp_path: Path) -> None:
     assert (tmp_path / "figure.pdf").read_bytes().startswith(b"%PDF")
     lines = {line[:11].strip(): line[12:] for line in ran.stdout.splitlines() if line[:1].strip()}
     assert lines["object"].startswith("NRMSE 0.07")
+    assert lines["similarity"].startswith("SSIM of the phases 0.9")
     assert lines["twin"].startswith("no: ")
     assert "full period" in lines["resolution"]
     assert "powers of the modes" in lines["probe"]
@@ -251,6 +252,7 @@ def test_compare_as_json(scan: tuple[Path, Result], tmp_path: Path) -> None:
     twin.save(tmp_path / "twin.h5")
     said = json.loads(run("compare", tmp_path / "twin.h5", scan[0] / "result.h5", "--json").stdout)
     assert said["twin"] is True and said["nrmse"] < 1e-5 and said["position_p95_px"] < 1e-9
+    assert said["ssim"] == pytest.approx(1, abs=1e-6)
     assert said["resolution_at_pixel_limit"] is True and said["resolution"] == 2.0
     text = run("compare", tmp_path / "twin.h5", scan[0] / "result.h5").stdout
     assert "A is the twin of B" in text and "or better" in text

@@ -96,6 +96,10 @@ def test_what_is_drawn_of_a_stack(truth: Result, monkeypatch: pytest.MonkeyPatch
     spectra = [figures._spectrum_of(one, light) for one in (plain, potential)]
     assert all(one is not None for one in spectra)
     np.testing.assert_allclose(spectra[0].radial, spectra[1].radial, rtol=1e-3)
+    monkeypatch.setattr(figures, "LONGEST_PHASE", 20)
+    monkeypatch.setattr(figures, "LONGEST_SLICE", 16)
+    cut = [figures._spectrum_of(one, light) for one in (plain, potential)]
+    assert [one.power.shape for one in cut if one is not None] == [(16, 16), (20, 20)]
     assert figures._spectrum_of(plain, np.pad(np.ones((5, 5)), (0, 27))) is None
 
 

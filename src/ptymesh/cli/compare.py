@@ -67,6 +67,8 @@ def _lines(found: Comparison) -> Iterator[tuple[str, str]]:
             f"tilted by {moved.ramp[0]:.3g}, {moved.ramp[1]:.3g} rad/px, scaled by {abs(moved.factor):.4g}"
         ),
     )
+    if found.similarity is not None:
+        yield "similarity", f"SSIM of the phases {found.similarity:.4g}"
     if found.slice_nrmse:
         yield "slices", "NRMSE " + ", ".join(f"{error:.4g}" for error in found.slice_nrmse)
     if found.twin:

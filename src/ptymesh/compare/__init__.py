@@ -5,6 +5,7 @@ from ptymesh.compare.comparison import Comparison, compare_results
 from ptymesh.compare.moves import Moves, moves_apart, moves_of_result
 from ptymesh.compare.region import illuminated, illumination, illumination_of_result
 from ptymesh.compare.rings import RingCorrelation, ring_correlation
+from ptymesh.compare.similarity import phase_similarity
 from ptymesh.compare.spectrum import PowerSpectrum, power_spectrum
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "moves_apart",
     "moves_of_result",
     "object_error",
+    "phase_similarity",
     "power_spectrum",
     "ring_correlation",
     "twin",

@@ -17,6 +17,7 @@ import numpy as np
 from ptymesh.compare.align import Alignment, align, twin
 from ptymesh.compare.region import illuminated, illumination
 from ptymesh.compare.rings import RingCorrelation, ring_correlation
+from ptymesh.compare.similarity import phase_similarity
 from ptymesh.errors import BadInput
 
 #: A is the twin of B if the twin's error, or its distance between positions, is below this share of the direct one.
@@ -78,6 +79,8 @@ class Comparison:
         twin: True if A is the twin of B: everything else here then refers to the twin of A.
         alignment: of A with B.
         rings: Fourier ring correlation over the region, with the resolution.
+        similarity: structural similarity (SSIM) of the phases, up to 1; None where the region is too narrow for a
+            window of 11 pixels, or the phase of B is flat.
         slice_nrmse: of every slice, each aligned by itself; empty for one slice or different numbers of them.
         probe_nrmse: of all modes together, orthogonalised and ordered by power, after shift, ramp, one scale, and a
             phase for each.
@@ -94,6 +97,7 @@ class Comparison:
     twin: bool
     alignment: Alignment
     rings: RingCorrelation
+    similarity: float | None
     slice_nrmse: tuple[float, ...]
     probe_nrmse: float
     probe_mode_nrmse: tuple[float, ...]
@@ -109,6 +113,7 @@ class Comparison:
             "nrmse": self.nrmse,
             "twin_nrmse": self.twin_nrmse,
             "twin": self.twin,
+            "ssim": self.similarity,
             "resolution": self.rings.resolution,
             "resolution_unit": self.rings.unit,
             "resolution_at_pixel_limit": self.rings.at_limit,
@@ -161,6 +166,7 @@ def compare_results(a: ComparableResult, b: ComparableResult) -> Comparison:
         twin=is_twin,
         alignment=alignment,
         rings=rings,
+        similarity=phase_similarity(alignment.aligned, alignment.reference, alignment.region),
         slice_nrmse=_slices(side, second, alignment),
         probe_nrmse=probe_nrmse,
         probe_mode_nrmse=modes,

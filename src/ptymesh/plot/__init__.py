@@ -4,12 +4,12 @@ figure = plot.object_figure(result.object, result.pixel_size_m)
 figure.savefig("object.png")
 """
 
+from ptymesh.physics.phase import unwrapped_phase, without_ramp
 from ptymesh.plot.caustic import caustic_figure
 from ptymesh.plot.comparison import comparison_figure, resolution_figure
 from ptymesh.plot.objects import field_figure, object_figure, slices_figure
 from ptymesh.plot.overview import overview_figure
 from ptymesh.plot.patterns import mean_pattern_figure, patterns_figure
-from ptymesh.plot.phase import unwrapped_phase, without_ramp
 from ptymesh.plot.probes import powers_percent, probe_figure, pupil_figure
 from ptymesh.plot.progress import history_figure
 from ptymesh.plot.saving import save_figure

@@ -12,8 +12,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from ptymesh.physics.phase import unwrapped_phase
 from ptymesh.plot.objects import panel_size
-from ptymesh.plot.phase import unwrapped_phase
 from ptymesh.plot.style import (
     BLUE,
     GREEN,

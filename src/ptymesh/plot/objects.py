@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ptymesh.plot.phase import unwrapped_phase
+from ptymesh.physics.phase import unwrapped_phase
 from ptymesh.plot.style import (
     ColourScale,
     Pixel,

@@ -15,8 +15,8 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.ticker import MaxNLocator
 
+from ptymesh.physics.phase import unwrapped_phase
 from ptymesh.plot.objects import DIM
-from ptymesh.plot.phase import unwrapped_phase
 from ptymesh.plot.style import BLANK, BLUE, RED, Pixel, blocks, bounds, new_figure, plain_axes, round_length, unit_for
 
 #: Slices with a longer side are averaged in blocks first, as each of them is unwrapped.

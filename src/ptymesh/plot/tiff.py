@@ -14,7 +14,7 @@ import numpy as np
 import tifffile
 
 from ptymesh.files import replacing
-from ptymesh.plot.phase import unwrapped_phase
+from ptymesh.physics.phase import unwrapped_phase
 from ptymesh.plot.style import Pixel
 
 

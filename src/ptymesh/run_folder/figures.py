@@ -25,8 +25,9 @@ from ptymesh.run_folder.caustic import wavelength_of
 if TYPE_CHECKING:
     from ptymesh.run_folder.patterns import PatternPairs
 
-#: Pixels of the longest side of a phase whose power spectrum is drawn; of larger objects the middle is taken.
-LONGEST_PHASE = 1200
+#: Pixels of the longest side of a phase whose power spectrum is drawn; of larger objects the middle is taken. The other
+#: is the least for several slices, as unwrapping one of 1200 x 1200 takes more than a second.
+LONGEST_PHASE, LONGEST_SLICE = 1200, 400
 
 #: Makes a figure.
 Make = Callable[[], Figure]
@@ -194,7 +195,10 @@ def _sections_of(result: Result, light: np.ndarray) -> Figure:
 def _spectrum_of(result: Result, light: np.ndarray) -> PowerSpectrum | None:
     """Return the power spectrum of the phase of all slices in the middle of the illuminated area; None if too small."""
     region = illuminated(light, DIM)
-    box = tuple(_middle(np.flatnonzero(region.any(axis=axis))) for axis in (1, 0))
+    longest = LONGEST_PHASE
+    if result.potential is None:
+        longest = max(round(LONGEST_PHASE / len(result.object) ** 0.5), LONGEST_SLICE)
+    box = tuple(_middle(np.flatnonzero(region.any(axis=axis)), longest) for axis in (1, 0))
     region = region[box]
     if not region.any():
         return None
@@ -208,10 +212,10 @@ def _spectrum_of(result: Result, light: np.ndarray) -> PowerSpectrum | None:
         return None
 
 
-def _middle(places: np.ndarray) -> slice:
-    """Return the range of ascending places, or its middle LONGEST_PHASE."""
+def _middle(places: np.ndarray, longest: int) -> slice:
+    """Return the range of ascending places, or the middle of it that is no longer."""
     first, last = (int(places[0]), int(places[-1]) + 1) if len(places) else (0, 0)
-    cut = max(last - first - LONGEST_PHASE, 0)
+    cut = max(last - first - longest, 0)
     return slice(first + cut // 2, last - (cut - cut // 2))
 
 
