@@ -21,7 +21,7 @@ from ptymesh import plot
 from ptymesh.compare import align, illuminated, moves_apart, power_spectrum, ring_correlation
 from ptymesh.physics.beam.caustic import caustic_of
 from ptymesh.physics.beam.probes import aberrated, kb_mirror
-from ptymesh.physics.beam.pupil import fit_lens, pupil_of
+from ptymesh.physics.beam.pupil import fit_lens, pupil_mask, pupil_of
 from ptymesh.plot import style
 from ptymesh.plot.patterns import radial_means
 
@@ -132,7 +132,8 @@ def sections(e: Any, share: tuple[float, float], spacing_m: float, title: str | 
 
 def pupil(wave: np.ndarray, pixel: tuple[float, float], *, is_electron: bool = False) -> Figure:
     found = pupil_of(wave)
-    return plot.pupil_figure(found, pixel, 1.97e-12, fit_lens(found, pixel, 1.97e-12), is_electron=is_electron)
+    lens = fit_lens(found, pixel, 1.97e-12)
+    return plot.pupil_figure(found, lens.inside, pixel, 1.97e-12, lens, is_electron=is_electron)
 
 
 def lens() -> np.ndarray:
@@ -185,7 +186,7 @@ FIGURES: dict[str, Callable[[Any], Figure]] = {
     "pupil of electrons": lambda e: pupil(lens(), (2e-11, 2e-11), is_electron=True),
     "pupil of light": lambda e: pupil(lens(), (2e-11, 2e-11)),
     "pupil that is no lens": lambda e: pupil(np.random.default_rng(0).normal(size=(48, 48)) + 0j, (2e-11, 2e-11)),
-    "pupil in pixels": lambda e: plot.pupil_figure(pupil_of(e.probe[0])),
+    "pupil in pixels": lambda e: plot.pupil_figure(pupil_of(e.probe[0]), pupil_mask(pupil_of(e.probe[0]))),
     "mean pattern": lambda e: mean_pattern((1.5e-3, 1.2e-3)),
     "mean pattern of a near field": lambda e: plot.mean_pattern_figure(*mean_of_patterns(), 16, None, shift=False),
     "mean pattern without light": lambda e: plot.mean_pattern_figure(np.zeros((8, 8)), np.zeros((8, 8)), 3),
@@ -269,6 +270,38 @@ def test_stages_are_named(example: Any) -> None:
     assert unnamed.count("stage 2") == 2
     axes = plot.history_figure(numbered).axes[0]
     np.testing.assert_array_equal(axes.lines[0].get_xdata(), np.arange(1, 51))
+
+
+def test_the_pupil_has_its_coefficients_in_a_table() -> None:
+    """With units and degrees; where low orders explain nothing there is a sentence instead. Axes: mrad or 1/um."""
+    figure = pupil(lens(), (2e-11, 2e-11), is_electron=True)
+    (table,) = (axes.tables[0] for axes in figure.axes if axes.tables)
+    cells = [[table[row, column].get_text().get_text() for column in range(3)] for row in range(1, 5)]
+    assert cells == [
+        ["C10 (minus the defocus)", "-15 nm", ""],
+        ["C12 (astigmatism)", "4 nm", "28.6°"],
+        ["C21 (coma)", "50 nm", "-40.1°"],
+        ["C30 (Cs)", "2 µm", ""],
+    ]
+    shown = figure.axes[0]
+    assert shown.get_xlabel() == "x (mrad)" and 25 < shown.get_xlim()[1] < 35
+    light = pupil(lens(), (2e-11, 2e-11)).axes[0]
+    assert light.get_xlabel() == "x (1/µm)" and light.get_xlim()[1] == pytest.approx(
+        shown.get_xlim()[1] / 1.97e-12 * 1e-9
+    )
+    noise = pupil(np.random.default_rng(0).normal(size=(48, 48)) + 0j, (2e-11, 2e-11))
+    assert not any(axes.tables for axes in noise.axes)
+    assert any("low orders leave" in text for text, _ in texts(noise))
+
+
+def test_the_information_limit_is_a_circle(example: Any) -> None:
+    """Frequencies of 12 pm pixels are in 1/Angstrom, and so is the period in the title."""
+    found = power_spectrum(plot.unwrapped_phase(example.object[0]), None, (1.2e-11, 1.2e-11))
+    left, right = plot.spectrum_figure(found).axes[:2]
+    (circle,) = left.patches
+    assert found.limit is not None and circle.get_radius() == pytest.approx(found.limit * 1e-10)
+    assert left.get_xlabel() == "x (1/Å)" and right.get_title() == f"information limit {1e10 / found.limit:.3g} Å"
+    assert left.images[0].get_extent()[1] == pytest.approx(59.5 / 120 / 0.12)
 
 
 def test_radial_means_are_those_of_rings() -> None:

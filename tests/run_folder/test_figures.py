@@ -105,7 +105,7 @@ def test_what_is_drawn_of_a_stack(truth: Result, monkeypatch: pytest.MonkeyPatch
 
 def test_a_pupil_has_aberrations_where_the_wavelength_is_known(truth: Result, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[tuple[LensFit | None, bool]] = []
-    monkeypatch.setattr(figures.plot, "pupil_figure", lambda *given, is_electron: drawn.append((given[3], is_electron)))
+    monkeypatch.setattr(figures.plot, "pupil_figure", lambda *given, is_electron: drawn.append((given[4], is_electron)))
     wave = aberrated((16, 16), (2e-11, 2e-11), electron_wavelength_m(3e5), 0.03, {"C10": 2e-9}).numpy()
     energy = {"radiation": "electron", "energy_eV": 3e5}
     known = replace(truth, probe=wave[None], pixel_size_m=(2e-11, 2e-11), attrs=energy)

@@ -71,6 +71,7 @@ def probe_figure(probe: np.ndarray, pixel_size_m: Pixel = None, title: str | Non
 
 def pupil_figure(
     spectrum: np.ndarray,
+    inside: np.ndarray,
     pixel_size_m: Pixel = None,
     wavelength_m: float | None = None,
     lens: LensFit | None = None,
@@ -82,6 +83,7 @@ def pupil_figure(
 
     Args:
         spectrum: (h, w) complex, spectrum of the mode, with zero frequency at (h//2, w//2).
+        inside: (h, w) bool, the pupil, outside of which no phase is drawn.
         pixel_size_m: object pixel (y, x); None: frequencies are in 1/px.
         wavelength_m: wavelength; None if it is not known.
         lens: aberrations that were fitted; None: only intensity and phase are drawn.
@@ -90,14 +92,13 @@ def pupil_figure(
     """
     step, unit = _axis_of(spectrum, pixel_size_m, wavelength_m if is_electron else None)
     power = np.abs(spectrum) ** 2
-    inside = power > 0.1 * power.max() if lens is None else lens.inside
     figure = new_figure(9.6, 4.4 if lens is None else 9.4, title or "first mode of the probe in reciprocal space")
     rows = figure.add_gridspec(1 if lens is None else 3, 2, height_ratios=(1,) if lens is None else (1, 1, 0.34))
     panels = [figure.add_subplot(rows[i // 2, i % 2]) for i in range(2 if lens is None else 4)]
-    phase = np.where(inside, np.angle(spectrum), np.nan)
+    phase = np.where(inside, np.angle(spectrum) % (2 * math.pi), np.nan)
     drawn = [
         ("intensity", power, ColourScale("magma", None, "counts")),
-        ("phase of the spectrum", phase, ColourScale("twilight", (-math.pi, math.pi), "rad")),
+        ("phase of the spectrum", phase, ColourScale("hsv", (0.0, 2 * math.pi), "rad")),
     ]
     if lens is not None:
         most = max(float(np.nanpercentile(np.abs(lens.rest), 99.5)), 1e-6) if inside.any() else 1.0

@@ -18,7 +18,7 @@ from ptymesh.compare import PowerSpectrum, illuminated, illumination_of_result, 
 from ptymesh.errors import BadInput, PtymeshError
 from ptymesh.files import writing
 from ptymesh.io.results import Result
-from ptymesh.physics.beam.pupil import fit_lens, pupil_of
+from ptymesh.physics.beam.pupil import fit_lens, pupil_mask, pupil_of
 from ptymesh.plot.objects import DIM
 from ptymesh.run_folder.caustic import wavelength_of
 
@@ -227,7 +227,8 @@ def _pupil_of(result: Result) -> Figure:
         with suppress(BadInput):  # a pupil of few pixels
             lens = fit_lens(spectrum, result.pixel_size_m, wavelength)
     is_electron = result.attrs.get("radiation") == "electron"
-    return plot.pupil_figure(spectrum, result.pixel_size_m, wavelength, lens, is_electron=is_electron)
+    inside = pupil_mask(spectrum)
+    return plot.pupil_figure(spectrum, inside, result.pixel_size_m, wavelength, lens, is_electron=is_electron)
 
 
 def overview_of(result: Result, light: np.ndarray) -> Figure:

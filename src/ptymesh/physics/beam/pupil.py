@@ -79,6 +79,13 @@ def pupil_of(probe: np.ndarray) -> np.ndarray:
     return np.asarray(torch.fft.fftshift(spectrum).numpy())
 
 
+def pupil_mask(spectrum: np.ndarray) -> np.ndarray:
+    """Return where a spectrum (h, w) has a tenth of its typical power or more, (h, w) bool."""
+    power = np.abs(spectrum) ** 2
+    typical = float((power**2).sum() / power.sum()) if power.sum() > 0 else 0.0
+    return (power >= PUPIL * typical) & (typical > 0)
+
+
 def fit_lens(spectrum: np.ndarray, pixel_m: Pair, wavelength_m: float, names: Sequence[str] = LOW_ORDERS) -> LensFit:
     """Return the aberrations that explain the phase of a pupil.
 
@@ -91,9 +98,7 @@ def fit_lens(spectrum: np.ndarray, pixel_m: Pair, wavelength_m: float, names: Se
     Raises:
         BadInput: the pupil has fewer pixels than numbers are fitted, or an aberration is not known.
     """
-    power = np.abs(spectrum) ** 2
-    typical = float((power**2).sum() / power.sum()) if power.sum() > 0 else 0.0
-    inside = (power >= PUPIL * typical) & (typical > 0)
+    power, inside = np.abs(spectrum) ** 2, pupil_mask(spectrum)
     phases = aberration_phases(_shape(spectrum), pixel_m, wavelength_m, [*names, "C01"])
     terms = np.stack([np.fft.fftshift(phase.numpy()) for phase in (*phases.values(), torch.ones(spectrum.shape))])
     if inside.sum() <= 2 * len(terms):
