@@ -38,7 +38,7 @@ def command(
         typer.Option(metavar="NAME", help="Also have this writer write; see `ptymesh plugins`. May be repeated."),
     ] = None,
 ) -> None:
-    """Draw object, probe, coverage, positions, loss, and a typical and the worst pattern against their models.
+    """Draw object, sections, spectrum, probe, pupil, coverage, positions, loss, and patterns against their models.
 
     The patterns are read from the data set that the result names; without it the other figures are drawn.
     """

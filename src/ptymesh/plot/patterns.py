@@ -67,7 +67,8 @@ def mean_pattern_figure(
     good = np.isfinite(measured) & np.isfinite(modelled)
     difference = np.sqrt(np.maximum(modelled, 0)) - np.sqrt(np.maximum(measured, 0))
     residual = float((difference[good] ** 2).sum()) / max(float(measured[good].sum()), 1e-30)
-    title = f"position-averaged pattern (PACBED) of {views} views, residual {residual:.3g}"
+    name = "position-averaged pattern (PACBED)" if shift else "mean pattern"
+    title = f"{name} of {views} views, residual {residual:.3g}"
     figure = new_figure(10.5, 7.0 if shift else 3.9, title)
     grid = figure.add_gridspec(2 if shift else 1, 3)
     panels = [measured, modelled, difference]
