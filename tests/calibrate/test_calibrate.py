@@ -308,7 +308,7 @@ def test_scan_that_is_no_raster(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("coarse_figures")
 def test_command_writes_a_recipe_that_runs(run: Run, tmp_path: Path) -> None:
-    # without descan, which the model does not follow, and with little noise: the orientation is most of the residual
+    # without descan and with little noise: the orientation is most of the residual
     made = replace(WHOLE, electrons=3e5, descan_px=np.zeros((2, 2)), centre_px=(1.0, -2.0))
     scan = write(tmp_path / "scan.h5", made)
     numbers = ("--energy", ENERGY_EV, "--semiangle", SEMIANGLE_RAD, "--step", WHOLE.step_m)
@@ -334,6 +334,13 @@ def test_command_writes_a_recipe_that_runs(run: Run, tmp_path: Path) -> None:
         run(scan, *numbers, "--phase", "grey")
     with pytest.raises(BadInput, match="negative, positive or unknown"):
         run(scan, *numbers, "--c10", "0")
+
+
+def test_command_takes_units(run: Run, scan: Path) -> None:
+    """All numbers are read before the lattice is looked for, of which this sample has none."""
+    numbers = ("--energy", "200 keV", "--semiangle", "10 mrad", "--step", "4 A", "--lattice", "0.4 nm")
+    with pytest.raises(BadInput, match="--lattice needs Bragg discs"):
+        run(scan, *numbers)
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ PATHS = {
     "tune": (["FILE"], ["--out"]),
     "orient": (["FILE"], ["--out"]),
     "calibrate": (["FILE"], ["--out"]),
+    "batch": (["FILE", "--out", "o"], ["--recipe"]),
     "bench": (["FILE"], ["--out"]),
     "slurm": (["FILE"], ["--out"]),
     "launch": (["FILE"], []),
@@ -125,6 +126,14 @@ def test_a_pipe_is_not_waited_for(run: Run, command: str) -> None:
             ("epochs", 0), ("views", -1), ("modes", 0), ("modes", "''"), ("batches", "1,,2"), ("windows", -1),
             ("threads", 0), ("engines", "''"), ("objects", 0), ("precision", "half"), ("epochs", 10**30),
         )),
+        *(f"batch r.yaml --out o --{name} {value}" for name, value in (
+            ("jobs", 0), ("jobs", -1), ("jobs", 10**9), ("ranks", 0), ("ranks", 10**9), ("device", "tpu"),
+        )),
+        *(f"calibrate r.yaml --{name} {value}" for name, value in (
+            ("energy", "nan"), ("energy", "80nm"), ("energy", "''"), ("energy", "8kev"), ("semiangle", "20nm"),
+            ("step", "inf"), ("step", "1e400nm"), ("lattice", "4"), ("lattice", "4mrad"), ("lattice", "nan"),
+        )),
+        *(f"simulate new.cxi --{name} {value}" for name, value in (("energy", "8kg"), ("pixel", "20mrad"))),
         *(f"tune r.yaml --{name} {value}" for name, value in (("trials", 0), ("workers", 0), ("trials", 10**30))),
         *(f"slurm r.yaml --{name} {value}" for name, value in (
             ("nodes", 0), ("gpus-per-node", -1), ("ranks-per-node", 0), ("cpus-per-task", 0), ("time", "''"),

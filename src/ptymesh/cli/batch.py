@@ -58,8 +58,6 @@ def command(
 
     if jobs < 1:
         raise BadInput(f"--jobs is {jobs}; give 1 or more.")
-    if ranks < 1:
-        raise BadInput(f"--ranks is {ranks}; give 1 or more.")
     found = _find_scans(scans)
     if recipe is not None:
         load_recipe(
@@ -91,10 +89,12 @@ def _find_scans(words: Sequence[str]) -> list[Path]:
     from ptymesh.beamtime.batch import natural_order
     from ptymesh.beamtime.scan_files import is_scan
     from ptymesh.errors import BadInput
+    from ptymesh.paths import usable
 
     found: dict[Path, None] = {}
     for word in words:
-        paths = [Path(word)] if Path(word).exists() else [Path(one) for one in glob(word)]
+        path = usable(word, "The data set")
+        paths = [path] if path.exists() else [Path(one) for one in glob(str(path))]
         scans = [one for one in paths if is_scan(one)]
         if not scans and len(paths) == 1 and paths[0].is_dir():
             raise BadInput(f"{word} is a folder, but no data set; give those in it, such as '{paths[0] / '*.cxi'}'.")

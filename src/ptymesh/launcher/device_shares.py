@@ -37,10 +37,12 @@ def share_devices(device: str, count: int | None, ranks: int, options: tuple[str
         options: names of `count` and of `ranks`, for messages.
 
     Raises:
-        BadInput: a device is not there, or there are too few GPUs for one.
+        BadInput: a number is out of range, a device is not there, or there are too few GPUs for one.
     """
     if count is not None and not 1 <= count <= MOST_RANKS:
         raise BadInput(f"{options[0]} is {count}; give 1 to {MOST_RANKS}.")
+    if not 1 <= ranks <= MOST_RANKS:
+        raise BadInput(f"{options[1]} is {ranks}; give 1 to {MOST_RANKS}.")
     _, _, number = device.partition(":")
     chosen = device_for(device, 0).type
     gpus = [] if chosen == "cpu" else visible_gpus()
