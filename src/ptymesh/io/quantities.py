@@ -21,8 +21,8 @@ UNIT_ATTRIBUTES = ("units", "unit")
 
 
 @dataclass(frozen=True)
-class Quantity:
-    """A kind of quantity.
+class StoredQuantity:
+    """A kind of quantity of a file.
 
     Attributes:
         units: each unit's size in the recipe's own.
@@ -36,10 +36,12 @@ class Quantity:
 
 
 #: An energy below 1000 may be meant in keV; a distance of 100 m in mm, a pixel of 1 mm in um, and so on.
-ENERGY = Quantity({unit: joule / constants.e for unit, joule in ENERGY_J.items()}, "eV", lambda value: value >= 1e3)
-DISTANCE = Quantity(LENGTH_M, "m", lambda value: 1e-3 <= value <= 50)
-PIXEL = Quantity(LENGTH_M, "m", lambda value: value <= 1e-3)
-WAVELENGTH = Quantity(LENGTH_M, "m", lambda value: value <= 1e-7)
+ENERGY = StoredQuantity(
+    {unit: joule / constants.e for unit, joule in ENERGY_J.items()}, "eV", lambda value: value >= 1e3
+)
+DISTANCE = StoredQuantity(LENGTH_M, "m", lambda value: 1e-3 <= value <= 50)
+PIXEL = StoredQuantity(LENGTH_M, "m", lambda value: value <= 1e-3)
+WAVELENGTH = StoredQuantity(LENGTH_M, "m", lambda value: value <= 1e-7)
 
 
 def unit_of(file: Hdf5File, name: str) -> str | None:
@@ -52,7 +54,7 @@ def unit_of(file: Hdf5File, name: str) -> str | None:
     return None
 
 
-def read_numbers(file: Hdf5File, name: str, quantity: Quantity, remedy: str) -> np.ndarray:
+def read_numbers(file: Hdf5File, name: str, quantity: StoredQuantity, remedy: str) -> np.ndarray:
     """Return the values of a dataset in the recipe's unit, (n,) float64.
 
     Args:
@@ -75,7 +77,7 @@ def read_numbers(file: Hdf5File, name: str, quantity: Quantity, remedy: str) -> 
     return values
 
 
-def factor(unit: str, quantity: Quantity, what: str, remedy: str) -> float:
+def factor(unit: str, quantity: StoredQuantity, what: str, remedy: str) -> float:
     """Return the size of a unit in the recipe's.
 
     Args:
@@ -93,7 +95,7 @@ def factor(unit: str, quantity: Quantity, what: str, remedy: str) -> float:
     return known
 
 
-def ask_for_unit(value: float, quantity: Quantity, what: str, remedy: str) -> None:
+def ask_for_unit(value: float, quantity: StoredQuantity, what: str, remedy: str) -> None:
     """Raise BadInput if a value without a unit may be meant in another than the recipe's.
 
     Args:
@@ -110,7 +112,7 @@ def ask_for_unit(value: float, quantity: Quantity, what: str, remedy: str) -> No
 
 
 def read_number(
-    file: Hdf5File, names: tuple[str, ...], quantity: Quantity, replaced: Any, remedy: str
+    file: Hdf5File, names: tuple[str, ...], quantity: StoredQuantity, replaced: Any, remedy: str
 ) -> tuple[float | None, str]:
     """Return the first number that there is of these datasets, None for none, and for zero; and which it was.
 

@@ -78,7 +78,7 @@ def mean_image(reference: str, option: str, scan: Measurement) -> tuple[np.ndarr
             total += np.where(counts < 0, 0, counts).sum(axis=0)
             seen += (counts >= 0).sum(axis=0)
         good = scan.mask & (seen > 0)
-        return _lit(np.where(good, total / np.maximum(seen, 1), 0), good, reference, option), good
+        return _refuse_darkness(np.where(good, total / np.maximum(seen, 1), 0), good, reference, option), good
     if images.shape[1:] != scan.window:
         sides = f"{detector}" if detector == scan.window else f"{detector}, its window {scan.window}"
         raise BadInput(f"{option}: {reference} has shape {images.shape[1:]}; the scan's detector is {sides}.")
@@ -87,7 +87,7 @@ def mean_image(reference: str, option: str, scan: Measurement) -> tuple[np.ndarr
     if scan.geometry.propagation == "far_field":
         mean = np.fft.ifftshift(mean)
     good = scan.mask & np.isfinite(mean) & (mean >= 0)
-    return _lit(np.where(good, mean, 0), good, reference, option), good
+    return _refuse_darkness(np.where(good, mean, 0), good, reference, option), good
 
 
 def _images(reference: str, option: str) -> SlabSource:
@@ -100,7 +100,7 @@ def _images(reference: str, option: str) -> SlabSource:
     return ImageStack(found.reshape(-1, *found.shape[-2:]))
 
 
-def _lit(mean: np.ndarray, good: np.ndarray, reference: str, option: str) -> np.ndarray:
+def _refuse_darkness(mean: np.ndarray, good: np.ndarray, reference: str, option: str) -> np.ndarray:
     """Return a mean image, if there is light on its good pixels. Raises BadInput where there is none."""
     if not (good.any() and mean[good].max() > 0):
         raise BadInput(f"{option}: {reference} is dark where the scan's detector holds data; give the image of a beam.")

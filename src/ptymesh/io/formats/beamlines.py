@@ -26,7 +26,7 @@ from ptymesh.io.quantities import (
     ENERGY,
     PIXEL,
     WAVELENGTH,
-    Quantity,
+    StoredQuantity,
     ask_for_unit,
     factor,
     holds_numbers,
@@ -38,7 +38,7 @@ from ptymesh.io.staging import sliceable
 from ptymesh.io.units import LENGTH_M, normalised
 
 #: Kinds of the numbers that a layout may name.
-QUANTITIES: dict[str, Quantity] = {
+QUANTITIES: dict[str, StoredQuantity] = {
     "energy_eV": ENERGY,
     "wavelength_m": WAVELENGTH,
     "distance_m": DISTANCE,
@@ -309,7 +309,7 @@ def _unit(file: Hdf5File, layout: FileLayout) -> tuple[Unit, str]:
 
 
 def _number(
-    file: Hdf5File, dataset: str, size: float | None, quantity: Quantity, data: DataOptions, option: str
+    file: Hdf5File, dataset: str, size: float | None, quantity: StoredQuantity, data: DataOptions, option: str
 ) -> float | None:
     """Return a number of beam or detector; None where the recipe says it, and where the file does not.
 

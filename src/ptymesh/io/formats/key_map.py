@@ -21,7 +21,7 @@ from ptymesh.io.quantities import (
     ENERGY,
     PIXEL,
     WAVELENGTH,
-    Quantity,
+    StoredQuantity,
     ask_for_unit,
     factor,
     unit_of,
@@ -321,7 +321,9 @@ def _position_unit(get: _OtherFiles, keys: KeyMap) -> tuple[Unit, str]:
     return first, ""
 
 
-def _scalar(get: _OtherFiles, name: str | None, quantity: Quantity, replaced: object, remedy: str) -> float | None:
+def _scalar(
+    get: _OtherFiles, name: str | None, quantity: StoredQuantity, replaced: object, remedy: str
+) -> float | None:
     """Return a number in the recipe's unit; None if the recipe says it itself."""
     value = None if replaced is not None else get(name, 1000, "iuf")
     if value is None or name is None:
@@ -331,7 +333,7 @@ def _scalar(get: _OtherFiles, name: str | None, quantity: Quantity, replaced: ob
     return _convert_unit(get, name, float(value.reshape(-1)[0]), quantity, remedy)
 
 
-def _convert_unit(get: _OtherFiles, name: str, value: float, quantity: Quantity, remedy: str) -> float:
+def _convert_unit(get: _OtherFiles, name: str, value: float, quantity: StoredQuantity, remedy: str) -> float:
     if not math.isfinite(value) or value <= 0:
         raise BadInput(f"{name} is {value:g}, and must be above zero: set {remedy} instead.")
     unit = get.unit(name)
