@@ -10,12 +10,13 @@ import pytest
 
 from ptymesh import RPIE, load, reconstruct
 from ptymesh.diagnosis import CAUSES, ResultView
+from ptymesh.diagnosis.blur import find_few_slices
 from ptymesh.diagnosis.remedies import UsableRemedy
 from ptymesh.diagnosis.report import report
 from ptymesh.diagnosis.trials import Trials
 from ptymesh.recipe.schema import Recipe
 from ptymesh.run.simulate_file import write
-from ptymesh.simulate import checked
+from ptymesh.simulate import checked, simulate
 
 sys.path.insert(0, str(Path(__file__).parent))
 import instances
@@ -93,3 +94,28 @@ def test_positions_that_lag_are_said_to_lag_by_their_frames() -> None:
     found = report(result, measured).findings[0]
     assert "3 frames behind" in found.sentence
     assert np.isfinite(found.number)
+
+
+def test_more_slices_are_tried_of_several() -> None:
+    """Half as thick, and in a sample that is half as thick again; the residual of one epoch is a reason."""
+    scan = simulate(kind="electron", views=30, window=32, slices=2, seed=1)
+    spacing = scan.truth.slice_spacing_m
+    assert spacing is not None
+    thick = {"slices": 2, "slice_spacing_m": spacing}
+    result = reconstruct(scan.measurement, RPIE(epochs=1), object=thick, probe={"start": "file"})
+    found = find_few_slices(ResultView(result, scan.measurement, None))
+    assert found is not None and "than 2" in found.sentence
+    tried = [(one.settings["object.slices"], one.settings["object.slice_spacing_m"]) for one in found.remedies]
+    assert tried == [(4, pytest.approx(spacing / 2, rel=0.05)), (3, pytest.approx(spacing, rel=0.05))]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("slices", "named"), [(6, True), (2, False)])
+def test_two_slices_of_a_thicker_sample_are_too_few(slices: int, named: bool) -> None:
+    made = simulate(kind="electron", views=225, window=48, slices=slices, photons_per_view=2e6, seed=2)
+    thickness = slices * (made.truth.slice_spacing_m or 0.0)
+    thick = {"slices": 2, "slice_spacing_m": thickness / 2}
+    stages = [{"engine": "adam", "epochs": 40, "batch": 16}]
+    result = reconstruct(made.measurement, stages, object=thick, probe={"start": "file"})
+    found = report(result, made.measurement, trials_s=300)
+    assert [one.cause for one in found.findings] == (["few_slices"] if named else [])

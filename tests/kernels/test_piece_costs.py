@@ -9,7 +9,7 @@ import torch
 from references import AROUND, PIECES, Case
 
 import ptymesh as pm
-from ptymesh.kernels.piece_costs import BETWEEN_KERNELS, WITHOUT_KERNELS, costs_of_pieces
+from ptymesh.kernels.piece_costs import BETWEEN_KERNELS, BETWEEN_SLICES, WITHOUT_KERNELS, costs_of_pieces
 from ptymesh.physics.backend import Backend
 from ptymesh.physics.model import Model
 from ptymesh.simulate import simulate
@@ -25,7 +25,7 @@ SCREEN = PIECES["operator at the probe"]
         ({}, PIECES["saturation"], [WITHOUT_KERNELS]),
         ({}, AROUND["copies"], []),
         ({}, AROUND["copies before a screen"], [BETWEEN_KERNELS]),
-        ({"slices": 2}, SCREEN, [BETWEEN_KERNELS]),
+        ({"slices": 2}, SCREEN, [BETWEEN_SLICES]),
         ({"propagation": "angular_spectrum"}, SCREEN, [WITHOUT_KERNELS]),
         ({"propagation": "angular_spectrum"}, PIECES["response"], [WITHOUT_KERNELS]),
     ],

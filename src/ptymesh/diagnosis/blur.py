@@ -113,23 +113,33 @@ def more_modes(view: ResultView, more: int) -> Remedy:
 
 
 def find_few_slices(view: ResultView) -> Evidence | None:
-    """Return the residual in multiples of the noise floor, of a result with one slice; a trial has to bear it out.
+    """Return the residual in multiples of the noise floor; a trial of more slices has to bear it out.
 
-    A fit with one slice adapts to a thick sample until nothing in what is left tells of the thickness: only slices do.
+    A fit with few slices adapts to a thick sample until nothing in what is left tells of the thickness: only more
+    slices do. Those of several are tried half as thick, and in a sample that is half as thick again.
     """
-    scan, result = view.scan, view.result
+    scan, slices, spacing_m = view.scan, len(view.result.object), view.result.slice_spacing_m
     assert scan is not None
     geometry = scan.geometry
-    if len(result.object) > 1 or geometry.wavelength_m is None or geometry.object_pixel_m is None:
+    if geometry.wavelength_m is None or geometry.object_pixel_m is None:
         return None
-    depth = float(np.prod(geometry.object_pixel_m)) / geometry.wavelength_m
+    if slices == 1:
+        depth = float(np.prod(geometry.object_pixel_m)) / geometry.wavelength_m
+        tried = [(2, factor * depth) for factor in SPACINGS]
+        sentence = "two slices explain the patterns better than one"
+    elif spacing_m:
+        tried = [(2 * slices, spacing_m / 2), (slices + (slices + 1) // 2, spacing_m)]
+        sentence = f"more slices explain the patterns better than {slices}"
+    else:
+        return None
     remedies = [
         Remedy(
-            {"object.slices": 2, "object.slice_spacing_m": float(f"{factor * depth:.2g}")}, advice="or other spacings"
+            {"object.slices": count, "object.slice_spacing_m": float(f"{spacing:.2g}")},
+            advice="or other spacings",
         )
-        for factor in SPACINGS
+        for count, spacing in tried
     ]
-    return Evidence(min(view.misfit_times, 100.0), "two slices explain the patterns better than one", tuple(remedies))
+    return Evidence(min(view.misfit_times, 100.0), sentence, tuple(remedies))
 
 
 def find_lost_contrast(view: ResultView) -> Evidence | None:

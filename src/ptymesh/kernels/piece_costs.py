@@ -13,8 +13,9 @@ from ptymesh.physics.operators import Placed, WaveOperator
 from ptymesh.physics.scan_energies import ScanEnergies
 
 #: Times as long as an epoch without the piece that one with it takes for each wave, of one slice in the far field on a
-#: CPU (benchmarks/pieces.py): where kernels do what is before and behind it, and where they do nothing.
-BETWEEN_KERNELS, WITHOUT_KERNELS = "2 to 5", "2 to 11"
+#: CPU (benchmarks/pieces.py): where kernels do what is before and behind it, and where they do nothing. The same of
+#: several slices, where kernels do all but the piece and the way from slice to slice.
+BETWEEN_KERNELS, WITHOUT_KERNELS, BETWEEN_SLICES = "2 to 5", "2 to 11", "1.5 to 2.5"
 
 
 def costs_of_pieces(backend: Backend, model: Model, window: tuple[int, int]) -> list[str]:
@@ -33,9 +34,10 @@ def costs_of_pieces(backend: Backend, model: Model, window: tuple[int, int]) -> 
         around = _has_kernels(backend, _with(model, placed), window)
         if around and placed.operator.is_fast:
             continue
+        times = WITHOUT_KERNELS if not around else BETWEEN_KERNELS if model.slice_kernel is None else BETWEEN_SLICES
         found.append(
             f"{placed.operator.label} is computed by torch, and not by compiled kernels; an epoch takes "
-            f"{BETWEEN_KERNELS if around else WITHOUT_KERNELS} times as long for each wave as without it"
+            f"{times} times as long for each wave as without it"
         )
     return found
 
