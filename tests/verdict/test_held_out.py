@@ -67,8 +67,20 @@ def test_fits_have_come_to_their_end(toy: Toy, monkeypatch: pytest.MonkeyPatch) 
         change.setattr(held_out, "STEPS", 10 * held_out.STEPS)
         last = judge_held_out(problem, wrong, HELD, own).residual
     assert found == pytest.approx(last, rel=0.03)
+    monkeypatch.setattr(held_out, "MOST_TIMES", 1)
     monkeypatch.setattr(held_out, "POSITION_GAINS", (4.0, 4.0, 4.0))
     assert judge_held_out(problem, wrong, HELD, own).residual > 1.1 * last
+
+
+def test_views_that_are_pixels_away_take_more_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shadow images tell of moves by several pixels."""
+    toy = make(propagation="angular_spectrum", views=60, window=(32, 32), noise=True, counts=2e4)
+    problem, own = toy.problem(), frozenset({"positions"})
+    true = judge_held_out(problem, toy.truth, HELD, own).residual
+    wrong = moved(toy, 4.0)
+    assert judge_held_out(problem, wrong, HELD, own).residual < 1.01 * true
+    monkeypatch.setattr(held_out, "MOST_TIMES", 1)
+    assert judge_held_out(problem, wrong, HELD, own).residual > 1.05 * true
 
 
 def test_gains_find_the_curvature() -> None:

@@ -15,6 +15,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -31,6 +32,8 @@ from ptymesh.unknowns import Unknown
 SQUARE = 8
 #: Steps of the fit of a view's own unknowns; of a fit that includes unknowns of operators, which start farther away.
 STEPS, OPERATOR_STEPS = 8, 16
+#: Times as many steps that views take at most whose misfit still falls by more than such a share in a step.
+MOST_TIMES, STILL_FALLS = 4, 0.01
 #: Words for what every model may have of a view; all others are names of operators' unknowns.
 BUILT_IN = frozenset({"positions", "intensity", "opr"})
 #: Largest distance in pixels by which a position moves in one step.
@@ -220,7 +223,8 @@ def _residual_sums(problem: Problem, estimate: Estimate, views: np.ndarray, mask
 def _fit(problem: Problem, estimate: Estimate, views: np.ndarray, mask: Tensor, own: frozenset[str]) -> Estimate:
     """Return the estimate with the views' own unknowns fitted on the pixels of a mask; each rank fits its own views.
 
-    Each view takes the best of all steps, because steps of such lengths do not always lower the misfit.
+    Each view takes the best of all steps, because steps of such lengths do not always lower the misfit. Those far from
+    where they belong, by several pixels, take more steps than others.
     """
     names = _fitted_unknowns(problem, own)
     fitted = replace(_copy_unknowns(estimate, names), moving=True)
@@ -229,16 +233,22 @@ def _fit(problem: Problem, estimate: Estimate, views: np.ndarray, mask: Tensor, 
     known = {"positions": POSITION_GAINS, "weights": WEIGHT_GAINS}
     gains = {name: Gains(*known.get(name, OPERATOR_GAINS)) for name in names}
     filled = problem.loader.fill_halos(estimate)
-    for _ in range(fit_steps(own)):
+    steps = fit_steps(own)
+    for number in range(MOST_TIMES * steps):
         misfit, asked = problem.evaluator.in_memory(
-            lambda: _view_steps(problem, _seeing(problem, mask), fitted, views, own, filled)
+            partial(_view_steps, problem, _seeing(problem, mask), fitted, views, own, filled)
         )
+        falls = (misfit < (1 - STILL_FALLS) * least).cpu().numpy()
         better, least = misfit < least, torch.minimum(misfit, least)
         for name in names:
             rows = better.view(-1, *[1] * (best[name].ndim - 1))
             best[name].copy_(torch.where(rows, fitted[name], best[name]))
         for name in names:
             _move(problem, fitted, name, gains[name], asked[name])
+        if number + 1 >= steps:
+            views = views[falls[views]]
+            if not len(views):
+                break
     return best
 
 
