@@ -69,8 +69,8 @@ def mean_of_patterns() -> tuple[np.ndarray, np.ndarray]:
     return measured, model
 
 
-def mean_pattern(step_rad: tuple[float, float] | None) -> Figure:
-    return plot.mean_pattern_figure(*mean_of_patterns(), 256, step_rad)
+def mean_pattern(step_rad: tuple[float, float] | None, is_electron: bool = False) -> Figure:
+    return plot.mean_pattern_figure(*mean_of_patterns(), 256, step_rad, is_electron=is_electron)
 
 
 def vectors(e: Any, axes: Any, pixel: tuple[float, float] | None = None) -> Figure:
@@ -318,13 +318,14 @@ def test_radial_means_are_those_of_rings() -> None:
 
 def test_the_mean_pattern_is_over_angles(example: Any) -> None:
     """Its curves reach to the nearer edge, and the title has the residual of the mean."""
-    figure = mean_pattern((1.5e-3, 1.2e-3))
+    figure = mean_pattern((1.5e-3, 1.2e-3), is_electron=True)
     (curves,) = (axes for axes in figure.axes if axes.get_xlabel() == "angle (mrad)")
     assert curves.lines[0].get_xdata()[-1] == pytest.approx(18, abs=1.5)
     measured, model = mean_of_patterns()
     good = np.isfinite(measured)
     residual = ((np.sqrt(model) - np.sqrt(measured))[good] ** 2).sum() / measured[good].sum()
     assert figure.get_suptitle() == f"position-averaged pattern (PACBED) of 256 views, residual {residual:.3g}"
+    assert mean_pattern(None).get_suptitle() == f"mean pattern of 256 views, residual {residual:.3g}", "of X-rays"
 
 
 def test_vectors_point_the_right_way() -> None:

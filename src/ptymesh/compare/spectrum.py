@@ -20,7 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import fft, stats
+from scipy import fft, special
 
 from ptymesh.compare.rings import SMALLEST, apodisation, fourier_rings
 from ptymesh.errors import BadInput
@@ -99,7 +99,7 @@ def power_spectrum(
     noise = float(np.median(radial[outer:]))
     share = (taper**2).sum() ** 2 / (taper.size * (taper**4).sum())
     independent = np.maximum(pixels * share / 2, 1.0)
-    chance = stats.gamma.isf(FALSE_ALARM / len(radial), independent, scale=1 / independent)
+    chance = special.gammainccinv(independent, FALSE_ALARM / len(radial)) / independent
     threshold = noise * np.maximum(SIGNAL, chance)
     above = np.flatnonzero((radial > threshold) & (radial > 0))
     return PowerSpectrum(

@@ -54,8 +54,10 @@ def mean_pattern_figure(
     views: int,
     step_rad: tuple[float, float] | None = None,
     shift: bool = True,
+    *,
+    is_electron: bool = False,
 ) -> Figure:
-    """Return a figure of the position-averaged pattern (PACBED) beside its model, and of their radial means.
+    """Return a figure of the mean pattern beside its model, and of their radial means.
 
     Args:
         measured: (h, w) mean counts of a view, NaN where there are no data.
@@ -63,11 +65,12 @@ def mean_pattern_figure(
         views: number of views that were averaged.
         step_rad: angle (y, x) from a pixel to the next; None: the radius is in pixels.
         shift: bring DC from the corner to the centre (far field); without it there are no radial means.
+        is_electron: call the far field's mean a PACBED pattern, as the electron microscopist does.
     """
     good = np.isfinite(measured) & np.isfinite(modelled)
     difference = np.sqrt(np.maximum(modelled, 0)) - np.sqrt(np.maximum(measured, 0))
     residual = float((difference[good] ** 2).sum()) / max(float(measured[good].sum()), 1e-30)
-    name = "position-averaged pattern (PACBED)" if shift else "mean pattern"
+    name = "position-averaged pattern (PACBED)" if shift and is_electron else "mean pattern"
     title = f"{name} of {views} views, residual {residual:.3g}"
     figure = new_figure(10.5, 7.0 if shift else 3.9, title)
     grid = figure.add_gridspec(2 if shift else 1, 3)

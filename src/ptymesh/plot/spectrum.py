@@ -130,8 +130,6 @@ def _power_panel(axes: Axes, spectrum: Spectrum, unit: tuple[float, str]) -> Non
     drawn = image_panel(
         axes, np.maximum(power, low), "power of the phase", ColourScale("magma", norm, "rad²"), bar=False
     )
-    if drawn.colorbar is not None:
-        drawn.colorbar.minorticks_off()
     drawn.set_extent((*extent[0], extent[1][1], extent[1][0]))
     axes.set_aspect("equal")
     plain_axes(axes, f"x (1/{name})", f"y (1/{name})")

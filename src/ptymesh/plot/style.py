@@ -122,7 +122,8 @@ def colour_bar(drawn: ScalarMappable, axes: Axes | Sequence[Axes], label: str) -
     first = axes if isinstance(axes, Axes) else axes[0]
     bar = first.figure.colorbar(drawn, ax=axes, shrink=0.85, pad=0.02)
     bar.set_label(label, fontsize=9)
-    bar.ax.tick_params(which="both", labelsize=8)
+    bar.ax.tick_params(labelsize=8)
+    bar.minorticks_off()  # those of a logarithmic scale take more time than all else that is drawn of it
 
 
 def _scale_bar(axes: Axes, shape: Sequence[int], pixel_size_m: Pixel) -> None:

@@ -145,7 +145,8 @@ def _named_figures(result: Result, light: np.ndarray, patterns: PatternPairs | N
         yield "sections", lambda: _sections_of(result, light)
     spectrum = _spectrum_of(result, light)
     if spectrum is not None:
-        yield "spectrum", partial(plot.spectrum_figure, spectrum, "power spectrum of the phase, slices summed")
+        title_of_spectrum = f"power spectrum of the phase{', slices summed' if len(result.object) > 1 else ''}"
+        yield "spectrum", partial(plot.spectrum_figure, spectrum, title_of_spectrum)
     centres = result.positions_px + (np.array(result.probe.shape[-2:]) - 1) / 2
     yield "coverage", lambda: plot.coverage_figure(light, centres, pixel)
     yield "probe", lambda: plot.probe_figure(result.probe, pixel)
@@ -178,7 +179,10 @@ def _mean_pattern_of(result: Result, patterns: PatternPairs) -> Figure:
     if wavelength is not None and result.pixel_size_m is not None:
         h, w = result.probe.shape[-2:]
         step = wavelength / (h * result.pixel_size_m[0]), wavelength / (w * result.pixel_size_m[1])
-    return plot.mean_pattern_figure(*patterns.mean, patterns.averaged, step, patterns.far_field)
+    is_electron = result.attrs.get("radiation") == "electron"
+    return plot.mean_pattern_figure(
+        *patterns.mean, patterns.averaged, step, patterns.far_field, is_electron=is_electron
+    )
 
 
 def _sections_of(result: Result, light: np.ndarray) -> Figure:
