@@ -328,6 +328,19 @@ def test_the_mean_pattern_is_over_angles(example: Any) -> None:
     assert mean_pattern(None).get_suptitle() == f"mean pattern of 256 views, residual {residual:.3g}", "of X-rays"
 
 
+@pytest.mark.parametrize("lowest", [0.1, 30.0, 400.0])
+def test_colour_bars_of_counts_have_labels(lowest: float) -> None:
+    """Within a decade powers of ten are none, or one: the ticks between them are labelled then."""
+    counts = np.geomspace(lowest, 900.0, 64).reshape(8, 8)
+    figure = plot.mean_pattern_figure(counts, counts, 9)
+    figure.canvas.draw()
+    bar = next(axes for axes in figure.axes if axes.get_ylabel() == "counts")
+    low, high = bar.get_ylim()
+    labels = zip(bar.yaxis.get_ticklocs(), bar.yaxis.get_ticklabels(), strict=True)
+    minor = zip(bar.yaxis.get_minorticklocs(), bar.yaxis.get_ticklabels(minor=True), strict=True)
+    assert sum(low <= place <= high and bool(label.get_text()) for place, label in [*labels, *minor]) >= 2
+
+
 def test_vectors_point_the_right_way() -> None:
     """Down and right is positive y and x; a mean that all have in common is drawn, too."""
     place = np.stack(np.meshgrid(np.arange(5.0), np.arange(5.0), indexing="ij"), axis=-1).reshape(-1, 2) * 10

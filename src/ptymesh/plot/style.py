@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import Normalize, hsv_to_rgb
+from matplotlib.colors import LogNorm, Normalize, hsv_to_rgb
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
@@ -29,6 +29,9 @@ RED = "#c00000"
 BLANK = "#d9d9d9"
 #: Images with a longer side are averaged in blocks before they are drawn, as a panel has fewer pixels.
 LARGEST_SIDE = 1200
+
+#: Ratio of the ends of a logarithmic colour bar from which on ticks at powers of ten are enough.
+MANY_TICKS = 100
 
 #: Dots per inch of figures in a notebook.
 NOTEBOOK_DPI = 80
@@ -122,8 +125,9 @@ def colour_bar(drawn: ScalarMappable, axes: Axes | Sequence[Axes], label: str) -
     first = axes if isinstance(axes, Axes) else axes[0]
     bar = first.figure.colorbar(drawn, ax=axes, shrink=0.85, pad=0.02)
     bar.set_label(label, fontsize=9)
-    bar.ax.tick_params(labelsize=8)
-    bar.minorticks_off()  # those of a logarithmic scale take more time than all else that is drawn of it
+    bar.ax.tick_params(which="both", labelsize=8)
+    if isinstance(drawn.norm, LogNorm) and (drawn.norm.vmax or 0) >= MANY_TICKS * (drawn.norm.vmin or 1):
+        bar.minorticks_off()  # they take more time than all else that is drawn of it
 
 
 def _scale_bar(axes: Axes, shape: Sequence[int], pixel_size_m: Pixel) -> None:
