@@ -74,3 +74,8 @@ def test_a_narrow_region_is_refused() -> None:
     region[:7, :40] = True
     with pytest.raises(BadInput, match="7 x 40 pixels; 8 each way are needed"):
         power_spectrum(np.zeros((64, 64)), region)
+
+
+def test_pixels_without_a_ring_are_refused() -> None:
+    with pytest.raises(BadInput, match=r"pixels of 1e-10 x 1e-06 m leave no ring .* check the pixel size"):
+        power_spectrum(np.zeros((32, 32)), None, (1e-10, 1e-6))

@@ -188,6 +188,7 @@ FIGURES: dict[str, Callable[[Any], Figure]] = {
     "pupil that is no lens": lambda e: pupil(np.random.default_rng(0).normal(size=(48, 48)) + 0j, (2e-11, 2e-11)),
     "pupil in pixels": lambda e: plot.pupil_figure(pupil_of(e.probe[0]), pupil_mask(pupil_of(e.probe[0]))),
     "mean pattern": lambda e: mean_pattern((1.5e-3, 1.2e-3)),
+    "mean pattern of elongated pixels": lambda e: mean_pattern((1.5e-3, 1.5e-7)),
     "mean pattern of a near field": lambda e: plot.mean_pattern_figure(*mean_of_patterns(), 16, None, shift=False),
     "mean pattern without light": lambda e: plot.mean_pattern_figure(np.zeros((8, 8)), np.zeros((8, 8)), 3),
     "vectors": lambda e: vectors(e, 1, e.pixel_size_m),

@@ -74,7 +74,7 @@ def power_spectrum(
         pixel_size_m: (y, x); None: pixel units.
 
     Raises:
-        BadInput: the region is narrower than 8 pixels.
+        BadInput: the region is narrower than 8 pixels, or pixels are so elongated that there is no ring.
     """
     region = np.isfinite(phase) if region is None else region & np.isfinite(phase)
     rows, columns = (np.flatnonzero(region.any(axis=axis)) for axis in (1, 0))
@@ -90,6 +90,11 @@ def power_spectrum(
     pixel = (1.0, 1.0) if pixel_size_m is None else pixel_size_m
     ring, frequency = fourier_rings(power.shape, pixel)
     count = len(frequency)
+    if count < 2:
+        raise BadInput(
+            f"Object pixels of {pixel[0]:g} x {pixel[1]:g} m leave no ring around the mean in the spectrum of "
+            f"{power.shape[0]} x {power.shape[1]} pixels; check the pixel size."
+        )
     pixels, total = (
         np.bincount(ring.ravel(), weights=weights, minlength=count + 1)[1:count] for weights in (None, power.ravel())
     )

@@ -10,6 +10,7 @@ If the probe did not start from aberrations, the coefficients count from that st
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
@@ -25,6 +26,7 @@ from ptymesh.physics.beam.haider import krivanek_name
 from ptymesh.physics.beam.probes import aberration_phases
 from ptymesh.physics.elementwise import over_window, times
 from ptymesh.physics.propagate import fft, ifft
+from ptymesh.sentences import quote
 from ptymesh.units import ANGLE, LENGTH, read_quantity
 
 #: Number of fits of the phase between two probes, each to the phase that the one before has left, within a turn.
@@ -35,7 +37,7 @@ def _by_krivanek(values: object) -> object:
     """Return aberrations with Krivanek's names and coefficients for Haider's, and numbers for texts with a unit.
 
     Raises:
-        ValueError: one is named in both notations, or a unit is of another quantity.
+        ValueError: one is named in both notations, a unit is of another quantity, or a value is no number or pair.
     """
     if not isinstance(values, dict):
         return values
@@ -46,12 +48,19 @@ def _by_krivanek(values: object) -> object:
         if krivanek in given:
             raise ValueError(f"{given[krivanek]} and {name} are the same aberration; give one of them")
         given[krivanek] = name
-        size, *angle = value if isinstance(value, list | tuple) and value else (value,)
-        size, angle = read_quantity(name, size, LENGTH), [read_quantity(name, one, ANGLE) for one in angle]
-        if factor != 1 and isinstance(size, int | float):
-            size = factor * size
-        found[krivanek] = [size, *angle] if isinstance(value, list | tuple) and value else size
+        given_pair = isinstance(value, list | tuple)
+        size, *angle = value if given_pair and value else (value,)
+        numbers = [read_quantity(name, size, LENGTH), *(read_quantity(name, one, ANGLE) for one in angle)]
+        if len(numbers) != 1 + given_pair or not all(map(_is_number, numbers)):
+            raise ValueError(f"{name} is {quote(value)}; give metres, or [metres, angle in rad]")
+        size, *angle = numbers
+        found[krivanek] = [factor * size, *angle] if given_pair else factor * size
     return found
+
+
+def _is_number(value: object) -> bool:
+    """Return True for a number that is no boolean, and finite also where Haider's factor multiplies it."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max / 10
 
 
 _Finite = Annotated[float, Field(allow_inf_nan=False)]

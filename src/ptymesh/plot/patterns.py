@@ -124,7 +124,7 @@ def _radial_panel(axes: Axes, measured: np.ndarray, modelled: np.ndarray, step_r
     if largest > 0:
         axes.set_yscale("log", nonpositive="mask")
         axes.yaxis.set_minor_locator(NullLocator())
-    axes.set_xlim(0, radius[-1])
+    axes.set_xlim(0, max(radius[-1], max(step)))  # of elongated pixels there may be the middle one alone
     legend(axes, loc="upper right")
 
 

@@ -73,7 +73,13 @@ def test_terms_that_are_refined_may_be_named_so() -> None:
         ({"C1": 1e-9, "C10": 1e-9}, "aberrations_m: C1 and C10 are the same aberration; give one of them"),
         ({"C1": "3 mrad"}, "aberrations_m: C1 is '3 mrad'; give a length, such as 10 nm"),
         ({"A1": [1e-9, "3 nm"]}, "aberrations_m: A1 is '3 nm'; give an angle, such as 21.4 mrad"),
-        ({"B2": "much"}, "should be"),
+        ({"B2": "much"}, r"aberrations_m: B2 is 'much'; give metres, or \[metres, angle in rad\]"),
+        ({"B2": True}, "aberrations_m is .'B2': True.; it should be a number"),
+        ({"C1": math.nan}, "aberrations_m: C1 is nan; give metres"),
+        ({"B2": 1e308}, "B2 is 1e[+]308; give metres"),
+        ({"A1": [1e-9, 2, 3]}, r"A1 is \[1e-09, 2, 3\]; give metres"),
+        ({"A1": []}, r"A1 is \[\]; give metres"),
+        ({"C12": [10**400, 0]}, "C12 is .*; give metres"),
     ],
 )
 def test_what_cannot_be_is_refused(values: dict[str, object], message: str) -> None:
