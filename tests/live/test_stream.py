@@ -86,3 +86,20 @@ def test_as_a_detector(scan: Path, tmp_path: Path) -> None:
     assert np.array_equal(measured.patterns.read(np.arange(VIEWS)), whole.patterns.read(np.arange(VIEWS)))
     assert len(where.read_text().splitlines()) == VIEWS
     assert np.abs(measured.positions - whole.positions).max() < 1e-9
+
+
+def test_a_file_that_exists_is_not_replaced_by_positions(scan: Path) -> None:
+    before = scan.read_bytes()
+    with pytest.raises(BadInput, match=r"--positions-to is .*scan.cxi, which exists; name another file"):
+        command(scan, "tcp://127.0.0.1:*", protocol="dectris", positions_to=scan)
+    assert scan.read_bytes() == before
+
+
+@pytest.mark.parametrize("port", ["99999", "-1", "x", "", "9" * 5000])
+def test_ports_that_cannot_be_are_refused(scan: Path, port: str) -> None:
+    """ZeroMQ listens at 34463 for 99999."""
+    with pytest.raises(BadInput, match="has no port up to 65535; give one, such as tcp://127"):
+        command(scan, f"tcp://127.0.0.1:{port}")
+    for scheme in ("tcp", "dectris"):
+        with pytest.raises(BadInput, match=f"has no port up to 65535; give one, such as {scheme}://127"):
+            open_source(f"{scheme}://127.0.0.1:{port}", positions=None)

@@ -23,7 +23,7 @@ def command(
     protocol: Annotated[str, typer.Option(help="plain, or dectris (Stream V2; positions go to a file).")] = "plain",
     positions_to: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="With dectris: text of the positions. [default: beside the data set]"),
+        typer.Option(metavar="FILE", help="With dectris: new text of the positions. [default: beside the data set]"),
     ] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="data.KEY=VALUE or positions.KEY=VALUE.")
@@ -43,6 +43,8 @@ def command(
     if positions_to is not None and protocol == "plain":
         raise BadInput("--positions-to is for --protocol dectris, whose frames have no positions; leave it out.")
     where = file.with_suffix(".positions.txt") if positions_to is None else usable(positions_to, "--positions-to")
+    if positions_to is not None and where.is_file():
+        raise BadInput(f"--positions-to is {where}, which exists; name another file, or remove it.")
     play(load_dataset(file, set_ or []), address, rate, protocol, where)
 
 

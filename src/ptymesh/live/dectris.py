@@ -25,7 +25,7 @@ import numpy as np
 
 from ptymesh.errors import BadInput
 from ptymesh.io.hdf5.damage import check_bitshuffle_blocks
-from ptymesh.live.frames import MOST, Frames, zmq_module
+from ptymesh.live.frames import MOST, Frames, check_port, zmq_module
 from ptymesh.live.spool import StreamDescription
 
 #: Types of numbers by the tag of their array.
@@ -61,6 +61,9 @@ class DectrisSource:
 
     def __init__(self, address: str) -> None:
         zmq, self._cbor = zmq_module(), cbor_module()
+        host, _, self._channel = address.removeprefix("dectris://").partition("/")
+        endpoint = f"tcp://{host}" if ":" in host else f"tcp://{host}:{PORT}"
+        check_port(endpoint, address)
         self._address, self._context, self._again = address, zmq.Context(), zmq.Again
         self._socket = self._context.socket(zmq.PULL)
         self._socket.setsockopt(zmq.LINGER, 0)
@@ -68,9 +71,8 @@ class DectrisSource:
         #: Image that was read to describe the stream, and has not been given yet.
         self._waiting: tuple[int, np.ndarray] | None = None
         self._has_ended = False
-        host, _, self._channel = address.removeprefix("dectris://").partition("/")
         try:
-            self._socket.connect(f"tcp://{host}" if ":" in host else f"tcp://{host}:{PORT}")
+            self._socket.connect(endpoint)
         except zmq.ZMQError as error:
             self.close()
             raise BadInput(f"--from is {address}, which is no address ({error}); give dectris://HOST:PORT.") from error

@@ -16,6 +16,8 @@ from ptymesh.live.spool import StreamDescription
 
 #: Frames of an answer, at most.
 MOST = 256
+#: Largest port of TCP.
+LAST_PORT = 65535
 
 
 class Frames(NamedTuple):
@@ -70,3 +72,20 @@ def zmq_module() -> Any:
     except ImportError as error:
         raise BadInput("Streams over ZeroMQ need pyzmq; install ptymesh[live].") from error
     return zmq
+
+
+def check_port(address: str, given: str) -> None:
+    """Check that an address over TCP has a port that can be: ZeroMQ takes 99999 for 34463.
+
+    Args:
+        address: tcp://HOST:PORT, or one over another transport, of which nothing is checked.
+        given: the address as the user wrote it, for the message.
+
+    Raises:
+        BadInput: it has none, or one that is too large.
+    """
+    port = address.rpartition(":")[2]
+    is_port = port == "*" or (port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= LAST_PORT)
+    if address.startswith("tcp://") and not is_port:
+        scheme = given.split(":")[0]
+        raise BadInput(f"{given} has no port up to {LAST_PORT}; give one, such as {scheme}://127.0.0.1:5599.")

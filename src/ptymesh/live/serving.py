@@ -13,7 +13,7 @@ import numpy as np
 
 from ptymesh.errors import BadInput
 from ptymesh.live.dectris import Encoder
-from ptymesh.live.frames import zmq_module
+from ptymesh.live.frames import check_port, zmq_module
 from ptymesh.live.spool import StreamDescription
 from ptymesh.measurement import Measurement
 
@@ -168,7 +168,10 @@ def _bind(socket: zmq.Socket[bytes], address: str) -> None:
     """Bind a socket; raise BadInput where that cannot be."""
     import zmq
 
+    check_port(address, address)
     try:
         socket.bind(address)
     except zmq.ZMQError as error:
-        raise BadInput(f"{address} cannot be used for a stream ({error}); choose another port.") from error
+        raise BadInput(
+            f"{address} cannot be used for a stream ({error}); give another one, such as tcp://127.0.0.1:5599."
+        ) from error

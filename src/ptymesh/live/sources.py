@@ -28,7 +28,7 @@ import numpy as np
 from ptymesh.errors import BadInput
 from ptymesh.live.dectris import DectrisSource
 from ptymesh.live.folder import FramesFolder
-from ptymesh.live.frames import MOST, Frames, FrameSource, zmq_module
+from ptymesh.live.frames import MOST, Frames, FrameSource, check_port, zmq_module
 from ptymesh.live.positions import open_hdf5
 from ptymesh.live.spool import POSITION_BYTES, Spool, StreamDescription
 from ptymesh.live.state import LOG, read_log
@@ -80,6 +80,7 @@ class ZmqSource:
 
     def __init__(self, address: str, *, with_positions: bool = True) -> None:
         zmq, self._with_positions = zmq_module(), with_positions
+        check_port(address, address)
         self._address, self._context = address, zmq.Context()
         self._socket = self._context.socket(zmq.REQ)
         for option, value in ((zmq.REQ_RELAXED, 1), (zmq.REQ_CORRELATE, 1), (zmq.LINGER, 0)):
