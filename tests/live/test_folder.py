@@ -181,6 +181,31 @@ def test_a_file_waits_for_its_position(played: Played, tmp_path: Path, name: str
     assert [len(one.frames) for one in taken(source, 3)] == [1]
 
 
+def test_positions_that_never_come_end_the_stream(
+    played: Played, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    np.save(tmp_path / "frame_1.npy", played.frames[:4])
+    write_table(tmp_path / "positions.txt", played.positions_m[:3])
+    (tmp_path / "ended").touch()
+    source = FramesFolder(tmp_path, "/patterns", "/positions")
+    assert [len(one.frames) for one in taken(source)] == [3]
+    assert source.take(3) is None, "they may be written a little later"
+    monkeypatch.setattr(folder_module, "POSITIONS_S", 0.0)
+    with pytest.raises(
+        BadInput, match=r"has ended, and frame 3 \(frame_1.npy\) has no position; give each frame a line"
+    ):
+        source.take(3)
+
+
+def test_what_is_no_file_is_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "frame_1.npy").mkdir()
+    (tmp_path / "frame_2.npy").symlink_to("nowhere")
+    os.mkfifo(tmp_path / "frame_3.npy")
+    np.save(tmp_path / "frame_4.npy", np.ones((8, 8), "<u2"))
+    (got,) = taken(FramesFolder(tmp_path, "/patterns", None))
+    assert got.frames.shape == (1, 8, 8)
+
+
 def test_positions_from_elsewhere(played: Played, tmp_path: Path) -> None:
     files, table = tmp_path / "files", tmp_path / "motors.txt"
     files.mkdir()
@@ -214,6 +239,18 @@ def spoil_type(folder: Path, source: FramesFolder) -> None:
     np.save(folder / "frame_1.npy", np.ones((8, 8), bool))
 
 
+def spoil_shape(folder: Path, source: FramesFolder) -> None:
+    np.save(folder / "frame_2.npy", np.ones((8, 6), "<u2"))
+    (folder / "positions.txt").write_text("0 0\n1e-6 0\n")
+
+
+def spoil_place(folder: Path, source: FramesFolder) -> None:
+    source.describe()
+    (folder / "positions.txt").write_text("0 0\n1e-6 0\n")
+    np.save(folder / "frame_2.npy", np.ones((8, 8), "<u2"))
+    (folder / "frame_1.npy").unlink()
+
+
 def spoil_end(folder: Path, source: FramesFolder) -> None:
     (folder / "frame_1.npy").unlink()
     (folder / "ended").touch()
@@ -226,6 +263,8 @@ def spoil_end(folder: Path, source: FramesFolder) -> None:
         (spoil_rows, "1 rows of 3 numbers"),
         (spoil_axes, "three axes"),
         (spoil_type, "real numbers"),
+        (spoil_shape, r"frame_2.npy holds frames of \(8, 6\) uint16, and those before it are of \(8, 8\) uint16; take"),
+        (spoil_place, "frame_1.npy cannot be read .*; leave files where they are"),
         (spoil_end, "ended without a file"),
     ],
 )

@@ -43,6 +43,8 @@ SETTLE_S = 0.5
 #: Seconds after which a file that cannot be read is an error, where a later one is there, and where none is: it may be
 #: held open by who writes it.
 UNREADABLE_S, LAST_UNREADABLE_S = 10.0, 120.0
+#: Seconds for which positions of frames that are there may still come once the stream has ended.
+POSITIONS_S = 10.0
 #: Least seconds between two looks at the folder, and the largest share of the time that they take.
 LOOK_S, LOOK_SHARE = 0.05, 0.05
 
@@ -82,10 +84,14 @@ class FramesFolder:
         self._paths: list[Path] = []
         self._counts: list[int] = []
         self._last: tuple[Path, FramesFile] | None = None
+        #: Pixels (H, W) and type of the first frames.
+        self._kind: tuple[tuple[int, int], str] | None = None
         self._seen: dict[Path, tuple[tuple[int, int], float]] = {}
         self._listing = Throttle(LOOK_S, LOOK_SHARE)
         self._table: TextPositions | None = None
         self._ended = False
+        #: Since when the stream has ended, and there are frames without positions.
+        self._lacks_positions_since: float | None = None
 
     def describe(self) -> StreamDescription | None:
         """Return what the first file says of its frames, None while it is not there.
@@ -105,7 +111,8 @@ class FramesFolder:
         """Return frames from number `first` on, None while there are none.
 
         Raises:
-            BadInput: a file cannot be read, holds other frames than the first one, or has come too late.
+            BadInput: a file cannot be read, holds other frames than the first one, or has come too late, or the stream
+                has ended without positions of all frames.
         """
         self._list_files()
         index, before = self._file_of(first)
@@ -121,16 +128,65 @@ class FramesFolder:
                 positions.append(known[start:stop])
                 stop = start + len(positions[-1])
             if stop > start:
-                frames.append(file.read(start, stop))
+                frames.append(self._frames_of(index, file, start, stop))
             given += max(0, stop - start)
             if stop < file.count:  # no more frames, or no more positions, are there
                 break
             index, before = index + 1, before + file.count
         ended = self._ended and index == len(self._paths)
+        self._check_positions(waiting=self._ended and not given and index < len(self._paths), frame=first, index=index)
         if given:
             return Frames(np.concatenate(frames), np.concatenate(positions) if positions else None, ended)
         said = self._last[1].description if ended and self._last is not None else None
         return None if said is None else Frames(np.empty((0, *said.shape), said.dtype), np.empty((0, 2)), True)
+
+    def _frames_of(self, index: int, file: FramesFile, first: int, last: int) -> np.ndarray:
+        """Return frames of a file, (last - first, H, W).
+
+        Args:
+            index: of the file.
+            file: its frames.
+            first: number of the first frame in the file.
+            last: number of the frame after the last one.
+
+        Raises:
+            BadInput: they are of another shape or type than those of the first file, or the file has gone.
+        """
+        path = self._paths[index]
+        kind = file.description.shape, file.description.dtype
+        self._kind = self._kind or kind
+        if kind != self._kind:
+            (shape, dtype), (first_shape, first_dtype) = kind, self._kind
+            raise BadInput(
+                f"{path} holds frames of {shape} {np.dtype(dtype)}, and those before it are of {first_shape} "
+                f"{np.dtype(first_dtype)}; take it out of the folder."
+            )
+        try:
+            return file.read(first, last)
+        except OSError as error:
+            raise BadInput(f"{path} cannot be read ({error.strerror or error}); leave files where they are.") from error
+
+    def _check_positions(self, *, waiting: bool, frame: int, index: int) -> None:
+        """Check that frames of a stream that has ended do not wait for positions that never come.
+
+        Args:
+            waiting: True if they wait now.
+            frame: number of the first of them.
+            index: of its file.
+
+        Raises:
+            BadInput: they have waited long enough.
+        """
+        if not waiting:
+            self._lacks_positions_since = None
+            return
+        if self._lacks_positions_since is None:
+            self._lacks_positions_since = time.monotonic()
+        if time.monotonic() - self._lacks_positions_since >= POSITIONS_S:
+            raise BadInput(
+                f"{self._folder} has ended, and frame {frame} ({self._paths[index].name}) has no position; give each "
+                f"frame a line with y and x in metres in {POSITIONS[0]}, or name other positions with --positions-from."
+            )
 
     def close(self) -> None:
         """Do nothing: files are opened for each question."""
@@ -143,7 +199,8 @@ class FramesFolder:
         self._ended = (self._folder / ENDED).exists()  # before the files: none follows
         known = set(self._paths)
         found = (path for path in self._folder.iterdir() if path.suffix.lower() in SUFFIXES and path.name[0] != ".")
-        new = sorted((path for path in found if path not in known), key=lambda path: numbered_key(path.name))
+        # folders and links to nothing are no files of frames, and pipes would be waited for
+        new = sorted((p for p in found if p not in known and p.is_file()), key=lambda path: numbered_key(path.name))
         taken = self._paths[: len(self._counts)]
         if new and taken and numbered_key(new[0].name) < numbered_key(taken[-1].name):
             raise BadInput(
@@ -176,7 +233,7 @@ class FramesFolder:
         if index >= len(self._counts) and not self._is_complete(path):
             return None
         try:
-            file = self._read(path)
+            file = self._read_file(path)
         except BadInput:
             patience = LAST_UNREADABLE_S if index + 1 == len(self._paths) else UNREADABLE_S
             if not self._ended and self._age_s(path) < patience:
@@ -238,6 +295,13 @@ class FramesFolder:
                 "frames; give each frame a line with y and x in metres."
             )
         return found
+
+    def _read_file(self, path: Path) -> FramesFile:
+        """Return the frames of a file that is complete. Raises BadInput where it cannot be read."""
+        try:
+            return self._read(path)
+        except OSError as error:
+            raise BadInput(f"{path} cannot be read ({error.strerror or error}); leave files where they are.") from error
 
     def _read(self, path: Path) -> FramesFile:
         """Return the frames of a file that is complete."""
