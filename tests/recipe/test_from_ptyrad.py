@@ -256,6 +256,24 @@ def test_unsound_params(init: dict[str, Any], said: str) -> None:
     assert said in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("group", "name", "options"),
+    [
+        ("constraint_params", "kr_thresh", {"thresh": 0}),
+        ("constraint_params", "kr_thresh", {"thresh": float("nan")}),
+        ("constraint_params", "obja_thresh", {"relax": 0, "thresh": [1.1, 0.9]}),
+        ("constraint_params", "obja_thresh", {"relax": 0, "thresh": ["a", 0.9]}),
+        ("loss_params", "loss_simlar", {"state": True, "weight": -1}),
+        ("loss_params", "loss_simlar", {"state": True, "blur_std": -1}),
+    ],
+)
+def test_values_that_no_option_takes_are_said(group: str, name: str, options: dict[str, Any]) -> None:
+    """The recipe is sound without them."""
+    on = {**OFF, "start_iter": 1} if group == "constraint_params" else {}
+    _, report = converted(params({"obj_omode_max": 2}, **{group: {name: on | options}}))
+    assert any(f"No counterpart: {group}.{name}" in line for line in report)
+
+
 def test_the_command(tmp_path: Path) -> None:
     file, out = tmp_path / "params.yaml", tmp_path / "recipe.yaml"
     file.write_text(yaml.safe_dump(params({"pos_scan_rand_std": 0.15})))

@@ -11,7 +11,7 @@ If the probe did not start from aberrations, the coefficients count from that st
 from __future__ import annotations
 
 import sys
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, TypeGuard
 
 import numpy as np
 import torch
@@ -50,15 +50,16 @@ def _by_krivanek(values: object) -> object:
         given[krivanek] = name
         given_pair = isinstance(value, list | tuple)
         size, *angle = value if given_pair and value else (value,)
-        numbers = [read_quantity(name, size, LENGTH), *(read_quantity(name, one, ANGLE) for one in angle)]
-        if len(numbers) != 1 + given_pair or not all(map(_is_number, numbers)):
+        read = [read_quantity(name, size, LENGTH), *(read_quantity(name, one, ANGLE) for one in angle)]
+        numbers = [one for one in read if _is_number(one)]
+        if not len(numbers) == len(read) == 1 + given_pair:
             raise ValueError(f"{name} is {quote(value)}; give metres, or [metres, angle in rad]")
-        size, *angle = numbers
-        found[krivanek] = [factor * size, *angle] if given_pair else factor * size
+        numbers[0] *= factor
+        found[krivanek] = numbers if given_pair else numbers[0]
     return found
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[float]:
     """Return True for a number that is no boolean, and finite also where Haider's factor multiplies it."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max / 10
 

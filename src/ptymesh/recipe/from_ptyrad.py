@@ -476,8 +476,13 @@ def _compare_modes(similar: dict[str, object], settings: Settings, made: Convers
         return
     loss = "loss_single" if "loss" in stage else "loss_poissn"
     weight = _float(settings.value(f"loss_params.{loss}.weight"), 1.0) or 1.0
-    one: dict[str, object] = {"kind": "similar_modes", "weight": _float(similar.get("weight"), 0.1) / weight}
-    blur = _float(similar.get("blur_std"), 1.0)
+    share, blur = _float(similar.get("weight"), 0.1) / weight, _float(similar.get("blur_std"), 1.0)
+    if share == 0:
+        return
+    if not (0 < share < math.inf and 0 <= blur < math.inf):
+        made.unmatched.append(f"loss_params.loss_simlar: {similar}")
+        return
+    one: dict[str, object] = {"kind": "similar_modes", "weight": share}
     if blur != 1:
         one["blur_px"] = min(WIDEST_PX, blur)
     if blur > WIDEST_PX:
@@ -533,11 +538,18 @@ def _constraints(
         obj["smooth"] = {**_schedule(group), "sigma_px": _float(group.get("std"), 0.4), "weight": 1.0}
     if (group := on.get("obja_thresh")) is not None:
         limits = group.get("thresh")
-        low, high = limits if isinstance(limits, list) and len(limits) == 2 else (0.96, 1.04)
-        obj["amplitude"] = {**_schedule(group), "low": low, "high": high, **_strength(group)}
+        given = limits if isinstance(limits, list) and len(limits) == 2 else (0.96, 1.04)
+        low, high = (_float(limit, math.nan) for limit in given)
+        if low <= high:
+            obj["amplitude"] = {**_schedule(group), "low": low, "high": high, **_strength(group)}
+        else:
+            made.unmatched.append(f"constraint_params.obja_thresh: {group}")
     if (group := on.get("kr_filter")) is not None:
         further["kr_filter"] = {**_schedule(group), "cutoff": min(1.0, 2 * _float(group.get("radius"), 0.15))}
-    if (group := on.get("kr_thresh")) is not None and (keep := _float(group.get("thresh"), 0.05)) < 1:
+    keep = _float(on.get("kr_thresh", {}).get("thresh"), 0.05)
+    if (group := on.get("kr_thresh")) is not None and not keep > 0:
+        made.unmatched.append(f"constraint_params.kr_thresh: {group}")
+    elif group is not None and keep < 1:
         further["kr_threshold"] = {**_schedule(group), "keep": keep}
         made.remarks.append("constraints.kr_threshold ranks frequencies slice by slice, kr_thresh those of all slices.")
     if (group := on.get("objp_postiv")) is not None:
