@@ -184,3 +184,9 @@ def test_an_iteration_that_is_not_at_its_end() -> None:
     assert found.number == pytest.approx(3, rel=0.1) and "ptymesh resume OUT --set stages.0.epochs=" in found.remedy
     assert "unfinished" not in named(of(0.9999))
     assert "unfinished" not in named(of(0.97, 0.5 * (1 + np.cos(np.pi * epochs / 29.5))))
+
+
+def test_a_single_view_is_refused() -> None:
+    one = Result(np.ones((1, 20, 20), "c8"), np.ones((1, 16, 16), "c8"), np.zeros((1, 2)))
+    with pytest.raises(BadInput, match="a single view, and causes show between views; give a result of more views"):
+        report(one)

@@ -15,7 +15,7 @@ from ptymesh.diagnosis.evidence import Cause, Evidence, Finding
 from ptymesh.diagnosis.remedies import UsableRemedy, usable_remedies
 from ptymesh.diagnosis.trials import Trials
 from ptymesh.diagnosis.view import ResultView
-from ptymesh.errors import PtymeshError
+from ptymesh.errors import BadInput, PtymeshError
 from ptymesh.io.results import Result
 from ptymesh.measurement import Measurement
 from ptymesh.printable import finite
@@ -114,7 +114,12 @@ def report(result: Result, scan: Measurement | None = None, path: Path | None = 
         scan: the data that it was made from.
         path: of the result's file, for the commands that are printed.
         trials_s: seconds within which what would help is tried on some views; 0: nothing is tried.
+
+    Raises:
+        BadInput: there is a single view.
     """
+    if len(result.positions_px) < 2:
+        raise BadInput("The result has a single view, and causes show between views; give a result of more views.")
     view = ResultView(result, scan, path)
     numbers: dict[str, tuple[float, float]] = {}
     found: list[tuple[Cause, Evidence]] = []
