@@ -88,4 +88,6 @@ def check_port(address: str, given: str) -> None:
     is_port = port == "*" or (port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= LAST_PORT)
     if address.startswith("tcp://") and not is_port:
         scheme = given.split(":")[0]
-        raise BadInput(f"{given} has no port up to {LAST_PORT}; give one, such as {scheme}://127.0.0.1:5599.")
+        raise BadInput(
+            f"{given} has no port up to {LAST_PORT}; give {scheme}://HOST:PORT, such as {scheme}://127.0.0.1:5599."
+        )
