@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 from features import with_opr
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ptymesh.distributed.world import Solo, World
 from ptymesh.engines import ENGINES, LSQML
@@ -26,6 +25,7 @@ from ptymesh.problem import accumulator
 from ptymesh.problem.accumulator import expected_magnitudes
 from ptymesh.run.loop import Loop
 from ptymesh.run.state import RunState
+from rounding import Forbidding
 from toy import make, relative, share
 
 POSITIONS = {"positions": True}
@@ -119,27 +119,6 @@ def threads_set(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(1)
-
-
-class Forbidding(TorchDispatchMode):
-    """Fails where torch is asked for what rounds by an element's place in its array, or by threads."""
-
-    def __torch_dispatch__(self, asked: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = asked.__name__.partition(".")[0].rstrip("_")
-        arrays = [a for a in args if isinstance(a, torch.Tensor) and a.numel() > 1]
-        complexes = [a for a in arrays if a.is_complex()]
-        power = args[1] if name == "pow" else None
-        assert not (
-            (name in ("mul", "addcmul") and len(complexes) > 1)
-            or (name == "div" and len(args) > 1 and isinstance(args[1], torch.Tensor) and args[1].is_complex())
-            or (name in ("angle", "sgn", "lerp", "reciprocal") and complexes)
-            or (name == "atan2" and arrays)
-            or (name == "pow" and not (isinstance(power, int | float) and power in (-2, -1, 0, 0.5, 1, 2, 3)))
-            or (name == "abs" and complexes and not args[0].is_contiguous())
-            or (name in ("dot", "vdot", "mm", "bmm", "mv", "addmm") and args[0].numel() > 1000)
-            or (name in ("sum", "mean") and asked(*args, **(kwargs or {})).numel() == 1 and args[0].numel() > 1 << 15)
-        ), f"{asked} of {[tuple(a.shape) for a in arrays]} rounds by place or threads (ptymesh.physics.elementwise)"
-        return asked(*args, **(kwargs or {}))
 
 
 def unrounded(bounds: torch.Tensor, terms: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -12,6 +12,7 @@ from ptymesh.engines.constraints.gauges.centring import offset_to_middle
 from ptymesh.engines.constraints.grid_artefacts import GridArtefacts
 from ptymesh.engines.constraints.kr_filter import KrFilter
 from ptymesh.errors import BadInput
+from rounding import Forbidding
 from toy import Toy, make, relative
 
 
@@ -384,6 +385,14 @@ def all_constrained(world, layout: str) -> dict[str, tuple[np.ndarray, np.ndarra
 
 def test_all_are_tried() -> None:
     assert set(OBJECT) == {name for name, kind in CONSTRAINTS.items() if kind.__module__.startswith("ptymesh.")}
+
+
+@pytest.mark.parametrize("name", OBJECT)
+def test_nothing_rounds_by_place(name: str) -> None:
+    from ptymesh.distributed.world import Solo
+
+    with Forbidding(sums=False):
+        constrained(Solo(), name, "replicated")
 
 
 @pytest.mark.sample(2)

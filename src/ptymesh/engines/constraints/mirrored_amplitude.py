@@ -18,6 +18,7 @@ from torch import Tensor
 from ptymesh.engines.constraints.base import CONSTRAINTS, OfValues, Prior
 from ptymesh.engines.constraints.complex_ratio import object_phase
 from ptymesh.estimate import Estimate
+from ptymesh.physics.elementwise import raised
 from ptymesh.problem import Problem
 
 
@@ -44,5 +45,5 @@ class MirroredAmplitude(Prior):
             estimate: the unknowns.
         """
         phase = object_phase(estimate)
-        absorbed = self.scale * phase.clamp(min=0) ** self.power
+        absorbed = self.scale * raised(phase.clamp(min=0), self.power)
         return torch.polar(torch.exp(-absorbed), phase)
