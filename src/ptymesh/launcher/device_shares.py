@@ -26,9 +26,10 @@ class Share:
 
 
 def share_devices(device: str, count: int | None, ranks: int, options: tuple[str, str]) -> list[Share]:
-    """Return the share of each of several that work at the same time; if more than GPUs, they take turns in the list.
+    """Return the share of this machine that each of several jobs gets that run at the same time.
 
-    Each gets its share of the cores as threads, unless OMP_NUM_THREADS is set.
+    Each gets its share of the cores as threads, unless OMP_NUM_THREADS is set. Where there are more jobs than groups of
+    GPUs, a group has several jobs.
 
     Args:
         device: auto, cpu, cuda or cuda:N.

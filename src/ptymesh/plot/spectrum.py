@@ -134,14 +134,14 @@ def _power_panel(axes: Axes, spectrum: Spectrum, unit: tuple[float, str]) -> Non
     axes.set_aspect("equal")
     plain_axes(axes, f"x (1/{name})", f"y (1/{name})")
     axes.grid(False)
-    axes.xaxis.set_major_locator(_few())
-    axes.yaxis.set_major_locator(_few())
+    axes.xaxis.set_major_locator(_few_ticks())
+    axes.yaxis.set_major_locator(_few_ticks())
     if spectrum.limit is not None:
         axes.add_patch(Circle((0, 0), spectrum.limit * size, fill=False, color="white", linewidth=1.0, linestyle="--"))
 
 
-def _few() -> MaxNLocator:
-    """Return a locator of few ticks, as `image_panel` takes them away."""
+def _few_ticks() -> MaxNLocator:
+    """Return a locator of a few ticks, in place of those that `image_panel` takes away."""
     return MaxNLocator(7, symmetric=True)
 
 

@@ -12,33 +12,33 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ptymesh.physics.fidelity.base import Fidelity, LinearResponse
+from ptymesh.physics.fidelity.amplitude import AmplitudeFidelity
 from ptymesh.physics.fidelity.data import Data
 
 #: c, counts added under the roots.
 OFFSET = 3 / 8
 
 
-class Anscombe(Fidelity):
+class Anscombe(AmplitudeFidelity):
     """l = (sqrt(I + c) - sqrt(y + c))^2; its step is that of amplitudes with c added to counts and background."""
 
     name: ClassVar[str] = "anscombe"
 
     def loss(self, I: Tensor, y: Tensor) -> Tensor:
         """Return (sqrt(I + c) - sqrt(y + c))^2."""
-        return ((I + OFFSET).sqrt() - (y + OFFSET).sqrt()) ** 2
+        return super().loss(I + OFFSET, y + OFFSET)
 
     def slope(self, I: Tensor, y: Tensor) -> Tensor:
         """Return 1 - sqrt((y + c) / (I + c))."""
-        return 1 - torch.sqrt((y + OFFSET) / (I + OFFSET))
+        return super().slope(I + OFFSET, y + OFFSET)
 
     def curvature(self, I: Tensor, y: Tensor) -> Tensor:
         """Return sqrt(y + c) / 2 (I + c)^(3/2)."""
-        return 0.5 * (y + OFFSET).sqrt() / ((I + OFFSET) * (I + OFFSET).sqrt())
+        return super().curvature(I + OFFSET, y + OFFSET)
 
     def norm(self, I: Tensor) -> Tensor:
         """Return 1 / 2 (I + c)."""
-        return 0.5 / (I + OFFSET)
+        return super().norm(I + OFFSET)
 
     def largest_slope(self, spread: float, brightest: float) -> float:
         """Return 1 + sqrt((brightest + c) / c), which no slope exceeds.
@@ -57,15 +57,3 @@ class Anscombe(Fidelity):
             data: counts and background of pixels with light.
         """
         return torch.sqrt((data.y + OFFSET) / (data.intensity(S) + OFFSET))
-
-    def revision_through(self, response: LinearResponse, S: Tensor, data: Data) -> Tensor:
-        """Return R^T r / R^T 1 with the factors r of the signals behind the pieces, which never raises the loss.
-
-        Args:
-            response: the pieces.
-            S: (B, h, w) real, signal before them.
-            data: counts and background of pixels with light.
-        """
-        ratio = self.revision(response.signal(S), data)
-        ratio = torch.where(data.good, ratio, ratio.new_ones(()))
-        return 1 + response.shared_change(ratio - 1)
