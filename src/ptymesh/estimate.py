@@ -49,7 +49,8 @@ class Estimate:
         nominal: (N, 2) float64, positions at the start of the stage, from which batches are drawn.
         weights: (N, 1 + K) float: w_j0, amplitude of the incident beam per view (1 where it was constant), then the
             view's shares w_jk of the OPR modes.
-        background: (h, w) float counts added to every intensity (0 where there is none).
+        background: (h, w) float counts added to every intensity (0 where there is none); where each of S scans has its
+            own, (S, h, w).
         slice_spacing_m: distance between neighbouring slices (0 for a single slice).
         tilt_rad: (y, x) by which the axis along which slices are stacked leans against the beam: from one slice to the
             next, the same pixel is displaced by slice_spacing_m tan(tilt_rad).
@@ -135,6 +136,15 @@ class Estimate:
         if self._probes is None or self._probes[0] is not self.probe:
             self._probes = self.probe, self.probe.chunk(self.probe_count)
         return self._probes[1]
+
+    def probe_of(self, setting: int) -> torch.Tensor:
+        """Return the probe (M, h, w) of the views of a scan, which may be that of all scans."""
+        return self.probes[setting if self.probe_count > 1 else 0]
+
+    @property
+    def has_own_backgrounds(self) -> bool:
+        """True if each scan has a background of its own."""
+        return self.background.ndim == 3
 
     @property
     def slices(self) -> int:

@@ -178,8 +178,9 @@ class Measurement(Displayed):
         positions: (N, 2) float64, y x, nominal positions in object pixels, arbitrary origin.
         geometry: of this window.
         mask: (h, w) bool, True where the detector is good.
-        background: (h, w) counts that add to every pattern, or None.
-        efficiency: (h, w) share of the light that each pixel counts, relative to the mean, or None where all are alike.
+        background: (h, w) counts that add to every pattern, or None; of S scans whose backgrounds differ (S, h, w).
+        efficiency: (h, w) share of the light that each pixel counts, relative to the mean, or None where all are alike;
+            of S scans whose detectors differ (S, h, w).
         intensity: (N,) relative incident intensity with mean 1, or None where it was constant.
         probe: (M, h, w) complex, initial probe from the file (optical axis at (h//2, w//2)), or None.
         beam: what the file says of the beam, from which the probe then starts, or None.
@@ -254,11 +255,12 @@ class Measurement(Displayed):
                 "No detector pixel is left: the mask excludes all, or all are negative or NaN in every view; "
                 "check data.mask (1 means good here), and which dataset is read (data.keys.patterns)."
             )
-        if self.background is not None and self.background.shape != (h, w):
-            raise BadInput(f"The background is {self.background.shape}; it must have the patterns' shape {(h, w)}.")
-        if self.efficiency is not None and self.efficiency.shape != (h, w):
-            raise BadInput(f"The efficiency is {self.efficiency.shape}; it must have the patterns' shape {(h, w)}.")
-        if self.efficiency is not None and not (self.efficiency[self.mask] > 0).all():
+        for name in ("background", "efficiency"):
+            array = getattr(self, name)
+            by_scan = [(self.scans, h, w)] if self.scan_index is not None else []
+            if array is not None and array.shape not in ((h, w), *by_scan):
+                raise BadInput(f"The {name} is {array.shape}; it must have the patterns' shape {(h, w)}.")
+        if self.efficiency is not None and not (self.efficiency[..., self.mask] > 0).all():
             raise BadInput(f"The efficiency of {self.name} is 0 or less at good pixels; mask these, or mend it.")
         if self.intensity is not None and self.intensity.shape != (n,):
             raise BadInput(f"There are {self.intensity.shape} incident intensities for {n} patterns; give one each.")
@@ -323,6 +325,14 @@ class Measurement(Displayed):
         if self.displaced_px is None or self.scan_index is None:
             return positions_px
         return np.asarray(positions_px - self.displaced_px[self.scan_index])
+
+    @property
+    def mean_background(self) -> np.ndarray | None:
+        """Background (h, w) of the mean of all patterns; None without one."""
+        if self.background is None or self.background.ndim == 2 or self.scan_index is None:
+            return self.background
+        shares = np.bincount(self.scan_index, minlength=self.scans) / self.views
+        return np.asarray(np.tensordot(shares, self.background, 1))
 
     @property
     def scans(self) -> int:

@@ -15,7 +15,6 @@ from ptymesh.distributed.world import Solo, World
 from ptymesh.errors import BadInput
 from ptymesh.io.checkpoint import store as checkpoint
 from ptymesh.io.formats.cxi_writer import write_measurement
-from ptymesh.io.joint_scans import join_measurements
 from ptymesh.measurement import ArraySource, Measurement
 from ptymesh.recipe.schema import Recipe
 from ptymesh.simulate import simulate
@@ -130,8 +129,6 @@ def test_what_cannot_be_is_refused() -> None:
         pm.Reconstruction(plain, optics=PIECE)
     with pytest.raises(BadInput, match=r"add optics: \{detector_efficiency: true\}, or remove it"):
         Recipe.parse({"data": {"path": "scan.cxi", "efficiency": "flat.npy"}})
-    with pytest.raises(BadInput, match=r"The efficiencies of the detector of .* differ"):
-        join_measurements([scan, plain], [(0.0, 0.0), (0.0, 0.0)])
     with pytest.raises(BadInput, match=r"efficiency .* is 0 or less at good pixels"):
         replace(scan, efficiency=np.zeros((32, 32)))
     with pytest.raises(BadInput, match="must have the patterns' shape"):

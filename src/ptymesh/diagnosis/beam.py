@@ -30,7 +30,8 @@ def find_background(view: ResultView) -> Evidence | None:
     if view.noise_level is None:
         return None
     good = view.good.all(axis=0)
-    known = 0.0 if view.result.background is None else view.result.background[good]
+    background = view.result.background
+    known = 0.0 if background is None else background.reshape(-1, *good.shape).mean(axis=0)[good]
     patterns = view.y[:, good]
     mean = patterns.mean(axis=0)
     dark = mean <= np.quantile(mean, 0.2)

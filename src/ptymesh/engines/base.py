@@ -369,6 +369,11 @@ class Engine(Options):
         """Return the names of the operators' unknowns that the stage names, all of which a model must have."""
         return []
 
+    @property
+    def moves_background(self) -> bool:
+        """True if this stage moves the background, in whichever of its epochs."""
+        return False
+
     def moved_optics(self, optics: Sequence[Unknown]) -> frozenset[str]:
         """Return the names of those of the operators' unknowns that this stage moves, in whichever of its epochs."""
         return frozenset()

@@ -108,6 +108,8 @@ def join_measurements(scans: Sequence[Measurement], shifts_px: Sequence[tuple[fl
         steps=np.concatenate([scan.line_steps for scan in scans]),
         paths=_paths(scans),
         mask=mask,
+        background=_of_each_scan([scan.background for scan in scans], np.zeros(first.window)),
+        efficiency=_of_each_scan([scan.efficiency for scan in scans], np.ones(first.window)),
         intensity=_intensities(scans),
         name=" + ".join(scan.name for scan in scans),
         fingerprint=hashlib.sha256("".join(scan.fingerprint for scan in scans).encode()).hexdigest(),
@@ -183,16 +185,18 @@ def _refuse_difference(first: Measurement, other: Measurement) -> None:
                 f"The {what} of {first.name} and {other.name} differ, {of(a)} and {of(b)}, and one object is to be "
                 f"reconstructed from both; {remedy}."
             )
-    if not _are_equal(first.background, other.background):
-        raise BadInput(
-            f"The backgrounds of {first.name} and {other.name} differ; subtract each as data.dark instead of "
-            "data.background."
-        )
-    if not _are_equal(first.efficiency, other.efficiency):
-        raise BadInput(
-            f"The efficiencies of the detector of {first.name} and {other.name} differ; divide each by data.flat "
-            "instead of giving data.efficiency."
-        )
+
+
+def _of_each_scan(arrays: Sequence[np.ndarray | None], usual: np.ndarray) -> np.ndarray | None:
+    """Return the arrays (h, w) of all scans, (S, h, w); the one that they have if these are equal.
+
+    Args:
+        arrays: of each scan, or None.
+        usual: (h, w), stands for None beside arrays.
+    """
+    if all(_are_equal(arrays[0], array) for array in arrays[1:]):
+        return arrays[0]
+    return np.stack([usual if array is None else array for array in arrays])
 
 
 def _further_distances(scans: Sequence[Measurement]) -> np.ndarray | None:
@@ -235,9 +239,13 @@ def _intensities(scans: Sequence[Measurement]) -> np.ndarray:
         views = evenly_spread(scan.views, SAMPLED)
         counts = np.clip(scan.patterns.read(views)[:, good].astype(np.float64), 0.0, None)
         own = np.ones(scan.views) if scan.intensity is None else scan.intensity.astype(np.float64)
-        level = float((counts.sum(axis=1) / own[views]).mean())
+        dark = 0.0 if scan.background is None else float(scan.background[good].sum())
+        level = float(((counts.sum(axis=1) - dark) / own[views]).mean())
         if not level > 0:
-            raise BadInput(f"{scan.name} has no counts on the pixels that all scans have; check its mask and window.")
+            raise BadInput(
+                f"{scan.name} has no counts on the pixels that all scans have, besides its background; check its mask, "
+                "window and background."
+            )
         found.append(own * level)
     every = np.concatenate(found)
     return every / every.mean()

@@ -28,9 +28,10 @@ def dataset(result: Result) -> xarray.Dataset:
     """Return the result with coordinates in metres, or in pixels if the pixel size is not known.
 
     Variables: object (z, y, x); probe (mode, probe_y, probe_x); opr (opr_mode, probe_y, probe_x); weights (view,
-    share); background (detector_y, detector_x); position (view, axis), the corner of each window, in the coordinates
-    of y and x; nominal_position likewise; and the columns of the history over epoch. y and x have their zero where the
-    scan's own coordinates have it, probe_y and probe_x on the optical axis.
+    share); background (detector_y, detector_x), of scans that have their own (scan, detector_y, detector_x); position
+    (view, axis), the corner of each window, in the coordinates of y and x; nominal_position likewise; and the columns
+    of the history over epoch. y and x have their zero where the scan's own coordinates have it, probe_y and probe_x on
+    the optical axis.
 
     Raises:
         BadInput: xarray is not installed.
@@ -63,10 +64,10 @@ def dataset(result: Result) -> xarray.Dataset:
     for name, axes in (
         ("opr", ("opr_mode", "probe_y", "probe_x")),
         ("weights", ("view", "share")),
-        ("background", ("detector_y", "detector_x")),
+        ("background", ("scan", "detector_y", "detector_x")),
     ):
         if (array := getattr(result, name)) is not None:
-            variables[name] = (axes, array)
+            variables[name] = (axes[-array.ndim :], array)
     epochs = len(next(iter(result.history.values()), ()))
     if epochs:
         coords["epoch"] = ("epoch", np.arange(1, epochs + 1))

@@ -19,7 +19,8 @@ h, w    window pixels
     /opr/modes              (K, h, w) complex    variable-probe modes; both when used
     /unknowns/*             real or complex      arrays of the model's operators (`optics`), in their units
     /parameters/*/*         numbers              that make up probe or positions, such as aberrations/C10 in metres
-    /background             (h, w) float         counts added to every pattern, when there are any
+    /background             (h, w) float         counts added to every pattern, when there are any; (S, h, w) of S scans
+                                                 that have their own
     /residuals              (N,) float64         final residual of each view
     /history/*              (epochs,)            epoch, stage, loss, residual, seconds, held_out, rate, and change_* of
                                                  each unknown that was moved, per epoch (run/unknown_changes.py)
@@ -115,7 +116,8 @@ class Result(Displayed):
         recipe: YAML that reproduces the run.
         attrs: numbers and strings about the run: final_residual, verdict, engine, ranks, ... ; None is not stored.
         nominal_px: (N, 2) y x, positions from which the refinement started, or None.
-        background: (h, w) counts in every pattern (DC where the patterns have it), or None.
+        background: (h, w) counts in every pattern (DC where the patterns have it), of S scans that have their own
+            (S, h, w), or None.
         weights: (N, 1 + K) amplitude of the incident beam per view, then its shares of the OPR modes, or None.
         opr: (K, h, w) complex, variable-probe modes, or None where there were none.
         residuals: (N,) final residual of each view, sum (sqrt I - sqrt y)^2 / sum y over its good pixels, or None.
@@ -367,6 +369,20 @@ class Result(Displayed):
         attrs = {"ptymesh_version": version("ptymesh"), **self.attrs}
         file.attrs.update({key: value for key, value in attrs.items() if value is not None})
 
+    @property
+    def _own_backgrounds(self) -> np.ndarray | None:
+        """Backgrounds (S, h, w) of scans that have their own, or None."""
+        return self.background if self.background is not None and self.background.ndim == 3 else None
+
+    def background_of(self, views: np.ndarray) -> np.ndarray | None:
+        """Return the background of views, (h, w) for all or (B, h, w) for each; None without one.
+
+        Args:
+            views: (B,) integer, indices.
+        """
+        own = self._own_backgrounds
+        return self.background if own is None or self.scan_index is None else own[self.scan_index[views]]
+
     def of_scan(self, number: int) -> Result:
         """Return what is of one of several scans: the object under its windows, its views, its probe.
 
@@ -393,6 +409,7 @@ class Result(Displayed):
             pixel_size_m=self.pixel_size_m,
             slice_spacing_m=self.slice_spacing_m,
             tilt_rad=self.tilt_rad,
+            background=self.background if self._own_backgrounds is None else self._own_backgrounds[number],
             weights=of_views(self.weights),
             opr=self.opr,
             residuals=of_views(self.residuals),
@@ -420,6 +437,8 @@ class Result(Displayed):
                     group.create_dataset(name, data=array[views])
             if self.scan_probes is not None:
                 group.create_dataset("probe", data=self.scan_probes[number])
+            if self._own_backgrounds is not None:
+                group.create_dataset("background", data=self._own_backgrounds[number])
 
     @classmethod
     def load(cls, path: str | Path) -> Result:
@@ -458,6 +477,8 @@ class Result(Displayed):
         views, modes = len(self.positions_px), 0 if self.opr is None else len(np.atleast_1d(self.opr))
         window = self.probe.shape[-2:]
         shapes = {"weights": (views, 1 + modes), "opr": (modes, *window), "background": window, "residuals": (views,)}
+        if self._own_backgrounds is not None and self.scan_index is not None and len(self.scan_index):
+            shapes["background"] = (int(self.scan_index.max()) + 1, *window)
         if modes and self.weights is None:
             raise BadInput(f"/opr/modes of {path} has {modes} modes, of which no /opr/weights say the shares.")
         for name, wanted in shapes.items():

@@ -88,12 +88,16 @@ def named(given: Any, registry: Registry, key: str) -> Any:
 
 
 def find_files() -> None:
-    """Register the parametrisations and operators that the files of this package and its folders define."""
+    """Register the parametrisations and operators that the files of this package and its folders define.
+
+    Classes whose names begin with an underscore are variants that pieces make of themselves.
+    """
     for module in sorted(walk_packages(__path__, f"{__name__}."), key=lambda one: one.name.rpartition(".")[2]):
         for kind in vars(import_module(module.name)).values():
             if subclass_of(Parametrisation)(kind) and kind is not Parametrisation:
                 MODELS.register(kind.name)(kind)
-            if subclass_of(Piece)(kind) and hasattr(kind, "name"):  # the bases have none
+            # the bases have no name
+            if subclass_of(Piece)(kind) and hasattr(kind, "name") and not kind.__name__.startswith("_"):
                 OPTICS.register(kind.name)(kind)
 
 

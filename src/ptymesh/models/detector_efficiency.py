@@ -1,6 +1,6 @@
 """Efficiency and offset of a detector's pixels: the share of the light that each one counts, and counts without light.
 
-q       efficiency (h, w), relative to the mean over good pixels
+q       efficiency (h, w), relative to the mean over good pixels; of S scans whose detectors differ (S, h, w)
 o       offset, in counts, one number for all pixels and views
 
     R S = q S                   detector_efficiency
@@ -14,6 +14,7 @@ all pixels. What differs from pixel to pixel is the background, which engines of
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
@@ -24,7 +25,7 @@ from ptymesh.errors import BadInput
 from ptymesh.geometry import Geometry
 from ptymesh.measurement import Measurement
 from ptymesh.physics.detector.pieces import DetectorPiece
-from ptymesh.physics.operators import Tables, Values
+from ptymesh.physics.operators import Piece, Tables, Values
 from ptymesh.unknowns import Unknown
 
 
@@ -53,6 +54,15 @@ class DetectorEfficiency(DetectorPiece):
             )
         return {"efficiency": measurement.efficiency, **super().start_values(measurement)}
 
+    def for_scan(self, measurement: Measurement) -> tuple[Piece, str]:
+        """Return the piece; of several scans whose detectors differ, one with the efficiency of each.
+
+        Args:
+            measurement: the scan.
+        """
+        by_scan = measurement.efficiency is not None and measurement.efficiency.ndim == 3
+        return (_OfEachScan(**self.model_dump()) if by_scan else self), ""
+
     def forward(self, S: Tensor, values: Values, tables: Tables) -> Tensor:
         """Return q S.
 
@@ -61,7 +71,7 @@ class DetectorEfficiency(DetectorPiece):
             values: `efficiency` (h, w).
             tables: none.
         """
-        return S * values["efficiency"]
+        return S * self._of_pixels(values, S)
 
     def adjoint(self, x: Tensor, values: Values, tables: Tables) -> Tensor:
         """Return q x.
@@ -71,7 +81,23 @@ class DetectorEfficiency(DetectorPiece):
             values: `efficiency` (h, w).
             tables: none.
         """
-        return x * values["efficiency"]
+        return x * self._of_pixels(values, x)
+
+    def _of_pixels(self, values: Values, like: Tensor) -> Tensor:
+        """Return the efficiency of the pixels of arrays like this (B, ..., h, w)."""
+        return values["efficiency"]
+
+
+class _OfEachScan(DetectorEfficiency):
+    """The efficiencies of several scans, (S, h, w)."""
+
+    unknowns: ClassVar[tuple[Unknown, ...]] = tuple(
+        replace(one, axes=("S", *one.axes)) for one in DetectorEfficiency.unknowns
+    )
+
+    def _of_pixels(self, values: Values, like: Tensor) -> Tensor:
+        found = values["efficiency"]
+        return found.view(len(found), *[1] * (like.ndim - 3), *found.shape[1:])
 
 
 class DetectorOffset(DetectorPiece):

@@ -103,7 +103,7 @@ class Chunk:
         border: True if other ranks wait for the sums of this chunk.
         values: unknowns of the model's operators, by name (operators.py).
         object: (L, H, W) object in which the anchors count, if that is not the estimate's.
-        setting: index of the probe that these views have, where scans have probes of their own.
+        setting: number of the scan that these views are of, where scans have probes or backgrounds of their own.
         saturation: of the model's detector, or None.
     """
 

@@ -356,7 +356,7 @@ class Model:
             anchors: (B, 2) int64, corners of the windows in object pixels.
             fractions: (B, 2) sub-pixel parts of the positions, in pixels.
             weights: (B, 1 + K), of the probe and of the OPR modes; None for 1 and no OPR modes.
-            background: (h, w) intensity; None for zero.
+            background: (h, w) or (B, h, w) intensity; None for zero.
             opr: (K, h, w) complex, variable-probe modes.
             values: unknowns of the operators, by name.
         """

@@ -19,7 +19,6 @@ from dataclasses import dataclass, replace
 
 from ptymesh.engines import Engine
 from ptymesh.engines.cost import EngineCost
-from ptymesh.engines.gradients.elementwise import Elementwise
 from ptymesh.measurement import Measurement
 from ptymesh.verdict.held_out import BUILT_IN, fit_steps
 
@@ -192,8 +191,7 @@ def cost_of_stage(engine: Engine, near: bool, slices: int, modes: int, opr_modes
     per_view = {"positions"} if engine.positions else set()
     per_view |= {"intensity"} if engine.probe.intensity else set()
     per_view |= {"opr"} if engine.probe.opr and opr_modes else set()
-    has_background = isinstance(engine, Elementwise) and engine.unknowns.background is not None
-    return EpochCost(engine.cost, near, slices, modes, opr_modes, frozenset(per_view), has_background)
+    return EpochCost(engine.cost, near, slices, modes, opr_modes, frozenset(per_view), engine.moves_background)
 
 
 def batch_for(views: int) -> int:

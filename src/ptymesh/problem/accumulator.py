@@ -117,8 +117,9 @@ class Accumulator:
             parts=parts,
             shifted=self._shifted,
             views=len(self.batch.views) if self.setup.world.size == 1 else None,
-            background=self._background_sums() if self.with_background else None,
         )
+        #: Sums of the background, of each scan's where each has its own.
+        self.backgrounds = self._background_sums() if self.with_background else []
         #: The sums for each probe; those of the object are the same arrays.
         self.by_setting = [self.sums]
         for probe, light in zip(by_probe[1:], lights[1:], strict=True):
@@ -131,10 +132,21 @@ class Accumulator:
         self.batch.view_updates.clear()
         self.loader.border_swept = self.start_if_border_added
 
-    def _background_sums(self) -> BackgroundSums:
-        """Return empty sums for the background."""
+    def _background_sums(self) -> list[BackgroundSums]:
+        """Return empty sums for each background."""
         kind, (_, pixel) = self.setup.model.fidelity, self.loader.brightest
-        return BackgroundSums.zeros(self.estimate.background, kind, pixel, len(self.batch.views))
+        each = self.estimate.background if self.estimate.has_own_backgrounds else self.estimate.background[None]
+        return [BackgroundSums.zeros(one, kind, pixel, len(self.batch.views)) for one in each]
+
+    def background_of(self, chunk: Chunk) -> BackgroundSums | None:
+        """Return the sums of the background that a chunk's views have; None if it stays as it is."""
+        return self.backgrounds[chunk.setting if len(self.backgrounds) > 1 else 0] if self.backgrounds else None
+
+    def _sums_of(self, chunk: Chunk) -> Adjoints:
+        """Return the sums to which a chunk's views are added."""
+        sums = self.by_setting[chunk.setting if len(self.by_setting) > 1 else 0]
+        sums.background = self.background_of(chunk)
+        return sums
 
     def _buffer(self, name: str, like: Tensor) -> Tensor:
         """Return a buffer for sums of arrays like this (C, h, w), in parts."""
@@ -187,7 +199,7 @@ class Accumulator:
             PtymeshError: the sums of these views have been sent to other ranks already.
         """
         self._count_views(chunk)
-        self.setup.backend.adjoint(self.setup.model, chunk, intermediates, waves, self.by_setting[chunk.setting])
+        self.setup.backend.adjoint(self.setup.model, chunk, intermediates, waves, self._sums_of(chunk))
         self._append_steps(chunk, intermediates, waves)
 
     def _append_steps(self, chunk: Chunk, intermediates: Intermediates, waves: Tensor) -> None:
@@ -242,13 +254,12 @@ class Accumulator:
         backend, model, task, asks = self.setup.backend, self.setup.model, self.task, self._needs_steps
         assert task
         if not self._complete or self._of_waves or (asks and not backend.supports(model, chunk, "steps")):
-            waves, found = backend.detector(model, chunk, intermediates, task, self.sums.background)
+            waves, found = backend.detector(model, chunk, intermediates, task, self.background_of(chunk))
             self.add(chunk, intermediates, waves)
             return waves, found
         self._count_views(chunk)
         chunk.cache.is_swept = True
-        into = self.by_setting[chunk.setting]
-        waves, found = backend.sweep(model, chunk, intermediates, task, into, keep, steps=asks)
+        waves, found = backend.sweep(model, chunk, intermediates, task, self._sums_of(chunk), keep, steps=asks)
         self._append_steps(chunk, intermediates, waves)
         return waves, found
 
@@ -291,7 +302,11 @@ class Accumulator:
         values = [other.read(t) if isinstance(other, Reduction) else t for other, t in zip(others, rest, strict=False)]
         *_, self.batch.view_updates.stop, beyond = rest
         obj, weight = self._to_fields(fields)
-        lit = BackgroundSums.total(adjoints.pop()).to(self.setup.real) if self.sums.background else None
+        adjoints, of_backgrounds = adjoints[: len(adjoints) - len(self.backgrounds)], adjoints[-len(self.backgrounds) :]
+        lit = None
+        if self.backgrounds:
+            each = [BackgroundSums.total(sums).to(self.setup.real) for sums in of_backgrounds]
+            lit = torch.stack(each, dim=1) if self.estimate.has_own_backgrounds else each[0]
         if fields and not self.with_probe:  # else the probe is NaN if terms were beyond all limits
             obj = obj if beyond.device.type == "cpu" and not float(beyond) else obj.of(_unless(beyond, obj.values))
         self.fields.track_buffers(obj, weight)
@@ -312,9 +327,12 @@ class Accumulator:
             self._start_object_sums()
         for one in self.by_setting:
             self.setup.backend.finish(one)
+        for background in self.backgrounds:
+            sums.background = background
+            self.setup.backend.finish(sums)
         beyond = self.setup.backend.repeat(("a comparison of terms",), _exceeded, sums.reached, self._limits)
         by_probe = [one.probe for one in self.by_setting if one.probe is not None]
-        lit = [] if sums.background is None else [sums.background.sums]
+        lit = [background.sums for background in self.backgrounds]
         adjoints = [*by_probe, *(one.probe_weight for one in self.by_setting), sums.opr, sums.opr_weight, *lit]
         assert self._finish is not None
         found = self._finish(*adjoints, *parts, beyond)

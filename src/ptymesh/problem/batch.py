@@ -91,7 +91,8 @@ class Gradients:
         opr: as `probe` with w_jk and the first mode, for variable probes, (K, h, w).
         opr_weight: as `probe_weight` with w_jk, (K, h, w).
         others: sums of the other quantities that were given to `Accumulator.total`.
-        background: slope and darkness (2, h, w) (background.py); None if they were not summed.
+        background: slope and darkness (2, h, w) (background.py), or (2, S, h, w) where each scan has its own; None if
+            they were not summed.
     """
 
     object: BlockSparseField

@@ -20,10 +20,10 @@ def mean_pattern(problem: Problem) -> np.ndarray:
 def mean_patterns(problem: Problem) -> np.ndarray:
     """Return the mean pattern for each probe, over the views that have it, (S, h, w) float64. Collective.
 
-    Without settings there is one of all views (`mean_pattern`).
+    Of a single probe there is one of all views (`mean_pattern`).
     """
     settings = problem.setup.settings
-    if settings is None:
+    if settings is None or problem.probe_count == 1:
         return mean_pattern(problem)[None]
     loader, own = problem.loader, settings[problem.layout.own]
     totals = [problem.fields.reduction(*problem.window) for _ in range(problem.probe_count)]

@@ -59,7 +59,7 @@ class Evaluator:
     def forward(self, estimate: Estimate, chunk: Chunk) -> Intermediates:
         """Return windows, incoming and exit waves of a chunk."""
         obj = self.cut_from(estimate, chunk)
-        return self.setup.backend.forward(self.setup.model, chunk, obj, estimate.probes[chunk.setting], estimate.opr)
+        return self.setup.backend.forward(self.setup.model, chunk, obj, estimate.probe_of(chunk.setting), estimate.opr)
 
     @staticmethod
     def cut_from(estimate: Estimate, chunk: Chunk) -> Tensor:
@@ -129,7 +129,7 @@ class Evaluator:
             intermediates: windows and waves of the chunk.
             chi: (B, M, h, w) complex, wanted change of the exit waves.
         """
-        given = self.cut_from(estimate, chunk), estimate.probes[chunk.setting], estimate.opr, intermediates, chi
+        given = self.cut_from(estimate, chunk), estimate.probe_of(chunk.setting), estimate.opr, intermediates, chi
         return self.setup.backend.position_step(self.setup.model, chunk, *given)
 
     def weight_step(self, estimate: Estimate, chunk: Chunk, intermediates: Intermediates, chi: Tensor) -> Tensor:
@@ -143,7 +143,7 @@ class Evaluator:
             intermediates: windows and waves of the chunk.
             chi: (B, M, h, w) complex, wanted change of the exit waves.
         """
-        given = estimate.probes[chunk.setting], estimate.opr, intermediates, chi
+        given = estimate.probe_of(chunk.setting), estimate.opr, intermediates, chi
         return self.setup.backend.weight_step(self.setup.model, chunk, *given)
 
     def detector_slopes(self, chunk: Chunk, intermediates: Intermediates) -> dict[str, Tensor]:
@@ -372,7 +372,8 @@ class Evaluator:
         one = estimate.object[:1]
         total = self.fields.buffer("illumination", one, torch.float64, 2, layout.shape(one)).zero_()
         for chunk in self.loader.chunks(estimate, layout.own, with_counts=False):
-            self.setup.backend.illuminate(self.setup.model, chunk, lights[chunk.setting], shifts, total)
+            light = lights[chunk.setting if len(lights) > 1 else 0]
+            self.setup.backend.illuminate(self.setup.model, chunk, light, shifts, total)
         return narrowed(layout.sum_field(total), self.setup.real, 1)[0]
 
 

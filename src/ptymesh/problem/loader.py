@@ -87,6 +87,10 @@ class ViewLoader:
         made.scan = self.scan / c
         return made
 
+    def follow_settings(self) -> None:
+        """Sweep views in the order of the setup's settings, which have changed."""
+        self.local_views = LocalViewIndex(self.setup.layout, self.setup.real, self.setup.settings)
+
     def begin_epoch(self, estimate: Estimate) -> None:
         """Store the anchors of this epoch.
 
@@ -161,7 +165,8 @@ class ViewLoader:
         border, sizes = own.border, self.chunk_sizes.cut(own.views, own.border, size)
         self.chunk_sizes.last_largest = max(sizes, default=1)
         cache, saturation = BatchCache(), self.setup.model.saturation
-        background = self.setup.model.counts_without_light(estimate.background, estimate.others)
+        each = estimate.background if estimate.has_own_backgrounds else (estimate.background,)
+        backgrounds = [self.setup.model.counts_without_light(one, estimate.others) for one in each]
         pieces = [own.values] if len(sizes) == 1 else [*zip(*(v.split(sizes) for v in own.values), strict=True)]
         swept: Iterable[tuple[Tensor, Tensor | None]]
         if not with_counts:
@@ -175,9 +180,11 @@ class ViewLoader:
             if done == border and self.border_swept:
                 self.border_swept()
             row, anchors, fractions, weights = of_views
+            setting = self._setting(own.views, done)
+            background = backgrounds[setting if len(backgrounds) > 1 else 0]
             fixed = (counts, self.mask, background, whole, cache, places, done < border)
             windows = ViewWindows(some, anchors, estimate.window)
-            values, setting = self._values(estimate, windows, fractions, filled), self._setting(own.views, done)
+            values = self._values(estimate, windows, fractions, filled)
             done += some.shape[0]
             self.setup.world.heartbeat.moves += 1
             yield Chunk(some, row, anchors, fractions, weights, *fixed, values, other, setting, saturation)

@@ -70,7 +70,8 @@ class Problem:
         setup = Setup(model, measurement.geometry, layout, backend, dtype, window, halves)
         #: Number of probes, that of the scans where each has its own.
         self.probe_count = measurement.scans if own_probes else 1
-        if own_probes:
+        own_backgrounds = measurement.background is not None and measurement.background.ndim == 3
+        if own_probes or own_backgrounds:
             setup.settings = measurement.scan_index
         self.views = measurement.views
         #: (N, 2) positions as in the file; batches are drawn by these, even if positions move later.
@@ -108,6 +109,23 @@ class Problem:
         setup, made = replace(self.setup, model=model, geometry=geometry, layout=layout, window=window), copy(self)
         made._join(setup, self.loader.coarse(setup, c), self.evaluator.view_metrics)
         return made
+
+    def split_by_scan(self) -> None:
+        """Sweep views of one scan together from here on, as scans have something of their own."""
+        self.setup.settings = self.scan_index
+        self.loader.follow_settings()
+
+    def give_own_backgrounds(self, estimate: Estimate) -> bool:
+        """Give each of several scans a background of its own, at first that of all; return True if they had one.
+
+        Args:
+            estimate: its background (h, w) is changed to (S, h, w).
+        """
+        if self.scan_index is None or estimate.has_own_backgrounds:
+            return False
+        estimate.background = estimate.background.expand(self.scans, -1, -1).clone()
+        self.split_by_scan()
+        return True
 
     def with_views(self, measurement: Measurement, layout: Replicated) -> Problem:
         """Return the problem of other views of the same scan, on the same kernels and in the same memory for sums.

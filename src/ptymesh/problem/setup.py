@@ -30,7 +30,8 @@ class Setup:
         dtype: complex64 or complex128.
         window: (h, w).
         halves: True if waves that are kept between sweeps are in half precision.
-        settings: (N,) int64, index of the probe that each view has, where scans have probes of their own; else None.
+        settings: (N,) int64, number of the scan that each view is of, where scans have probes or backgrounds of their
+            own; else None.
     """
 
     model: Model

@@ -416,7 +416,8 @@ def _initial_probe(
         found = probes.extra_modes(found, modes, options.mode_powers, seed)
     if _is_of_result(start, object):
         return found
-    counts = mean_pattern if measurement.background is None else mean_pattern - measurement.background
+    background = measurement.mean_background
+    counts = mean_pattern if background is None else mean_pattern - background
     return probes.rescaled(found, float(counts[measurement.mask].sum()))
 
 
@@ -431,6 +432,8 @@ def _initial_probes(
     found = []
     for scan, mean in enumerate(mean_patterns):
         of_scan = replace(measurement, probe=measurement.scan_probes[scan])
+        if of_scan.background is not None and of_scan.background.ndim == 3:
+            of_scan = replace(of_scan, background=of_scan.background[scan])
         made = _initial_probe(of_scan, mean, object, options, seed)
         if measurement.intensity is not None and measurement.scan_index is not None:
             # the scan's own intensities are those of its views already

@@ -187,7 +187,8 @@ class DataStart(ProbeStart):
     def make(self, measurement: Measurement, mean_pattern: np.ndarray) -> Tensor:
         """Return the square root of the mean pattern, propagated back to the sample and to the defocus."""
         geometry = measurement.geometry
-        counts = mean_pattern if measurement.background is None else mean_pattern - measurement.background
+        background = measurement.mean_background
+        counts = mean_pattern if background is None else mean_pattern - background
         probe = _taken_to_sample(counts, measurement.mask, geometry, self)
         if self.defocus_m == 0:
             return probe

@@ -101,6 +101,8 @@ class Loop:
             state.engines[state.stage] = engine.state
             self._recall_views(engine)
             self._share_views(engine)
+            if engine.moves_background and self.problem.give_own_backgrounds(state.estimate):
+                self._epoch_end = None  # it was of one background
             self._choose_resolution(engine)
             self.problem.model = replace(self.problem.model, fidelity=engine.fidelity)
             self.problem.backend.clear_caches()

@@ -118,8 +118,8 @@ def refine_estimate(estimate: Estimate, engine: Engine, coarse: Problem, fine: P
     for name in [name for name in engine.state if name in coarse_ones or name.startswith(groups)]:
         del engine.state[name]
     background = engine.state.pop("fine_background")
-    rows, columns = (inner(c, n, background.device) for n in background.shape)
-    background[rows[:, None], columns] = estimate.background
+    rows, columns = (inner(c, n, background.device) for n in background.shape[-2:])
+    background[..., rows[:, None], columns] = estimate.background
     obj, values = _resample_object(estimate, lambda x: finer(coarse.layout.gather_whole(x, estimate), c) * c)
     probe = finer(estimate.probe, c) + engine.state.pop("beyond_probe")
     return _change_pixels(

@@ -190,6 +190,8 @@ class RunState:
             object_modes=problem.model.object_modes,
             scan_index=None if problem.scan_index is None else torch.from_numpy(problem.scan_index).to(device),
         )
+        if estimate.has_own_backgrounds:
+            problem.split_by_scan()
         own = problem.layout.own
         problem.evaluator.view_metrics.values.copy_(torch.as_tensor(saved.per_view.rows("seen", own)))
         of_views = {key: saved.per_view.rows(key, own) for key in saved.per_view if key.startswith("engine/")}
@@ -295,10 +297,11 @@ def _check_arrays(saved: checkpoint.Checkpoint, run: Counters, problem: Problem)
             "equally; go on with the recipe of the run (probe.scans)."
         )
     opr = len(shared["opr"])
+    own_backgrounds = (problem.scans,) if problem.scans > 1 and shared["background"].ndim == 3 else ()
     shapes = {
         "probe": (*shared["probe"].shape[:1], height, width),
         "opr": (opr, height, width),
-        "background": (height, width),
+        "background": (*own_backgrounds, height, width),
         "anchors": (views, 2),
         "nominal": (views, 2),
         **{name: shared["history/epoch"].shape[:1] for name in shared if name.startswith("history/")},

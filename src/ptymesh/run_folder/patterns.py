@@ -18,7 +18,15 @@ from ptymesh.measurement import Measurement, evenly_spread
 from ptymesh.models import OPTICS, named
 from ptymesh.physics.model import Model, SliceStack
 from ptymesh.physics.object_modes import with_object_modes
-from ptymesh.physics.operators import Piece, Values, Views, ViewValues, ViewWindows, values_for_views
+from ptymesh.physics.operators import (
+    Piece,
+    Values,
+    Views,
+    ViewValues,
+    ViewWindows,
+    pieces_for_scan,
+    values_for_views,
+)
 from ptymesh.physics.scan_energies import with_energies
 from ptymesh.recipe.yaml_text import parsed
 
@@ -135,7 +143,10 @@ def model_of(result: Result, geometry: Geometry, scan: Measurement | None = None
         geometry: of the patterns.
         scan: that the result was made from; None if it is of a single energy.
     """
-    pieces = with_object_modes(optics_of(result), 1 if result.object_modes is None else len(result.object_modes))
+    pieces = optics_of(result)
+    if scan is not None:
+        pieces, _ = pieces_for_scan(pieces, scan)
+    pieces = with_object_modes(pieces, 1 if result.object_modes is None else len(result.object_modes))
     return Model.for_geometry(
         geometry,
         subpixel=result.attrs.get("subpixel", "fourier"),
@@ -191,7 +202,7 @@ def modelled(model: Model, result: Result, views: np.ndarray, scan: Measurement 
         measured = torch.as_tensor(scan.positions[views], dtype=torch.float64)
         values = ViewValues(values, Views(torch.as_tensor(positions), fractions, measured, torch.as_tensor(views)))
     weights = np.ones((len(views), 1)) if result.weights is None else result.weights[views]
-    background = None if result.background is None else torch.as_tensor(result.background.astype(real))
+    background = result.background_of(views)
     return (
         model.intensity(
             torch.as_tensor(result.planes.astype(result.probe.dtype)),
@@ -199,7 +210,7 @@ def modelled(model: Model, result: Result, views: np.ndarray, scan: Measurement 
             windows.anchors,
             fractions,
             torch.as_tensor(weights.astype(real)),
-            background,
+            None if background is None else torch.as_tensor(background.astype(real)),
             None if result.opr is None else torch.as_tensor(result.opr),
             values,
         )

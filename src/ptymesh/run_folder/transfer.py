@@ -65,12 +65,13 @@ def transfer_function(result: Result, scan: Measurement) -> TransferFunction:
         )
     views = evenly_spread(scan.views, LOOKED_AT)
     model, without = model_of(result, scan.geometry, scan), replace(result, background=None)
-    background = 0.0 if result.background is None else result.background.astype(np.float64)
     common, counted = np.zeros(scan.window), np.zeros(scan.window)
     for first in range(0, len(views), CHUNK):
         chunk = views[first : first + CHUNK]
         measured = scan.patterns.read(chunk).astype(np.float64)
-        light = np.where(scan.mask & (measured >= 0), np.maximum(measured - background, 0), 0)
+        background = result.background_of(chunk)
+        light = measured if background is None else measured - background
+        light = np.where(scan.mask & (measured >= 0), np.maximum(light, 0), 0)
         intensity = np.maximum(modelled(model, without, chunk, scan), 0)
         common += np.sqrt(intensity * light).sum(axis=0)
         counted += light.sum(axis=0)

@@ -113,7 +113,7 @@ def count_fitted(problem: Problem, estimate: Estimate, moved: Set[str], *, phase
     if "weights" in moved:
         count += estimate.weights.numel() - 1
     if "background" in moved:
-        count += int(problem.loader.mask.sum())
+        count += int(problem.loader.mask.sum()) * (problem.scans if estimate.has_own_backgrounds else 1)
     return max(0, count + sum(size for name, size in sizes.items() if name in moved))
 
 

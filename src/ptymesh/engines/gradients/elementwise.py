@@ -194,6 +194,11 @@ class Elementwise(Autodiff, Engine):
         """Return the names of the unknowns of operators that the stage names."""
         return [name for name in self.unknowns.moving() if name not in Unknowns.model_fields]
 
+    @property
+    def moves_background(self) -> bool:
+        """True if this stage moves the background, in whichever of its epochs."""
+        return self.unknowns.background is not None
+
     def moved_optics(self, optics: Sequence[Unknown]) -> frozenset[str]:
         """Return the names of those of the operators' unknowns that this stage moves, in whichever of its epochs."""
         return frozenset(one.name for one in optics) & self.unknowns.moving().keys()

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,7 +27,7 @@ from ptymesh.physics import fidelity
 from ptymesh.physics.backend import Task
 from ptymesh.physics.background import darkness, raised_signals
 from ptymesh.physics.elementwise import means
-from ptymesh.physics.fidelity import DARK, Data
+from ptymesh.physics.fidelity import DARK
 from ptymesh.physics.model import Intermediates, power
 from ptymesh.problem import Batch, Chunk, Gradients, Problem
 
@@ -79,7 +80,8 @@ class Sweep:
         batch, keep = replace(batch, vary=vary), bool(self._gaps)
         self.accumulator = problem.accumulator(estimate, batch, task=task, keep=keep, background=tells)
         self.terms = problem.fields.reduction(loss.terms)
-        shapes = {"slice_spacing": (2,), "tilt": (2, 2)} | ({} if tells else {"background": (2, *problem.window)})
+        shapes: dict[str, tuple[int, ...]] = {"slice_spacing": (2,), "tilt": (2, 2)}
+        shapes |= {} if tells else {"background": (2, *estimate.background.shape)}
         summed = [name for name, one in self._others.items() if one.scope == "shared"]
         shapes |= {name: (2, *real(estimate[name]).shape) for name in summed}
         #: For tiled unknowns of the operators.
@@ -106,8 +108,8 @@ class Sweep:
         intermediates = problem.evaluator.forward(estimate, chunk)
         found: dict[str, tuple[Tensor, Tensor]] = {}
         if isinstance(self.loss, OfFidelity) and not self._at_detector:
-            lit = self.accumulator.sums.background
-            waves, sums = problem.evaluator.loss_gradient(chunk, intermediates, note, lit)
+            background_sums = self.accumulator.background_of(chunk)
+            waves, sums = problem.evaluator.loss_gradient(chunk, intermediates, note, background_sums)
             self.terms.add(sums)
         else:
             waves, found = self._loss_gradient(chunk, intermediates, note)
@@ -163,10 +165,11 @@ class Sweep:
             problem.evaluator.record_signal(chunk, signal)
         slope = self.loss.slope(signal, chunk.data)
         self.terms.add(self.loss.sums(signal, chunk.data))
-        if self.accumulator.sums.background is not None:
-            self.accumulator.sums.background.add(signal, chunk.data)
+        background_sums = self.accumulator.background_of(chunk)
+        if background_sums is not None:
+            background_sums.add(signal, chunk.data)
         elif "background" in self.wanted:
-            self.reductions["background"].add(self._find_background_slope(signal, chunk.data))
+            self.reductions["background"].add(self._find_background_slope(signal, chunk))
         found: dict[str, tuple[Tensor, Tensor]] = {}
         if self._at_detector:
 
@@ -179,13 +182,18 @@ class Sweep:
         detected *= -slope[:, None]
         return problem.model.detect_adjoint(detected, chunk.fractions), found
 
-    def _find_background_slope(self, S: Tensor, data: Data) -> Tensor:
-        """Return slope by b and I^(-1/2) of each view, (B, 2, h, w).
+    def _find_background_slope(self, S: Tensor, chunk: Chunk) -> Tensor:
+        """Return slope by b and I^(-1/2) of each view, (B, 2, h, w); of scans with their own (B, 2, S, h, w).
 
         They are defined also where the model has no light, for b needs none.
         """
-        S = raised_signals(S, data)
-        return torch.stack((self.loss.slope(S, data), darkness(S, data)), dim=1)
+        S, data = raised_signals(S, chunk.data), chunk.data
+        found = torch.stack((self.loss.slope(S, data), darkness(S, data)), dim=1)
+        if not self.estimate.has_own_backgrounds:
+            return found
+        by_scan = found.new_zeros((*found.shape[:2], *self.estimate.background.shape))
+        by_scan[:, :, chunk.setting] = found
+        return by_scan
 
     def total(self) -> tuple[Gradients, LossSummary, dict[str, Part]]:
         """Return the global sums, the loss's summary, and the parts of all unknowns but the object. Collective.
@@ -234,10 +242,10 @@ class Sweep:
         parts, tiled = {}, self._tiled.total()
         if "background" in others:
             views = len(self.batch.views)
-            mean = counts / (views * self.estimate.background.numel())
+            mean = counts / (views * math.prod(self.problem.window))
             slope, dark = others["background"]
             # The squared mean of I^(-1/2), not the mean of 1 / I, in which a dark speckle would outweigh all others.
-            curvature = c / 2 * (dark.square() / views).clamp(min=DARK)
+            curvature = c / 2 * (dark.square() / self._views_of_backgrounds()).clamp(min=DARK)
             parts["background"] = Part(slope / D, D / curvature, mean)
         for gap in [name for name in GAPS if name in others]:
             along, norm = others[gap]
@@ -273,6 +281,14 @@ class Sweep:
         found = others.clone()
         found[sent(self.batch.views, self.problem.device)] = rows.to(found.dtype).reshape(-1, *found.shape[1:])
         return found
+
+    def _views_of_backgrounds(self) -> int | Tensor:
+        """Return the number of views of the batch; of each scan, (S, 1, 1), where scans have their own backgrounds."""
+        scans, views = self.problem.scan_index, self.batch.views
+        if scans is None or not self.estimate.has_own_backgrounds:
+            return len(views)
+        counts = np.bincount(scans[views], minlength=self.problem.scans).clip(min=1)
+        return sent(torch.from_numpy(counts), self.problem.device)[:, None, None]
 
     def _pixel_tilt(self) -> Tensor:
         """Return the change of each tilt (2,) by which the wave moves by a pixel from slice to slice."""

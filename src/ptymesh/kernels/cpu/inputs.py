@@ -61,7 +61,7 @@ class CpuInputs(CpuSums):
             task: see `Backend.at_detector`.
             product: True if exit waves are to be made of object and beams.
         """
-        planes = chunk.cache.get("planes", chunk.mask, lambda: self._planes(chunk.mask, chunk.background))
+        planes = chunk.cache.get("planes", chunk.background, lambda: self._planes(chunk.mask, chunk.background))
         counts, places = chunk.counts, chunk.pattern_index
         if counts.dtype not in NATIVE or not counts.is_contiguous():
             counts, places = chunk.patterns.to(self.real).contiguous(), None
