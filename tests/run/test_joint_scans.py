@@ -13,11 +13,11 @@ import yaml
 
 import ptymesh as pm
 from joint import TwoScans, outcome, same_bits, two_scans
-from ptymesh.distributed.world import Solo
+from ptymesh.distributed.world import Solo, World
 from ptymesh.errors import BadInput
 from ptymesh.io.joint_scans import join_measurements
 from ptymesh.io.prepare.inspection import summarise
-from ptymesh.measurement import ArraySource, select_views
+from ptymesh.measurement import NO_CHECKS, ArraySource, Checks, select_views
 from ptymesh.recipe.scans import load_scan
 from ptymesh.recipe.schema import Recipe, load_recipe
 from ptymesh.run.session import run_recipe
@@ -202,7 +202,9 @@ def test_a_recipe_of_scans_runs_and_its_result_has_a_group_of_each(both: TwoScan
     result = pm.Result.load(outcome.path)
     views = [scan.views for scan in both.scans]
     assert result.scan_index is not None and np.bincount(result.scan_index).tolist() == views
-    assert Recipe.from_yaml(result.recipe).scans == recipe.scans
+    written = Recipe.from_yaml(result.recipe).scans
+    assert [(one.data.path, one.shift_px) for one in written] == [(one.data.path, one.shift_px) for one in recipe.scans]
+    assert all(one.data.checked is not None and not one.data.checked.without for one in written)
     with h5py.File(outcome.path) as file:
         for number, scan in enumerate(both.scans):
             group = file[f"scans/{number}"]
@@ -256,3 +258,44 @@ def test_rotation_and_scale_of_a_scan_are_found(both: TwoScans) -> None:
     np.testing.assert_allclose([numbers["y1"], numbers["x1"]], both.shift_px, atol=0.05)
     assert np.rad2deg(numbers["rotation1"]) == pytest.approx(0.5, abs=0.05)
     assert numbers["scale1"] == pytest.approx(0.01, abs=0.001)
+
+
+def faulty(scan: pm.Measurement) -> pm.Measurement:
+    """The scan with two views without counts, and a pixel that is stuck."""
+    counts = scan.patterns.read(np.arange(scan.views))
+    counts[[7, 21]] = 0
+    counts[:, 3, 5] = 9000
+    return replace(scan, patterns=ArraySource(counts), checks=Checks())
+
+
+def test_each_scan_is_checked_by_itself(both: TwoScans, ranks: Any) -> None:
+    left, right = both.scans
+    said: list[str] = []
+    recon = pm.Reconstruction([left, faulty(right)], say=said.append, device="cpu")
+    assert recon.scan.views == left.views + right.views - 2
+    pixel = recon.scan.patterns.read(np.array([4, left.views + 4]))[:, 3, 5]
+    assert pixel[0] >= 0 and pixel[1] < 0, "the pixel of one scan is used in the other"
+    assert all(one.startswith("right: ") for one in said)
+    assert any("Left out 2 views" in one for one in said) and any("Masked 1 pixel" in one for one in said)
+    assert said == recon.findings
+    kept = pm.Reconstruction([left, replace(faulty(right), checks=NO_CHECKS)], say=said.append, device="cpu")
+    assert kept.scan.views == left.views + right.views
+    for views in ranks(2, checked_views):
+        np.testing.assert_array_equal(views, recon.scan.positions)
+
+
+def checked_views(world: World) -> np.ndarray:
+    """Positions of the views that one rank goes on with."""
+    left, right = two_scans(dose=2.0).scans
+    return pm.Reconstruction([left, faulty(right)], device=world, say=lambda _: None).scan.positions
+
+
+def test_a_run_writes_down_what_checks_of_each_scan_have_found(both: TwoScans, tmp_path: Path) -> None:
+    left, right = both.scans
+    recipe = load_recipe(write(replace(both, scans=[left, faulty(right)]), tmp_path))
+    result = pm.Result.load(run_recipe(recipe, device="cpu").path)
+    assert len(result.positions_px) == left.views + right.views - 2
+    assert any(one.startswith("right: Left out 2 views without counts (7, 21)") for one in result.attrs["findings"])
+    first, second = (one.data.checked for one in Recipe.from_yaml(result.recipe).scans)
+    assert first is not None and not first.without and second is not None and second.without == (7, 21)
+    assert load_scan(Recipe.from_yaml(result.recipe)).views == left.views + right.views - 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -74,15 +75,19 @@ def options_of(model: type[Group], given: dict[str, object] | None, key: str) ->
     return model.parse(given, key)
 
 
-def scan_from(given: object) -> Measurement:
-    """Return the scan that is to be reconstructed: a Measurement as it is, the one at a path, or several joined."""
+def join_scans(scans: Sequence[Measurement]) -> Measurement:
+    """Return a scan, or several as one measurement."""
+    return scans[0] if len(scans) == 1 else join_measurements(scans, [(0.0, 0.0)] * len(scans))
+
+
+def scans_from(given: object) -> list[Measurement]:
+    """Return the scans that are to be reconstructed: one or several Measurements, or those at paths."""
     if isinstance(given, Measurement):
-        return given
+        return [given]
     if isinstance(given, str | Path):
-        return load(given)
+        return [load(given)]
     if isinstance(given, list | tuple) and given:
-        scans = [scan_from(one) for one in given]
-        return scans[0] if len(scans) == 1 else join_measurements(scans, [(0.0, 0.0)] * len(scans))
+        return [scan for one in given for scan in scans_from(one)]
     raise BadInput(f"The scan is of type {type(given).__name__}; give what ptymesh.load returned, or a path.")
 
 

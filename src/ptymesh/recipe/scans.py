@@ -12,6 +12,11 @@ if TYPE_CHECKING:
     from ptymesh.recipe.schema import Recipe
 
 
+def load_scans(recipe: Recipe) -> list[Measurement]:
+    """Return each of a recipe's several scans by itself. Raises BadInput where a file cannot be used."""
+    return [load_measurement(one.data, recipe.positions) for one in recipe.scans]
+
+
 def load_scan(recipe: Recipe) -> Measurement:
     """Return the scan of a recipe, or its scans joined, prepared as the recipe says.
 
@@ -20,6 +25,5 @@ def load_scan(recipe: Recipe) -> Measurement:
     """
     if not recipe.scans:
         return load_measurement(recipe.data, recipe.positions)
-    measurements = [load_measurement(one.data, recipe.positions) for one in recipe.scans]
-    joint = join_measurements(measurements, [one.shift_px for one in recipe.scans])
+    joint = join_measurements(load_scans(recipe), [one.shift_px for one in recipe.scans])
     return lay_side_by_side(joint) if recipe.object.scans == "own" else joint

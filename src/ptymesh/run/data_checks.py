@@ -9,7 +9,7 @@ it reads them; what they gather is summed exactly.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from json import dumps, loads
@@ -30,7 +30,7 @@ from ptymesh.io.prepare.outliers import regions_of
 from ptymesh.io.prepare.survey import Gathering, Survey
 from ptymesh.io.source import slabs
 from ptymesh.measurement import NO_CHECKS, Measurement, PatternSource
-from ptymesh.recipe.scans import load_scan
+from ptymesh.recipe.scans import load_scan, load_scans
 from ptymesh.recipe.schema import Recipe
 
 #: What ranks do while they look at the data, for messages.
@@ -86,22 +86,69 @@ def check_after_reading(
     return _agreed(world, scan, lambda: check_patterns(scan, seen, related=related))
 
 
-def checked_recipe(recipe: Recipe, world: World) -> tuple[Recipe, list[str]]:
-    """Return the recipe whose `data.checked` says what checks have decided, and their sentences. Collective.
+def checked_scan(
+    scan: Measurement, world: World, *, related: bool = True, near_field: bool = True
+) -> tuple[Measurement, list[str]]:
+    """Return a scan as checks leave it, and their sentences. Collective.
 
     Patterns are read once for this, each by one rank.
+
+    Args:
+        scan: as it was read.
+        world: the ranks.
+        related: False where positions say nothing of what views share (single exposures).
+        near_field: False where a near field that nobody says is looked for otherwise.
 
     Raises:
         BadInput: the data cannot be.
     """
-    scan = world.on_all_ranks(lambda: load_scan(recipe), READING)
     if not is_to_be_checked(scan):
-        return recipe, []
-    before, related = scan, "rpi" not in recipe.optics
-    scan, sentences = check_before_reading(scan, world, related=related, near_field=False)  # its caller looks for that
+        return scan, []
+    scan, sentences = check_before_reading(scan, world, related=related, near_field=near_field)
     seen = world.on_all_ranks(lambda: _read(scan, world), READING)
     found = _agreed(world, scan, lambda: check_patterns(scan, seen, related=related))
-    return record_checks(recipe, apply_findings(scan, found), before), [*sentences, *found.sentences]
+    return apply_findings(scan, found), [*sentences, *found.sentences]
+
+
+def checked_scans(
+    scans: Sequence[Measurement], world: World, *, related: bool = True
+) -> tuple[list[Measurement], list[str]]:
+    """Return each of several scans as checks of it alone leave it, and their sentences. Collective.
+
+    Args:
+        scans: before they are joined.
+        world: the ranks.
+        related: False where positions say nothing of what views share (single exposures).
+
+    Raises:
+        BadInput: the data cannot be.
+    """
+    each = [checked_scan(scan, world, related=related) for scan in scans]
+    named = [f"{scan.name}: {sentence}" for scan, sentences in each for sentence in sentences]
+    return [scan for scan, _ in each], named
+
+
+def checked_recipe(recipe: Recipe, world: World) -> tuple[Recipe, list[str]]:
+    """Return the recipe whose `data.checked` says what checks have decided, and their sentences. Collective.
+
+    Patterns are read once for this, each by one rank; those of several scans are looked at scan by scan.
+
+    Raises:
+        BadInput: the data cannot be.
+    """
+    related = "rpi" not in recipe.optics
+    if not recipe.scans:
+        before = world.on_all_ranks(lambda: load_scan(recipe), READING)
+        # a near field is looked for by whoever asks for this
+        scan, sentences = checked_scan(before, world, related=related, near_field=False)
+        return (record_checks(recipe, scan, before) if is_to_be_checked(before) else recipe), sentences
+    read = world.on_all_ranks(lambda: load_scans(recipe), READING)
+    scans, sentences = checked_scans(read, world, related=related)
+    each = [
+        one.model_copy(update={"data": checked_options(one.data, scan, before)}) if is_to_be_checked(before) else one
+        for one, scan, before in zip(recipe.scans, scans, read, strict=True)
+    ]
+    return recipe.model_copy(update={"scans": tuple(each), "data": each[0].data}), sentences
 
 
 def record_checks(recipe: Recipe, scan: Measurement, before: Measurement) -> Recipe:

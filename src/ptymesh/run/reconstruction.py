@@ -55,13 +55,29 @@ from ptymesh.problem import Problem
 from ptymesh.problem.counts import mean_patterns
 from ptymesh.recipe.initial import StartSettings, frame, initial_estimate
 from ptymesh.recipe.magnitudes import refuse_spacing
-from ptymesh.recipe.python_arguments import Stage, memory_of, operators_of, options_of, scan_from, seed_of, stages_of
+from ptymesh.recipe.python_arguments import (
+    Stage,
+    join_scans,
+    memory_of,
+    operators_of,
+    options_of,
+    scans_from,
+    seed_of,
+    stages_of,
+)
 from ptymesh.recipe.schema import default_stages
 from ptymesh.recipe.starts import ObjectOptions, ProbeOptions
 from ptymesh.registry import with_article
 from ptymesh.run import rounding_check
 from ptymesh.run.checkpoint_counters import counters_of
-from ptymesh.run.data_checks import READING, check_after_reading, check_before_reading, to_stderr, watched
+from ptymesh.run.data_checks import (
+    READING,
+    check_after_reading,
+    check_before_reading,
+    checked_scans,
+    to_stderr,
+    watched,
+)
 from ptymesh.run.final_verdict import EstimateJudge
 from ptymesh.run.loop import Loop
 from ptymesh.run.memory import check_object, retry_out_of_memory
@@ -151,7 +167,8 @@ class Reconstruction(Displayed):
         ):
             if not isinstance(word, str) or word not in known:
                 raise BadInput(f"{name} is {quote(word)}; give {', '.join(known[:-1])} or {known[-1]}.")
-        scan, seed = scan_from(scan), seed_of(seed)
+        scans, seed = scans_from(scan), seed_of(seed)
+        scan = join_scans(scans)
         object_options = object if isinstance(object, ObjectOptions) else options_of(ObjectOptions, object, "object")
         probe_options = probe if isinstance(probe, ProbeOptions) else options_of(ProbeOptions, probe, "probe")
         if probe_modes is not None:
@@ -192,6 +209,12 @@ class Reconstruction(Displayed):
                 "other_data": other_data,
             }
         )
+        of_scans: list[str] = []
+        if len(scans) > 1 and saved is None:
+            with self.world.heartbeat.doing("read"):
+                checked, of_scans = checked_scans(scans, self.world, related="rpi" not in (optics or {}))
+                scan = self._everywhere(lambda: join_scans(checked))
+            self.scan = scan = lay_side_by_side(scan) if object_options.scans == "own" else scan
         self.stages: list[Engine] = []
         #: Stages of a recipe that names none, for this object and probe.
         self.default_stages = stages_of(default_stages(object_options, probe_options))
@@ -261,7 +284,7 @@ class Reconstruction(Displayed):
         related = self._related = "rpi" not in (optics or {}) and scan.scan_index is None
         checking = saved is None and scan.checks != NO_CHECKS
         #: Sentences on what checks of the data have led to, and on what pieces of the model take from it and cost.
-        self.findings: list[str] = chosen
+        self.findings: list[str] = [*of_scans, *chosen]
         #: The scan before these checks.
         self.unchecked = scan
         with self.world.heartbeat.doing("read"):

@@ -28,7 +28,7 @@ from ptymesh.planning.batches import balance, draw, hold_out
 from ptymesh.recipe.scans import load_scan
 from ptymesh.recipe.schema import Recipe
 from ptymesh.run.checkpoint_counters import counters_of
-from ptymesh.run.data_checks import READING, record_checks, to_stderr
+from ptymesh.run.data_checks import READING, checked_recipe, record_checks, to_stderr
 from ptymesh.run.loop import Loop
 from ptymesh.run.machine import peak_bytes
 from ptymesh.run.rank_facts import REMEDY, recipe_facts
@@ -160,7 +160,11 @@ def _run(
     with world.heartbeat.doing("read"):
         if resume:
             saved = _load_checkpoint(out / "checkpoint", world)
+        found: list[str] = []
+        if recipe.scans and not resume:
+            recipe, found = checked_recipe(recipe, world)
         recon = reconstruction(recipe, world, saved, other_data=other_data, say=lambda _: None)
+        recon.findings[:0] = found
     if recon.unchecked.checks != NO_CHECKS:
         recipe = record_checks(recipe, recon.scan, recon.unchecked)
     recipe = recipe.model_copy(update={"optics": recon.optics})
