@@ -7,6 +7,7 @@ Q       incoherent object modes
 H, W    object pixels (multiples of BLOCK)
 K       variable-probe (OPR) modes
 h, w    window pixels
+v, u    detector pixels, as many as the window's unless the model's are finer
 
 p_j = n_j + f_j: a position is an integer anchor n_j, re-chosen only between epochs, plus the rest f_j.
 
@@ -49,8 +50,8 @@ class Estimate:
         nominal: (N, 2) float64, positions at the start of the stage, from which batches are drawn.
         weights: (N, 1 + K) float: w_j0, amplitude of the incident beam per view (1 where it was constant), then the
             view's shares w_jk of the OPR modes.
-        background: (h, w) float counts added to every intensity (0 where there is none); where each of S scans has its
-            own, (S, h, w).
+        background: (v, u) float counts added to every intensity (0 where there is none); where each of S scans has its
+            own, (S, v, u).
         slice_spacing_m: distance between neighbouring slices (0 for a single slice).
         tilt_rad: (y, x) by which the axis along which slices are stacked leans against the beam: from one slice to the
             next, the same pixel is displaced by slice_spacing_m tan(tilt_rad).
@@ -125,7 +126,8 @@ class Estimate:
         (slices, height, width), (modes, h, w), count = self.object.shape, self.probe.shape, len(self.opr)
         named = {"N": len(self.positions), "L": slices, "H": height, "W": width, "M": modes, "h": h, "w": w}
         scans = 1 if self.scan_index is None else int(self.scan_index.max()) + 1
-        return named | {"K": count, "1+K": 1 + count, "S": scans}
+        v, u = self.background.shape[-2:]
+        return named | {"K": count, "1+K": 1 + count, "S": scans, "v": v, "u": u}
 
     @property
     def probes(self) -> tuple[torch.Tensor, ...]:

@@ -179,13 +179,13 @@ class Geometry:
             )
         return self.object_pixel_m, self.wavelength_m
 
-    def pixel_ratio(self, shape: tuple[int, int], binning: int = 1) -> Pair:
+    def pixel_ratio(self, shape: tuple[int, int], binning: float = 1) -> Pair:
         """Return new over old object pixel (y, x) for a window of `shape` pixels, each `binning` old ones wide."""
         if self.propagation != "far_field":
             return float(binning), float(binning)
         return self.shape[0] / (shape[0] * binning), self.shape[1] / (shape[1] * binning)
 
-    def rewindowed(self, shape: tuple[int, int], binning: int = 1) -> Geometry:
+    def rewindowed(self, shape: tuple[int, int], binning: float = 1) -> Geometry:
         """Return this geometry after cropping, padding and binning the detector to `shape` pixels."""
         ratio = self.pixel_ratio(shape, binning)
         detector, obj = self.detector_pixel_m, self.object_pixel_m
@@ -195,6 +195,13 @@ class Geometry:
             detector_pixel_m=None if detector is None else (detector[0] * binning, detector[1] * binning),
             object_pixel_m=None if obj is None else (obj[0] * ratio[0], obj[1] * ratio[1]),
         )
+
+    def binned(self, factor: float) -> Geometry:
+        """Return this geometry with pixels of the detector so many times as wide; below 1, each is divided."""
+        if factor == 1:
+            return self
+        h, w = (round(n / factor) for n in self.shape)
+        return self.rewindowed((h, w), factor)
 
     def flipped(self, y: bool, x: bool) -> Geometry:
         """Return this geometry with the detector's axes reversed where y or x is True."""

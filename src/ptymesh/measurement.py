@@ -176,7 +176,7 @@ class Measurement(Displayed):
     Attributes:
         patterns: source of (N, h, w) counts; or an array of them, in memory or one that is read when it is sliced.
         positions: (N, 2) float64, y x, nominal positions in object pixels, arbitrary origin.
-        geometry: of this window.
+        geometry: of this window; of a model whose pixels are finer than the detector's, of the model's (`divided`).
         mask: (h, w) bool, True where the detector is good.
         background: (h, w) counts that add to every pattern, or None; of S scans whose backgrounds differ (S, h, w).
         efficiency: (h, w) share of the light that each pixel counts, relative to the mean, or None where all are alike;
@@ -246,7 +246,8 @@ class Measurement(Displayed):
         if not np.isfinite(self.positions).all():
             bad = int(np.flatnonzero(~np.isfinite(self.positions).all(axis=1))[0])
             raise BadInput(f"Position {bad} of {self.name} is {self.positions[bad]}; remove that view or mend it.")
-        if self.geometry.shape != (h, w):
+        k = max(1, self.geometry.shape[0] // h)
+        if self.geometry.shape != (k * h, k * w):
             raise BadInput(f"The geometry is for windows of {self.geometry.shape}, the patterns are {(h, w)}.")
         if self.mask.shape != (h, w) or self.mask.dtype != np.bool_:
             raise BadInput(f"The mask is {self.mask.shape} {self.mask.dtype}; it must be a boolean array {(h, w)}.")
@@ -320,6 +321,18 @@ class Measurement(Displayed):
         """Step (N, 2), px, from each position to the next of its line: `steps`, or as the positions say."""
         return steps_along_lines(self.positions) if self.steps is None else self.steps
 
+    def divided(self, factor: int) -> Measurement:
+        """Return this far-field scan for a model that divides each pixel of the detector into factor x factor.
+
+        Its windows are so many times as wide, at the same object pixel; patterns, mask and background stay.
+        """
+        if factor == 1:
+            return self
+        geometry = self.geometry.binned(1 / factor)
+        of_scans = tuple(None if probe is None else _surrounded(probe, geometry.shape) for probe in self.scan_probes)
+        own = None if self.probe is None else _surrounded(self.probe, geometry.shape)
+        return replace(self, geometry=geometry, probe=own, scan_probes=of_scans)
+
     def scan_coordinates(self, positions_px: np.ndarray) -> np.ndarray:
         """Return positions (N, 2) of the views in pixels without what scans were displaced by."""
         if self.displaced_px is None or self.scan_index is None:
@@ -348,6 +361,13 @@ class Measurement(Displayed):
     def window(self) -> tuple[int, int]:
         """Sides of the window, (h, w)."""
         return self.geometry.shape
+
+
+def _surrounded(probe: np.ndarray, window: tuple[int, int]) -> np.ndarray:
+    """Return a probe (M, h, w) in the middle of a larger window that is dark around it."""
+    before = [n // 2 - side // 2 for n, side in zip(window, probe.shape[-2:], strict=True)]
+    around = zip(before, window, probe.shape[-2:], strict=True)
+    return np.pad(probe, [(0, 0), *((first, n - side - first) for first, n, side in around)])
 
 
 def steps_along_lines(positions: np.ndarray) -> np.ndarray:

@@ -5,6 +5,7 @@ Files, checkpoints, copies and engines use these declarations; an unknown that a
 
 N, M, K, L      views; probe modes; variable-probe modes; slices
 H, W, h, w      object pixels; window pixels
+v, u            detector pixels along y and x, as many as the window's unless the model's are finer
 S               scans that the views are of, 1 of a single one
 """
 
@@ -84,7 +85,7 @@ BUILT_IN = (
     Unknown("object", ("L", "H", "W"), "tiled", complex=True, outside=1.0, start=1.0, dataset="object"),
     Unknown("probe", ("M", "h", "w"), unit="sqrt(counts)", complex=True, dataset="probe"),
     Unknown("opr", ("K", "h", "w"), unit="sqrt(counts)", complex=True, dataset="opr/modes"),
-    Unknown("background", ("h", "w"), unit="counts", dataset="background"),
+    Unknown("background", ("v", "u"), unit="counts", dataset="background"),
     Unknown("positions", ("N", "2"), "view", unit="px", dataset="positions_px"),
     Unknown("weights", ("N", "1+K"), "view", start=1.0, dataset="opr/weights"),
 )

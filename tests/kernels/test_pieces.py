@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from importlib.util import find_spec
 from itertools import product
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -15,8 +15,10 @@ from ptymesh.kernels.capabilities import AT_EXIT, AT_PROBE, Request, capability_
 from ptymesh.kernels.capabilities import PIECES as WITH_PIECES
 from ptymesh.kernels.cpu.backend import CpuBackend
 from ptymesh.kernels.fused import FusedBackend
+from ptymesh.models.binned_detector import BinnedDetector
 from ptymesh.physics.backend import Backend, Operation
 from ptymesh.physics.model import Model
+from ptymesh.physics.operators import Placed
 
 #: What kernels know, to which a piece is added that they do not: a kernel of each row of the table.
 KNOWN: dict[str, dict[str, Any]] = {
@@ -46,6 +48,13 @@ def test_a_piece_that_no_kernel_knows_goes_to_the_reference(
     case = Case(window=(16, 20), **KNOWN[kind])
     case.model = PIECES[piece](case)
     compare_entries(case)
+
+
+def test_windows_wider_than_patterns_go_to_the_reference() -> None:
+    case = Case(window=(16, 20))
+    case.model = replace(case.model, detector=(Placed(BinnedDetector(factor=2), (), {}),))
+    small = replace(case.chunk, mask=case.chunk.mask[::2, ::2], counts=case.chunk.counts[:, ::2, ::2])
+    assert not any(case.fused.kernel_for(name, case.model, small) for name in get_args(Operation))
 
 
 @pytest.mark.sample(19)

@@ -523,6 +523,7 @@ def test_frames_in_pieces_are_whole(piece: int, tmp_path: Path, monkeypatch: pyt
         ("positions.raster={shape: [10, 16], step_m: 1e-6}", "leave it out"),
         ("probe.opr_modes=1", "leave it out"),
         ("object.modes=2", "leave it out"),
+        ("optics={binned_detector: true}", "wider than the frames of a stream"),
     ],
 )
 def test_recipes_that_need_all_views(scan: Path, recipe: Recipe, tmp_path: Path, setting: str, word: str) -> None:

@@ -149,8 +149,8 @@ class Candidate:
 class _Whole(Reconstruction):
     """A reconstruction with the whole object on every rank, so that its estimate can be copied and replaced."""
 
-    def _layout(self, name: str, saved: Checkpoint | None, planned: Engine | None) -> Replicated:
-        return Replicated(self.world, self.scan.positions)
+    def _layout(self, name: str, scan: Measurement, saved: Checkpoint | None, planned: Engine | None) -> Replicated:
+        return Replicated(self.world, scan.positions)
 
 
 class CandidateRunner:

@@ -476,9 +476,12 @@ class Result(Displayed):
         """Raise BadInput if what was read from `path` does not fit together, or is not finite."""
         views, modes = len(self.positions_px), 0 if self.opr is None else len(np.atleast_1d(self.opr))
         window = self.probe.shape[-2:]
-        shapes = {"weights": (views, 1 + modes), "opr": (modes, *window), "background": window, "residuals": (views,)}
-        if self._own_backgrounds is not None and self.scan_index is not None and len(self.scan_index):
-            shapes["background"] = (int(self.scan_index.max()) + 1, *window)
+        shapes = {"weights": (views, 1 + modes), "opr": (modes, *window), "residuals": (views,)}
+        if self.background is not None:  # the model's pixels may be finer than the detector's
+            finer = max(1, window[0] // max(1, (1, 1, *self.background.shape)[-2]))
+            shapes["background"] = tuple(n // finer for n in window)
+            if self._own_backgrounds is not None and self.scan_index is not None and len(self.scan_index):
+                shapes["background"] = (int(self.scan_index.max()) + 1, *shapes["background"])
         if modes and self.weights is None:
             raise BadInput(f"/opr/modes of {path} has {modes} modes, of which no /opr/weights say the shares.")
         for name, wanted in shapes.items():

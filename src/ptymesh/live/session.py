@@ -48,6 +48,7 @@ from ptymesh.live.spool import Spool
 from ptymesh.live.state import LOG, PICTURE, SUMMARY, kept_values, restore_state
 from ptymesh.live.steering import Steering
 from ptymesh.measurement import NO_CHECKS, Measurement
+from ptymesh.physics.detector.pieces import binning_of
 from ptymesh.physics.model import Model, SliceStack
 from ptymesh.problem import Problem
 from ptymesh.problem.counts import mean_pattern
@@ -156,6 +157,8 @@ def _check(recipe: Recipe) -> None:
                 f"optics.{name} reads its options from the whole scan, and a stream has not brought it yet; give them, "
                 "or leave it out."
             )
+        if binning_of([one]) > 1:
+            raise BadInput(f"optics.{name} has windows wider than the frames of a stream; leave it out.")
         for unknown in one.unknowns:
             if unknown.scope == "tiled":
                 raise BadInput(

@@ -35,7 +35,7 @@ class DetectorEfficiency(DetectorPiece):
     name: ClassVar[str] = "detector_efficiency"
     is_fast: ClassVar[bool] = True
     unknowns: ClassVar[tuple[Unknown, ...]] = (
-        Unknown("efficiency", ("h", "w"), start=1.0, least=0.0, largest=1e6, may_rest=True, is_fixed=True),
+        Unknown("efficiency", ("v", "u"), start=1.0, least=0.0, largest=1e6, may_rest=True, is_fixed=True),
     )
 
     def start_values(self, measurement: Measurement) -> Mapping[str, float | np.ndarray]:

@@ -34,7 +34,7 @@ from ptymesh.estimate import REACH
 from ptymesh.geometry import Geometry
 from ptymesh.physics import window_shifts
 from ptymesh.physics.background import raised_signals
-from ptymesh.physics.detector.pieces import DetectorPiece, Response
+from ptymesh.physics.detector.pieces import DetectorPiece, Response, binning_of
 from ptymesh.physics.elementwise import over_few, over_window, overlap, times
 from ptymesh.physics.fidelity import Data, Saturation
 from ptymesh.physics.object_modes import ObjectModes
@@ -175,7 +175,13 @@ class Model:
         operators = tuple(Placed.of(one, geometry, dtype, device) for one in optics if isinstance(one, WaveOperator))
         on_counts = [one for one in optics if isinstance(one, DetectorPiece)]
         on_counts.sort(key=lambda one: one.adds_counts)  # counts are added behind all else
-        detector = tuple(Placed.of(one, geometry, dtype, device) for one in on_counts)
+        detector: tuple[Placed[DetectorPiece], ...] = ()
+        behind, finer = geometry, binning_of(on_counts)
+        for piece in on_counts:
+            if finer > 1 and any("v" in unknown.axes for unknown in piece.unknowns):
+                raise BadInput(f"{piece.label} is of pixels of the detector; name it behind optics.binned_detector.")
+            detector += (Placed.of(piece, behind, dtype, device),)
+            behind, finer = behind.binned(piece.binning), finer // piece.binning
         if detector and torch.device(device).type != "cpu":
             try_transforms(torch.device(device), torch.complex128, geometry.shape)
         for one in optics:
@@ -228,6 +234,11 @@ class Model:
     def saturation(self) -> Saturation | None:
         """Counts from which on the detector counts no further; None if no piece of it says so."""
         return next((found for one in self.detector if (found := one.operator.saturation) is not None), None)
+
+    @property
+    def binning(self) -> int:
+        """Number of the model's pixels along a side of one of the detector's."""
+        return binning_of(placed.operator for placed in self.detector)
 
     @property
     def unknowns(self) -> tuple[Unknown, ...]:

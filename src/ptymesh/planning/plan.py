@@ -13,7 +13,7 @@ Tiled        the touched blocks that two ranks hold, to each neighbour, or read 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -33,6 +33,7 @@ from ptymesh.estimate import BLOCK, REACH, Estimate
 from ptymesh.files import size
 from ptymesh.limits import check_room
 from ptymesh.measurement import Measurement, evenly_spread
+from ptymesh.physics.detector.pieces import binning_of
 from ptymesh.physics.model import Subpixel, reach_of
 from ptymesh.physics.object_models import TRANSMISSION, object_model_of
 from ptymesh.physics.operators import Piece, fan_out_of
@@ -167,7 +168,7 @@ def scan_of(
     subpixel: Subpixel,
     precision: Precision,
     margin_px: int,
-    optics: Iterable[Piece] = (),
+    optics: Sequence[Piece] = (),
 ) -> Scan:
     """Return what a plan depends on, of a data set and the keys of a recipe; no pattern is read.
 
@@ -183,9 +184,9 @@ def scan_of(
     Raises:
         BadInput: the tables of the object's blocks would not fit into memory.
     """
-    origin, extent = frame(measurement.positions, measurement.window, max(margin_px, REACH))
+    window = measurement.geometry.binned(1 / binning_of(optics)).shape
+    origin, extent = frame(measurement.positions, window, max(margin_px, REACH))
     found = 1 if measurement.probe is None else len(measurement.probe)
-    h, w = measurement.window
     height, width = extent
     check_room(
         _BLOCK_BYTES * (height // BLOCK) * (width // BLOCK),
@@ -194,13 +195,13 @@ def scan_of(
     )
     return Scan(
         measurement.positions,
-        (h, w),
+        window,
         extent,
         (float(origin[0]), float(origin[1])),
         probe.modes or found,
         object.slices,
         probe.opr_modes,
-        np.dtype(measurement.patterns.dtype).itemsize * h * w,
+        np.dtype(measurement.patterns.dtype).itemsize * measurement.mask.size,
         8 if precision == "double" else 4,
         reach_of(subpixel),
         {"single": 4, "mixed": 2, "double": 8}[precision],
@@ -208,7 +209,7 @@ def scan_of(
         fan_out_of(optics) * object.modes,
         _value_numbers(object.kind),
         object.modes,
-        _tiled_numbers(optics, object.slices * object.modes, (h, w)),
+        _tiled_numbers(optics, object.slices * object.modes, window),
     )
 
 

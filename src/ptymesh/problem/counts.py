@@ -11,7 +11,7 @@ from ptymesh.problem.problem import Problem
 
 def mean_pattern(problem: Problem) -> np.ndarray:
     """Return the mean pattern over all views, (h, w) float64, with masked pixels 0. Collective."""
-    total, loader = problem.fields.reduction(*problem.window), problem.loader
+    total, loader = problem.fields.reduction(*problem.loader.mask.shape), problem.loader
     for counts in loader.counted(np.arange(len(loader.patterns))):
         total.add(Data.of(counts, loader.mask, None, torch.float64).y)
     return (problem.fields.totals(total)[0] / problem.views).cpu().numpy()
@@ -26,7 +26,7 @@ def mean_patterns(problem: Problem) -> np.ndarray:
     if settings is None or problem.probe_count == 1:
         return mean_pattern(problem)[None]
     loader, own = problem.loader, settings[problem.layout.own]
-    totals = [problem.fields.reduction(*problem.window) for _ in range(problem.probe_count)]
+    totals = [problem.fields.reduction(*loader.mask.shape) for _ in range(problem.probe_count)]
     for setting, total in enumerate(totals):
         for counts in loader.counted(np.flatnonzero(own == setting)):
             total.add(Data.of(counts, loader.mask, None, torch.float64).y)

@@ -67,22 +67,23 @@ def mean_image(reference: str, option: str, scan: Measurement) -> tuple[np.ndarr
     """
     images = _images(reference, option)
     source = scan.patterns.sources[0] if isinstance(scan.patterns, JointSource) else scan.patterns
-    detector = source.raw.shape[1:] if isinstance(source, PreparedSource) else scan.window
+    window = scan.mask.shape
+    detector = source.raw.shape[1:] if isinstance(source, PreparedSource) else window
     if isinstance(source, PreparedSource) and images.shape[1:] == detector:
         order = np.arange(images.shape[0])
         # an image without its dark may be negative where there is no light
         prepared = replace(source, raw=images, view_mask=None, selected=order, invalid="zero", name=reference)
-        total, seen = np.zeros(scan.window), np.zeros(scan.window)
+        total, seen = np.zeros(window), np.zeros(window)
         for part in slabs(len(order), prepared.window.shape[0] * prepared.window.shape[1] * 8):
             counts = prepared.read(part).astype(np.float64)
             total += np.where(counts < 0, 0, counts).sum(axis=0)
             seen += (counts >= 0).sum(axis=0)
         good = scan.mask & (seen > 0)
         return _refuse_darkness(np.where(good, total / np.maximum(seen, 1), 0), good, reference, option), good
-    if images.shape[1:] != scan.window:
-        sides = f"{detector}" if detector == scan.window else f"{detector}, its window {scan.window}"
+    if images.shape[1:] != window:
+        sides = f"{detector}" if detector == window else f"{detector}, its window {window}"
         raise BadInput(f"{option}: {reference} has shape {images.shape[1:]}; the scan's detector is {sides}.")
-    height, width = scan.window
+    height, width = window
     mean = images.read(np.arange(images.shape[0]), slice(0, height), slice(0, width)).astype(np.float64).mean(axis=0)
     if scan.geometry.propagation == "far_field":
         mean = np.fft.ifftshift(mean)

@@ -110,7 +110,7 @@ def initial_estimate(
     positions = torch.from_numpy(scan_px + origin).to(device)
     weights = np.ones(measurement.views) if measurement.intensity is None else np.sqrt(measurement.intensity)
     real = torch.zeros((), dtype=dtype).real.dtype
-    background = np.zeros(geometry.shape) if measurement.background is None else measurement.background
+    background = np.zeros(measurement.mask.shape) if measurement.background is None else measurement.background
     own = probe.scans == "own"
     made_of = _initial_probes if own else _initial_probe
     first = made_of(measurement, mean_pattern, object, probe, seed)

@@ -21,9 +21,11 @@ from ptymesh.io.options import ArrayRef, FrozenOptions, Number, Positive, Positi
 from ptymesh.io.results import Result
 from ptymesh.measurement import Measurement
 from ptymesh.models.aberrations import LensAberrations
+from ptymesh.models.binned_detector import BinnedDetector
 from ptymesh.options import Reference
 from ptymesh.physics.beam import probes
 from ptymesh.physics.object_models import OBJECT_MODELS, TRANSMISSION, object_model_of
+from ptymesh.physics.operators import NOTHING
 from ptymesh.physics.propagate import angular_spectrum_kernel, apply_kernel_adjoint, fresnel_kernel
 from ptymesh.recipe.beam_image import mean_image
 from ptymesh.recipe.resampling import load_complex_array, pixel_ratio, resample_images
@@ -343,6 +345,8 @@ def _taken_to_sample(counts: np.ndarray, good: np.ndarray, geometry: Geometry, s
         start: for messages.
     """
     filled = torch.from_numpy(_filled(counts, good, geometry.propagation == "far_field"))
+    if filled.shape != geometry.shape:  # the model's pixels are finer
+        filled = BinnedDetector(factor=geometry.shape[0] // len(filled)).adjoint(filled, NOTHING, ())
     if geometry.propagation == "far_field":
         return probes.from_mean_pattern(filled)
     make = angular_spectrum_kernel if geometry.propagation == "angular_spectrum" else fresnel_kernel

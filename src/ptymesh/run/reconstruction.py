@@ -44,6 +44,7 @@ from ptymesh.kernels.piece_costs import costs_of_pieces
 from ptymesh.measurement import NO_CHECKS, Measurement
 from ptymesh.models.tilted_surface import refuse_bent_patterns
 from ptymesh.paths import usable
+from ptymesh.physics.detector.pieces import binning_of
 from ptymesh.physics.model import Model, SliceStack, Subpixel
 from ptymesh.physics.object_models import object_model_of
 from ptymesh.physics.object_modes import mean_of_modes, phases_to_first, with_object_modes
@@ -243,6 +244,13 @@ class Reconstruction(Displayed):
             refuse_energies(scan, object_options, operators)
         refuse_bent_patterns(scan.geometry, operators)
         operators, chosen = self._everywhere(lambda: pieces_for_scan(operators, self.scan))
+        #: Pixels of the model along a side of one of the detector's.
+        self.binning = binning_of(operators)
+        if self.binning > 1 and scan.displaced_px is not None:
+            raise BadInput(
+                "Objects of single scans lie a window of the detector apart, and optics.binned_detector makes windows "
+                "wider; use object.scans: shared, or reconstruct each by itself."
+            )
         #: Pieces of the model by name, with the options that they take from the scan.
         self.optics = {one.name: one for one in operators}
         dtype = complex_dtype(precision)
@@ -250,7 +258,7 @@ class Reconstruction(Displayed):
         if object_options.slice_spacing_m is not None and saved is None:
             refuse_spacing(scan.geometry, object_options.slice_spacing_m)
         model = Model.for_geometry(
-            scan.geometry,
+            scan.geometry.binned(1 / self.binning),
             subpixel=subpixel,
             optics=with_energies(with_object_modes(operators, object_options.modes), scan),
             slices=SliceStack(
@@ -267,7 +275,8 @@ class Reconstruction(Displayed):
 
         def owners_of(scan: Measurement) -> Replicated | Tiled:
             self.scan, layout = scan, asked
-            self._everywhere(lambda: check_object(self.world, scan, planes, dtype, asked, MARGIN_PX, modes))
+            modelled = scan.divided(self.binning)
+            self._everywhere(lambda: check_object(self.world, modelled, planes, dtype, asked, MARGIN_PX, modes))
             if layout == "auto" and saved is not None and self.world.size > 1:
                 layout, self.layout_why = counters_of(saved.meta).layout, "as before"
             if layout == "auto" and self.world.size == 1:
@@ -275,10 +284,11 @@ class Reconstruction(Displayed):
             if layout == "auto":
                 frame = scan_of(scan, object_options, probe_options, subpixel, precision, MARGIN_PX, operators)
                 layout, self.layout_why = choose_layout(self.world, frame, planned or Adam(), seed)
-            return self._layout(layout, saved, planned)
+            return self._layout(layout, modelled, saved, planned)
 
         def read(source: Measurement, owners: Replicated | Tiled) -> Problem:
-            return self._everywhere(lambda: Problem(model, source, owners, dtype, memory, halves, own_probes))
+            modelled = source.divided(self.binning)
+            return self._everywhere(lambda: Problem(model, modelled, owners, dtype, memory, halves, own_probes))
 
         #: True if neighbouring views are of neighbouring places, in the order of one scan.
         related = self._related = "rpi" not in (optics or {}) and scan.scan_index is None
@@ -309,7 +319,7 @@ class Reconstruction(Displayed):
                 return
             source, gathered = watched(scan) if checking else (scan, None)
             self.problem = read(source, owners)
-            self.findings += costs_of_pieces(self.problem.backend, model, scan.window)
+            self.findings += costs_of_pieces(self.problem.backend, model, self.problem.window)
             means = mean_patterns(self.problem)
             if gathered is not None:
                 found = check_after_reading(scan, gathered, means[0], self.world, related=related)
@@ -326,7 +336,7 @@ class Reconstruction(Displayed):
             with one_thread():  # large sums and decompositions depend on the number of threads
                 estimate = self._everywhere(
                     lambda: initial_estimate(
-                        scan,
+                        scan.divided(self.binning),
                         means if own_probes else means[0],
                         StartSettings(precision, self.world.device, MARGIN_PX, seed, owners.place),
                         object=object_options,
@@ -383,8 +393,9 @@ class Reconstruction(Displayed):
         if odd and self.world.rank == 0:
             print(f"ptymesh: {odd}", file=sys.stderr, flush=True)
 
-    def _layout(self, name: str, saved: Checkpoint | None, planned: Engine | None) -> Replicated | Tiled:
-        scan = self.scan
+    def _layout(
+        self, name: str, scan: Measurement, saved: Checkpoint | None, planned: Engine | None
+    ) -> Replicated | Tiled:
         if name == "replicated":  # with owners as the first stage needs them, so that patterns are read there
             compact = planned is not None and planned.order == "compact"
             extent = frame(scan.positions, scan.window, max(MARGIN_PX, REACH))[1]

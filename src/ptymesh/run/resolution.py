@@ -29,13 +29,13 @@ def check_coarsening(engine: Engine, problem: Problem) -> None:
     fine_only = [
         one.name
         for one in problem.model.unknowns
-        if one.scope == "tiled" or {"h", "w", *problem.model.axes(problem.window)} & {*one.axes}
+        if one.scope == "tiled" or {"h", "w", "v", "u", *problem.model.axes(problem.window)} & {*one.axes}
     ]
     if fine_only:
         raise BadInput(f"coarsen: {c} does not know how {fine_only[0]} of the optics looks there; leave it out.")
     if problem.geometry.propagation != "far_field":
         raise BadInput(f"coarsen: {c} crops the far field; leave it out of the stages of a near-field scan.")
-    for n in problem.window:
+    for n in problem.loader.mask.shape:
         if n % (2 * c):
             raise BadInput(f"coarsen: {c} needs windows that {2 * c} divides, not {n} pixels; crop or pad the data.")
     if not bool(corner_crop(problem.loader.mask, c).any()):

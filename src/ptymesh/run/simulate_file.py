@@ -49,7 +49,7 @@ def write(
         patterns=_centred(made),
         count=options.views,
         dtype=made.dtype,
-        geometry=made.geometry,
+        geometry=made.of_detector,
         positions_m=(made.nominal - np.array(made.origin)) * np.array(made.geometry.object_pixel_m),
         mask=_shifted(made, made.mask),
         probe=made.guess(),

@@ -20,6 +20,7 @@ from ptymesh.estimate import Estimate
 from ptymesh.io.checkpoint import store as checkpoint
 from ptymesh.io.results import Result
 from ptymesh.measurement import Measurement
+from ptymesh.physics.detector.pieces import binning_of
 from ptymesh.physics.object_modes import mean_object
 from ptymesh.problem import Problem
 from ptymesh.recipe.schema import Recipe
@@ -224,9 +225,10 @@ def read_estimate(saved: checkpoint.Checkpoint, recipe: Recipe, scan: Measuremen
         BadInput: arrays are missing, or do not fit each other or the scan.
     """
     run, pixel = counters_of(saved.meta), scan.geometry.object_pixel_m
-    if run.window != scan.window or saved.shared["probe"].shape[-2:] != scan.window:
+    window = scan.geometry.binned(1 / binning_of(recipe.optics.values())).shape
+    if run.window != window or saved.shared["probe"].shape[-2:] != window:
         raise BadInput("The checkpoint is of a coarse stage, whose patterns are binned; wait for the next stage.")
-    probes = saved.shared["probe"].reshape(scan.scans if recipe.probe.scans == "own" else 1, -1, *scan.window)
+    probes = saved.shared["probe"].reshape(scan.scans if recipe.probe.scans == "own" else 1, -1, *window)
     held = {**saved.shared, **{name: saved.per_view[name] for name in saved.per_view}}
     in_scan, whole = scan.scan_coordinates(held["positions"]), Rect(0, 0, *run.extent)
     held |= {name: saved.tiles.part(name, whole) for name in saved.tiles if name.startswith(OTHERS)}
@@ -290,6 +292,7 @@ def _check_arrays(saved: checkpoint.Checkpoint, run: Counters, problem: Problem)
             "check data.path and how its patterns are prepared."
         )
     height, width = window
+    detector = [n // problem.model.binning for n in window]
     shared = saved.shared
     if len(shared["probe"]) % problem.probe_count:
         raise BadInput(
@@ -301,7 +304,7 @@ def _check_arrays(saved: checkpoint.Checkpoint, run: Counters, problem: Problem)
     shapes = {
         "probe": (*shared["probe"].shape[:1], height, width),
         "opr": (opr, height, width),
-        "background": (*own_backgrounds, height, width),
+        "background": (*own_backgrounds, *detector),
         "anchors": (views, 2),
         "nominal": (views, 2),
         **{name: shared["history/epoch"].shape[:1] for name in shared if name.startswith("history/")},
@@ -313,7 +316,7 @@ def _check_arrays(saved: checkpoint.Checkpoint, run: Counters, problem: Problem)
         "seen": problem.evaluator.view_metrics.values.shape,
     }
     sizes = {"N": views, "M": len(shared["probe"]), "h": height, "w": width, "K": opr, "1+K": 1 + opr}
-    sizes |= {"S": problem.scans}
+    sizes |= {"S": problem.scans, "v": detector[0], "u": detector[1]}
     sizes |= problem.model.axes((height, width))
     for one in (one for one in problem.model.unknowns if one.scope != "tiled"):
         (rows if one.scope == "view" else shapes)[OTHERS + one.name] = one.shape(sizes)

@@ -16,6 +16,7 @@ from ptymesh.geometry import Geometry
 from ptymesh.io.results import Result
 from ptymesh.measurement import Measurement, evenly_spread
 from ptymesh.models import OPTICS, named
+from ptymesh.physics.detector.pieces import binning_of
 from ptymesh.physics.model import Model, SliceStack
 from ptymesh.physics.object_modes import with_object_modes
 from ptymesh.physics.operators import (
@@ -148,7 +149,7 @@ def model_of(result: Result, geometry: Geometry, scan: Measurement | None = None
         pieces, _ = pieces_for_scan(pieces, scan)
     pieces = with_object_modes(pieces, 1 if result.object_modes is None else len(result.object_modes))
     return Model.for_geometry(
-        geometry,
+        geometry.binned(1 / binning_of(pieces)),
         subpixel=result.attrs.get("subpixel", "fourier"),
         slices=SliceStack(len(result.object), result.slice_spacing_m, result.tilt_rad),
         optics=pieces if scan is None else with_energies(pieces, scan),
@@ -159,9 +160,10 @@ def model_of(result: Result, geometry: Geometry, scan: Measurement | None = None
 def check_same(result: Result, scan: Measurement) -> None:
     """Raise BadInput unless result and scan belong together."""
     window = (result.probe.shape[-2], result.probe.shape[-1])
-    if scan.views != len(result.positions_px) or scan.window != window:
+    wanted = scan.geometry.binned(1 / binning_of(optics_of(result))).shape
+    if scan.views != len(result.positions_px) or wanted != window:
         raise BadInput(
-            f"{scan.path} has {scan.views} views of {scan.window} pixels and the result {len(result.positions_px)} "
+            f"{scan.path} has {scan.views} views of {wanted} pixels and the result {len(result.positions_px)} "
             f"of {window}; the data, or what is done to them, are not those of the run."
         )
     reach = result.attrs.get("subpixel") == "bilinear"
@@ -186,7 +188,8 @@ def modelled(model: Model, result: Result, views: np.ndarray, scan: Measurement 
         (B, h, w) float64, counts.
     """
     if result.scan_probes is not None and result.scan_index is not None:
-        scans, found = result.scan_index[views], np.empty((len(views), *result.probe.shape[-2:]))
+        sides = (n // model.binning for n in result.probe.shape[-2:])
+        scans, found = result.scan_index[views], np.empty((len(views), *sides))
         for number, probe in enumerate(result.scan_probes):
             of_scan = replace(result, probe=probe, scan_probes=None)
             if (scans == number).any():

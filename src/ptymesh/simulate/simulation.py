@@ -28,6 +28,7 @@ from ptymesh.geometry import (
 )
 from ptymesh.measurement import ArraySource, Measurement
 from ptymesh.physics.beam import probes
+from ptymesh.physics.detector.pieces import binning_of
 from ptymesh.physics.detector.surface import seen_pixels
 from ptymesh.physics.model import Model, SliceStack
 from ptymesh.physics.object_modes import with_object_modes
@@ -78,6 +79,11 @@ class Truth:
     object_modes: np.ndarray | None = None
 
     @property
+    def of_detector(self) -> Geometry:
+        """Geometry of the patterns: that of the window, unless the model's pixels are finer than the detector's."""
+        return self.geometry.binned(binning_of(self.options.optics.values()))
+
+    @property
     def positions_px(self) -> np.ndarray:
         """The true positions, (N, 2), by the name that results have for them (`compare.compare_results`)."""
         return self.positions
@@ -119,7 +125,7 @@ class Truth:
         return Measurement(
             patterns=ArraySource(patterns),
             positions=self.nominal - np.array(self.origin),
-            geometry=self.geometry,
+            geometry=self.of_detector,
             mask=self.mask,
             background=self.background if options.background_counts else None,
             probe=self.guess(),
@@ -128,12 +134,16 @@ class Truth:
         )
 
     def guess(self) -> np.ndarray | None:
-        """Return the probe (1 or M, h, w) of the data set (`Simulation.probe_guess`); None if it has none."""
+        """Return the probe (1 or M, v, u) of the data set (`Simulation.probe_guess`); None if it has none."""
         if self.options.probe_guess == "none":
             return None
         if self.options.probe_guess == "true":
-            return self.probe
-        return designed_probe(self.options, self.geometry, error=0.1)[None].numpy()
+            whole = self.probe
+        else:
+            whole = designed_probe(self.options, self.geometry, error=0.1)[None].numpy()
+        sides = self.of_detector.shape
+        y, x = (n // 2 - side // 2 for n, side in zip(self.geometry.shape, sides, strict=True))
+        return np.ascontiguousarray(whole[:, y : y + sides[0], x : x + sides[1]])
 
     def estimate(
         self, dtype: torch.dtype = torch.complex128, device: torch.device | str = "cpu", *, nominal: bool = False
@@ -221,6 +231,10 @@ def truth(options: Simulation) -> Truth:
     elif options.crystal is not None:
         raise BadInput(f"crystal is given for kind {options.kind}; it is for kind crystal alone.")
     geometry = geometry_of(options)
+    for operator in options.optics.values():
+        operator.check(geometry)
+    geometry = geometry.binned(1 / binning_of(options.optics.values()))
+    window = geometry.shape[0]
     slices = options.slices or SLICES[options.kind]
     spacing_m = 0.0 if slices == 1 else options.slice_spacing_m or default_spacing_m(geometry)
     if slices == 1 and options.slice_spacing_m is not None:
@@ -231,9 +245,9 @@ def truth(options: Simulation) -> Truth:
     margin = MARGIN_PX + math.ceil(options.position_error_px)
     centred = _scan(options, width_px, margin)
     reach = np.ceil(np.abs(centred).max(axis=0)).astype(int)
-    sides = [-(-(2 * int(r) + options.window + 2 * margin) // BLOCK) * BLOCK for r in reach]
-    origin = (float((sides[0] - options.window) // 2), float((sides[1] - options.window) // 2))
-    _check_memory(slices * options.object_modes * sides[0] * sides[1] + (1 + CHUNK) * options.modes * options.window**2)
+    sides = [-(-(2 * int(r) + window + 2 * margin) // BLOCK) * BLOCK for r in reach]
+    origin = (float((sides[0] - window) // 2), float((sides[1] - window) // 2))
+    _check_memory(slices * options.object_modes * sides[0] * sides[1] + (1 + CHUNK) * options.modes * window**2)
     nominal = centred + np.array(origin)
     error = np.random.default_rng([options.seed, 7]).uniform(-1, 1, nominal.shape) * options.position_error_px
     if options.crystal is not None:
@@ -254,8 +268,8 @@ def truth(options: Simulation) -> Truth:
         positions=nominal + error,
         nominal=nominal,
         origin=origin,
-        mask=_mask(options) & seen_pixels(geometry),
-        background=np.full(geometry.shape, options.background_counts),
+        mask=_mask(options) & seen_pixels(geometry_of(options)),
+        background=np.full((options.window, options.window), options.background_counts),
         slice_spacing_m=spacing_m,
     )
     if any("object" in operator.replaces for operator in options.optics.values()):
@@ -323,7 +337,7 @@ def _crystal_truth(
 def _blank(made: Truth) -> Measurement:
     """Return the scan of a truth, without light."""
     views = made.options.views
-    return made.measurement(np.broadcast_to(np.zeros((), made.dtype), (views, *made.geometry.shape)))
+    return made.measurement(np.broadcast_to(np.zeros((), made.dtype), (views, *made.mask.shape)))
 
 
 def _unknowns(made: Truth) -> dict[str, np.ndarray]:
@@ -339,7 +353,6 @@ def _unknowns(made: Truth) -> dict[str, np.ndarray]:
     found: dict[str, np.ndarray] = {}
     measurement = _blank(made)
     for operator in options.optics.values():
-        operator.check(made.geometry)
         starts = operator.starts(estimate.sizes(), "cpu", torch.float64)
         told = operator.start_values(measurement)
         for one in operator.unknowns:
@@ -394,11 +407,12 @@ def _scan(options: Simulation, width_px: float, margin: int) -> np.ndarray:
         return steps((1 - overlap) * width_px)
     if options.overlap is not None:
         raise BadInput(f"overlap is {options.overlap} and object_px {options.object_px}; give one of the two.")
-    room = options.object_px - options.window - 2 * margin - 2
+    window = options.window * binning_of(options.optics.values())
+    room = options.object_px - window - 2 * margin - 2
     if room <= 0:
         raise BadInput(
-            f"object_px is {options.object_px}, which leaves no room to move a window of {options.window}; give at "
-            f"least {options.window + 2 * margin + 3}."
+            f"object_px is {options.object_px}, which leaves no room to move a window of {window}; give at "
+            f"least {window + 2 * margin + 3}."
         )
     step_px = room / max(float(np.ptp(steps(1.0), axis=0).max()), 1e-9)
     if options.views > 1 and step_px > width_px:

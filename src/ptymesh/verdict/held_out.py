@@ -164,7 +164,8 @@ def sum_held_out(problem: Problem, estimate: Estimate, views: np.ndarray, own: f
     """
     if not own:
         return _residual_sums(problem, estimate, views, problem.loader.mask)
-    black = checkerboard(problem.window, problem.device, _square(problem, estimate))
+    v, u = problem.loader.mask.shape
+    black = checkerboard((v, u), problem.device, _square(problem, estimate))
     halves = [problem.loader.mask & black, problem.loader.mask & ~black]
     found = [
         _residual_sums(problem, _fit(problem, estimate, views, fitted, own), views, judged)

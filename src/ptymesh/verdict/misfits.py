@@ -96,7 +96,7 @@ def _sums(
     problem: Problem, estimate: Estimate, views: np.ndarray, filled: Mapping[str, Tensor]
 ) -> tuple[Reduction, Tensor]:
     """Return this rank's part of the sums by pixel, and those of its views in the rows of (N, 13)."""
-    total = problem.fields.reduction(GOOD + 1, *problem.window)
+    total = problem.fields.reduction(GOOD + 1, *problem.loader.mask.shape)
     rows = torch.zeros(problem.views, GOOD + 1 + B + 1, dtype=torch.float64, device=problem.device)
     evaluator = problem.evaluator
     for chunk in problem.loader.chunks(estimate, views, filled=filled):

@@ -242,7 +242,7 @@ class Sweep:
         parts, tiled = {}, self._tiled.total()
         if "background" in others:
             views = len(self.batch.views)
-            mean = counts / (views * math.prod(self.problem.window))
+            mean = counts / (views * math.prod(self.estimate.background.shape[-2:]))
             slope, dark = others["background"]
             # The squared mean of I^(-1/2), not the mean of 1 / I, in which a dark speckle would outweigh all others.
             curvature = c / 2 * (dark.square() / self._views_of_backgrounds()).clamp(min=DARK)
@@ -306,7 +306,7 @@ def _find_mode_steps(probe: Tensor, field: Tensor, weight: Tensor, D_c: Tensor) 
 
 
 def averages(problem: Problem, estimate: Estimate, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the sums of intensities and of counts over the batch's good views, and their numbers, (h, w) each.
+    """Return the sums of intensities and of counts over the batch's good views, and their numbers, (v, u) each.
 
     Collective.
 
@@ -315,7 +315,7 @@ def averages(problem: Problem, estimate: Estimate, batch: Batch) -> tuple[Tensor
         estimate: the unknowns.
         batch: the views.
     """
-    sums = problem.fields.reduction(3, *problem.window)
+    sums = problem.fields.reduction(3, *estimate.background.shape)
     for chunk in problem.loader.chunks(estimate, batch.views):
         data = chunk.data
         S = power(problem.evaluator.detect(chunk, problem.evaluator.forward(estimate, chunk).exit))

@@ -25,6 +25,8 @@ whose quotient is the Gauss-Newton step.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -83,6 +85,11 @@ class DetectorPiece(Piece):
             tables: from `tables`, in the model's precision.
         """
         return {}
+
+    @property
+    def binning(self) -> int:
+        """Number of pixels along a side that it sums to one, on which the pieces behind it act."""
+        return 1
 
     @property
     def saturation(self) -> Saturation | None:
@@ -151,15 +158,20 @@ class Response:
 
         Args:
             S: (B, h, w) real, signal before the pieces.
-            slope: (B, h, w) real, dL/dI.
-            weight: (B, h, w) real, half of the loss's second derivative.
+            slope: real, dL/dI of each pixel of the detector, (B, h, w) or less where pieces bin.
+            weight: real, of the same shape, half of the loss's second derivative.
         """
         found = {}
         for name, change in self.derivatives(S).items():
-            like = (len(S), *[1] * (change.ndim - 3), *S.shape[1:])
+            like = (len(S), *[1] * (change.ndim - 3), *slope.shape[1:])
             along, norm = change * slope.view(like), change.square() * weight.view(like)
             found[name] = (-over_window(along) / 2, over_window(norm))
         return found
+
+
+def binning_of(pieces: Iterable[Piece]) -> int:
+    """Return the number of pixels along a side that the pieces of the detector among these sum to one."""
+    return math.prod(one.binning for one in pieces if isinstance(one, DetectorPiece))
 
 
 def _differs_by_view(piece: DetectorPiece) -> bool:
