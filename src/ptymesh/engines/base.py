@@ -305,6 +305,7 @@ class Engine(Options):
             model.check_scans(problem.scans)
             if model.of == "positions" and problem.model.subpixel == "none":
                 raise BadInput(f"models.{name} moves positions, which subpixel 'none' does not; use 'fourier'.")
+            self._check_widths(name, model, problem)
             if model.of not in self.models_of:
                 raise BadInput(
                     f"models.{name} needs an engine whose batches ask for steps of the {model.of} alone, such as rpie, "
@@ -318,6 +319,18 @@ class Engine(Options):
                     f"unknowns.{name} belongs to optics.{declared()[name].operator}, which the recipe does not have; "
                     f"add optics: {{{declared()[name].operator}: true}}, or remove it."
                 )
+
+    def _check_widths(self, name: str, model: Parametrisation, problem: Problem) -> None:
+        """Check that priors of a model's numbers can be held against the counts.
+
+        Raises:
+            BadInput: the loss is in squares of counts, or steps of positions have a norm that the beam does not tell.
+        """
+        if model.widths and FIDELITIES[self.fidelity].in_squares:
+            raise BadInput(f"models.{name}.widths is held against counts; use fidelity amplitude or poisson.")
+        steps = model.of == "positions" and not model.moves_between_epochs
+        if model.widths and steps and problem.model.subpixel == "bilinear":
+            raise BadInput(f"models.{name}.widths needs positions.subpixel fourier, or follow: patterns.")
 
     def _check_own_probes(self) -> None:
         """Check that this stage can be run where each scan has a probe of its own.

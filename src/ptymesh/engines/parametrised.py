@@ -2,7 +2,8 @@
 
 s         the batch's steps of x: sums of its adjoints by the probe's pixels, or steps of its views' positions
 J, theta  directions and numbers of a parametrisation (models/base.py);  T  independent combinations, (n, n)
-g         = -(J T)^T s over the batch
+w, t      widths of the priors of the numbers, and the values at the start of the run that they are about
+g         = -T^T (J^T s - share (theta - t) / 4 w^2) over the batch, whose share of all views this is
 
     z <- Adam's step by g (Kingma & Ba, ICLR 2015);  theta += T (change of z)
 
@@ -10,6 +11,9 @@ The object soon agrees with wrong numbers, which makes their slopes small: Gauss
 of batches where Adam's, which do not depend on how large slopes are, need tens. T makes the directions orthogonal, of
 rms 1, at the start of the stage: defocus and spherical aberration do nearly the same, and along neither of them alone
 would the minimum be found.
+
+J^T s is a quarter of the slope of the counts' chi-square / 2, since a count's root has a variance of 1/4; that of
+positions, whose steps are each divided by the norm of the view's derivative, is so divided by the beam's own norm.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ from ptymesh.estimate import Estimate
 from ptymesh.models import Parametrisation
 from ptymesh.physics.elementwise import means, over_window, overlap
 from ptymesh.physics.rounding import total_of
+from ptymesh.physics.window_shifts import derivative
 from ptymesh.problem import Batch, Problem
 
 #: Adam's decay of means of slopes and of their squares; least divisor.
@@ -99,7 +104,8 @@ def after_epoch(
             numbers = estimate.parameters.setdefault(one.name, {})
             before = _numbers(one, numbers)
             some, factor = views_of_epoch(views, epoch), _rate_factor(one, epoch, engine.epochs)
-            after = before + measure_strain(problem, estimate, some, one, factor)
+            away = before - _numbers(one, estimate.told.get(one.name, {}))
+            after = before + measure_strain(problem, estimate, some, one, factor, away)
             _move_positions(problem, estimate, one, (before, after))
             before, after = after, after + _part_of_moves(problem, estimate, one, views)
             estimate.nominal.copy_(one.moved(problem.geometry, estimate, estimate.nominal, before, after))
@@ -164,6 +170,8 @@ def _step(
             state[f"{key}.reference"] = probe[:1].clone()
     T = state[f"{key}.combinations"].cpu()
     along = _project_probe_step(batch, J) if one.of == "probe" else _project_position_steps(problem, batch, J)
+    if one.widths:
+        along = along + _pull_of_prior(problem, estimate, batch, one)
     slope = -(T * along[:, None]).sum(0)
     first, second = state[f"{key}.memory"].cpu()
     first, second = first.lerp(slope, 1 - DECAY), second.lerp(slope * slope, 1 - DECAY_SQUARES)
@@ -186,6 +194,16 @@ def _project_position_steps(problem: Problem, batch: Batch, J: Tensor) -> Tensor
     for views, steps in batch.view_updates.positions:
         reduction.add((J[:, views] * steps.to(J.dtype)).sum(-1).T)
     return problem.fields.totals(reduction)[0].cpu()
+
+
+def _pull_of_prior(problem: Problem, estimate: Estimate, batch: Batch, one: Parametrisation) -> Tensor:
+    """Return -share (theta - t) / 4 w^2, (n,) on the host, for positions over the beam's ||d psi/d p||^2."""
+    share, norm = len(batch.views) / problem.views, 1.0
+    if one.of == "positions":
+        slopes = torch.stack([torch.view_as_real(derivative(estimate.probe, axis)) for axis in (0, 1)])
+        norm = float(total_of(slopes.square())) / 2
+    away = _numbers(one, estimate.parameters[one.name]) - _numbers(one, estimate.told.get(one.name, {}))
+    return -share * away * one.precisions() / (4 * norm)
 
 
 def _orthogonalise(J: Tensor, size: float) -> Tensor:

@@ -9,6 +9,8 @@ L        loss of all views
 
     e_k = - sum_j <dL/dI_j, d_k I_j> / sum_j <d^2L/dI_j^2, (d_k I_j)^2>,    theta_k <- theta_k - pace GAIN e_k
 
+A prior of theta_k (models/base.py) adds its slope to the numerator, and its curvature to the divisor over GAIN.
+
 With positions that are wrong by a strain the object is strained as they are, for it agrees with these. If both are put
 right together, the object under a beam changes by no more than the strain about the middle of the window, which is d_k:
 along it lies the slope of the loss by that joint move. For the slope by positions alone the object is nearly at rest:
@@ -32,6 +34,7 @@ from ptymesh.models.scan_geometry import moves_of_terms
 from ptymesh.physics import fidelity
 from ptymesh.physics.backend import Chunk
 from ptymesh.physics.elementwise import over_window
+from ptymesh.physics.fidelity import fidelity_of
 from ptymesh.physics.model import inner, power
 from ptymesh.physics.rounding import total_of
 from ptymesh.physics.window_shifts import derivative
@@ -60,7 +63,7 @@ def views_of_epoch(views: np.ndarray, epoch: int) -> np.ndarray:
 
 
 def measure_strain(
-    problem: Problem, estimate: Estimate, views: np.ndarray, geometry: Parametrisation, pace: float
+    problem: Problem, estimate: Estimate, views: np.ndarray, geometry: Parametrisation, pace: float, away: Tensor
 ) -> Tensor:
     """Return the step of the scan's geometry that the patterns of views ask for, (n,) float64 on the host. Collective.
 
@@ -70,6 +73,7 @@ def measure_strain(
         views: global indices of the views whose patterns are looked at.
         geometry: the scan's, with n numbers; all positions together move by its `lr` at most, rms, in pixels.
         pace: factor of the step, 0 to 1.
+        away: (n,) float64 on the host, numbers less their values at the start of the run, which priors are about.
     """
     filled, terms = problem.loader.fill_halos(estimate), list(geometry.units())
 
@@ -80,7 +84,11 @@ def measure_strain(
         return reduction
 
     slopes, norms = problem.fields.totals(problem.evaluator.in_memory(sweep))[0].cpu().view(-1, 2).unbind(1)
-    step = torch.where(norms > 0, pace * GAIN * slopes / norms, 0.0)
+    # loss whose unit is chi-square / 2 of these views' share of the counts
+    unit = fidelity_of(problem.model.fidelity).bend / 2 * len(views) / problem.views
+    prior = unit * geometry.precisions()
+    bent = norms / GAIN + prior
+    step = torch.where(bent > 0, pace * (slopes - prior * away) / bent, 0.0)
     moves = (geometry.directions(problem.geometry, estimate) * step.to(problem.device)[:, None, None]).sum(0)
     rms = math.sqrt(float(total_of(moves.square())) / len(moves))
     return step * min(1.0, geometry.lr / rms) if rms > 0 else step

@@ -11,11 +11,11 @@ If the probe did not start from aberrations, the coefficients count from that st
 from __future__ import annotations
 
 import sys
-from typing import Annotated, ClassVar, Literal, TypeGuard
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeGuard
 
 import numpy as np
 import torch
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 from torch import Tensor
 
 from ptymesh.errors import BadInput
@@ -33,7 +33,7 @@ from ptymesh.units import ANGLE, LENGTH, read_quantity
 PHASE_FITS = 10
 
 
-def _by_krivanek(values: object) -> object:
+def _by_krivanek(values: Any) -> Any:
     """Return aberrations with Krivanek's names and coefficients for Haider's, and numbers for texts with a unit.
 
     Raises:
@@ -99,6 +99,23 @@ class Aberrations(Parametrisation):
         except BadInput as error:
             raise ValueError(str(error)) from error
         return terms
+
+    @model_validator(mode="after")
+    def _refuse_widths_beside_pixels(self) -> Self:
+        if self.widths and self.residue:
+            raise ValueError("widths hold numbers by which alone the probe moves; leave residue out, or widths")
+        return self
+
+    @classmethod
+    def read_widths(cls, given: dict[str, object]) -> dict[str, object]:
+        """Return widths by Krivanek's names, in metres. Raises ValueError where one is no length."""
+        read: dict[str, object] = _by_krivanek(given)
+        return read
+
+    @classmethod
+    def term_of(cls, number: str) -> str:
+        """Return the aberration of which this is one or the other part: C12 of C12a."""
+        return number.rstrip("ab")
 
     @property
     def moves_alone(self) -> bool:

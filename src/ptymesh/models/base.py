@@ -1,8 +1,10 @@
 """Base class of parametrisations: a few numbers that make up the probe, or the positions of all views.
 
-theta     (n,) the numbers, in units of their own
+theta     (n,) the numbers, in units of their own;  t, w  values at the start of the run, widths of their priors
 x         what they make up: the probe (M, h, w), or the positions (N, 2)
 J_k       dx / d theta_k
+
+Numbers with a width add sum (theta - t)^2 / w^2 to the chi-square of the counts, so that a width needs no weight.
 
 A parametrisation defines its first-order directions J, and how x follows a change of theta. Everything else is
 the same for all of them (engines/parametrised.py): gradients, their sums over ranks, steps, checkpoints and results.
@@ -10,9 +12,11 @@ the same for all of them (engines/parametrised.py): gradients, their sums over r
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+import math
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field
+import torch
+from pydantic import Field, field_validator, model_validator
 from torch import Tensor
 
 from ptymesh.estimate import Estimate
@@ -39,6 +43,43 @@ class Parametrisation(Schedule, Options):
         description="learning rate: how far a step goes at first along each independent direction, rms, in radians of "
         "the probe's phase in its pupil or in pixels of positions; it falls to zero along half a cosine",
     )
+    widths: dict[str, Annotated[float, Field(gt=0)]] = Field(
+        default_factory=dict,
+        description="standard deviations with which terms are known at the start of the run, by term, in its unit or "
+        "with one (`rotation: 0.5 deg`, `C10: 2 nm`); a term that is not named is free",
+    )
+
+    @field_validator("widths", mode="before")
+    @classmethod
+    def _read_widths(cls, given: object) -> object:
+        return cls.read_widths(given) if isinstance(given, dict) else given
+
+    @model_validator(mode="after")
+    def _refuse_other_widths(self) -> Self:
+        terms = list(dict.fromkeys(map(self.term_of, self.units())))
+        for term in self.widths:
+            if term not in terms:
+                raise ValueError(f"widths names {term}, which is not refined; there are {', '.join(terms)}")
+        return self
+
+    @classmethod
+    def read_widths(cls, given: dict[str, object]) -> dict[str, object]:
+        """Return widths by term as numbers, where they are texts with a unit.
+
+        Raises:
+            ValueError: the unit is of another quantity.
+        """
+        return given
+
+    @classmethod
+    def term_of(cls, number: str) -> str:
+        """Return the term that a number belongs to, by which `widths` names it."""
+        return number
+
+    def precisions(self) -> Tensor:
+        """Return 1 / w^2 of the numbers, (n,) float64 on the host; 0 for one that is free."""
+        widths = [self.widths.get(self.term_of(number), math.inf) for number in self.units()]
+        return torch.tensor(widths, dtype=torch.float64) ** -2
 
     @property
     def moves_alone(self) -> bool:

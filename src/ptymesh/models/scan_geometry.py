@@ -24,6 +24,7 @@ from ptymesh.estimate import Estimate
 from ptymesh.geometry import Geometry
 from ptymesh.models.base import Parametrisation
 from ptymesh.physics.elementwise import means
+from ptymesh.units import ANGLE, read_quantity
 
 Term = Literal["rotation", "scale", "aspect", "shear"]
 UNITS = {"rotation": "rad", "scale": "1", "aspect": "1", "shear": "1"}
@@ -61,6 +62,13 @@ class ScanGeometry(Parametrisation):
         if len(set(terms)) < len(terms):
             raise ValueError(f"terms names one twice: {', '.join(terms)}; name each once")
         return terms
+
+    @classmethod
+    def read_widths(cls, given: dict[str, object]) -> dict[str, object]:
+        """Return widths by term, of the rotation in rad. Raises ValueError where that is no angle."""
+        return {
+            name: read_quantity(name, value, ANGLE) if name == "rotation" else value for name, value in given.items()
+        }
 
     @property
     def moves_between_epochs(self) -> bool:

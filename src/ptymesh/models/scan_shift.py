@@ -52,6 +52,11 @@ class ScanShift(Parametrisation):
             raise ValueError(f"terms names one twice: {', '.join(terms)}; name each once")
         return terms
 
+    @classmethod
+    def term_of(cls, number: str) -> str:
+        """Return what is moved of a scan by a number: y of y1."""
+        return number.rstrip("0123456789")
+
     @property
     def _units_of_scan(self) -> dict[str, str]:
         """Names of the numbers of one scan, in order, and their units."""
