@@ -212,6 +212,9 @@ def test_several_slices_are_a_potential_whose_rotation_follows_the_patterns(foun
     thick = {"slices": 4, "slice_spacing_m": 2e-9}
     recipe, reasons = recipe_with(object=thick)
     assert (recipe.object.kind, recipe.probe.modes) == ("potential", 3)
+    lens = recipe.probe.start.parameters()["aberrations"]["C10"]
+    assert lens == pytest.approx(found.lens.c10_m - recipe.object.middle_m, rel=1e-3) and recipe.object.middle_m > 3e-9
+    assert any("lies 3" in said for said in reasons["probe.start"])
     assert {"object.kind", "probe.modes"} <= reasons.keys()
     for stage in recipe.stages:
         assert vars(stage.models["scan_geometry"])["follow"] == "patterns"

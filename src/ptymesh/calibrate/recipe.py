@@ -82,6 +82,10 @@ def recipe_of(found: Calibration, folder: Path) -> tuple[Recipe, Reasons]:
         if _is_thick_potential(raw) and not is_told:
             raw["optics"] = {**(raw.get("optics") or {}), **copy.deepcopy(THICK_OPTICS)}
             reasons["optics.detector_transfer"] = ["Pixels count the light on all of their area: patterns are softer."]
+    before_m = ObjectOptions.parse(raw.get("object") or {}, "object").middle_m
+    if aberrations and before_m:
+        aberrations["C10"] = float(f"{lens.c10_m - before_m:.4g}")
+        reasons["probe.start"].append(f"The first slice lies {before_m:.4g} m before that: C10 is smaller there.")
     raw["output"] = {**(raw.get("output") or {}), "dir": str(folder)}
     return Recipe.parse(raw), reasons
 
@@ -301,7 +305,9 @@ def orientation_sentence(found: Calibration) -> str:
 def twin_sentence(found: Calibration) -> str:
     """Return the twin, and what tells it apart."""
     twin = found.lens.twin
-    which = f"rotation_deg {twin.rotation_deg:.2f}" + (f" with C10 {twin.c10_m:.4g}" if twin.c10_m else "")
+    which = f"rotation_deg {twin.rotation_deg:.2f}" + (
+        f" with C10 {twin.c10_m:.4g} in the middle of the sample" if twin.c10_m else ""
+    )
     if found.settled:
         return f"Its twin, {which}, is told apart by {found.settled}."
     return f"NOTHING TELLS IT FROM ITS TWIN, {which}, in which the phase has the other sign; give --c10 or --phase."
@@ -315,5 +321,6 @@ def lens_sentence(found: Calibration) -> str:
     size, angle = found.lens.astigmatism
     return (
         f"By parallax of {len(found.angles)} virtual bright-field images: C10 (C1) {found.lens.c10_m:.4g} +- "
-        f"{fit.c10_error_m:.1g} m, C12 (A1) {size:.3g} +- {fit.c12_error_m:.1g} m at {degrees(angle):.0f} degrees."
+        f"{fit.c10_error_m:.1g} m in the middle of the sample, C12 (A1) {size:.3g} +- {fit.c12_error_m:.1g} m at "
+        f"{degrees(angle):.0f} degrees."
     )

@@ -43,7 +43,7 @@ def command(
         ),
     ] = None,
     c10: Annotated[
-        str, typer.Option(metavar="SIGN", help="Known sign of C10 (C1, -defocus): negative, positive or unknown.")
+        str, typer.Option(metavar="SIGN", help="Known sign of C10 (C1, -defocus) in the middle of the sample.")
     ] = "unknown",
     phase: Annotated[
         str, typer.Option(metavar="bright|dark", help="Sign of the phase of features, where C10 is unknown.")

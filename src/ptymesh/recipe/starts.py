@@ -94,6 +94,11 @@ class ObjectOptions(FrozenOptions):
         return self
 
     @property
+    def middle_m(self) -> float:
+        """Depth of the middle of all slices below the first one, which the probe is the wave at."""
+        return (self.slices - 1) * (self.slice_spacing_m or 0.0) / 2
+
+    @property
     def from_result(self) -> bool:
         """True if `initial` names a result file."""
         return self.initial.lower().endswith((".h5", ".hdf5"))
@@ -213,6 +218,10 @@ class ElectronStart(ProbeStart):
     semiangle_rad: Positive
     defocus_m: Number = 0.0
     aberrations_m: LensAberrations = Field(default_factory=dict)
+
+    def at_depth(self, depth_m: float) -> ElectronStart:
+        """Return the lens as it is so far along the beam, in vacuum, where C10 is larger by as much."""
+        return self.model_copy(update={"defocus_m": self.defocus_m - depth_m})
 
     def make(self, measurement: Measurement, mean_pattern: np.ndarray) -> Tensor:
         """Return the probe of the lens."""

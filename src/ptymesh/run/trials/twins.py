@@ -4,6 +4,8 @@ A thin object of the opposite phase explains the same patterns with the other on
 advance the phase of electrons, so that their potential is nowhere negative, and a wave that has passed several slices
 does not go back through them. So both are reconstructed as few slices of a potential that may not be negative, from
 some views in the middle of the scan, and the right one explains views that were held out better.
+
+The lens is opposite in the middle of the sample: at its first slice, d before that, C10 becomes -C10 - 2 d.
 """
 
 from __future__ import annotations
@@ -84,13 +86,17 @@ def twin_settings(recipe: Recipe) -> RawGroup | None:
     if recipe.scans or not isinstance(start, ElectronStart) or not any(start.parameters()["aberrations"].values()):
         return None
     settings: RawGroup = {"positions.rotation_deg": round((recipe.positions.rotation_deg + 360) % 360 - 180, 6)}
+    opposite: RawGroup = {
+        name: -size if isinstance(size, float | int) else [-size[0], size[1]]
+        for name, size in start.aberrations_m.items()
+    }
+    through_m = 2 * recipe.object.middle_m
     if start.defocus_m:
-        settings["probe.start.defocus_m"] = -start.defocus_m
-    if start.aberrations_m:
-        settings["probe.start.aberrations_m"] = {
-            name: -size if isinstance(size, float | int) else [-size[0], size[1]]
-            for name, size in start.aberrations_m.items()
-        }
+        settings["probe.start.defocus_m"] = through_m - start.defocus_m
+    elif through_m:
+        opposite["C10"] = float(f"{opposite.get('C10', 0.0) - through_m:.8g}")
+    if opposite:
+        settings["probe.start.aberrations_m"] = opposite
     return settings
 
 
@@ -180,7 +186,10 @@ def share_explained(scan: Measurement, residual: float) -> float:
 
 def _judge_positive_potential(scan: Measurement, recipe: Recipe, slices: int, depth: float) -> Judged:
     """Return how well a potential that is nowhere negative explains held-out views."""
-    obj, probe = _few_slices(scan, recipe, slices, depth), recipe.probe.model_copy(update={"modes": MODES})
+    obj, start = _few_slices(scan, recipe, slices, depth), recipe.probe.start
+    if isinstance(start, ElectronStart):  # the same lens in the middle of the sample
+        start = start.at_depth(recipe.object.middle_m - obj.middle_m)
+    probe = recipe.probe.model_copy(update={"modes": MODES, "start": start})
     stage = default_stages(obj, probe)[-1]
     constraints = {**stage.get("constraints", {}), "positivity": {"baseline": BASELINE}}
     return judge_short_run(
