@@ -11,6 +11,7 @@ If the probe did not start from aberrations, the coefficients count from that st
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeGuard
 
 import numpy as np
@@ -21,7 +22,7 @@ from torch import Tensor
 from ptymesh.errors import BadInput
 from ptymesh.estimate import Estimate
 from ptymesh.geometry import Geometry
-from ptymesh.models.base import Parametrisation
+from ptymesh.models.base import JUDGE, Parametrisation
 from ptymesh.physics.beam.haider import krivanek_name
 from ptymesh.physics.beam.probes import aberration_phases
 from ptymesh.physics.elementwise import over_window, times
@@ -82,6 +83,7 @@ class Aberrations(Parametrisation):
         description="which are refined, in Krivanek's notation (C10 = -defocus) or Haider's (C1), which becomes "
         "Krivanek's",
     )
+    judge: bool = JUDGE
     residue: bool = Field(False, description="whether the engine refines the probe's pixels, too")
 
     @field_validator("terms")
@@ -101,10 +103,21 @@ class Aberrations(Parametrisation):
         return terms
 
     @model_validator(mode="after")
-    def _refuse_widths_beside_pixels(self) -> Self:
-        if self.widths and self.residue:
-            raise ValueError("widths hold numbers by which alone the probe moves; leave residue out, or widths")
+    def _refuse_moving_pixels(self) -> Self:
+        for key in ("widths", "judge"):
+            if self.residue and getattr(self, key):
+                raise ValueError(f"{key} is of numbers by which alone the probe moves; leave residue out, or {key}")
         return self
+
+    @property
+    def is_judged(self) -> bool:
+        """True if each term is put back where it does not help."""
+        return self.judge and self.moves_alone
+
+    def without(self, terms: Collection[str]) -> Self | None:
+        """Return the same with the other terms, None if there is none."""
+        left = [term for term in self.terms if term not in terms]
+        return self.model_copy(update={"terms": left}) if left else None
 
     @classmethod
     def read_widths(cls, given: dict[str, object]) -> dict[str, object]:

@@ -13,6 +13,7 @@ the same for all of them (engines/parametrised.py): gradients, their sums over r
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import Annotated, ClassVar, Literal, Self
 
 import torch
@@ -23,6 +24,13 @@ from ptymesh.estimate import Estimate
 from ptymesh.geometry import Geometry
 from ptymesh.options import Options
 from ptymesh.schedule import Schedule
+
+#: Field of parametrisations whose terms may be judged one by one.
+JUDGE = Field(
+    False,
+    description="whether each term is judged by short runs with and without it, halfway through the epochs that move "
+    "it, and put back to where it began where held-out pixels are not explained better with it by two standard errors",
+)
 
 
 class Parametrisation(Schedule, Options):
@@ -75,6 +83,15 @@ class Parametrisation(Schedule, Options):
     def term_of(cls, number: str) -> str:
         """Return the term that a number belongs to, by which `widths` names it."""
         return number
+
+    @property
+    def is_judged(self) -> bool:
+        """True if its terms are judged by short runs, and put back where they do not help (verdict/term_trial.py)."""
+        return False
+
+    def without(self, terms: Collection[str]) -> Self | None:
+        """Return the parametrisation of its other terms, None if there is none."""
+        return self
 
     def precisions(self) -> Tensor:
         """Return 1 / w^2 of the numbers, (n,) float64 on the host; 0 for one that is free."""

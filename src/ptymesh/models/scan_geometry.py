@@ -11,8 +11,8 @@ plainly: under each beam the object is strained as the told positions are, and t
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import ClassVar, Literal
+from collections.abc import Collection, Mapping
+from typing import ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from torch import Tensor
 from ptymesh.errors import BadInput
 from ptymesh.estimate import Estimate
 from ptymesh.geometry import Geometry
-from ptymesh.models.base import Parametrisation
+from ptymesh.models.base import JUDGE, Parametrisation
 from ptymesh.physics.elementwise import means
 from ptymesh.units import ANGLE, read_quantity
 
@@ -42,6 +42,7 @@ class ScanGeometry(Parametrisation):
         min_length=1,
         description="which are refined: rotation (rad), scale, aspect (y longer and x shorter), shear",
     )
+    judge: bool = JUDGE
     follow: Literal["positions", "patterns"] = Field(
         "positions",
         description="what the terms follow: steps of positions after each batch; or, of a far-field scan, after each "
@@ -62,6 +63,16 @@ class ScanGeometry(Parametrisation):
         if len(set(terms)) < len(terms):
             raise ValueError(f"terms names one twice: {', '.join(terms)}; name each once")
         return terms
+
+    @property
+    def is_judged(self) -> bool:
+        """True if each term is put back where it does not help."""
+        return self.judge
+
+    def without(self, terms: Collection[str]) -> Self | None:
+        """Return the same with the other terms, None if there is none."""
+        left = [term for term in self.terms if term not in terms]
+        return self.model_copy(update={"terms": left}) if left else None
 
     @classmethod
     def read_widths(cls, given: dict[str, object]) -> dict[str, object]:

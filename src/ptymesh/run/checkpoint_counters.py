@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ptymesh.distributed.tiles import Rect
 from ptymesh.errors import BadInput
 from ptymesh.run.position_check import PositionCheck
+from ptymesh.verdict.term_trial import TermCheck
 
 #: No scan is larger in any direction.
 MOST = 2**40
@@ -27,7 +28,7 @@ class Counters(BaseModel):
         origin, extent, slice_spacing_m, tilt_rad, parameters, told: as in Estimate.
         object_kind: as in Estimate.
         absorption: as in Estimate, of an object that follows from values; None of any other.
-        position_check: as in RunState.
+        position_check, term_checks: as in RunState.
         layout: of the object; window: (h, w) of the problem; parts: the rectangle that each rank held, if it had one.
     """
 
@@ -49,13 +50,15 @@ class Counters(BaseModel):
     object_kind: Annotated[str, Field(max_length=200)] = "transmission"
     absorption: Finite | None = None
     position_check: PositionCheck | None = None
+    term_checks: Annotated[list[TermCheck], Field(max_length=1000)] = Field(default_factory=list)
 
-    @field_validator("position_check")
-    @classmethod
-    def _is_finite(cls, given: PositionCheck | None) -> PositionCheck | None:
-        if given is not None and not (math.isfinite(given.gain) and math.isfinite(given.errors)):
-            raise ValueError("the gain of refined positions is no number")
-        return given
+    @model_validator(mode="after")
+    def _gains_are_finite(self) -> Counters:
+        checks: list[PositionCheck | TermCheck] = [*self.term_checks]
+        for one in checks + ([] if self.position_check is None else [self.position_check]):
+            if not (math.isfinite(one.gain) and math.isfinite(one.errors)):
+                raise ValueError("the gain of refined positions or terms is no number")
+        return self
 
     @model_validator(mode="after")
     def _within(self) -> Counters:

@@ -7,10 +7,12 @@ may write a checkpoint. Every rank takes every decision alike, from global value
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -26,16 +28,18 @@ from ptymesh.engines.base import Positions
 from ptymesh.errors import BadInput, Diverged, Interrupted
 from ptymesh.estimate import Estimate
 from ptymesh.measurement import evenly_spread
+from ptymesh.models import Parametrisation
 from ptymesh.physics.operators import Piece, Placed
 from ptymesh.planning import batches
 from ptymesh.problem import Batch, Problem
 from ptymesh.run import memory, resolution
-from ptymesh.run.position_check import judge_positions, needs_check, reset_positions
+from ptymesh.run.position_check import PositionCheck, judge_positions, needs_position_check, reset_positions
 from ptymesh.run.state import RunState
 from ptymesh.run.unknown_changes import UnknownSamples, measure_changes, sample_unknowns
 from ptymesh.run_folder.reports import BatchReport, Callback, EpochReport, Traffic
 from ptymesh.unknowns import LARGEST, Unknown
 from ptymesh.verdict.held_out import judge_held_out, own_unknowns
+from ptymesh.verdict.term_trial import JudgeTerms, TermCheck, needs_check, put_back
 
 #: A residual above 1 is worse than that of an empty model; so many rising epochs above it in a row are a divergence.
 RISING_EPOCHS = 3
@@ -58,6 +62,8 @@ class Loop:
         due: asked on rank 0 after each epoch with the number of epochs done, whether to save now.
         noise_floor, noise_level: least residual that counting explains of a fit, and of the true intensities; for
             the watchers.
+        judge_terms: judges terms of geometry and lens on this rank alone; None where neighbouring views are of no
+            neighbouring places.
     """
 
     def __init__(
@@ -74,6 +80,7 @@ class Loop:
         due: Callable[[int], bool] = lambda done: False,
         noise_floor: float | None = None,
         noise_level: float | None = None,
+        judge_terms: JudgeTerms | None = None,
     ) -> None:
         self.problem, self.state, self.stages, self.seed = problem, state, list(stages), seed
         self.callbacks, self.stop, self.save, self.due = callbacks, stop, save, due
@@ -83,7 +90,7 @@ class Loop:
             raise BadInput(f"hold_out leaves none of the {problem.views} views to reconstruct from; leave it out.")
         self.total_epochs = sum(engine.epochs for engine in self.stages)
         self.traffic, self.noise_floor, self.noise_level = Traffic(), noise_floor, noise_level
-        self._fine_problem = problem
+        self._fine_problem, self.judge_terms = problem, judge_terms
         self._compiled_for: Engine | None = None
         self._epoch_end: UnknownSamples | None = None
         self._curve_of: tuple[Problem, np.ndarray] | None = None
@@ -179,7 +186,8 @@ class Loop:
         seconds = time.perf_counter() - began
         held_out = self._held_out_residual()
         rate = engine.rate(state.epoch)
-        check = state.position_check
+        checks: list[PositionCheck | TermCheck] = [*state.term_checks]
+        checks += [] if state.position_check is None else [state.position_check]
         self._append_history(loss, residual, seconds, held_out, rate, moved)
         report = EpochReport(
             state.stage,
@@ -197,7 +205,7 @@ class Loop:
             self.noise_floor,
             rate,
             self.noise_level,
-            check.sentence() if check is not None and check.epochs == state.done_epochs else "",
+            "; ".join(check.sentence() for check in checks if check.epochs == state.done_epochs),
         )
         with heartbeat.doing("report"):
             for callback in self.callbacks:
@@ -241,7 +249,7 @@ class Loop:
         refine = self._refined(engine, epoch)
         vary = variable.due(engine.probe, state.estimate, epoch)
         frozen = problem.model.replaced | ({"probe", "opr"} if epoch <= engine.probe.frozen else set())
-        models, gains = parametrised.due(engine, epoch), engine.due_unknowns(epoch)
+        models, gains = self._due_models(engine, epoch), engine.due_unknowns(epoch)
         stepping = refine is not None and refine.method == "gradient"
         moving = stepping or any(model.of == "positions" and not model.moves_between_epochs for model in models)
         state.estimate.moving = moving or refine is not None or any(model.moves_between_epochs for model in models)
@@ -326,9 +334,10 @@ class Loop:
         if variable.due(engine.probe, state.estimate, epoch):
             variable.after_epoch(problem, state.estimate, engine.probe, self.training)
         engine.apply_constraints(problem, state.estimate, epoch)
-        models = parametrised.due(engine, epoch)
+        models = self._due_models(engine, epoch)
         parametrised.after_epoch(engine, problem, state.estimate, models, self.training, epoch)
         self._check_positions(engine)
+        self._check_terms(engine)
         self._epoch_end = sample_unknowns(problem, state.estimate)
         moved = measure_changes(state.before, self._epoch_end)
         extent = state.estimate.extent
@@ -342,13 +351,40 @@ class Loop:
         """Judge refined positions, once in a run, and go back to recorded ones where they do not help. Collective."""
         problem, state = self.problem, self.state
         stages = self.stages[: state.stage + 1]
-        if state.position_check is not None or not needs_check(engine, state.epoch + 1, self.held_out, stages):
+        if state.position_check is not None or not needs_position_check(engine, state.epoch + 1, self.held_out, stages):
             return
         problem.layout.fill_halo(state.estimate.object)
         own, epochs = self._own_unknowns(), state.done_epochs + 1
         state.position_check = judge_positions(problem, state.estimate, self.held_out, own, epochs)
         if state.refused_positions:
             reset_positions(state.estimate)
+
+    def _due_models(self, engine: Engine, epoch: int) -> list[Parametrisation]:
+        """Return the parametrisations that move in this epoch, without terms that were put back."""
+        refused = {(check.model, check.term) for check in self.state.term_checks if check.is_refused}
+        left = (
+            one.without([term for model, term in refused if model == one.name])
+            for one in parametrised.due(engine, epoch)
+        )
+        return [one for one in left if one is not None]
+
+    def _check_terms(self, engine: Engine) -> None:
+        """Judge terms of geometry and lens, once in a run, and put those back that do not help. Collective."""
+        problem, state, judge = self.problem, self.state, self.judge_terms
+        judged = {check.model for check in state.term_checks}
+        for model in engine.models.values():
+            if judge is None or model.name in judged or not needs_check(model, engine, state.epoch + 1):
+                continue
+            find = partial(judge, state.estimate, model, engine, state.done_epochs + 1)
+            found = problem.world.on_all_ranks(partial(_on_first_rank, problem.world, find), "judging terms")
+            said = problem.world.gather_strings(json.dumps([asdict(check) for check in found]))
+            checks = [TermCheck(**one) for one in json.loads(said[0])]
+            state.term_checks += checks
+            if refused := [check.term for check in checks if check.is_refused]:
+                changed = put_back(problem.geometry, state.estimate, model, refused)
+                for name in (model.of, "nominal"):
+                    getattr(state.estimate, name).copy_(getattr(changed, name))
+                state.estimate.parameters.update(changed.parameters)
 
     def _sample_epoch_start(self) -> None:
         """Keep the unknowns as they are when an epoch begins, which is how the one before has left them."""
@@ -447,6 +483,10 @@ def _describe_resting_unknown(engine: Engine, piece: Piece, one: Unknown) -> str
         f"{one.name} of optics.{piece.name} would stay as it starts; {how}, or say what it is: "
         f"optics: {{{piece.name}: {{start: {{{one.name}: {one.start:g}}}}}}}."
     )
+
+
+def _on_first_rank(world: World, find: Callable[[], list[TermCheck]]) -> list[TermCheck]:
+    return [] if world.rank else find()
 
 
 def _count_traffic(world: World) -> tuple[int, int, int, int, int]:

@@ -75,7 +75,7 @@ def check_epoch(options: Positions, epochs: int) -> int:
     return (options.start + last) // 2
 
 
-def needs_check(engine: Engine, epoch: int, held_out: np.ndarray, before: list[Engine]) -> bool:
+def needs_position_check(engine: Engine, epoch: int, held_out: np.ndarray, before: list[Engine]) -> bool:
     """Return True if positions are to be judged after this epoch of a stage.
 
     Args:

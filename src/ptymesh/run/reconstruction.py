@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, get_args
 
@@ -67,7 +68,7 @@ from ptymesh.recipe.python_arguments import (
     stages_of,
 )
 from ptymesh.recipe.schema import default_stages
-from ptymesh.recipe.starts import ObjectOptions, ProbeOptions
+from ptymesh.recipe.starts import FileStart, ObjectOptions, ProbeOptions
 from ptymesh.registry import with_article
 from ptymesh.run import rounding_check
 from ptymesh.run.checkpoint_counters import counters_of
@@ -95,6 +96,7 @@ from ptymesh.verdict.convergence import judge_convergence
 from ptymesh.verdict.floor import NoiseFloor, count_fitted, measure_noise_floor
 from ptymesh.verdict.held_out import Judged, judge_held_out, own_unknowns
 from ptymesh.verdict.signs import Sign
+from ptymesh.verdict.term_trial import judge_terms
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -477,6 +479,8 @@ class Reconstruction(Displayed):
         watch |= {"noise_floor": floor, "noise_level": self.noise_level}
         if self.scan.displaced_px is not None:
             refuse_moves_of_all(self.stages)
+        if self._related:
+            watch["judge_terms"] = partial(judge_terms, self.scan, self._judge_part)
         loop = Loop(self.problem, self.state, self.stages, seed=self.seed, **watch)
         self._held_out = loop.held_out
         return loop
@@ -642,12 +646,25 @@ class Reconstruction(Displayed):
         own -= {"positions"} if self.state.refused_positions else set()
         return judge_held_out(self.problem, self.state.estimate, loop.held_out, own)
 
-    def _judge_part(self, part: Measurement) -> Judged:
-        """Return how well a short run explains held-out views of a part of the scan, on this rank alone."""
-        with closing(Reconstruction(part, **self._options, device=World("cpu"), say=lambda _: None)) as recon:
-            stage = recon.default_stages[-1]
-            options = {**stage.model_dump(), "epochs": TRIAL_EPOCHS, "batch": TRIAL_BATCH}
-            return recon.judge_stage(type(stage).parse(options), TRIAL_HELD_OUT)
+    def _judge_part(self, part: Measurement, stage: Engine | None = None) -> Judged:
+        """Return how well a short run explains held-out views of a part of the scan, on this rank alone.
+
+        Args:
+            part: some views.
+            stage: what is run from the part's own probe and an empty object; None for the last default stage, from
+                where the recipe starts.
+        """
+        options = self._options
+        if stage is not None:
+            obj = {"initial": "ones", "initial_depth_m": None, "result_positions": False}
+            probe = {"start": FileStart(kind="file"), "modes": len(self.state.estimate.probe), "opr_modes": 0}
+            changed = {"object": obj, "probe": probe}
+            options = options | {name: options[name].model_copy(update=changed[name]) for name in changed}
+        with closing(Reconstruction(part, **options, device=World("cpu"), say=lambda _: None)) as recon:
+            if stage is None:
+                last = recon.default_stages[-1]
+                stage = type(last).parse({**last.model_dump(), "epochs": TRIAL_EPOCHS, "batch": TRIAL_BATCH})
+            return recon.judge_stage(stage, TRIAL_HELD_OUT)
 
     def _tiles(self, stream: Iterator[tuple[Rect, torch.Tensor]]) -> ObjectTiles:
         """Return a field of the object as it comes tile by tile."""
@@ -683,6 +700,7 @@ class Reconstruction(Displayed):
                 "final_r": r,
                 "residual_views": judged.name_residual_views(),
                 "position_check": None if check is None else check.sentence(),
+                "term_checks": [one.sentence() for one in self.state.term_checks] or None,
                 "held_out_fitted": sorted(judged.fitted_of_held_out) or None,
                 "noise_floor": verdict.noise_floor,
                 "noise_level": self.noise_level,

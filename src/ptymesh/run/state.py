@@ -29,6 +29,7 @@ from ptymesh.run.checkpoint_counters import Counters, counters_of
 from ptymesh.run.position_check import PositionCheck
 from ptymesh.run.unknown_changes import COLUMNS, change_column
 from ptymesh.unknowns import BUILT_IN, OTHERS, of_scope
+from ptymesh.verdict.term_trial import TermCheck
 
 #: Columns of the history, one entry per epoch.
 HISTORY = ("epoch", "stage", "loss", "residual", "seconds", "held_out", "rate", *COLUMNS)
@@ -58,6 +59,7 @@ class RunState:
         history: one list per column of HISTORY, and of the model's operators' unknowns, over all stages.
         epoch_seconds: time spent in the running epoch so far.
         position_check: outcome of the judgement of refined positions, None before there was one.
+        term_checks: outcomes of the judgements of terms of geometry and lens.
     """
 
     estimate: Estimate
@@ -71,6 +73,7 @@ class RunState:
     per_view: dict[int, dict[str, Tensor]] = field(default_factory=dict)
     before: dict[str, Tensor] = field(default_factory=dict)
     position_check: PositionCheck | None = None
+    term_checks: list[TermCheck] = field(default_factory=list)
 
     @property
     def refused_positions(self) -> bool:
@@ -118,6 +121,8 @@ class RunState:
             counters |= {"object_kind": estimate.object_kind, "absorption": estimate.absorption}
         if self.position_check is not None:
             counters["position_check"] = asdict(self.position_check)
+        if self.term_checks:
+            counters["term_checks"] = [asdict(check) for check in self.term_checks]
         arrays = checkpoint.RankArrays(shared, own, per_view, tiles, tile.corner)
         checkpoint.save(directory, problem.world, arrays, {**meta, "run": counters})
 
@@ -210,6 +215,7 @@ class RunState:
             _read_memories(of_views, device),
             _read_epoch_start(saved),
             run.position_check,
+            list(run.term_checks),
         )
 
 
