@@ -138,6 +138,10 @@ def test_a_pipe_is_not_waited_for(run: Run, command: str) -> None:
         *(f"slurm r.yaml --{name} {value}" for name, value in (
             ("nodes", 0), ("gpus-per-node", -1), ("ranks-per-node", 0), ("cpus-per-task", 0), ("time", "''"),
         )),
+        *(f"live r.yaml --from s.h5 --out o --{name} {value}" for name, value in (
+            ("timeout", 0), ("timeout", "nan"), ("frame-start", "inf"), ("frame-period", 0), ("frame-period", "nan"),
+            ("exposure", -1), ("exposure", "inf"), ("uses", 0),
+        )),
         "doctor --timeout nan", "doctor --timeout 0", "scaling r.yaml --trials 0", "scaling r.yaml --threads 0",
         "bench r.yaml --ranks 1 --trials 0", "bench r.yaml --ranks ''",
     ],

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -137,6 +138,7 @@ def test_a_live_run_is_stopped_by_its_page_and_goes_on(tmp_path: Path) -> None:
     try:
         address, _ = address_of(run)
         wait_for(lambda: (out / "live.h5").exists() and summary(out)["status"].get("phase") == "receiving")
+        assert summary(out)["status"]["command"] == f"cd {Path.cwd()} && {shlex.join(['ptymesh', *command[4:]])}"
         (found,) = ask(address, "api/runs")  # type: ignore[misc]
         ask(address, f"api/ask?id={found['id']}&word=stop", "POST")
         _, said = run.communicate(timeout=100)

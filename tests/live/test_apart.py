@@ -170,7 +170,8 @@ def wait(receiver: Receiver, held: int, count: int) -> None:
 
 def test_frames_wait_for_their_positions(tmp_path: Path) -> None:
     path = tmp_path / "yx.csv"
-    with Receiver(Numbered([0, 1, 2, 3], ends=False), tmp_path / "spool", open_positions(path, "")) as receiver:
+    stream = ApartStream(Numbered([0, 1, 2, 3], ends=False), open_positions(path, ""))
+    with Receiver(stream, tmp_path / "spool") as receiver:
         wait(receiver, 4, 0)
         path.write_text("y,x\n0,10\n1,11\n2,1")  # the last line is half written
         wait(receiver, 4, 2)
@@ -178,7 +179,7 @@ def test_frames_wait_for_their_positions(tmp_path: Path) -> None:
     # another process goes on; what its detector sent meanwhile is gone, and positions still belong to their frames
     with path.open("a") as file:
         file.write("2\n" + "".join(f"{k},{k + 10}\n" for k in range(3, 8)))
-    with Receiver(Numbered([6, 7]), tmp_path / "spool", open_positions(path, "")) as receiver:
+    with Receiver(ApartStream(Numbered([6, 7]), open_positions(path, "")), tmp_path / "spool") as receiver:
         wait(receiver, 6, 6)
     spool = Spool(tmp_path / "spool")
     kept = [0, 1, 2, 3, 6, 7]
@@ -190,7 +191,8 @@ def test_frames_wait_for_their_positions(tmp_path: Path) -> None:
 def test_the_last_image_ends_a_stream_whose_end_was_lost(tmp_path: Path) -> None:
     path = tmp_path / "yx.txt"
     path.write_text("0 0\n" * 8)
-    with Receiver(Numbered([5, 6, 7], ends=False), tmp_path / "spool", open_positions(path, "")) as receiver:
+    stream = ApartStream(Numbered([5, 6, 7], ends=False), open_positions(path, ""))
+    with Receiver(stream, tmp_path / "spool") as receiver:
         wait(receiver, 3, 3)
         until = time.monotonic() + 10
         while not receiver.ended:
@@ -204,7 +206,7 @@ def test_frames_over_the_plain_protocol_and_positions_in_a_file(scan: Path, tmp_
     with h5py.File(tmp_path / "yx.h5", "w") as file:
         file["d/yx"] = played.positions_m[::-1]  # others than those of the stream, which do not count
     positions = open_positions(tmp_path / "yx.h5", "/d/yx")
-    with Receiver(open_source(address, positions=None), tmp_path / "spool", positions) as receiver:
+    with Receiver(ApartStream(open_source(address, positions=None), positions), tmp_path / "spool") as receiver:
         wait(receiver, 80, 80)
         thread.join(10)
     assert not thread.is_alive()
@@ -226,7 +228,7 @@ def test_positions_in_an_hdf5_file_that_grows(tmp_path: Path) -> None:
         open_positions(path, "/other").read()
 
 
-@pytest.mark.parametrize("line", ["1 2 3", "one two", "1 nan"])
+@pytest.mark.parametrize("line", ["1 2 3", "1 2 3 4", "one two", "1 nan"])
 def test_lines_that_are_no_positions(tmp_path: Path, line: str) -> None:
     path = tmp_path / "yx.txt"
     path.write_text(f"0 0\n{line}\n")

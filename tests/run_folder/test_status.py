@@ -208,6 +208,8 @@ def test_runs_of_one_and_two_ranks(tmp_path: Path, ranks: int) -> None:
     assert found["phase"] == "done" and found["outcome"] in ("good", "poor", "failed") and found["sentence"]
     assert (found["ranks"], found["done_epochs"], found["total_epochs"]) == (ranks, 3, 3)
     assert len(found["rank_waited_s"]) == ranks and all(held > 1e7 for held in found["rank_peak_bytes"])
+    computed, most = found["rank_computed_s"], float(found["beat"]) - float(found["started"])  # type: ignore[arg-type]
+    assert len(computed) == ranks and all(0 < seconds < most for seconds in computed)
     sent, received = found["rank_sent_bytes_per_epoch"], found["rank_received_bytes_per_epoch"]
     assert len(sent) == len(received) == ranks and sum(sent) == pytest.approx(sum(received))
     assert all((count > 0) == (ranks > 1) for count in (*sent, *received))

@@ -153,6 +153,9 @@ def test_a_distance_is_measured(runs: Path, page: Page, serve: Serve) -> None:
     said, unit = page.text("#profile p").removeprefix("Distance ").split(" ")[:2]
     assert float(said) * {"nm": 1e-9, "µm": 1e-6}[unit] == pytest.approx(length_px * pixel, rel=0.02)
     assert len(page.all("#marks circle.measured")) == 2 and len(page.all("#marks line.measured")) == 1
+    _, across, name = marks_of(page, "#profile figure")
+    assert name == f"distance, {unit}" and float(across[0]) == 0
+    assert 0.6 * float(said) < float(across[-1]) <= float(said)
     page.check_errors()
 
 
@@ -198,6 +201,8 @@ def test_two_runs_are_compared(runs: Path, page: Page, serve: Serve) -> None:
     page.until(lambda: page.are_images_there("#canvas", 2))
     assert page.text("#left-name") == "two" and page.text("#right-name") == "one"
     assert len(page.all("#agreement polyline")) == 3
+    up, across, name = marks_of(page, "#agreement figure")
+    assert up[-1] == "1" and len(across) >= 3 and name.startswith("spatial frequency, 1/")
     clip = "return document.getElementById('right').style.clipPath"
     assert "50%" in page.script(clip)
     page.one("#slider").send_keys(Keys.HOME)
@@ -216,6 +221,8 @@ def test_caustic_and_ranks(runs: Path, page: Page, serve: Serve) -> None:
     page.one("#caustic-panel summary").click()
     page.until(lambda: page.are_images_there("#caustic", 2) and len(page.all("#caustic polyline")) == 2)
     assert "waist of y" in page.text("#caustic")
+    up, across, name = marks_of(page, "#caustic figure:last-of-type")
+    assert len(up) >= 3 and "0" in across and name.startswith("along the axis, ")
     page.one("#ranks-panel summary").click()
     page.until(lambda: len(page.all("#ranks tr")) == 2)
     page.check_errors()
@@ -333,6 +340,12 @@ def test_a_live_run_is_steered(tmp_path: Path, runs: Path, page: Page, serve: Se
     assert page.script(bar) == 0 and page.one("#stop").is_displayed()
     (run / "status.json").write_text(json.dumps(status | {"phase": "saving"}))
     page.until(lambda: not page.one("#control").is_displayed())
+    # a checkpoint is of an earlier run in the folder, and `ptymesh resume` would go on with that
+    shutil.copytree(runs / "one" / "checkpoint", run / "checkpoint")
+    command = "cd /there && ptymesh live live.yaml --from tcp://127.0.0.1:5599 --out stream"
+    (run / "status.json").write_text(json.dumps(status | {"outcome": "interrupted", "command": command}))
+    page.until(lambda: page.text("#again") == f"It goes on with {command}")
+    assert not page.one("#resume").is_displayed() and not page.one("#longer").is_displayed()
     page.check_errors()
 
 
@@ -407,6 +420,8 @@ def test_on_a_phone(runs: Path, browser: Any, page: Page, serve: Serve) -> None:
     page.until(lambda: page.script(WIDE) and len(page.all("#other option")) == 2)
     Select(page.one("#other")).select_by_visible_text("one")
     page.until(lambda: page.are_images_there("#canvas", 2))
+    page.script("for (const one of document.querySelectorAll('details')) one.open = true")
+    page.until(lambda: page.all("#ranks tr") and page.are_images_there("#caustic", 2))
     assert page.script("return document.documentElement.scrollWidth") <= 380
     assert page.one("#stage").size["width"] > 300 and page.one("#canvas").size["width"] > 300
 
@@ -447,6 +462,7 @@ def layered(tmp_path: Path, runs: Path) -> Path:
         file["object"] = np.concatenate((whole, whole[:, ::-1].conj()))
         file["object"].attrs.update(about)
         file.attrs["rank_peak_bytes"], file.attrs["rank_waited_s"] = [3 << 20, 5 << 30], [0.25, 1.5]
+        file.attrs["rank_computed_s"] = [20.0, 18.75]
         file.attrs["rank_sent_bytes_per_epoch"], file.attrs["rank_received_bytes_per_epoch"] = (
             [4096.0, 512],
             [512.0, 4096],
@@ -494,6 +510,35 @@ def pixels_of(page: Page) -> str:
     )
 
 
+def marks_of(page: Page, figure: str) -> tuple[list[str], list[str], str]:
+    """Return the numbers at the marks of a figure's axes, upright and across, and the name of the latter."""
+    up, across = ([one.text for one in page.all(f"{figure} .{axis}")] for axis in ("up", "across"))
+    return up, across, page.text(f"{figure} .axis")
+
+
+def test_marks_are_round_and_in_their_places(runs: Path, page: Page, serve: Serve) -> None:
+    """Of linear and of logarithmic axes, from one value to many powers of ten."""
+    serve(runs)
+    for low, high, logarithmic, wanted in (
+        (0, 1, "false", [0, 0.2, 0.4, 0.6, 0.8, 1]),
+        (-3.2, 7.1, "false", [-2, 0, 2, 4, 6]),
+        (0.031, 0.052, "true", [0.035, 0.04, 0.045, 0.05]),
+        (0.04, 0.3, "true", [0.05, 0.1, 0.2]),
+        (2e-7, 3e2, "true", [1e-5, 1e-3, 0.1, 10]),
+    ):
+        assert page.script(f"return ticks({low}, {high}, {logarithmic})") == pytest.approx(wanted), (low, high)
+    assert page.script("return [0.2 + 0.1, 1e-7, -25, 300000, 0].map(tickName)") == ["0.3", "1e-7", "-25", "3e5", "0"]
+    made = "const made = chart('of x', {a: [1, 3, 2]}, {x: [0, 5, 10], across: 'x, nm'}); document.body.append(made)"
+    page.script(made)
+    place = "const one = [...made.querySelectorAll('%s')].map((one) => one.style.%s); return one"
+    page.script("window.made = document.body.lastElementChild")
+    assert marks_of(page, "body > figure") == (["1", "1.5", "2", "2.5", "3"], ["0", "2", "4", "6", "8", "10"], "x, nm")
+    tops, lefts = (page.script(place % names) for names in ((".up", "top"), (".across", "left")))
+    assert [float(top[:-1]) for top in tops] == pytest.approx(np.linspace(160, 10, 5) / 1.7, abs=1e-3)
+    assert [float(left[:-1]) for left in lefts] == pytest.approx(np.linspace(5, 295, 6) / 3, abs=1e-3)
+    page.check_errors()
+
+
 def test_wheel_and_dragging(runs: Path, page: Page, serve: Serve) -> None:
     """The wheel zooms about the pointer, and what is dragged follows it."""
     from selenium.webdriver.common.action_chains import ActionChains
@@ -525,11 +570,13 @@ def test_curves_ranks_log_and_recipe(layered: Path, page: Page, serve: Serve) ->
     page.choose("layered")
     page.until(lambda: "held out 0.2500" in page.text("#curves"))
     assert "residual 0.1667" in page.text("#curves") and "loss 30.00" in page.text("#curves")
+    residual, loss = (marks_of(page, f"#curves figure:nth-of-type({number})") for number in (1, 2))
+    assert residual == (["0.2", "0.5"], ["1", "2", "3"], "epoch") and loss[0] == [f"{n}0" for n in range(3, 10)]
     page.one("#ranks-panel summary").click()
     page.until(lambda: len(page.all("#ranks tr")) == 3)
     assert [row.text for row in page.all("#ranks tr")[1:]] == [
-        "0 3.00 MiB 0.2500 s 4.00 KiB 512 B",
-        "1 5.00 GiB 1.500 s 512 B 4.00 KiB",
+        "0 3.00 MiB 20.00 s 0.2500 s 4.00 KiB 512 B",
+        "1 5.00 GiB 18.75 s 1.500 s 512 B 4.00 KiB",
     ]
     assert "2.00 KiB in 7.000 messages per batch" in page.text("#ranks")
     assert page.text("#log") == "epoch 3 of 3 was the last"

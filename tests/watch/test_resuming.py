@@ -51,6 +51,18 @@ def folder(root: Path, **status: object) -> Path:
     return out
 
 
+@pytest.mark.parametrize("phase", ["receiving", "finishing", "saving"])
+def test_a_live_run_is_not_resumed(tmp_path: Path, started: list[tuple[str, ...]], phase: str) -> None:
+    """Its own command goes on with it, and a checkpoint in its folder is of an earlier run."""
+    folder(tmp_path, phase=phase, outcome="interrupted", command="ptymesh live")
+    page = page_of(tmp_path)
+    status, said = ask(page)
+    assert status == 409 and "no checkpoint" in said and not started
+    (run,) = page.get("/api/runs").json()
+    details = page.get("/api/run", params={"id": run["id"]}).json()
+    assert not details["resumable"] and details["status"]["command"] == "ptymesh live"
+
+
 def ask(page: TestClient, **values: str) -> tuple[int, str]:
     (run,) = page.get("/api/runs").json()
     answer = page.post("/api/ask", params={"id": run["id"], "word": "resume", **values})

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import os
+import shlex
+import sys
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -44,6 +48,16 @@ def command(
         Path | None,
         typer.Option(metavar="FILE", help="Positions that come apart: a growing HDF5 file, or text, a line each."),
     ] = None,
+    frame_start: Annotated[
+        float, typer.Option(metavar="S", help="Time of the first frame on the clock of positions that have times.")
+    ] = 0.0,
+    frame_period: Annotated[
+        float | None, typer.Option(metavar="S", help="Seconds from frame to frame. [default: as the source says]")
+    ] = None,
+    exposure: Annotated[
+        float | None,
+        typer.Option(metavar="S", help="Seconds over which such positions are averaged. [default: as the source says]"),
+    ] = None,
     uses: Annotated[int, typer.Option(help="Least number of updates that see each view.")] = 3,
     timeout: Annotated[
         float | None, typer.Option(metavar="S", help="Seconds that the source may be silent. [default: any]")
@@ -69,8 +83,13 @@ def command(
 
     if uses < 1:
         raise BadInput(f"--uses is {uses}; give 1 or more.")
-    if timeout is not None and not timeout > 0:
-        raise BadInput(f"--timeout is {timeout:g}; give a number of seconds above 0.")
+    if not math.isfinite(frame_start):
+        raise BadInput(f"--frame-start is {frame_start:g}; give a number of seconds.")
+    for name, seconds in (("timeout", timeout), ("frame-period", frame_period)):
+        if seconds is not None and not 0 < seconds < math.inf:
+            raise BadInput(f"--{name} is {seconds:g}; give a number of seconds above 0.")
+    if exposure is not None and not 0 <= exposure < math.inf:
+        raise BadInput(f"--exposure is {exposure:g}; give a number of seconds, 0 for none.")
     if Path(source).is_dir() and Path(source).resolve() == out.resolve():
         raise BadInput(f"--from and --out are both {out}; replay a run into another folder.")
     loaded = _loaded(recipe, set_ or [], out)
@@ -86,6 +105,9 @@ def command(
             arguments += [part for setting in set_ or () for part in ("--set", setting)]
             arguments += [] if positions_from is None else ["--positions-from", str(positions_from)]
             arguments += [] if timeout is None else ["--timeout", str(timeout)]
+            arguments += ["--frame-start", str(frame_start)]
+            arguments += [] if frame_period is None else ["--frame-period", str(frame_period)]
+            arguments += [] if exposure is None else ["--exposure", str(exposure)]
             arguments += [*([] if polish else ["--no-polish"]), *(["--strict"] if strict else [])]
             with page.beside(out):
                 status = start_ranks(arguments, how, out)
@@ -95,9 +117,10 @@ def command(
             return
     elif ranks is not None and ranks != world().size:
         raise BadInput(f"--ranks is {ranks} inside a world of {world().size} ranks; leave --ranks out.")
-    where = StreamPlace(source, patterns, positions, positions_from)
+    where = StreamPlace(source, patterns, positions, positions_from, (frame_start, frame_period, exposure))
     with page.beside(out):
-        _reconstruct(loaded, where, out, LiveOptions(uses, timeout, followed=polish))
+        command = f"cd {shlex.quote(os.getcwd())} && {shlex.join(['ptymesh', *sys.argv[1:]])}"
+        _reconstruct(loaded, where, out, LiveOptions(uses, timeout, followed=polish, command=command))
         if polish:
             _polish(loaded, out, strict)
 
@@ -110,12 +133,14 @@ class StreamPlace(NamedTuple):
         patterns: dataset of the patterns, of a file.
         positions: dataset of the positions, of a file.
         positions_from: file of positions that come apart.
+        clock: time of the first frame, seconds from frame to frame, and of an exposure.
     """
 
     source: str
     patterns: str
     positions: str
     positions_from: Path | None
+    clock: tuple[float, float | None, float | None]
 
 
 def _reconstruct(loaded: Recipe, where: StreamPlace, out: Path, options: LiveOptions) -> None:
@@ -161,12 +186,15 @@ def _reconstruct(loaded: Recipe, where: StreamPlace, out: Path, options: LiveOpt
 
 def _open_stream(where: StreamPlace) -> FrameSource | ApartStream:
     """Return the source that the options name."""
-    from ptymesh.live import ApartStream, open_positions, open_source
+    from ptymesh.live import ApartStream, SpooledStream, open_positions, open_source
+    from ptymesh.live.frames import FrameClock
 
-    if where.positions_from is None:
-        return open_source(where.source, where.patterns, where.positions)
-    frames = open_source(where.source, where.patterns, None)
-    return ApartStream(frames, open_positions(where.positions_from, where.positions))
+    apart = where.positions_from is not None
+    frames = open_source(where.source, where.patterns, None if apart else where.positions)
+    if isinstance(frames, SpooledStream) and not apart:
+        return frames
+    positions = open_positions(where.positions_from, where.positions) if where.positions_from else None
+    return ApartStream(frames, positions, FrameClock(*where.clock))
 
 
 def _loaded(recipe: Path, settings: list[str], out: Path) -> Recipe:

@@ -2,8 +2,9 @@
 
 H, W    detector pixels
 
-A message is a map with a `type`: `start` (of a series, with energy, pixel and number of images), `image` (with
-`image_id` and `data`, an array for each channel), `end`. Arrays are typed arrays of RFC 8746 (tag 40 of their shape and
+A message is a map with a `type`: `start` (of a series, with energy, pixel, exposure and number of images), `image`
+(with `image_id`, `start_time`, ticks of a clock since the series began and ticks per second, and `data`, an array for
+each channel), `end`. Arrays are typed arrays of RFC 8746 (tag 40 of their shape and
 a tag of their numbers), whose bytes may be compressed: tag 56500 of [algorithm, size of a number, bytes], with the
 framing of HDF5's filters of that name.
 
@@ -15,6 +16,7 @@ Source: github.com/dectris/documentation, stream_v2 and cbor.
 
 from __future__ import annotations
 
+import math
 import struct
 import uuid
 from typing import Any, cast
@@ -69,7 +71,7 @@ class DectrisSource:
         self._socket.setsockopt(zmq.LINGER, 0)
         self._unpacked, self._start = Unpacker(), dict[str, Any]()
         #: Image that was read to describe the stream, and has not been given yet.
-        self._waiting: tuple[int, np.ndarray] | None = None
+        self._waiting: tuple[int, np.ndarray, float] | None = None
         self._has_ended = False
         try:
             self._socket.connect(endpoint)
@@ -93,6 +95,8 @@ class DectrisSource:
             "distance_m": (abs(away[2]) or None) if isinstance(away, list | tuple) and len(away) == 3 else None,
             "detector_pixel_m": pixel if all(pixel) else None,
             "views": start.get("number_of_images"),
+            "frame_period_s": start.get("frame_time") or None,
+            "exposure_s": start.get("count_time") or None,
         }
         return StreamDescription.parse(said, self._address)
 
@@ -117,11 +121,12 @@ class DectrisSource:
         if not images:
             nothing = np.empty((0, 0, 0)), None, True, np.empty(0, np.int64)
             return Frames(*nothing) if self._has_ended else None
-        numbers = np.array([number for number, _ in images], np.int64)
-        return Frames(np.stack([frame for _, frame in images]), None, self._has_ended, numbers)
+        numbers, times = np.array([image[0] for image in images], np.int64), np.array([image[2] for image in images])
+        own = None if np.isnan(times).any() else times
+        return Frames(np.stack([image[1] for image in images]), None, self._has_ended, numbers, own)
 
-    def _next_image(self, wait_ms: int) -> tuple[int, np.ndarray] | None:
-        """Return number and frame (H, W) of the next image, None where none comes in time or the series has ended."""
+    def _next_image(self, wait_ms: int) -> tuple[int, np.ndarray, float] | None:
+        """Return number, frame (H, W) and time of the next image, None where none comes in time or all have come."""
         while not self._has_ended and self._socket.poll(wait_ms):
             message = self._parse(self._socket.recv())
             kind = message.get("type")
@@ -143,8 +148,8 @@ class DectrisSource:
             raise self._refusal("no map")
         return found
 
-    def _image(self, message: dict[str, Any]) -> tuple[int, np.ndarray]:
-        """Return number and frame (H, W) of the message of an image."""
+    def _image(self, message: dict[str, Any]) -> tuple[int, np.ndarray, float]:
+        """Return number, frame (H, W) and time in seconds, NaN where it says none, of the message of an image."""
         number, channels = message.get("image_id"), message.get("data")
         if not isinstance(number, int) or number < 0 or not isinstance(channels, dict):
             raise self._refusal("an image without image_id or data")
@@ -155,8 +160,9 @@ class DectrisSource:
                 f"{self._address} sends channels {names}; choose one with --from dectris://HOST:PORT/CHANNEL."
             )
         try:
-            return number, self._unpacked.array(channels[name])
-        except (ValueError, TypeError, AttributeError, OSError) as error:
+            ticks, per_second = message.get("start_time") or (math.nan, 1)
+            return number, self._unpacked.array(channels[name]), ticks / per_second
+        except (ValueError, TypeError, AttributeError, OSError, ZeroDivisionError) as error:
             raise self._refusal(f"image {number}, whose data are not understood ({error})") from error
 
     def _refusal(self, what: str) -> BadInput:

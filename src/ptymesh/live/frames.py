@@ -25,15 +25,19 @@ class Frames(NamedTuple):
 
     Attributes:
         frames: (n, H, W).
-        positions_m: (n, 2) float64, y x; None where they come from elsewhere.
+        positions_m: (n, 2) float64, y x; None where they come from elsewhere, or as samples.
         ended: True if no frames will follow these.
         numbers: (n,) int64, of the frames in the detector's count; None: those asked for and what follows.
+        times_s: (n,) float64, when the exposure of each frame began; None where that is not known.
+        samples: (m, 3) float64, t y x: positions at a rate of their own that follow those given before.
     """
 
     frames: np.ndarray
     positions_m: np.ndarray | None
     ended: bool
     numbers: np.ndarray | None = None
+    times_s: np.ndarray | None = None
+    samples: np.ndarray | None = None
 
 
 class FrameSource(Protocol):
@@ -53,16 +57,49 @@ class FrameSource(Protocol):
         """Let go of the source."""
 
 
+class FrameClock(NamedTuple):
+    """Times of frames on the clock of positions that come at a rate of their own.
+
+    Attributes:
+        start_s: time of the first frame; where frames have times, what is added to them.
+        period_s: seconds from frame to frame; None: as the source says.
+        exposure_s: seconds over which a frame's position is averaged; None: as the source says.
+    """
+
+    start_s: float = 0.0
+    period_s: float | None = None
+    exposure_s: float | None = None
+
+    def exposure_of(self, said: StreamDescription) -> float:
+        """Return the seconds over which a position is averaged, 0 where nobody says any."""
+        return (said.exposure_s or 0.0) if self.exposure_s is None else self.exposure_s
+
+    def times_of(self, numbers: np.ndarray, own_s: np.ndarray | None, said: StreamDescription) -> np.ndarray:
+        """Return the times (n,) float64 of frames, NaN where nobody knows them.
+
+        Args:
+            numbers: (n,) int64, of the frames in the detector's count.
+            own_s: (n,) their own times, if they have any.
+            said: what the source says of its frames.
+        """
+        period = said.frame_period_s if self.period_s is None else self.period_s
+        if self.period_s is None and own_s is not None:
+            return self.start_s + own_s
+        return np.full(len(numbers), np.nan) if period is None else self.start_s + period * numbers
+
+
 class ApartStream(NamedTuple):
-    """Stream whose positions come apart from its frames.
+    """Stream whose positions come apart from its frames, or at a rate of their own.
 
     Attributes:
         frames: source of the frames.
-        positions: source of the positions.
+        positions: source of the positions; None: the frames bring them, or samples.
+        clock: times of the frames, where positions have times.
     """
 
     frames: FrameSource
-    positions: PositionSource
+    positions: PositionSource | None
+    clock: FrameClock = FrameClock()
 
 
 def zmq_module() -> Any:

@@ -19,12 +19,14 @@ class LiveOptions:
         timeout_s: seconds without an answer of the source after which the command ends; None: it waits.
         admissions: of a run that is replayed, for each segment the number of frames, and True if none followed.
         followed: True where another run goes on in the folder, so that its status does not say that all is done.
+        command: that goes on with the run once it was stopped, for its status; empty where a program runs it.
     """
 
     uses: int = 3
     timeout_s: float | None = None
     admissions: tuple[tuple[int, bool], ...] = ()
     followed: bool = False
+    command: str = ""
 
 
 @dataclass

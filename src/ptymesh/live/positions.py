@@ -1,6 +1,10 @@
-"""Files of positions that grow while they are read, for streams whose frames come without.
+"""Positions of streams whose frames come without: one for each frame, or samples at a rate of their own.
 
-m       positions so far
+m       rows so far
+n       frames
+
+A row is the position of a frame, `y x` in metres; or a sample, `t y x` with its time in seconds. Between samples a
+position goes along a straight line, and that of a frame is its mean over the frame's exposure.
 """
 
 from __future__ import annotations
@@ -17,18 +21,22 @@ from ptymesh.errors import BadInput
 
 
 class PositionSource(Protocol):
-    """A place where positions come from, in the order of the frames' numbers."""
+    """A place where positions come from."""
 
     def read(self) -> np.ndarray:
-        """Return the positions (m, 2) float64 that are there, y x in metres."""
+        """Return the rows that are there: positions (m, 2) float64, y x in metres, in the order of the frames' numbers.
+
+        Of samples that have times, (m, 3), t y x.
+        """
 
 
 def open_positions(path: Path, dataset: str) -> PositionSource:
     """Return the source of positions that a file is.
 
     Args:
-        path: of an HDF5 file (.h5, .hdf5, .nxs, .cxi), or of a text file with a line `y x` or `y,x` for each frame.
-        dataset: of the positions (N, 2), in an HDF5 file.
+        path: of an HDF5 file (.h5, .hdf5, .nxs, .cxi), or of a text file with a line `y x` or `y,x` for each frame, or
+            a line `t y x` for each sample.
+        dataset: of the positions (N, 2) or samples (N, 3), in an HDF5 file.
     """
     if path.suffix.lower() in (".h5", ".hdf5", ".nxs", ".cxi"):
         return Hdf5Positions(path, dataset)
@@ -44,44 +52,45 @@ class TextPositions:
 
     def __init__(self, path: Path) -> None:
         self._path, self._read_bytes, self._lines = path, 0, 0
-        self._rows: list[tuple[float, float]] = []
+        self._rows = np.empty((0, 2))
 
     def read(self) -> np.ndarray:
-        """Return the positions (m, 2) float64 of all whole lines.
+        """Return the rows (m, 2) or (m, 3) float64 of all whole lines.
 
         Raises:
-            BadInput: a line has other than two finite numbers.
+            BadInput: a line has other than two or three finite numbers, or not as many as those before it.
         """
+        added: list[list[float]] = []
         with suppress(FileNotFoundError), self._path.open("rb") as file:
             file.seek(self._read_bytes)
             whole, newline, _ = file.read().rpartition(b"\n")  # the last line may be half written
             for line in whole.split(b"\n") if newline else ():
                 self._lines += 1
-                self._add(line.decode("utf-8", errors="replace"))
+                columns = len(added[0]) if added else self._rows.shape[1] if len(self._rows) else None
+                if row := self._parse(line.decode("utf-8", errors="replace"), columns):
+                    added.append(row)
             self._read_bytes += len(whole) + len(newline)
-        return np.array(self._rows, np.float64).reshape(-1, 2)
+        if added:
+            self._rows = np.concatenate((self._rows, added)) if len(self._rows) else np.array(added, np.float64)
+        return self._rows
 
-    def _add(self, line: str) -> None:
-        """Add the position of a line."""
+    def _parse(self, line: str, columns: int | None) -> list[float]:
+        """Return the numbers of a line, none of a heading or a comment; columns: of the lines before it."""
         words = line.replace(",", " ").split()
         if not words or words[0].startswith("#"):
-            return
+            return []
         try:
-            y, x = (float(word) for word in words)
-        except ValueError as error:
+            row = [float(word) for word in words]
+        except ValueError:
             if self._lines == 1:  # a heading
-                return
-            raise self._refusal(line) from error
-        if not np.isfinite((y, x)).all():
-            raise self._refusal(line)
-        self._rows.append((y, x))
-
-    def _refusal(self, line: str) -> BadInput:
-        """Return the error about a line."""
-        return BadInput(
-            f"Line {self._lines} of {self._path} is {line.strip()[:60]!r}; a line of positions is two numbers, y and x "
-            "in metres."
-        )
+                return []
+            row = []
+        if len(row) not in (2, 3) or not np.isfinite(row).all() or columns not in (None, len(row)):
+            raise BadInput(
+                f"Line {self._lines} of {self._path} is {line.strip()[:60]!r}; a line of positions is two numbers, y "
+                "and x in metres, or in all lines three, the time in seconds before them."
+            )
+        return row
 
 
 class Hdf5Positions:
@@ -89,7 +98,7 @@ class Hdf5Positions:
 
     Args:
         path: of the file, which may come later.
-        dataset: of the positions, (N, 2).
+        dataset: of the positions, (N, 2), or of samples, (N, 3).
     """
 
     def __init__(self, path: Path, dataset: str) -> None:
@@ -97,21 +106,94 @@ class Hdf5Positions:
         self._rows = np.empty((0, 2))
 
     def read(self) -> np.ndarray:
-        """Return the positions (m, 2) float64 that are there.
+        """Return the rows (m, 2) or (m, 3) float64 that are there.
 
         Raises:
-            BadInput: there is no such dataset of two columns.
+            BadInput: there is no such dataset of two or three columns.
         """
         with open_hdf5(self._path) as file:
             if file is not None:
                 found = file.get(self._dataset)
-                if not isinstance(found, h5py.Dataset) or found.ndim != 2 or found.shape[1] != 2:
+                if not isinstance(found, h5py.Dataset) or found.ndim != 2 or found.shape[1] not in (2, 3):
                     raise BadInput(
-                        f"{self._path} has no dataset {self._dataset} of two columns; name the positions (N, 2) in "
-                        "metres, y x, with --positions."
+                        f"{self._path} has no dataset {self._dataset} of two or three columns; name the positions "
+                        "(N, 2) in metres, y x, or samples (N, 3), t y x, with --positions."
                     )
-                self._rows = np.concatenate((self._rows, np.asarray(found[len(self._rows) :], np.float64)))
+                added = np.asarray(found[len(self._rows) :], np.float64)
+                self._rows = np.concatenate((self._rows, added)) if len(self._rows) else added
         return self._rows
+
+
+class ReceivedSamples:
+    """Samples (m, 3) of positions, t y x, that a source of frames sends along."""
+
+    def __init__(self) -> None:
+        self._rows = np.empty((0, 3))
+
+    def add(self, rows: np.ndarray) -> None:
+        """Add samples (k, 3) behind those that are there."""
+        self._rows = np.concatenate((self._rows, rows)) if len(rows) else self._rows
+
+    def read(self) -> np.ndarray:
+        """Return the samples (m, 3) that are there."""
+        return self._rows
+
+
+def interpolate_positions(samples: np.ndarray, times_s: np.ndarray, exposure_s: float) -> np.ndarray:
+    """Return the positions of frames, as far as there is a sample at the end of their exposure or later.
+
+    Args:
+        samples: (m, 3) float64, t y x in seconds and metres; between them positions go along straight lines.
+        times_s: (n,) float64, when the exposures of the frames began, ascending.
+        exposure_s: seconds over which a position is averaged; 0 takes that at the frame's time.
+
+    Returns:
+        (k, 2) float64, y x in metres, of the first k <= n frames.
+
+    Raises:
+        BadInput: samples are no numbers, or their times go backwards; a frame has no time, or one before its
+            predecessor or the first sample.
+    """
+    if not np.isfinite(samples).all():
+        row = int(np.flatnonzero(~np.isfinite(samples).all(axis=1))[0])
+        raise BadInput(f"Position {row + 1} is {samples[row].tolist()}; give its time, y and x as finite numbers.")
+    t = samples[:, 0]
+    if (back := np.flatnonzero(np.diff(t) < 0)).size:
+        row = int(back[0]) + 1
+        raise BadInput(
+            f"Position {row + 1} has the time {t[row]:.9g} s, which lies before {t[row - 1]:.9g} s of the one above "
+            "it; give positions in the order of their times."
+        )
+    if not np.isfinite(times_s).all():
+        raise BadInput("Positions have times, and frames have none; say them with --frame-period.")
+    if (np.diff(times_s) < 0).any():
+        raise BadInput("The times of frames go backwards; give frames in the order of their times.")
+    if not len(t) or not len(times_s):
+        return np.empty((0, 2))
+    if times_s[0] < t[0]:
+        raise BadInput(
+            f"A frame has the time {times_s[0]:.9g} s, and the first position {t[0]:.9g} s; say with --frame-start "
+            "when the first frame was taken, on the clock of the positions."
+        )
+    ready = times_s[: int(np.searchsorted(times_s + exposure_s, t[-1], side="right"))]
+    if exposure_s == 0:
+        return np.stack([np.interp(ready, t, column) for column in samples.T[1:]], axis=1)
+    return (_integrate(samples, ready + exposure_s) - _integrate(samples, ready)) / exposure_s
+
+
+def _integrate(samples: np.ndarray, until_s: np.ndarray) -> np.ndarray:
+    """Return the integral (n, 2) of the positions from the first sample to some times.
+
+    Args:
+        samples: (m, 3) float64, t y x.
+        until_s: (n,), none beyond the last sample.
+    """
+    t, places = samples[:, 0], samples[:, 1:]
+    steps = 0.5 * np.diff(t)[:, None] * (places[1:] + places[:-1])
+    whole = np.concatenate((np.zeros((1, 2)), np.cumsum(steps, axis=0)))
+    before = np.searchsorted(t, until_s, side="right") - 1
+    there = np.stack([np.interp(until_s, t, column) for column in places.T], axis=1)
+    return whole[before] + 0.5 * (until_s - t[before])[:, None] * (places[before] + there)
 
 
 @contextmanager

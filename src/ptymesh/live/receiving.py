@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from ptymesh.errors import PtymeshError
-from ptymesh.live.frames import MOST, FrameSource
-from ptymesh.live.positions import PositionSource
+from ptymesh.errors import BadInput, PtymeshError
+from ptymesh.live.frames import MOST, ApartStream, FrameSource
+from ptymesh.live.positions import PositionSource, ReceivedSamples, interpolate_positions
 from ptymesh.live.spool import Spool
 
 #: Seconds between two requests where the last one has brought all frames that were there: each costs as much as some.
@@ -24,20 +24,22 @@ class Receiver:
     """Moves frames from a source to a spool until the source has ended.
 
     Args:
-        source: of the frames.
+        source: of the frames, and of positions that come apart from them.
         folder: of the spool; frames that it holds are not asked for again.
-        positions: source of the positions, where they come apart from the frames.
         reserve: called with the spool before the source is asked for its first frame.
     """
 
     def __init__(
         self,
-        source: FrameSource,
+        source: FrameSource | ApartStream,
         folder: Path,
-        positions: PositionSource | None = None,
         reserve: Callable[[Spool], None] = lambda spool: None,
     ) -> None:
-        self._source, self._folder, self._positions, self._reserve = source, folder, positions, reserve
+        stream = source if isinstance(source, ApartStream) else ApartStream(source, None)
+        self._source, self._clock, self._folder, self._reserve = stream.frames, stream.clock, folder, reserve
+        self._positions: PositionSource | None = stream.positions
+        #: Samples of positions that come with the frames, and whether the source has said that nothing follows.
+        self._samples, self._has_source_ended = ReceivedSamples(), False
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="frames", daemon=True)
         #: The spool, once the source has described its frames.
@@ -122,7 +124,7 @@ class Receiver:
             self.heard = time.monotonic()
             self.arrivals.append((spool.held, time.monotonic()))
             self.spool = spool
-        more = not self.spool.have_frames_ended and self._take_frames(self.spool)
+        more = self._is_asking(self.spool) and self._take_frames(self.spool)
         if self._positions is not None:
             self._take_positions(self.spool, self._positions)
         if self.spool.have_frames_ended and not self.waiting:
@@ -130,17 +132,26 @@ class Receiver:
             self.ended = True
         return more
 
+    def _is_asking(self, spool: Spool) -> bool:
+        """Return True while the source of frames has more to give, if only positions that frames of before wait for."""
+        bring_positions = self._positions is None or self._positions is self._samples
+        return not spool.have_frames_ended or (bring_positions and self.waiting > 0)
+
     def _take_frames(self, spool: Spool) -> bool:
         """Ask the source of frames once; return True if it has given as many as it may at a time."""
         held, got = spool.held, self._source.take(spool.held)
         if got is None:
             return False
         self.heard = time.monotonic()
-        ended = got.ended
+        ended = self._has_source_ended = got.ended
+        if got.samples is not None:
+            self._samples.add(got.samples)
+            self._positions = self._positions or self._samples
         if len(got.frames):
             if self._positions is not None:
                 numbers = np.arange(held, held + len(got.frames)) if got.numbers is None else got.numbers
-                spool.append_frames(got.frames, numbers)
+                times = self._clock.times_of(numbers, got.times_s, spool.description)
+                spool.append_frames(got.frames, numbers, times)
                 # the message of the end may have gone to a process that was killed
                 ended |= spool.description.views is not None and int(numbers[-1]) + 1 >= spool.description.views
             else:
@@ -159,8 +170,17 @@ class Receiver:
         if not len(numbers):
             return
         known = source.read()
-        late = np.flatnonzero(numbers >= len(known))
-        ready = numbers[: late[0]] if len(late) else numbers
+        if known.shape[1] == 3:
+            exposure = self._clock.exposure_of(spool.description)
+            ready = interpolate_positions(known, spool.waiting_times(), exposure)
+        else:
+            late = np.flatnonzero(numbers >= len(known))
+            ready = known[numbers[: late[0]] if len(late) else numbers]
         if len(ready):
-            spool.append_positions(known[ready])
+            spool.append_positions(ready)
             self.heard = time.monotonic()
+        if source is self._samples and self._has_source_ended and self.waiting:
+            raise BadInput(
+                f"The stream has ended, and its last {self.waiting} frames are later than its last position; send one "
+                "at the end of the last exposure, or later."
+            )

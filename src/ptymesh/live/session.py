@@ -127,12 +127,11 @@ def reconstruct_live(
     world = join("cpu") if world is None else world
     kernel_backend(world.device, complex_dtype(recipe.precision))  # read before the first frame has to wait for it
     cache, receiver, steering = PatternCache(), None, Steering(folder, world.rank)
-    with steering.publish_status(followed=options.followed), ExitStack() as receiving:
+    with steering.publish_status(followed=options.followed, command=options.command), ExitStack() as receiving:
         if world.rank == 0:
             assert source is not None
-            frames, positions = source if isinstance(source, ApartStream) else (source, None)
             reserve = partial(_reserve_memory, cache, recipe, world.size)
-            receiver = receiving.enter_context(Receiver(frames, folder / "spool", positions, reserve))
+            receiver = receiving.enter_context(Receiver(source, folder / "spool", reserve))
         admissions = Admissions(world, receiver, options, stop, say, steering)
         session = _Session(recipe, world, admissions, cache, folder)
         outcome = session.follow()

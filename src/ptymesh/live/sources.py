@@ -11,8 +11,14 @@ Over ZeroMQ (REQ to REP) a request is JSON, {"next": k, "most": n}, and the answ
     frames          (n, H, W), C order
     positions       (n, 2) float64, little-endian, y x in metres
 
+Where positions come at a rate of their own, the request says from which one on, {"sample": j}, the answer how many it
+holds, {"samples": m}, and its third part is
+
+    samples         (m, 3) float64, t y x in seconds and metres
+    times           (n,) float64, a fourth part, where the frames have times of their own
+
 An answer may hold fewer frames than asked for, or none. A source keeps frames until a later request shows that they
-have been stored.
+have been stored, and all samples, which are asked for from the first one on by a receiver that is started again.
 """
 
 from __future__ import annotations
@@ -30,11 +36,13 @@ from ptymesh.live.dectris import DectrisSource
 from ptymesh.live.folder import FramesFolder
 from ptymesh.live.frames import MOST, Frames, FrameSource, check_port, zmq_module
 from ptymesh.live.positions import open_hdf5
-from ptymesh.live.spool import POSITION_BYTES, Spool, StreamDescription
+from ptymesh.live.spool import NUMBER_BYTES, POSITION_BYTES, Spool, StreamDescription
 from ptymesh.live.state import LOG, read_log
 
 #: Seconds that an answer may take before the request is sent again.
 ANSWER_S = 1.0
+#: Bytes of a sample of a position with its time.
+SAMPLE_BYTES = 24
 
 
 def open_source(address: str, patterns: str = "/patterns", positions: str | None = "/positions") -> FrameSource:
@@ -81,7 +89,7 @@ class ZmqSource:
     def __init__(self, address: str, *, with_positions: bool = True) -> None:
         zmq, self._with_positions = zmq_module(), with_positions
         check_port(address, address)
-        self._address, self._context = address, zmq.Context()
+        self._address, self._context, self._samples = address, zmq.Context(), 0
         self._socket = self._context.socket(zmq.REQ)
         for option, value in ((zmq.REQ_RELAXED, 1), (zmq.REQ_CORRELATE, 1), (zmq.LINGER, 0)):
             self._socket.setsockopt(option, value)
@@ -106,29 +114,37 @@ class ZmqSource:
         answer = self._ask(first, MOST)
         if answer is None:
             return None
-        head, frames, positions = answer
+        head, frames, positions, times = answer
         said = StreamDescription.parse(head.get("stream"), self._address)
-        count = head.get("count")
+        count, samples = head.get("count"), head.get("samples")
+        rows, row_bytes = (count, POSITION_BYTES) if samples is None else (samples, SAMPLE_BYTES)
         if (
             not isinstance(count, int)
+            or not isinstance(rows, int)
             or head.get("first") != first
             or len(frames) != count * said.frame_bytes
-            or (self._with_positions and len(positions) != count * POSITION_BYTES)
+            or (self._with_positions and len(positions) != rows * row_bytes)
+            or len(times) not in (0, count * NUMBER_BYTES)
         ):
             raise BadInput(
-                f"{self._address} answered with {len(frames)} bytes of frames and {len(positions)} of positions for "
-                f"{count} frames from {head.get('first')} on, not {first}; it is no source of frames."
+                f"{self._address} answered with {len(frames)} bytes of frames, {len(positions)} of positions and "
+                f"{len(times)} of times for {count} frames from {head.get('first')} on, not {first}; it is no source "
+                "of frames."
             )
+        numbers = np.frombuffer(positions, "<f8") if self._with_positions else None
+        self._samples += samples or 0
         return Frames(
             np.frombuffer(frames, said.dtype).reshape(count, *said.shape),
-            np.frombuffer(positions, "<f8").reshape(count, 2) if self._with_positions else None,
+            None if numbers is None or samples is not None else numbers.reshape(count, 2),
             head.get("ended") is True,
+            times_s=np.frombuffer(times, "<f8") if times else None,
+            samples=None if numbers is None or samples is None else numbers.reshape(samples, 3),
         )
 
-    def _ask(self, first: int, most: int) -> tuple[dict[str, Any], bytes, bytes] | None:
-        """Return the three parts of an answer, None if there is none in time; raise BadInput for another answer."""
+    def _ask(self, first: int, most: int) -> tuple[dict[str, Any], bytes, bytes, bytes] | None:
+        """Return the parts of an answer, None if there is none in time; raise BadInput for another answer."""
         zmq = zmq_module()
-        self._socket.send_json({"next": first, "most": most})
+        self._socket.send_json({"next": first, "most": most, "sample": self._samples})
         try:
             parts = self._socket.recv_multipart()
         except zmq.Again:
@@ -136,9 +152,9 @@ class ZmqSource:
         head: object = None
         with suppress(ValueError):
             head = json.loads(parts[0])
-        if len(parts) != 3 or not isinstance(head, dict):
+        if len(parts) not in (3, 4) or not isinstance(head, dict):
             raise BadInput(f"{self._address} answered in {len(parts)} parts; it is no source of frames.")
-        return head, parts[1], parts[2]
+        return head, parts[1], parts[2], parts[3] if len(parts) == 4 else b""
 
     def close(self) -> None:
         """Let go of the socket."""

@@ -9,6 +9,7 @@ A spool is a folder of files, of which frames and positions grow by appending:
     frames.raw      (N, H, W) numbers, in the order of arrival
     positions.raw   (N, 2) float64, y x in metres
     numbers.raw     (N,) int64, numbers of the frames in the detector's count, where positions come apart from them
+    times.raw       (N,) float64, when exposures began, in seconds, NaN where that is not known; there likewise
     ended           there once the stream has ended
     frames_ended    there once no more frames come, where positions come apart from them
 
@@ -50,6 +51,8 @@ class StreamDescription:
         distance_m: from the sample to the detector.
         detector_pixel_m: (y, x).
         views: number of frames that are to come.
+        frame_period_s: seconds from frame to frame, the first one at 0.
+        exposure_s: seconds of a frame's exposure.
     """
 
     shape: tuple[int, int]
@@ -59,6 +62,8 @@ class StreamDescription:
     distance_m: float | None = None
     detector_pixel_m: tuple[float, float] | None = None
     views: int | None = None
+    frame_period_s: float | None = None
+    exposure_s: float | None = None
 
     @classmethod
     def parse(cls, said: object, source: str) -> StreamDescription:
@@ -75,7 +80,10 @@ class StreamDescription:
             known = {name: said[name] for name in cls.__dataclass_fields__ if name in said}  # type: ignore[operator,index]
             shape, dtype = tuple(int(n) for n in known.pop("shape")), np.dtype(str(known.pop("dtype")))
             pixel = known.pop("detector_pixel_m", None)
-            numbers = {name: float(known[name]) for name in ("energy_eV", "distance_m") if known.get(name) is not None}
+            named = ("energy_eV", "distance_m", "frame_period_s", "exposure_s")
+            numbers = {name: float(known[name]) for name in named if known.get(name) is not None}
+            if min(numbers.get("frame_period_s", 1.0), numbers.get("exposure_s", 1.0)) <= 0:
+                raise ValueError("times that are not above 0 s")
             if len(shape) != 2 or min(shape) < 1 or dtype.kind not in "uif" or dtype.hasobject:
                 raise ValueError(f"frames of shape {shape} and type {dtype}")
             made = cls(
@@ -132,7 +140,7 @@ class Spool:
             with replacing(said) as path:
                 path.write_text(json.dumps(asdict(description)))
         self._frames, self._positions = folder / "frames.raw", folder / "positions.raw"
-        self._numbers = folder / "numbers.raw"
+        self._numbers, self._times = folder / "numbers.raw", folder / "times.raw"
         for path in (self._frames, self._positions):
             path.touch()
 
@@ -193,12 +201,13 @@ class Spool:
         self._write(self._frames, count, frames)
         self._write(self._positions, count, positions_m.astype("<f8"))
 
-    def append_frames(self, frames: np.ndarray, numbers: np.ndarray) -> None:
+    def append_frames(self, frames: np.ndarray, numbers: np.ndarray, times_s: np.ndarray | None = None) -> None:
         """Add frames whose positions come later.
 
         Args:
             frames: (n, H, W) of the stream's type.
             numbers: (n,) int64, of the frames in the detector's count.
+            times_s: (n,) float64, when their exposures began, NaN or None where that is not known.
 
         Raises:
             BadInput: another shape or type, or a spool of frames that came with their positions.
@@ -212,8 +221,12 @@ class Spool:
                 )
             self._numbers.touch()
         self._check_frames(frames)
-        held = self.held
+        held, times = self.held, np.full(len(frames), np.nan) if times_s is None else times_s
+        if not self._times.exists():
+            self._times.touch()
+            self._write(self._times, 0, np.full(held, np.nan, "<f8"))
         self._write(self._frames, held, frames)
+        self._write(self._times, held, times.astype("<f8"))
         self._write(self._numbers, held, numbers.astype("<i8"))
 
     def append_positions(self, positions_m: np.ndarray) -> None:
@@ -226,6 +239,13 @@ class Spool:
             return np.empty(0, np.int64)
         count, held = self.count, self.held
         return np.fromfile(self._numbers, "<i8", held - count, offset=count * NUMBER_BYTES).astype(np.int64)
+
+    def waiting_times(self) -> np.ndarray:
+        """Return the times (n,) float64 in seconds of frames that wait for their positions, NaN where not known."""
+        count, held = self.count, self.held
+        if not self._times.exists():  # of frames that were kept before they had times
+            return np.full(held - count, np.nan)
+        return np.fromfile(self._times, "<f8", held - count, offset=count * NUMBER_BYTES)
 
     def missing(self) -> int:
         """Return how many frames of the detector's count lie between those that are here, or before them."""

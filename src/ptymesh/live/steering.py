@@ -28,17 +28,20 @@ class Steering:
         self._control = Control(folder) if rank == 0 else None
 
     @contextmanager
-    def publish_status(self, *, followed: bool) -> Iterator[None]:
+    def publish_status(self, *, followed: bool, command: str) -> Iterator[None]:
         """Write within this context that the run goes on, and at its end how it has ended.
 
         Args:
             followed: True where another run goes on in the folder.
+            command: that goes on with this run; empty where it was not started by one.
         """
         status = self._status
         if status is None:
             yield
             return
         self._folder.mkdir(parents=True, exist_ok=True)
+        if command:
+            status.say_command(command)
         status.entering("receiving", self._folder)
         try:
             yield

@@ -209,12 +209,12 @@ def _carry_out(
         recon.state.save(folder, loop.problem, about)
         _tell_checkpoint(recon, out)
         # collective, so that messages about a rank lost from now on name this checkpoint
-        ranks = _measure_ranks(world, world.heartbeat.waited_s - waited, loop.traffic)
+        ranks = _measure_ranks(world, time.perf_counter() - began, world.heartbeat.waited_s - waited, loop.traffic)
         for callback in callbacks:
             callback.saved(folder)
             callback.measured(ranks)
 
-    waited = world.heartbeat.waited_s
+    began, waited = time.perf_counter(), world.heartbeat.waited_s
     clock = _CheckpointClock(recipe.output.checkpoint_every, recipe.output.checkpoint_minutes)
     callbacks = [*callbacks, Preview(out, lambda: _estimated(recon, loop), world.rank)]
     loop = recon.loop(
@@ -241,7 +241,7 @@ def _carry_out(
         for callback in callbacks:
             callback.saving(path)
         measured = {
-            **_measure_ranks(world, world.heartbeat.waited_s - waited, loop.traffic),
+            **_measure_ranks(world, time.perf_counter() - began, world.heartbeat.waited_s - waited, loop.traffic),
             "balance": _stage_balances(recipe, recon),
         }
         recon.trial = lambda: sign_of_twin(recipe, recon.scan.window)
@@ -289,17 +289,28 @@ def _compare_patterns(recipe: Recipe, recon: Reconstruction, result: Result) -> 
         return None
 
 
-def _measure_ranks(world: World, waited_s: float, traffic: Traffic) -> dict[str, list[float]]:
+def _measure_ranks(world: World, seconds: float, waited_s: float, traffic: Traffic) -> dict[str, list[float]]:
     """Return attributes of the result, with a value for each rank. Collective.
 
-    They are the most memory held, in bytes, the time in the loop's collectives, in seconds, and the bytes that were
-    sent and received within batches, per epoch.
+    They are the most memory held, in bytes, the time of the loop outside and inside of collectives, in seconds, and the
+    bytes that were sent and received within batches, per epoch.
+
+    Args:
+        world: the ranks.
+        seconds: since this rank's loop began.
+        waited_s: of these, in collectives.
+        traffic: of this rank.
     """
-    names = ("rank_peak_bytes", "rank_waited_s", "rank_sent_bytes_per_epoch", "rank_received_bytes_per_epoch")
-    values = (float(peak_bytes(world.device)), waited_s, *traffic.bytes_per_epoch())
-    table = torch.zeros(len(names), world.size, dtype=torch.float64, device=world.device)
-    table[:, world.rank] = torch.tensor(values, dtype=torch.float64)
-    return dict(zip(names, world.sum(table)[0].tolist(), strict=True))
+    values = {
+        "rank_peak_bytes": float(peak_bytes(world.device)),
+        "rank_computed_s": seconds - waited_s,
+        "rank_waited_s": waited_s,
+    }
+    names = ("rank_sent_bytes_per_epoch", "rank_received_bytes_per_epoch")
+    values |= dict(zip(names, traffic.bytes_per_epoch(), strict=True))
+    table = torch.zeros(len(values), world.size, dtype=torch.float64, device=world.device)
+    table[:, world.rank] = torch.tensor([*values.values()], dtype=torch.float64)
+    return dict(zip(values, world.sum(table)[0].tolist(), strict=True))
 
 
 def _start_callbacks(callbacks: Sequence[Callback], info: RunInfo) -> None:

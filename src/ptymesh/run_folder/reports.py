@@ -188,7 +188,7 @@ class Callback:
         """Take note of a checkpoint or result that was written."""
 
     def measured(self, ranks: Mapping[str, Sequence[float]]) -> None:
-        """Take what each rank has held, waited and exchanged so far, which is measured with every checkpoint.
+        """Take what each rank has held, computed, waited and exchanged so far, which is measured with every checkpoint.
 
         Args:
             ranks: the attributes `rank_...` of results, a value for each rank.

@@ -58,11 +58,11 @@ class StatusFile(Watcher):
     Keys: phase (searching, reading, preparing, stage, saving, done; of a live run receiving, finishing once no frame
     follows, saving, done); frames of expected_frames, of a live run; stage of stages, engine, epoch of epochs, batch of
     batches (each from 1); done_epochs of total_epochs; residual of the last epoch; seconds_left; outcome (good, poor,
-    failed, interrupted, diverged; null while the run goes on) with its sentence; pid, host, machine; ranks, and of each
-    rank rank_peak_bytes, rank_waited_s (seconds in collectives), rank_sent_bytes_per_epoch and
-    rank_received_bytes_per_epoch as of the last checkpoint; started and beat (seconds since 1970), and beat_every_s,
-    the longest time between two beats within batches. What is not known is null. A run that is refused leaves the file
-    as it was.
+    failed, interrupted, diverged; null while the run goes on) with its sentence; pid, host, machine; ranks, and of
+    each rank rank_peak_bytes, rank_computed_s and rank_waited_s (seconds outside and inside of collectives),
+    rank_sent_bytes_per_epoch and rank_received_bytes_per_epoch as of the last checkpoint; started and beat (seconds
+    since 1970), and beat_every_s, the longest time between two beats within batches; of a live run the command that
+    goes on with it. What is not known is null. A run that is refused leaves the file as it was.
     """
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class StatusFile(Watcher):
         self._said |= {"frames": None, "expected_frames": None}
         self._said |= {"phase": "reading", "residual": None, "seconds_left": None, "outcome": None, "sentence": None}
         self._said |= {"pid": os.getpid(), "host": platform.node(), "machine": machine(), "ranks": None}
-        self._said |= {"rank_peak_bytes": None, "rank_waited_s": None}
+        self._said |= {"rank_peak_bytes": None, "rank_computed_s": None, "rank_waited_s": None}
         self._said |= {"rank_sent_bytes_per_epoch": None, "rank_received_bytes_per_epoch": None}
         self._said |= {"started": now, "beat": now, "beat_every_s": None}
 
@@ -146,6 +146,10 @@ class StatusFile(Watcher):
         if self._throttle.is_due():
             self._write()
 
+    def say_command(self, command: str) -> None:
+        """Take the command that goes on with the run once it was stopped, which the next writing says."""
+        self._said["command"] = command
+
     def follow_stream(self, report: StreamReport) -> None:
         """Write how far a live run is, if it is time."""
         self._has_begun |= report.frames > 0
@@ -184,7 +188,7 @@ class StatusFile(Watcher):
             self._last_batch = math.inf  # what came in between says nothing about batches
 
     def measured(self, ranks: Mapping[str, Sequence[float]]) -> None:
-        """Take what each rank has held and waited; it is written with the next beat."""
+        """Take what each rank has held, computed and waited; it is written with the next beat."""
         self._said |= {name: [round(value, 3) for value in values] for name, values in ranks.items()}
 
     def judged(self, verdict: Mapping[str, object]) -> None:

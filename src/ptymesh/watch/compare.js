@@ -39,10 +39,10 @@ async function askComparison() {
   $("left-name").textContent = state.details.name;
   $("right-name").textContent = name;
   drawComparison();
-  const frequency = found.frequency, unit = found.resolution_unit === "m";
-  const ends = ["coarse", `${unit ? lengthName(1 / frequency.at(-1)) : `${shown(1 / frequency.at(-1))} px`} period`];
+  const inMetres = found.resolution_unit === "m", [unit, scale] = inMetres ? lengthUnit(1 / found.frequency.at(-1)) : ["px", 1];
+  const x = found.frequency.map((value) => value * scale), across = `spatial frequency, 1/${unit}`;
   const { correlation, half_bit: half, one_bit: one } = found.curves;
-  const figure = chart("Fourier ring correlation, with its thresholds", { correlation, "1/2 bit": half, "1 bit": one }, { x: frequency, ends, range: [Math.min(0, ...correlation), 1] });
+  const figure = chart("Fourier ring correlation, with its thresholds", { correlation, "1/2 bit": half, "1 bit": one }, { x, across, range: [Math.min(0, ...correlation), 1] });
   if (figure) $("agreement").append(figure);
 }
 function comparisonWords(found, name) {

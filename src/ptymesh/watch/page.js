@@ -80,7 +80,7 @@ async function refreshRun() {
   log.textContent = details.log || "There is no log.";
   if (atEnd) log.scrollTop = log.scrollHeight;
   $("recipe").textContent = details.recipe || "The recipe is known once there is a checkpoint or a result.";
-  drawCurves(details.curves);
+  drawCurves(details.curves, details.live ? "segment" : "epoch");
   fillOthers();
   drawTrials(details.trials);
   if (before !== details.arrays.version) {
@@ -146,6 +146,8 @@ function drawControl(run) {
   const allowed = document.body.dataset.control === "true", goes = run.state === "running";
   const stopped = ["interrupted", "silent"].includes(run.state);
   const listens = run.status.phase && (run.status.phase !== "saving" || run.status.total_epochs); // a live run that saves its frames does not
+  $("again").hidden = goes || run.state === "done" || run.resumable || !run.status.command; // a live run, which its own command goes on with
+  $("again").querySelector("code").textContent = run.status.command ?? "";
   $("control").hidden = !allowed || !(goes ? listens : (stopped || run.state === "done") && run.resumable);
   for (const id of ["save", "stop"]) $(id).hidden = !goes;
   $("resume").hidden = !stopped;
@@ -184,8 +186,24 @@ function svgElement(tag, values) {
   for (const [name, value] of Object.entries(values)) made.setAttribute(name, value);
   return made;
 }
-// Return a figure of curves (name -> values) over x; range: fixed lowest and highest value; ends: names of the first and last x.
-function chart(title, curves, { x = null, logarithmic = false, range = null, ends = null, name = shown } = {}) {
+// Return round numbers from low to high, some three to six: 1, 2 or 5 times a power of ten.
+function ticks(low, high, logarithmic = false) {
+  const isWithin = (value) => value >= low && value <= high;
+  if (logarithmic && high > low) {
+    const powers = Array.from({ length: Math.ceil(Math.log10(high / low)) + 2 }, (_, n) => 10 ** (Math.floor(Math.log10(low)) + n));
+    const every = Math.ceil(powers.length / 6), digits = powers.length > 4 ? [1] : [1, 2, 5];
+    const found = powers.filter((_, n) => n % every === 0).flatMap((power) => digits.map((digit) => digit * power)).filter(isWithin);
+    if (found.length > 1) return found;
+  }
+  const raw = (high - low) / 6 || 1, power = 10 ** Math.floor(Math.log10(raw)), step = [1, 2, 5, 10].find((digit) => digit * power >= raw) * power;
+  return Array.from({ length: 12 }, (_, n) => (Math.ceil(low / step - 1e-9) + n) * step).filter((value) => value <= high + 1e-9 * step);
+}
+function tickName(value) {
+  const rounded = Number(value.toPrecision(6)), size = Math.abs(rounded);
+  return size && (size < 1e-3 || size >= 1e5) ? rounded.toExponential().replace("e+", "e") : String(rounded);
+}
+// Return a figure of curves (name -> values) over x, or over 1, 2, ...; range: fixed lowest and highest value; across: name and unit of x.
+function chart(title, curves, { x = null, logarithmic = false, range = null, across = "" } = {}) {
   const isDrawn = (value) => Number.isFinite(value) && (!logarithmic || value > 0);
   const scaled = (value) => (logarithmic ? Math.log(value) : value);
   const known = Object.entries(curves).filter(([, values]) => values?.some(isDrawn));
@@ -193,33 +211,32 @@ function chart(title, curves, { x = null, logarithmic = false, range = null, end
   if (all.length < 2) return null;
   const [lowest, highest] = range ?? [Math.min(...all), Math.max(...all)];
   const low = scaled(lowest), span = scaled(highest) - low || 1;
+  const first = x ? x[0] : 1, last = x ? x.at(-1) : Math.max(...known.map(([, values]) => values.length)), width = last - first || 1;
+  const left = (value) => 5 + 290 * (value - first) / width, top = (value) => 160 - 150 * (scaled(value) - low) / span;
   const figure = element("figure"), svg = svgElement("svg", { viewBox: "0 0 300 170", preserveAspectRatio: "none", role: "img" });
   svg.append(Object.assign(svgElement("title", {}), { textContent: title }));
-  const caption = element("figcaption", `${title}: `);
-  known.forEach(([label, values], place) => {
-    const first = x ? x[0] : 0, width = (x ? x.at(-1) : values.length - 1) - first || 1;
-    const points = values.map((value, i) => (isDrawn(value)
-      ? `${(5 + 290 * ((x ? x[i] : i) - first) / width).toFixed(1)},${(160 - 150 * (scaled(value) - low) / span).toFixed(1)}` : null));
-    svg.append(svgElement("polyline", { points: points.filter(Boolean).join(" "), class: `c${place}` }));
-    caption.append(element("span", `${label.replace("_", " ")} ${shown(values.findLast((value) => value !== null && value !== undefined))} `, `c${place}`));
+  const caption = element("figcaption", `${title}: `), axes = element("div", undefined, "frame");
+  axes.append(svg);
+  const mark = (name, className, style, line) => {
+    svg.append(svgElement("line", { class: "tick", ...line }));
+    axes.append(Object.assign(element("small", name, className), { style }));
+  };
+  for (const value of ticks(lowest, highest, logarithmic)) mark(tickName(value), "up", `top: ${top(value) / 1.7}%`, { x1: 0, x2: 300, y1: top(value), y2: top(value) });
+  for (const value of ticks(first, last)) if (x || Number.isInteger(value)) mark(tickName(value), "across", `left: ${left(value) / 3}%`, { x1: left(value), x2: left(value), y1: 166, y2: 170 });
+  known.forEach(([label, values], number) => {
+    const points = values.map((value, i) => (isDrawn(value) ? `${left(x ? x[i] : i + 1).toFixed(1)},${top(value).toFixed(1)}` : null));
+    svg.append(svgElement("polyline", { points: points.filter(Boolean).join(" "), class: `c${number}` }));
+    caption.append(element("span", `${label.replace("_", " ")} ${shown(values.findLast((value) => value !== null && value !== undefined))} `, `c${number}`));
   });
-  const frame = element("div", undefined, "frame");
-  frame.append(svg, element("small", name(highest), "high"), element("small", name(lowest), "low"));
-  figure.append(frame);
-  if (ends) {
-    const below = element("div", undefined, "ends");
-    below.append(...ends.map((text) => element("small", text)));
-    figure.append(below);
-  }
-  figure.append(caption);
+  figure.append(axes, element("div", across, "axis"), caption);
   return figure;
 }
-function drawCurves(curves) {
+function drawCurves(curves, across) {
   const { loss, views_per_s: speed, ...residuals } = curves;
   const figures = [
-    chart(`residual${curves.held_out ? " and held-out residual" : ""}, logarithmic`, residuals, { logarithmic: true }),
-    chart("loss, logarithmic", { loss }, { logarithmic: true }),
-    chart("speed in views per second", { "views per s": speed }),
+    chart(`residual${curves.held_out ? " and held-out residual" : ""}, logarithmic`, residuals, { logarithmic: true, across }),
+    chart("loss, logarithmic", { loss }, { logarithmic: true, across }),
+    chart("speed in views per second", { "views per s": speed }, { across }),
   ];
   $("curves").replaceChildren(...figures.filter(Boolean));
 }

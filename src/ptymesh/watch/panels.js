@@ -38,8 +38,9 @@ async function askProfile() {
     if (id !== state.id) return;
     const length = found.length_m === null ? "" : `${lengthName(found.length_m)} = `;
     const title = `Distance ${length}${shown(found.length_px)} px${found.binning > 1 ? `, in blocks of ${found.binning} px` : ""}`;
-    const ends = ["0", found.length_m === null ? `${shown(found.length_px)} px` : lengthName(found.length_m)];
-    const figures = [chart("amplitude along the line", { amplitude: found.amplitude }, { ends }), chart("phase along the line, rad", { phase: found.phase }, { ends })];
+    const [unit, scale] = found.length_m === null ? ["px", 1] : lengthUnit(found.length_m);
+    const x = found.phase.map((_, n, { length }) => (found.length_m ?? found.length_px) / scale * n / (length - 1)), across = `distance, ${unit}`;
+    const figures = [chart("amplitude along the line", { amplitude: found.amplitude }, { x, across }), chart("phase along the line, rad", { phase: found.phase }, { x, across })];
     const row = element("div", undefined, "figures");
     row.append(...figures.filter(Boolean));
     $("profile").replaceChildren(element("p", title), row);
@@ -83,12 +84,14 @@ async function openCaustic() {
     if (id !== state.id) return;
     const row = element("div", undefined, "figures");
     for (const side of ["y", "x"]) row.append(image(address("api/caustic/picture", { id, side, v: state.details.arrays.version }), `beam along its axis, ${side} upright, amplitude`));
-    const widths = chart("width of the beam", found.curves, { x: found.z_m, ends: [found.z_m[0], found.z_m.at(-1)].map(signedLength), name: lengthName });
+    const [along, metres] = lengthUnit(Math.max(...found.z_m.map(Math.abs)));
+    const [unit, scale] = lengthUnit(Math.max(...Object.values(found.curves).flat()));
+    const curves = Object.fromEntries(Object.entries(found.curves).map(([name, widths]) => [name, widths.map((width) => width / scale)]));
+    const widths = chart(`width of the beam, ${unit}`, curves, { x: found.z_m.map((z) => z / metres), across: `along the axis, ${along}` });
     if (widths) row.append(widths);
     panel.replaceChildren(...found.lines.map((line) => element("p", line)), row);
   } catch (error) { panel.replaceChildren(element("p", error.message)); }
 }
-const signedLength = (metres) => `${metres < 0 ? "−" : ""}${lengthName(Math.abs(metres))}`;
 async function openRanks() {
   const id = state.id, panel = $("ranks");
   try {
@@ -96,9 +99,11 @@ async function openRanks() {
     if (id !== state.id) return;
     const count = Math.max(ranks.peak_bytes?.length ?? 0, ranks.waited_s?.length ?? 0);
     if (!count) { panel.replaceChildren(element("p", "The result does not say what its ranks held.")); return; }
-    const rows = Array.from({ length: count }, (_, rank) => [rank, bytesName(ranks.peak_bytes?.[rank]), `${shown(ranks.waited_s?.[rank])} s`, bytesName(ranks.sent_bytes?.[rank]), bytesName(ranks.received_bytes?.[rank])]);
+    const rows = Array.from({ length: count }, (_, rank) => [rank, bytesName(ranks.peak_bytes?.[rank]), `${shown(ranks.computed_s?.[rank])} s`, `${shown(ranks.waited_s?.[rank])} s`, bytesName(ranks.sent_bytes?.[rank]), bytesName(ranks.received_bytes?.[rank])]);
     const sent = goes_on ? "As of the last checkpoint." : traffic.bytes_per_batch === undefined ? "One process: nothing was sent." : `The busiest rank sent ${bytesName(traffic.bytes_per_batch)} in ${shown(traffic.messages_per_batch)} messages per batch.`;
-    panel.replaceChildren(table(["rank", "most memory", "time in collectives", "sent per epoch", "received per epoch"], rows), element("p", sent));
+    const scrolled = element("div", undefined, "scrolled");
+    scrolled.append(table(["rank", "most memory", "time in computing", "time in collectives", "sent per epoch", "received per epoch"], rows));
+    panel.replaceChildren(scrolled, element("p", sent));
   } catch (error) { panel.replaceChildren(element("p", error.message)); }
 }
 function bytesName(bytes) {
@@ -125,7 +130,7 @@ function drawTrials(trials) {
   drawTrials.before = key;
   const names = [...new Set(trials.flatMap((trial) => Object.keys(trial.settings ?? {})))];
   const rows = trials.map((trial) => [trial.number, trial.state, shown(trial.value), ...names.map((name) => trial.settings?.[name] ?? "–"), trial.seconds ? duration(trial.seconds) : "–"]);
-  const figure = chart("value of the objective by trial", { value: trials.map((trial) => trial.value) }, { ends: ["first trial", "last"] });
+  const figure = chart("value of the objective by trial", { value: trials.map((trial) => trial.value) }, { x: trials.map((trial) => trial.number), across: "trial" });
   const scrolled = element("div", undefined, "scrolled");
   scrolled.append(table(["trial", "state", "value", ...names, "time"], rows));
   $("trials").replaceChildren(...(figure ? [figure] : []), scrolled);

@@ -35,6 +35,7 @@ MODELLED_BYTES = 1 << 30
 #: What is said of each rank, in results and in status.json, and its name on the page.
 RANK_NAMES = {
     "rank_peak_bytes": "peak_bytes",
+    "rank_computed_s": "computed_s",
     "rank_waited_s": "waited_s",
     "rank_sent_bytes_per_epoch": "sent_bytes",
     "rank_received_bytes_per_epoch": "received_bytes",
@@ -338,7 +339,7 @@ def _caustic(found: ObjectFile) -> Caustic:
 
 
 def answer_ranks(request: PanelRequest) -> Row:
-    """Return what each rank of a run has held, waited and exchanged; empty if that is not known.
+    """Return what each rank of a run has held, computed, waited and exchanged; empty if that is not known.
 
     While the run goes on this is as of its last checkpoint, and without the traffic per batch, which the result says.
     """

@@ -52,9 +52,12 @@ function showDelay(version) { // of a stream: from the arrival of frames to the 
   }
   $("scale").textContent += `, on the screen ${shown(state.delay.seconds)} s after its last frames arrived`;
 }
+function lengthUnit(metres) { // unit in which a length is a handy number, and its metres
+  return [["mm", 1e-3], ["µm", 1e-6], ["nm", 1e-9]].find(([, scale]) => metres >= scale) ?? ["Å", 1e-10];
+}
 function lengthName(metres) {
-  for (const [unit, scale] of [["mm", 1e-3], ["µm", 1e-6], ["nm", 1e-9]]) if (metres >= scale) return `${(metres / scale).toPrecision(3)} ${unit}`;
-  return `${(metres / 1e-10).toPrecision(3)} Å`;
+  const [unit, scale] = lengthUnit(metres);
+  return `${(metres / scale).toPrecision(3)} ${unit}`;
 }
 function frame() { // where the picture lies in the stage: left, top, pixels of the screen per pixel
   const shownView = view(), stage = $("stage").getBoundingClientRect();

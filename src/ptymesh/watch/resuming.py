@@ -51,7 +51,7 @@ class ResumedRuns:
             state = run.summary()["state"]
             if state not in (STOPPED if epochs is None else LONGER) or self.is_alive(run.id):
                 raise ValueError(f"the run {run.name} is {'running' if self.is_alive(run.id) else state}")
-            if not run.has_checkpoint():
+            if not run.can_resume():
                 raise ValueError(f"the run {run.name} has no checkpoint to go on from")
             # no pipe, which would end with the page while the run still writes
             errors = tempfile.TemporaryFile()  # noqa: SIM115 - the thread below closes it

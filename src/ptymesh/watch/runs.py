@@ -47,7 +47,7 @@ SILENT_S, BEATS, LEAST_SILENT_S = 120.0, 5.0, 15.0
 STUDY_SILENT_S = 3600.0
 #: Largest status that is read, in bytes, and texts and numbers that are taken of it.
 STATUS_BYTES = 1 << 16
-TEXTS = ("phase", "engine", "outcome", "sentence", "host", "machine")
+TEXTS = ("phase", "engine", "outcome", "sentence", "host", "machine", "command")
 NUMBERS: tuple[str, ...] = (
     "stage",
     "stages",
@@ -61,7 +61,8 @@ NUMBERS: tuple[str, ...] = (
 )
 NUMBERS += ("frames", "expected_frames", "seconds_left", "pid", "ranks", "started", "beat", "beat_every_s")
 #: Lists of the status with a number for each rank.
-RANKS = ("rank_peak_bytes", "rank_waited_s", "rank_sent_bytes_per_epoch", "rank_received_bytes_per_epoch")
+RANKS: tuple[str, ...] = ("rank_peak_bytes", "rank_computed_s", "rank_waited_s")
+RANKS += ("rank_sent_bytes_per_epoch", "rank_received_bytes_per_epoch")
 #: Phases of a live run, whose lines are in live.jsonl, also where an earlier run in the folder has left others.
 LIVE_PHASES = ("receiving", "finishing")
 #: Pixels of the object that are read at a time where it is binned.
@@ -226,7 +227,7 @@ class RunFolder:
             "log": self._log(),
             "recipe": self._recipe(),
         }
-        return made | {"arrays": self.shapes(), "trials": self.trials(), "resumable": self.has_checkpoint()}
+        return made | {"arrays": self.shapes(), "trials": self.trials(), "resumable": self.can_resume()}
 
     def trials(self) -> list[Row]:
         """Return the trials of a study: number, state, value, settings and seconds of each; none of a run."""
@@ -258,9 +259,14 @@ class RunFolder:
                 return file.read(LOG_BYTES)
         return ""
 
-    def has_checkpoint(self) -> bool:
-        """Return True if the run can go on from a checkpoint."""
-        return any(one.kind == "checkpoint" for one in self._object_files())
+    def can_resume(self) -> bool:
+        """Return True if `ptymesh resume` can go on with the run.
+
+        Of a live run that ended while frames arrived or were saved, a checkpoint is that of an earlier run.
+        """
+        status = self.status()
+        is_live = status.get("phase") in LIVE_PHASES or ("command" in status and status.get("phase") == "saving")
+        return not is_live and any(one.kind == "checkpoint" for one in self._object_files())
 
     def last_stage(self) -> int:
         """Return the number of the last stage of the recipe, from 0. Raises ValueError if there is none."""
