@@ -21,6 +21,7 @@ import torch
 import ptymesh as pm
 from ptymesh.compare import compare_results
 from ptymesh.distributed.world import World
+from ptymesh.engines.gradients.elementwise import Elementwise
 from ptymesh.errors import BadInput, Interrupted, PtymeshError
 from ptymesh.io.results import Result
 from ptymesh.live import LiveOptions, Spool, SpooledStream, open_source, reconstruct_live
@@ -350,6 +351,57 @@ def test_the_same_bits_on_any_ranks(
         assert [(row["frames"], row["views"]) for row in read_log(out / "live.jsonl")] == log
 
 
+ELEMENTWISE = [
+    "{engine: adam, batch: 16}",
+    "{engine: adam, batch: 16, parametrisation: amplitude_phase, scheduler: {name: one_cycle}}",
+    "{engine: nadam, batch: 16, weight_decay: 0.01}",
+    "{engine: sgd, batch: 16, momentum: 0.5}",
+]
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("stage", ELEMENTWISE)
+def test_what_optimisers_remember_grows_with_the_object(
+    ranks: Callable[..., list[Any]], scan: Path, recipe: Recipe, tmp_path: Path, stage: str
+) -> None:
+    """Through a stop, after a segment that was not kept, and on two ranks, to the same bits."""
+    path = tmp_path / "live.yaml"
+    path.write_text(scan.with_name("live.yaml").read_text().replace("{engine: rpie, epochs: 3, batch: 16}", stage))
+    changed, stopped = load_recipe(path), tmp_path / "stopped"
+    planned = LiveOptions(2, admissions=((40, False), (90, False), (100, False)))
+    outcome, _ = reconstruct_live(changed, Prepared(scan, 200), tmp_path / "whole", planned)
+    assert outcome.uses.min() == 2
+    whole = Result.load(tmp_path / "whole" / "live.h5")
+    grown = {name: kept.shape for name, kept in whole.unknowns.items() if kept.shape == whole.object.shape}
+    assert grown and all(name.startswith("memory.") for name in whole.unknowns)
+    with pytest.raises(Interrupted):
+        reconstruct_live(changed, Prepared(scan, 200), stopped, planned, stop=stop_after(stopped, 1))
+    assert Result.load(stopped / "live.h5").object.size < whole.object.size
+    with (stopped / "live.jsonl").open("a") as log:
+        log.write(json.dumps(read_log(stopped / "live.jsonl")[-1]) + "\n")
+    reconstruct_live(changed, Prepared(scan, 200), stopped, planned)
+    ranks(2, replay, path, tmp_path / "whole", tmp_path / "two")
+    for again in (Result.load(stopped / "live.h5"), Result.load(tmp_path / "two" / "live.h5")):
+        assert np.array_equal(again.object, whole.object) and np.array_equal(again.probe, whole.probe)
+        for name, kept in whole.unknowns.items():
+            assert np.array_equal(again.unknowns[name], kept), name
+
+
+def test_what_an_optimiser_remembers_matters(
+    scan: Path, recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changed = load_recipe(scan.with_name("live.yaml"), ["stages.0={engine: adam, batch: 16}"])
+    planned, errors, residuals = LiveOptions(2, admissions=tuple((n, False) for n in range(40, 160, 20))), [], []
+    for follows in (True, False):
+        monkeypatch.setattr(Elementwise, "memory_meets_new_views", follows)
+        out = tmp_path / str(follows)
+        reconstruct_live(changed, Prepared(scan, 200), out, planned)
+        errors.append(error(out / "live.h5", scan))
+        residuals.append(read_log(out / "live.jsonl")[-1]["residual"])
+        assert bool(Result.load(out / "live.h5").unknowns) == follows
+    assert residuals[0] < 0.9 * residuals[1] and errors[0] < errors[1], (errors, residuals)
+
+
 def admitted_views() -> Any:
     """Return the class of sources that the page shows."""
     page = (Path(__file__).parents[2] / "docs" / "how-to" / "live.md").read_text()
@@ -518,7 +570,9 @@ def test_frames_in_pieces_are_whole(piece: int, tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("setting", "word"),
     [
-        ("stages.0.engine=adam", "make it epie, rpie"),
+        ("stages.0.engine=lbfgs", "make it epie, rpie, mpie, lsqml, adam"),
+        ("stages.0={engine: adam, unknowns: {background: true}}", "unknowns.background is not kept between segments"),
+        (("optics.descan=true", "stages.0.unknowns={descan: true}"), "unknowns.descan is not kept"),
         ("data.views.step=2", "leave it out"),
         ("positions.raster={shape: [10, 16], step_m: 1e-6}", "leave it out"),
         ("probe.opr_modes=1", "leave it out"),
@@ -526,8 +580,10 @@ def test_frames_in_pieces_are_whole(piece: int, tmp_path: Path, monkeypatch: pyt
         ("optics={binned_detector: true}", "wider than the frames of a stream"),
     ],
 )
-def test_recipes_that_need_all_views(scan: Path, recipe: Recipe, tmp_path: Path, setting: str, word: str) -> None:
-    changed = load_recipe(scan.with_name("live.yaml"), [setting])
+def test_recipes_that_need_all_views(
+    scan: Path, recipe: Recipe, tmp_path: Path, setting: str | tuple[str, ...], word: str
+) -> None:
+    changed = load_recipe(scan.with_name("live.yaml"), [setting] if isinstance(setting, str) else [*setting])
     with pytest.raises(BadInput, match=word):
         reconstruct_live(changed, Prepared(scan, 40), tmp_path, LiveOptions())
 

@@ -209,6 +209,9 @@ class Engine(Options):
     moves_object_values: ClassVar[bool] = False
     #: Its steps remember nothing of other views, so that views may come at any time (ptymesh.live).
     meets_new_views: ClassVar[bool] = False
+    #: What it remembers of object and probe is good for batches of any views: moments, but not the object of an epoch's
+    #: start.
+    memory_meets_new_views: ClassVar[bool] = False
     #: False if each of its steps sees all views, so that a stage has neither batch nor order.
     in_batches: ClassVar[bool] = True
     #: By program (ptychi, ptyrad), the names that stand for this engine in its settings: an option that no other of its

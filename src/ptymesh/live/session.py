@@ -31,6 +31,8 @@ from ptymesh.distributed.joining import join
 from ptymesh.distributed.layouts.layout import Replicated
 from ptymesh.distributed.world import World
 from ptymesh.engines import ENGINES, Engine
+from ptymesh.engines.gradients.elementwise import Elementwise
+from ptymesh.engines.sweeping import Sweeping
 from ptymesh.errors import BadInput, Interrupted
 from ptymesh.files import replacing
 from ptymesh.geometry import Geometry
@@ -45,7 +47,7 @@ from ptymesh.live.object_parts import join_part, paste
 from ptymesh.live.outcome import LiveOptions, LiveOutcome
 from ptymesh.live.receiving import Receiver
 from ptymesh.live.spool import Spool
-from ptymesh.live.state import LOG, PICTURE, SUMMARY, kept_values, restore_state
+from ptymesh.live.state import LOG, PICTURE, SUMMARY, kept_fields, restore_state
 from ptymesh.live.steering import Steering
 from ptymesh.measurement import NO_CHECKS, Measurement
 from ptymesh.physics.detector.pieces import binning_of
@@ -63,6 +65,8 @@ from ptymesh.types import complex_dtype
 
 #: Seconds between two pictures, at least.
 SNAPSHOT_S = 1.0
+#: Unknowns that go from one segment to the next.
+KEPT_UNKNOWNS = ("object", "amplitude", "probe")
 #: Seconds between two lines on how far the reconstruction is.
 SAY_S = 5.0
 #: Share of the time that writing pictures may take, at most.
@@ -146,6 +150,13 @@ def _check(recipe: Recipe) -> None:
             f"The first stage is {recipe.stages[0].name}, which remembers views or needs all of them from the start; "
             f"make it {', '.join(known)} or {last}: other stages polish the result afterwards."
         )
+    moving = [*recipe.stages[0].unknowns.moving()] if isinstance(recipe.stages[0], Elementwise | Sweeping) else []
+    for name in moving:
+        if name not in KEPT_UNKNOWNS:
+            raise BadInput(
+                f"stages.0.unknowns.{name} is not kept between segments of a stream; leave it out, or to a stage that "
+                "polishes the result afterwards."
+            )
     if recipe.data.views != ViewRange():
         raise BadInput("data.views chooses among views, and those of a stream are not there yet; leave it out.")
     if recipe.positions.raster is not None:
@@ -353,14 +364,16 @@ class _Session:
         return self._problem
 
     def _engine(self, positions: np.ndarray, window: tuple[int, int], *, behind: bool) -> Engine:
-        """Return the engine of a segment, which remembers nothing of those before, as the object may have grown.
+        """Return the engine of a segment, whose learning rate is that of a first epoch.
 
         Args:
             positions: (n, 2) float, of its views, in pixels.
             window: (h, w).
             behind: True if frames come faster than they are used, so that large batches are better, as they are faster.
         """
-        engine = self.recipe.stages[0].model_copy(update={"epochs": 1}, deep=True)
+        first = self.recipe.stages[0]
+        steady = {"scheduler": None} if "scheduler" in type(first).model_fields else {}
+        engine = first.model_copy(update={"epochs": 1, **steady}, deep=True)
         if engine.batch is None:
             return engine
         most = engine.batch
@@ -406,8 +419,13 @@ class _Session:
                 paste(state.values, estimate.object_values, zero - state.zero)
             estimate.probe.copy_(state.probe)  # which has not been rescaled
         engine = self._engine(part.positions, part.window, behind=int((state.uses == 0).sum()) >= SEGMENT)
-        loop = Loop(problem, RunState(estimate), [engine], seed=recipe.seed + state.segments)
+        run = RunState(estimate)
+        if engine.memory_meets_new_views:  # others begin anew with each segment
+            run.engines[0] = state.part_of_memory(estimate.object, zero)
+        loop = Loop(problem, run, [engine], seed=recipe.seed + state.segments)
         residual = [report.residual for report in loop.epochs()][-1]
+        if engine.memory_meets_new_views:
+            state.keep_memory(engine.state, estimate.object, zero)
         if estimate.object_values is not None:
             state.about_object = describe_object(estimate, part.geometry)
             state.values, _ = join_part(state.values, state.zero, estimate.object_values, zero, outside=0.0)
@@ -461,7 +479,7 @@ class _Session:
             slice_spacing_m=self.recipe.object.slice_spacing_m or 0.0,
             recipe=self.recipe.to_yaml(),
             attrs=attrs,
-            **kept_values(state.values, self.recipe.object.kind),
+            **kept_fields(state, self.recipe.object.kind),
         ).save(self.folder / PICTURE)
         self.world.tell_checkpoint(
             f"{self.folder / PICTURE} holds {state.segments} segments; the same command goes on."

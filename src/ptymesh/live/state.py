@@ -1,4 +1,4 @@
-"""Object, probe and counts of a live reconstruction, and how they are taken up again from its folder.
+"""Object, probe, memory and counts of a live reconstruction, and how they are taken up again from its folder.
 
 N       frames so far
 L, H, W slices, object pixels
@@ -17,12 +17,15 @@ import torch
 from ptymesh.errors import PtymeshError
 from ptymesh.io.results import Result
 from ptymesh.live.choice import choose_views
+from ptymesh.live.object_parts import join_part, paste
 from ptymesh.physics.object_models import object_model_of
 
 #: Files of a live run: the picture so far, a line for each segment, and in the end numbers on the whole run.
 PICTURE, LOG, SUMMARY = "live.h5", "live.jsonl", "live.json"
 #: Array among a result's unknowns: values of an object that its potential does not hold all of.
 OBJECT_VALUES = "object_values"
+#: What names of an engine's memory begin with among a result's unknowns.
+MEMORY = "memory."
 #: Attributes of a result that say how an object follows from its values.
 ABOUT_OBJECT = ("object_kind", "absorption", "interaction_rad_per_V_nm")
 
@@ -39,6 +42,7 @@ class LiveState:
         segments: number of segments done.
         values: (L, H, W) real or complex, of an object that follows from them; None for others.
         about_object: attributes of a result that say how it follows.
+        memory: what the engine remembers, by name; tensors of the object's shape reach as far as it.
     """
 
     object: torch.Tensor | None = None
@@ -48,31 +52,64 @@ class LiveState:
     segments: int = 0
     values: torch.Tensor | None = None
     about_object: dict[str, str | float] = field(default_factory=dict)
+    memory: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def admit_frames(self, count: int) -> None:
         """Count `count` frames as there; those that are new have not been used."""
         self.uses = np.concatenate((self.uses, np.zeros(count - len(self.uses), np.int64)))
 
+    def part_of_memory(self, part: torch.Tensor, zero: np.ndarray) -> dict[str, torch.Tensor]:
+        """Return what the engine remembers, of a part of the object that is going to be updated.
 
-def kept_values(values: torch.Tensor | None, kind: str) -> dict[str, Any]:
-    """Return the fields of a result that hold the values of an object to the last bit.
+        Args:
+            part: (L, H', W') complex.
+            zero: (2,) its pixel at which the scan's own coordinates have their zero.
+        """
+        found = {}
+        for name, kept in self.memory.items():
+            found[name] = kept.clone()
+            if self.object is not None and kept.shape == self.object.shape:
+                found[name] = torch.zeros(part.shape, dtype=kept.dtype, device=kept.device)
+                paste(kept, found[name], zero - self.zero)
+        return found
+
+    def keep_memory(self, memory: dict[str, torch.Tensor], part: torch.Tensor, zero: np.ndarray) -> None:
+        """Keep what the engine remembers after an update, before the object itself is kept.
+
+        Args:
+            memory: by name, of the part.
+            part: (L, H', W') complex, as in `part_of_memory`.
+            zero: (2,) likewise.
+        """
+        for name, tensor in memory.items():
+            if tensor.shape == part.shape:
+                self.memory[name], _ = join_part(self.memory.get(name), self.zero, tensor, zero, outside=0.0)
+            else:
+                self.memory[name] = tensor.clone()
+
+
+def kept_fields(state: LiveState, kind: str) -> dict[str, Any]:
+    """Return the fields of a result that hold the object's values and the engine's memory to the last bit.
 
     Args:
-        values: (L, H, W) real or complex, or None for an object without values.
+        state: to be kept.
         kind: of the object.
     """
-    if values is None:
-        return {}
+    unknowns = {MEMORY + name: tensor.cpu().numpy() for name, tensor in state.memory.items()}
+    found: dict[str, Any] = {"unknowns": unknowns}
+    if (values := state.values) is None:
+        return found
     is_phase = object_model_of(kind).is_phase
-    found: dict[str, Any] = {"potential": values.real.cpu().numpy()} if is_phase else {}
+    if is_phase:
+        found["potential"] = values.real.cpu().numpy()
     if not is_phase or values.is_complex():
         reals = torch.view_as_real(values) if values.is_complex() else values
-        found["unknowns"] = {OBJECT_VALUES: reals.cpu().numpy()}
+        unknowns[OBJECT_VALUES] = reals.cpu().numpy()
     return found
 
 
 def _values_of(result: Result) -> torch.Tensor | None:
-    """Return the values (L, H, W) of the object of a result that holds what `kept_values` returns."""
+    """Return the values (L, H, W) of the object of a result that holds what `kept_fields` returns."""
     reals = result.unknowns.get(OBJECT_VALUES, result.potential)
     if reals is None:
         return None
@@ -118,6 +155,11 @@ def restore_state(folder: Path, recipe: str, seed: int) -> tuple[LiveState, list
         segments=int(segments),
         values=_values_of(result),
         about_object={name: result.attrs[name] for name in ABOUT_OBJECT if name in result.attrs},
+        memory={
+            name.removeprefix(MEMORY): torch.from_numpy(kept)
+            for name, kept in result.unknowns.items()
+            if name.startswith(MEMORY)
+        },
     )
     rows = rows[: state.segments]
     for number, row in enumerate(rows):

@@ -112,6 +112,8 @@ class Elementwise(Autodiff, Engine):
 
     models_of: ClassVar[tuple[str, ...]] = ("probe", "positions")
     moves_own_probes: ClassVar[bool] = True
+    meets_new_views: ClassVar[bool] = True
+    memory_meets_new_views: ClassVar[bool] = True
     torch_class: ClassVar[Callable[..., torch.optim.Optimizer]]
     #: True if steps are about lr however small gradients are.
     alike: ClassVar[bool] = True
