@@ -1,6 +1,8 @@
 """Positions at a rate of their own: between samples with times, for frames with times."""
 
 import json
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -16,7 +18,9 @@ from ptymesh.live import ApartStream, FrameSource, Spool, open_positions, open_s
 from ptymesh.live.frames import FrameClock, Frames
 from ptymesh.live.positions import interpolate_positions
 from ptymesh.live.receiving import Receiver
+from ptymesh.live.serving import read_scan
 from ptymesh.live.spool import StreamDescription
+from ptymesh.simulate import simulate
 
 zmq = pytest.importorskip("zmq")
 cbor2 = pytest.importorskip("cbor2")
@@ -277,3 +281,28 @@ def test_times_of_a_detector(tmp_path: Path) -> None:
 def test_descriptions_with_times_that_cannot_be(words: dict[str, Any]) -> None:
     with pytest.raises(BadInput, match="is not understood"):
         StreamDescription.parse({"shape": [2, 2], "dtype": "<u2", **words}, "the source")
+
+
+@pytest.mark.forked(1)
+def test_the_clock_of_the_command(tmp_path: Path) -> None:
+    """A file that grows, frames every 0.25 s from 0.5 s on, and an exposure over which positions are averaged."""
+    played = read_scan(simulate(views=8, window=16, seed=2).measurement)
+    with h5py.File(tmp_path / "scan.h5", "w") as file:
+        made = file.create_dataset("patterns", data=played.frames)
+        made.attrs["ended"] = True
+    rows = samples_at(np.arange(0.0, 4.1, 0.5)) * [1, 1e-6, 1e-6]
+    (tmp_path / "encoder.txt").write_text("".join(f"{t} {y} {x}\n" for t, y, x in rows.tolist()))
+    said = played.said
+    assert said.detector_pixel_m is not None
+    (tmp_path / "live.yaml").write_text(
+        f"data: {{path: none.cxi, energy_eV: {said.energy_eV}, radiation: {said.radiation}, "
+        f"distance_m: {said.distance_m}, detector_pixel_m: {said.detector_pixel_m[0]}}}\n"
+        "stages: [{engine: rpie, epochs: 1, batch: 4}]\n"
+    )
+    words = "live live.yaml --from scan.h5 --positions-from encoder.txt --frame-start 0.5 --frame-period 0.25"
+    words += " --exposure 0.5 --out out --uses 1 --no-polish"
+    command = [sys.executable, "-P", "-m", "ptymesh", *words.split()]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    wanted = interpolate_positions(rows, TIMES, 0.5)
+    assert np.allclose(Spool(tmp_path / "out" / "spool").positions(8), wanted, atol=1e-15)
