@@ -143,7 +143,7 @@ def test_single_precision_copies() -> None:
 
 def test_nothing_to_compare() -> None:
     truth = sample()
-    with pytest.raises(BadInput, match="moving image is zero"):
+    with pytest.raises(BadInput, match="aligned image is zero"):
         align(np.zeros_like(truth), truth)
     with pytest.raises(BadInput, match="reference is zero, not finite or outside"):
         align(truth, np.full_like(truth, np.nan))

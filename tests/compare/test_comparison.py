@@ -69,6 +69,14 @@ def turned(truth: Scan) -> Scan:
     return Scan(truth.object[flip].conj(), truth.probe[flip].conj(), corner - truth.positions_px, truth.pixel_size_m)
 
 
+def test_objects_without_light_are_named_as_they_were_given() -> None:
+    truth = scan(slices=2)
+    for wrong in (replace(truth, object=0 * truth.object), replace(truth, probe=0 * truth.probe)):
+        for pair, name in (((wrong, truth), "A"), ((truth, wrong), "B")):
+            with pytest.raises(BadInput, match=f"The object of {name} is zero, not finite or outside the region"):
+                compare_results(*pair)
+
+
 def test_the_same_reconstruction_in_disguise() -> None:
     truth = scan()
     found = compare_results(disguised(truth), truth)

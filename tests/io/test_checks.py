@@ -450,9 +450,38 @@ def test_roots_of_counts_are_named_and_squared(counts: np.ndarray, tmp_path: Pat
     assert not check_marks(squared).doubts and (unit != 1 or survey(squared).whole)
 
 
+@pytest.mark.parametrize("gain, number", [(0.01, "100"), (0.3, "3.33333"), (8.0, "0.125"), (0.5, "2")])
+def test_a_gain_that_makes_multiples_of_counts_is_asked_about(
+    counts: np.ndarray, tmp_path: Path, gain: float, number: str
+) -> None:
+    path = file_of(tmp_path / "a.h5", counts)
+    (doubt,) = check_marks(load(path, gain=gain)).doubts  # which is in the log, before the verdict is unknown
+    assert f"multiples of {number}," in doubt and "data.gain should be" in doubt
+    assert not check_marks(load(path)).doubts and not check_marks(load(path, gain=gain, checks="off")).doubts
+
+
+def test_a_dark_that_was_made_of_the_patterns_is_refused(counts: np.ndarray, tmp_path: Path) -> None:
+    """The detector's own may be far larger than the light, as that of a CCD is."""
+    path = file_of(tmp_path / "a.h5", counts)
+    np.save(tmp_path / "mean.npy", counts.mean(axis=0))
+    np.save(tmp_path / "half.npy", counts[: VIEWS // 2].mean(axis=0))
+    np.save(tmp_path / "median.npy", np.median(counts, axis=0))
+    np.save(tmp_path / "faint.npy", 0.2 * counts.mean(axis=0))
+    for name in ("mean", "half", "median", "faint"):
+        with pytest.raises(BadInput, match="has been made of the patterns"):
+            check_marks(load(path, dark=str(tmp_path / f"{name}.npy")))
+    warned = check_marks(load(path, dark=str(tmp_path / "mean.npy"), checks={"scan": "warn"}))
+    assert any("has been made of the patterns" in doubt for doubt in warned.doubts)
+    rng = np.random.default_rng(3)
+    offset = rng.normal(500, 20, (WINDOW, WINDOW))
+    read_out = np.rint(rng.binomial(counts, 0.01) + offset + rng.normal(0, 3, counts.shape)).astype(np.uint16)
+    np.save(tmp_path / "dark.npy", offset)
+    assert not check_marks(load(file_of(tmp_path / "b.h5", read_out), dark=str(tmp_path / "dark.npy"))).doubts
+
+
 def test_other_fractions_are_no_roots(counts: np.ndarray) -> None:
     rng = np.random.default_rng(8)
-    for values in (counts * 0.37, counts + rng.normal(0, 0.1, counts.shape), counts / rng.uniform(1, 2, (1, 32, 32))):
+    for values in (counts + rng.normal(0, 0.1, counts.shape), counts / rng.uniform(1, 2, (1, 32, 32))):
         assert not check_marks(measured(np.abs(values))).doubts
 
 

@@ -122,6 +122,14 @@ def test_values_take_two_arrays_more() -> None:
     assert real.object - plain.object == both.object - real.object == 2 * 4 * 1024**2
 
 
+def test_planes_that_a_constraint_gathers_count() -> None:
+    """On each rank, however few pixels of the object it has."""
+    gathers = ENGINES["rpie"](epochs=1, batch=7, constraints={"kr_threshold": True})
+    for layout in ("replicated", "tiled"):
+        plain, more = (plan_layouts(big(1024), one, 0, 4)[layout] for one in (engine("rpie"), gathers))
+        assert more.memory - plain.memory == more.object - plain.object == 4 * 8 * 1024**2
+
+
 def taken(ranks: int, link: float, latency: float, rate: float, memory: float = 1e15) -> tuple[LayoutName, str]:
     """The layout that ranks of such a speed and memory take."""
     scan, stage, speed = big(2048), engine("rpie"), RankSpeed(link, latency, DevicePace(rate, 0.0))

@@ -160,7 +160,7 @@ def test_what_moves_a_single_probe_is_refused(both: TwoScans) -> None:
         ("lsqml", {}, "lsqml moves a single probe"),
         ("dm", {}, "dm moves a single probe"),
         ("lbfgs", {}, "lbfgs moves a single probe"),
-        ("rpie", {"probe": {"power": True}}, "Power is a constraint of a single probe"),
+        ("rpie", {"probe": {"power": True}}, "probe.power is a constraint of a single probe"),
         ("adam", {"models": {"aberrations": True}}, "models.aberrations makes up a single probe"),
     ):
         with pytest.raises(BadInput, match=said):

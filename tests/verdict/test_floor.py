@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from ptymesh.distributed.layouts.layout import Replicated
 from ptymesh.distributed.world import Solo
-from ptymesh.measurement import Measurement
+from ptymesh.measurement import ArraySource, Measurement
 from ptymesh.physics.detector.counting import expected_misfit, expected_spread, misfit_of
 from ptymesh.physics.model import Model
 from ptymesh.problem import Problem
@@ -37,6 +39,15 @@ def test_the_level_of_noise_is_the_residual_of_the_truth(photons: float) -> None
 def test_patterns_that_are_no_counts_have_no_floor() -> None:
     made = simulate(views=4, window=32, noise=False)
     assert measure_noise_floor(problem_of(made.measurement)) is None
+
+
+@pytest.mark.parametrize("times", [2, 100])
+def test_multiples_of_counts_have_no_floor(times: int) -> None:
+    """They are what a gain that is wrong makes of counts, whose noise is larger than theirs."""
+    made = simulate(views=4, window=32).measurement
+    counts = made.patterns.read(np.arange(4))
+    assert measure_noise_floor(problem_of(replace(made, patterns=ArraySource(counts)))) is not None
+    assert measure_noise_floor(problem_of(replace(made, patterns=ArraySource(times * counts)))) is None
 
 
 @pytest.mark.parametrize("mean", [0.05, 0.4, 1.3, 5.0, 30.0, 400.0])

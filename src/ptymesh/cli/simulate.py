@@ -74,7 +74,9 @@ def command(
     unknown_errors: Annotated[
         str,
         typer.Option(
-            metavar="YAML", help="By how much their unknowns differ from their start, such as {defocus: 1e-6}."
+            metavar="YAML",
+            help="By up to how much their unknowns differ from their start, in metres, pixels or whatever `optics` of "
+            "the recipe says of each, such as {defocus: 1e-6}.",
         ),
     ] = "{}",
     seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,

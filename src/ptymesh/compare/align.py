@@ -60,6 +60,7 @@ def align(
     region: np.ndarray | None = None,
     moving_region: np.ndarray | None = None,
     start: tuple[float, float] | None = None,
+    names: tuple[str, str] = ("aligned image", "reference"),
 ) -> Alignment:
     """Align an image with a reference in global phase, scale, linear phase ramp and sub-pixel shift.
 
@@ -69,6 +70,7 @@ def align(
         region: bool, of the reference's shape: the pixels that count. None: all.
         moving_region: bool, of the moving image's shape: its pixels that count. None: all.
         start: (y, x) pixels, a shift to try beside those found from the images.
+        names: of both, for messages.
 
     Raises:
         BadInput: an image has no finite, non-zero pixel to compare.
@@ -77,7 +79,7 @@ def align(
     a, b = _padded(moving, shape), _padded(reference, shape)
     inside = _mask(region, reference.shape, shape)
     inside_moving = _mask(moving_region, moving.shape, shape)
-    for name, image, mask in (("moving image", a, inside_moving), ("reference", b, inside)):
+    for name, image, mask in zip(names, (a, b), (inside_moving, inside), strict=True):
         if not np.isfinite(image).all() or not np.abs(image[mask]).any():
             raise BadInput(f"The {name} is zero, not finite or outside the region; there is nothing to compare.")
     candidates = _starts(a, b, inside, inside_moving, start)

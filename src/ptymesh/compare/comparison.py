@@ -249,7 +249,7 @@ def _align(a: _Side, b: _Side) -> Alignment:
     if len(a.positions_px) == len(b.positions_px):
         y, x = np.median(b.positions_px - a.positions_px, axis=0)
         start = float(y), float(x)
-    return align(a.projection, b.projection, b.region, a.region, start)
+    return align(a.projection, b.projection, b.region, a.region, start, ("object of A", "object of B"))
 
 
 def _slices(a: _Side, b: _Side, whole: Alignment) -> tuple[float, ...]:

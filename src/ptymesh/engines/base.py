@@ -347,7 +347,7 @@ class Engine(Options):
         for constraint in self.all_constraints():
             if not constraint.for_own_probes:
                 raise BadInput(
-                    f"{type(constraint).__name__} is a constraint of a single probe, and each scan has its own; remove "
+                    f"{self.key_of(constraint)} is a constraint of a single probe, and each scan has its own; remove "
                     "it from the stage, or use probe.scans: shared."
                 )
         for name, model in self.models.items():
@@ -380,6 +380,12 @@ class Engine(Options):
         by_name: dict[str, Constraint | None] = {key: getattr(getattr(self, group), key) for group, key in KEYS}
         by_name |= self.constraints
         return [constraint for name in ordered(self.constraints) if (constraint := by_name.get(name))]
+
+    def key_of(self, constraint: Constraint) -> str:
+        """Return the key of the stage under which one of its constraints is."""
+        keys = {f"{group}.{key}": getattr(getattr(self, group), key) for group, key in KEYS}
+        keys |= {f"constraints.{name}": one for name, one in self.constraints.items()}
+        return next(key for key, one in keys.items() if one is constraint)
 
     def named_unknowns(self) -> list[str]:
         """Return the names of the operators' unknowns that the stage names, all of which a model must have."""

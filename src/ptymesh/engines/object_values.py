@@ -62,13 +62,13 @@ def check(engine: Engine, problem: Problem, estimate: Estimate) -> None:
         does, free = constraint.of_potential, object_model_of(kind).is_complex
         if free and does == "no":
             raise BadInput(
-                f"The constraint {type(constraint).__name__} is of phases between -pi and pi, and those of {one} have "
-                f"no wraps; remove it from the stage, {remedy}."
+                f"{engine.key_of(constraint)} is of phases between -pi and pi, and those of {one} have no wraps; "
+                f"remove it from the stage, {remedy}."
             )
         if not free and does in ("amplitudes", "no"):
             raise BadInput(
-                f"The constraint {type(constraint).__name__} changes amplitudes or turns phases, which {one} "
-                f"does not leave free; remove it from the stage, {remedy}."
+                f"{engine.key_of(constraint)} changes amplitudes or turns phases, which {one} does not leave free; "
+                f"remove it from the stage, {remedy}."
             )
 
 

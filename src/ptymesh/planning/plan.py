@@ -295,7 +295,8 @@ def _plan(
     owned = int(np.bincount(layout.owner, minlength=world.size).max())
     shares = [int(np.bincount(layout.owner[batch], minlength=world.size).max()) for batch in drawn]
     chunk = _chunk_bytes(scan, max(shares), device)
-    patterns, obj, waves = owned * scan.pattern_bytes, max(objects), _wave_bytes(scan, engine, owned, max(shares))
+    waves = _wave_bytes(scan, engine, owned, max(shares))
+    patterns, obj = owned * scan.pattern_bytes, max(objects) + _constraint_bytes(scan, engine)
     return LayoutPlan(
         layout=name,
         ranks=world.size,
@@ -385,6 +386,12 @@ def _object_bytes(scan: Scan, engine: Engine, layout: Replicated | Tiled, part: 
     blocks = touched * BLOCK * BLOCK
     of_object = scan.planes * ((arrays * scan.real_bytes + sums) * pixels + 2 * sums * blocks)
     return int(of_object + (tiled + tiled_sums) * pixels + 2 * tiled_sums * blocks)
+
+
+def _constraint_bytes(scan: Scan, engine: Engine) -> int:
+    """Return the bytes of whole planes of the object that a constraint of the stage holds, the most of any."""
+    planes = max((constraint.whole_planes for constraint in engine.all_constraints()), default=0)
+    return planes * 2 * scan.real_bytes * math.prod(scan.extent)
 
 
 def _chunk_bytes(scan: Scan, share: int, device: str) -> int:

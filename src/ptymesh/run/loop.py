@@ -25,6 +25,7 @@ from ptymesh.distributed.layouts.handover import follow_draw
 from ptymesh.distributed.world import World
 from ptymesh.engines import Engine, object_values, parametrised, positions, sweeping, variable
 from ptymesh.engines.base import Positions
+from ptymesh.engines.remarks import naming_stage
 from ptymesh.errors import BadInput, Diverged, Interrupted
 from ptymesh.estimate import Estimate
 from ptymesh.measurement import evenly_spread
@@ -94,10 +95,11 @@ class Loop:
         self._compiled_for: Engine | None = None
         self._epoch_end: UnknownSamples | None = None
         self._curve_of: tuple[Problem, np.ndarray] | None = None
-        for engine in self.stages:
-            engine.check(problem)
-            object_values.check(engine, problem, state.estimate)
-            resolution.check_coarsening(engine, problem)
+        for index, engine in enumerate(self.stages):
+            with naming_stage(index):
+                engine.check(problem)
+                object_values.check(engine, problem, state.estimate)
+                resolution.check_coarsening(engine, problem)
         refuse_resting_unknowns(self.stages, problem.model.pieces, state.estimate, problem.world)
 
     def epochs(self) -> Iterator[EpochReport]:

@@ -33,6 +33,7 @@ from ptymesh.distributed.rank_info import world
 from ptymesh.distributed.tiles import Rect
 from ptymesh.distributed.world import World
 from ptymesh.engines import Adam, Engine
+from ptymesh.engines.remarks import remarks_on_stage
 from ptymesh.errors import BadInput, Poor
 from ptymesh.estimate import REACH, Estimate
 from ptymesh.geometry import Geometry, electron_interaction
@@ -46,6 +47,7 @@ from ptymesh.measurement import NO_CHECKS, Measurement
 from ptymesh.models.tilted_surface import refuse_bent_patterns
 from ptymesh.paths import usable
 from ptymesh.physics.detector.pieces import binning_of
+from ptymesh.physics.fidelity import fidelity_of
 from ptymesh.physics.model import Model, SliceStack, Subpixel
 from ptymesh.physics.object_models import object_model_of
 from ptymesh.physics.object_modes import mean_of_modes, phases_to_first, with_object_modes
@@ -485,6 +487,20 @@ class Reconstruction(Displayed):
         self._held_out = loop.held_out
         return loop
 
+    def remarks(self, first: int = 0) -> list[str]:
+        """Return sentences on options of `stages` that cannot do all that they say. Collective.
+
+        Args:
+            first: of the stages that are looked at.
+        """
+        looked_at = self.stages[first:]
+        are_counts = any(fidelity_of(stage.fidelity).needs_counts for stage in looked_at) and self.noise is not None
+        return [
+            sentence
+            for index, stage in enumerate(looked_at, first)
+            for sentence in remarks_on_stage(stage, index, are_counts=are_counts)
+        ]
+
     def run(self, engine: Stage | Sequence[Stage], epochs: int | None = None, batch: int | None = None) -> Reports:
         """Run one more stage, or several, yielding after each epoch; an engine used before goes on with its memory.
 
@@ -530,6 +546,9 @@ class Reconstruction(Displayed):
         except BadInput:  # so that a later call can run another stage
             self.stages.pop()
             raise
+        for sentence in self.remarks(len(self.stages) - 1):
+            if self.world.rank == 0:
+                to_stderr(sentence)
         yield from loop.epochs()
 
     @property

@@ -410,7 +410,7 @@ def _describe_run(recipe: Recipe, recon: Reconstruction, out: Path, resumed: boo
         balance=_stage_balances(recipe, recon) if recon.world.size > 1 else [],
         patterns=recon.problem.loader.patterns.where(),
         note=note,
-        findings=recon.findings,
+        findings=[*recon.findings, *recon.remarks()],
     )
 
 

@@ -10,9 +10,11 @@ mean of sqrt y lies below sqrt I; a fit may lie lower, too, and (sum v - p / 4) 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Set
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -53,16 +55,20 @@ def measure_noise_floor(problem: Problem) -> NoiseFloor | None:
     """Return the noise floor, estimated from the counts of some 256 views. Collective.
 
     Returns:
-        None where the patterns hold other than whole numbers, as those are no counts, or nothing at all.
+        None where the patterns hold nothing at all, or no counts: fractions, or multiples of one number above 1.
     """
-    is_count, total, views = True, problem.fields.reduction(3), 0
+    is_count, total, views, divisor = True, problem.fields.reduction(3), 0, 0
     for counts in problem.loader.sampled():
         y = Data.of(counts, problem.loader.mask, None, torch.float64).y
         is_count = is_count and are_counts(y, counts.dtype)
+        if is_count and divisor != 1:
+            divisor = int(np.gcd.reduce(y.cpu().numpy().astype(np.int64).ravel(), initial=divisor))
         views += len(y)
         total.add(torch.stack([over_window(term) for term in (expected_misfit(y), expected_spread(y), y)], dim=1))
     (sampled,) = problem.world.sum(torch.tensor(float(views), dtype=torch.float64, device=problem.device))
     if problem.world.agree(not is_count):
+        return None
+    if math.gcd(*map(int, problem.world.gather_strings(str(divisor)))) > 1:
         return None
     misfit, spread, counted = (float(number) for number in problem.fields.totals(total)[0])
     if counted <= 0:

@@ -70,6 +70,8 @@ class Constraint(Schedule, Options):
     #: What it does to an object that follows from values.
     of_potential: ClassVar[OfValues] = "no"
 
+    #: Complex planes as large as the whole object that each rank holds while it is applied.
+    whole_planes: ClassVar[int] = 0
     #: True if it may act between slices: those of each object mode, one mode after the other.
     between_slices: ClassVar[bool] = False
 

@@ -33,6 +33,8 @@ class KrThreshold(Prior):
 
     after: ClassVar[str | None] = "smooth"
     of_potential: ClassVar[OfValues] = "values"
+    #: The slice, its coefficients, their strengths (halves, one of them sorted), and what is made of those that stay.
+    whole_planes: ClassVar[int] = 4
 
     keep: float = Field(0.1, gt=0, lt=1)
 

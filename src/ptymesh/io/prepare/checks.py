@@ -52,6 +52,11 @@ LEAST_ROOTS = 100
 MOST_ROOT = 500.0
 #: Least share of these values whose root is no whole number.
 LEAST_SHARE = 0.1
+#: Standard errors from which on something is left of patterns without their dark.
+LIGHT_ERRORS = 5.0
+#: Rank correlation of a dark with the scatter of patterns from which on it is light: 0.93 of the mean or median
+#: of a simulated scan, 0.02 of what a detector writes anyway.
+DARK_IS_LIGHT = 0.8
 #: Values that detectors write in place of a missing count.
 MARKERS = (2.0**16 - 1, 2.0**31 - 1, 2.0**32 - 1)
 #: A detector may have saturated if so many values equal the largest count, and this is above that.
@@ -231,8 +236,62 @@ def check_marks(measurement: Measurement) -> Findings:
         ],
     )
     counts = some.read(np.arange(len(views)))
-    asked = (_hidden_light(m.mask, source, views), _amplitudes(counts) if m.checks.scan != "off" else "")
+    asked = [_hidden_light(m.mask, source, views)]
+    if m.checks.scan != "off":
+        taken = _dark_of_light(m.mask, source, views)
+        if taken and m.checks.scan == "auto":
+            raise BadInput(taken)
+        asked += [taken, _amplitudes(counts) or _multiples(counts[counts > 0])]
     return replace(found, doubts=(*found.doubts, *filter(None, asked)))
+
+
+def _dark_of_light(mask: np.ndarray, source: PatternSource, views: np.ndarray) -> str:
+    """Return a sentence if the dark is light: the mean of the patterns themselves, their median, or an open shutter.
+
+    Then nothing is left of them on average but for what is cut off at zero, or the dark is brighter wherever patterns
+    vary more, as light does; what a detector writes without a beam knows nothing of the sample's speckle.
+
+    Args:
+        mask: (h, w) bool, good pixels.
+        source: of all patterns.
+        views: (n,) views that are looked at.
+    """
+    if not isinstance(source, PreparedSource) or source.dark is None or len(views) < LEAST_SAMPLED:
+        return ""
+    raw, left = replace(source, dark=None).read(views), source.read(views)
+    good = mask & ((raw >= 0) & (left >= 0)).all(axis=0)
+    scale = 1.0 if source.scale is None else source.scale
+    dark = source.window.binned((source.dark * scale).astype(np.float64), np.dtype(np.float64))
+    if not left[:, good].any() or not np.ptp(dark[good]):
+        return ""
+    values = raw[:, good].astype(np.float64)
+    sums = (values - dark[good]).sum(axis=1)
+    nothing_left = float(sums.mean()) < LIGHT_ERRORS * float(sums.std(ddof=1)) / len(views) ** 0.5
+    follows_light = scipy.stats.spearmanr(dark[good], values.std(axis=0)).statistic > DARK_IS_LIGHT
+    if not (nothing_left or follows_light):
+        return ""
+    return (
+        "The dark is light: it has been made of the patterns themselves, or with the beam on; give data.dark what the "
+        "detector writes without a beam, or leave it out."
+    )
+
+
+def _multiples(positive: np.ndarray) -> str:
+    """Return a sentence if all counts (n,) above zero are multiples of one number other than 1, a wrong gain."""
+    if positive.size < LEAST_ROOTS or len(set(positive[:LEAST_ROOTS].tolist())) < 2:
+        return ""
+    if (positive == np.rint(positive)).all():
+        unit = float(np.gcd.reduce(positive.astype(np.int64)))
+    else:
+        unit = float(positive.min())
+        some = positive[positive < MOST_ROOT * unit] / unit
+        unit = unit if len(some) >= LEAST_ROOTS and (np.abs(some - np.rint(some)) < 1e-3).all() else 1.0
+    if abs(unit - 1) < 1e-3:
+        return ""
+    return (
+        f"All counts are multiples of {unit:.6g}, which is then what the detector writes for a single one: data.gain "
+        f"should be {unit:.6g} times what it is ({unit:.6g} where it is not given)."
+    )
 
 
 def _hidden_light(mask: np.ndarray, source: PatternSource, views: np.ndarray) -> str:

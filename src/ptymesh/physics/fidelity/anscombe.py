@@ -23,6 +23,7 @@ class Anscombe(AmplitudeFidelity):
     """l = (sqrt(I + c) - sqrt(y + c))^2; its step is that of amplitudes with c added to counts and background."""
 
     name: ClassVar[str] = "anscombe"
+    needs_counts: ClassVar[bool] = True
 
     def loss(self, I: Tensor, y: Tensor) -> Tensor:
         """Return (sqrt(I + c) - sqrt(y + c))^2."""

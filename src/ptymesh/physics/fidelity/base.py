@@ -56,6 +56,8 @@ class Fidelity:
     name: ClassVar[str]
     #: True if losses are in squares of counts, which the gradient engines divide by sum y^2 instead of sum y.
     in_squares: ClassVar[bool] = False
+    #: True if it means something else where patterns are in other units than counts.
+    needs_counts: ClassVar[bool] = False
     #: Second derivative of the loss by |Psi| where counts are as modelled, over 2, if that is a number.
     bend: ClassVar[float] = 1.0
     #: Least slope that decides the direction of a line search, so that dim pixels do not; None for any.

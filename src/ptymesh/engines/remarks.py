@@ -1,0 +1,74 @@
+"""Sentences on a stage whose options cannot do all that they say, and the name of the stage in refusals."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from pydantic import BaseModel
+
+from ptymesh.engines.base import Engine, ObjectConstraints, ProbeConstraints
+from ptymesh.engines.constraints.base import RisingStrength
+from ptymesh.errors import BadInput
+from ptymesh.physics.fidelity import fidelity_of
+from ptymesh.schedule import Schedule
+
+#: Keys that only a stage has, as messages of engines and constraints name them.
+_OWN_KEYS = "|".join(
+    [r"(?:constraints|models|unknowns)\.\w"]
+    + [rf"probe\.{name}\b" for name in ProbeConstraints.model_fields]
+    + [rf"object\.{name}\b" for name in ObjectConstraints.model_fields]
+)
+
+
+@contextmanager
+def naming_stage(index: int) -> Iterator[None]:
+    """Name the stage, counted from 0, in what is refused within: `constraints.X` becomes `stages.0.constraints.X`."""
+    try:
+        yield
+    except BadInput as error:
+        named = re.sub(rf"(?<![\w.])(?={_OWN_KEYS})", f"stages.{index}.", str(error))
+        raise BadInput(named) from error
+
+
+def remarks_on_stage(engine: Engine, index: int, *, are_counts: bool) -> list[str]:
+    """Return a sentence for each option of a stage that cannot do all that it says.
+
+    Args:
+        engine: with its options.
+        index: of the stage, from 0.
+        are_counts: the patterns are counts.
+    """
+    found = []
+    for key, schedule in _find_schedules(engine, f"stages.{index}"):
+        last = min(engine.epochs, schedule.stop or engine.epochs)
+        if schedule.start > engine.epochs:
+            found.append(
+                f"{key} starts in epoch {schedule.start}, and the stage has {engine.epochs}: it does nothing; lower "
+                f"start, or raise epochs."
+            )
+        elif isinstance(schedule, RisingStrength) and schedule.start + schedule.rise > last:
+            found.append(
+                f"{key} rises until epoch {schedule.start + schedule.rise} and ends in epoch {last}, at a strength of "
+                f"{schedule.at_epoch(last).strength:.2g} in place of {schedule.strength:.2g}; lower rise."
+            )
+    if fidelity_of(engine.fidelity).needs_counts and not are_counts:
+        found.append(
+            f"stages.{index}.fidelity is {engine.fidelity}, which is for counts, and the patterns are none: what it "
+            "adds to them is of another size; set data.gain, or use amplitude."
+        )
+    return found
+
+
+def _find_schedules(options: BaseModel, key: str) -> Iterator[tuple[str, Schedule]]:
+    """Yield the keys of options, and those within them, that have a schedule, with these."""
+    for name in type(options).model_fields:
+        value = getattr(options, name)
+        groups = value if isinstance(value, dict) else {"": value}
+        for inner, one in groups.items():
+            if isinstance(one, BaseModel):
+                path = f"{key}.{name}.{inner}" if inner else f"{key}.{name}"
+                if isinstance(one, Schedule):
+                    yield path, one
+                yield from _find_schedules(one, path)
