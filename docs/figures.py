@@ -28,7 +28,7 @@ from ptymesh.compare import illumination
 from ptymesh.io.results import Result
 from ptymesh.physics.phase import unwrapped_phase
 from ptymesh.plot.objects import prepared
-from ptymesh.plot.style import bounds, image_panel, new_figure
+from ptymesh.plot.style import ColourScale, bounds, image_panel, new_figure
 
 FOLDER = Path(__file__).with_name("figures")
 MEASURED = Path(__file__).parents[1] / "benchmarks" / "results"
@@ -162,7 +162,8 @@ def panel(
     axes: Axes, image: np.ndarray, title: str, pixel: tuple[float, float] | None, limits: tuple[float, float]
 ) -> None:
     """A grey picture with a scale bar."""
-    image_panel(axes, image, title, "gray", pixel, limits, "rad" if title.startswith("phase") else "|O|")
+    label = "rad" if title.startswith("phase") else "|O|"
+    image_panel(axes, image, title, ColourScale("gray", limits, label), pixel)
 
 
 def write(figure: Figure, path: Path) -> None:

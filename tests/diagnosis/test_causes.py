@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ptymesh.diagnosis import CAUSES, ResultView
-from ptymesh.diagnosis.report import last_words, report
+from ptymesh.diagnosis.report import is_open, last_words, report
 from ptymesh.diagnosis.sampling import find_other_plane
 from ptymesh.errors import BadInput
 from ptymesh.io.results import Result
@@ -85,6 +85,15 @@ def named(of: Result) -> list[str]:
 def test_a_sound_result_by_itself() -> None:
     assert named(result()) == []
     assert report(result()).lines()[-1] == "No cause among 7 is recognised."
+
+
+@pytest.mark.parametrize("verdict, asked", [("good", False), ("poor", True)])
+def test_two_beams_are_looked_for_in_what_is_not_good(verdict: str, asked: bool) -> None:
+    """Parts of a thick crystal differ as much as by another beam, though all is explained but for twice the noise."""
+    made = result()
+    made.attrs |= {"verdict": verdict, "verdict_sentence": verdict, "final_residual": 2.0, "noise_floor": 1.0, "times_noise": 2.0}
+    row = next(cause for cause in CAUSES if cause.name == "two_beams")
+    assert is_open(ResultView(made, None), row) is asked
 
 
 def test_vortices_and_ramps_of_the_object() -> None:

@@ -20,12 +20,15 @@ import yaml
 
 from ptymesh.cli import main as module
 from ptymesh.distributed.world import Solo, World
+from ptymesh.engines import RPIE
+from ptymesh.io import load_measurement
 from ptymesh.io.load import READERS
+from ptymesh.io.options import DataOptions
 from ptymesh.io.results import Result
 from ptymesh.physics.backend import Backend
 from ptymesh.problem import Batch
 from ptymesh.recipe.schema import Recipe, load_recipe
-from ptymesh.run.reconstruction import Reconstruction
+from ptymesh.run.reconstruction import Reconstruction, reconstruct
 from ptymesh.run.simulate_file import write
 from ptymesh.simulate import checked
 from toy import make, relative
@@ -389,3 +392,12 @@ def test_commands_of_the_pages_exist() -> None:
         shown = re.findall(r"`(ptymesh [^`]+)`", text) + re.findall(r"^```sh\n(.*?)^```", text, re.S | re.M)
         for command in re.findall(r"^ptymesh ([a-z]+)", "\n".join(shown), re.M):
             assert command in module.COMMANDS, f"{page.name}: ptymesh {command}"
+
+
+@pytest.mark.parametrize("name", ["siemens_star", "cryo_4dstem"])
+def test_pictures_of_measured_scans_are_drawn(name: str, scan: Path, tmp_path: Path) -> None:
+    """By the script that pages tell to run, here of another result."""
+    result = reconstruct(load_measurement(DataOptions(path=scan)), RPIE(epochs=1), seed=1)
+    figures = load(ROOT / "docs" / "figures.py", "figures")
+    figures.write(getattr(figures, name)(result), tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").stat().st_size > 10_000
