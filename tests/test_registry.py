@@ -18,8 +18,9 @@ from ptymesh.cli.main import app
 from ptymesh.engines import ENGINES, RPIE, Constraint
 from ptymesh.errors import BadInput
 from ptymesh.estimate import Estimate
+from ptymesh.io.formats import cxi
 from ptymesh.io.formats.cxi import write_measurement
-from ptymesh.io.load import READERS, cxi
+from ptymesh.io.load import READERS
 from ptymesh.io.options import DataOptions
 from ptymesh.io.results import Result
 from ptymesh.io.scan import RawScan

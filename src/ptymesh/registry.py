@@ -15,7 +15,10 @@ import os
 import sys
 from collections.abc import Callable, ItemsView, Iterable, Iterator, ValuesView
 from functools import lru_cache
+from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from pkgutil import walk_packages
+from types import ModuleType
 from typing import ClassVar, Generic, TypeVar
 
 from ptymesh.errors import BadInput
@@ -161,6 +164,35 @@ def _changed_at(place: str) -> float:
 def subclass_of(base: type) -> Callable[[object], bool]:
     """Return a predicate that is True for classes derived from `base`."""
     return lambda thing: isinstance(thing, type) and issubclass(thing, base)
+
+
+def import_modules(package: str, path: Iterable[str]) -> Iterator[ModuleType]:
+    """Import and yield the modules of a package, in the order of their own names, in whichever folder they are.
+
+    Args:
+        package: its `__name__`.
+        path: its `__path__`.
+    """
+    names = [module.name for module in walk_packages(path, f"{package}.") if not module.ispkg]
+    for name in sorted(names, key=lambda name: name.rpartition(".")[2]):
+        yield import_module(name)
+
+
+def register_classes(registry: Registry, base: type, package: str, path: Iterable[str]) -> None:
+    """Register the named classes derived from `base` that the modules of a package define.
+
+    Classes whose names begin with an underscore are variants that others make of themselves.
+
+    Args:
+        registry: of such classes.
+        base: from which they are derived; it has no name.
+        package: its `__name__`.
+        path: its `__path__`.
+    """
+    for module in import_modules(package, path):
+        for kind in vars(module).values():
+            if subclass_of(base)(kind) and hasattr(kind, "name") and not kind.__name__.startswith("_"):
+                registry.register(kind.name)(kind)
 
 
 def with_article(name: str) -> str:

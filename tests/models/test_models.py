@@ -27,6 +27,7 @@ from ptymesh.models import MODELS
 from ptymesh.models.scan_geometry import matrix_of
 from ptymesh.physics.beam import probes
 from ptymesh.recipe.schema import Recipe
+from ptymesh.registry import register_classes
 from ptymesh.simulate import patterns, simulate
 from toy import make
 
@@ -285,7 +286,7 @@ def brightness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     ]
     (tmp_path / "brightness.py").write_text(program)
     monkeypatch.setattr(models, "__path__", [*models.__path__, str(tmp_path)])
-    models.find_files()
+    register_classes(models.MODELS, models.Parametrisation, models.__name__, models.__path__)
     yield
     del models.MODELS._own["brightness"], sys.modules["ptymesh.models.brightness"]
 

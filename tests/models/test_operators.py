@@ -22,6 +22,7 @@ from ptymesh.physics.operators import Placed, ViewWindows, values_for_views
 from ptymesh.physics.window_shifts import derivative
 from ptymesh.problem import Batch
 from ptymesh.recipe.schema import Recipe
+from ptymesh.registry import register_classes
 from ptymesh.unknowns import Unknown
 from toy import Toy, make, relative, share
 
@@ -299,7 +300,7 @@ def test_a_file_of_the_package_is_enough(tmp_path: Path, monkeypatch: pytest.Mon
     )
     monkeypatch.setattr(models, "__path__", [*models.__path__, str(tmp_path)])
     monkeypatch.setattr(OPTICS, "_own", dict(OPTICS._own))
-    models.find_files()
+    register_classes(OPTICS, models.Piece, models.__name__, models.__path__)
     assert "dimmer" in OPTICS and issubclass(OPTICS["dimmer"], WaveOperator)
     assert declared()["dimness"].operator == "dimmer"
     assert Adam(unknowns={"dimness": {"lr": 0.2}}).unknowns.moving()["dimness"].lr == 0.2

@@ -4,40 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from importlib import import_module
 from itertools import chain
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, cast
 
 from ptymesh.errors import BadInput
 from ptymesh.io.fingerprint import fingerprint
-from ptymesh.io.formats import (
-    abtem,
-    beamlines,
-    blockfile,
-    cxi,
-    dectris,
-    digital_micrograph,
-    emd,
-    empad,
-    hyperspy,
-    id16a,
-    isn,
-    key_map,
-    matlab,
-    merlin,
-    nexus,
-    nion,
-    npy_stack,
-    pattern_pairs,
-    ptypy,
-    raw_frames,
-    soleil,
-    tia,
-    tiff_stack,
-    tike,
-    tvips,
-    velox,
-)
+from ptymesh.io.formats import key_map, raw_frames
 from ptymesh.io.hdf5.reading import attribute, has, is_hdf5, listing, open_hdf5
 from ptymesh.io.options import DataOptions, FrameOptions, PositionOptions
 from ptymesh.io.prepare.preprocess import measurement_of
@@ -81,34 +55,12 @@ READERS: Registry[Reader] = Registry(
 FIRST_READERS: Registry[Reader] = Registry(
     "reader", "ptymesh.first_readers", _is_reader, "give it NAME, recognises(path, data) and read(path, data)"
 )
-_OWN: tuple[tuple[str, Reader], ...] = (
-    ("cxi", cxi),
-    ("tike", tike),
-    ("dectris", dectris),
-    ("emd", emd),
-    ("ptypy", ptypy),
-    ("pattern_pairs", pattern_pairs),
-    ("beamlines", beamlines),
-    ("soleil", soleil),
-    ("id16a", id16a),
-    ("isn", isn),
-    ("hyperspy", hyperspy),
-    ("abtem", abtem),
-    ("matlab", matlab),
-    ("nexus", nexus),
-    ("nion", nion),
-    ("npy_stack", npy_stack),
-    ("tiff_stack", tiff_stack),
-    ("merlin", merlin),
-    ("blockfile", blockfile),
-    ("tia", tia),
-    ("velox", velox),
-    ("digital_micrograph", digital_micrograph),
-    ("tvips", tvips),
-    ("empad", empad),  # the last one: its raw files have no header
-)
-for _name, _reader in _OWN:
-    READERS.register(_name)(_reader)
+for _name in (
+    *("cxi", "tike", "dectris", "emd", "ptypy", "pattern_pairs", "beamlines", "soleil", "id16a", "isn", "hyperspy"),
+    *("abtem", "matlab", "nexus", "nion", "npy_stack", "tiff_stack", "merlin", "astar", "tia", "velox"),
+    *("digital_micrograph", "tvips", "empad"),  # the last one: its raw files have no header
+):
+    READERS.register(_name)(cast("Reader", import_module(f"ptymesh.io.formats.{_name}")))
 IN_KEYS = "in data.keys, such as {patterns: NAME, positions: NAME}"
 
 

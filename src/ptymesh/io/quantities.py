@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,10 @@ import numpy as np
 
 from ptymesh import constants
 from ptymesh.errors import BadInput
+from ptymesh.geometry import Pair
 from ptymesh.io.hdf5.reading import Hdf5File, attribute, dataset_of, item_of, read_dataset, text_of
+from ptymesh.io.options import Unit
+from ptymesh.io.prepare.positions import METRES
 from ptymesh.io.units import ENERGY_J, LENGTH_M, normalised
 
 #: Largest number of values of a dataset of which the first is taken, such as one for each view.
@@ -134,6 +137,34 @@ def read_number(
             if value != 0 and np.isfinite(value):
                 return value, name
     return None, ""
+
+
+def read_pixel(file: Hdf5File, detector: str, replaced: Any) -> Pair | None:
+    """Return the pixel (y, x) in metres of a detector's group; None where the file does not say it.
+
+    Args:
+        file: open.
+        detector: the group.
+        replaced: what the recipe says instead; unless it is None, nothing is looked at.
+    """
+    y, x = (
+        read_number(file, (f"{detector}/{axis}_pixel_size",), PIXEL, replaced, "data.detector_pixel_m")[0]
+        for axis in "yx"
+    )
+    return None if y is None or x is None else (y, x)
+
+
+def read_first_positive(file: Hdf5File, name: str) -> float | None:
+    """Return the first number of a dataset in its own unit; None where there is none, or it is not positive."""
+    values = read_dataset(file, name, 1000, "iuf").reshape(-1)[:1] if holds_numbers(file, name) else ()
+    return next((float(value) for value in values if np.isfinite(value) and value > 0), None)
+
+
+def find_position_unit(said: Iterable[str | None]) -> Unit | None:
+    """Return the recipe's unit for positions whose coordinates say these; None for several, none or an unknown one."""
+    known: dict[float, Any] = {metres: unit for unit, metres in METRES.items()}
+    units = {known.get(LENGTH_M.get(normalised(unit), 0.0)) if unit else None for unit in said}
+    return units.pop() if len(units) == 1 else None
 
 
 def holds_numbers(file: Hdf5File, name: str) -> bool:

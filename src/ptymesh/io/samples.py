@@ -40,7 +40,7 @@ SAMPLES = {
         "tests/data/siemens-star-small.npz.bz2",
         "dbce7715c1d4a7c28a48f684dacc7d343fbc5d06fe993d6ea31714ffb5c68d3d",
         "UChicago Argonne LLC; test data of tike, https://github.com/AdvancedPhotonSource/tike",
-    ),
+    )
 }
 
 

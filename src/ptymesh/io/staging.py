@@ -10,7 +10,7 @@ import contextlib
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, BinaryIO, Protocol, cast
 
@@ -21,7 +21,7 @@ from ptymesh.io.cache import CacheEntry, Sink, get_or_make, safe_name
 from ptymesh.io.fingerprint import fingerprint
 from ptymesh.io.hdf5.reading import DAMAGE, first_line
 from ptymesh.io.npy import MOST_VALUES, Header, check_numbers, read_header, read_values
-from ptymesh.io.source import MappedSource, SlabSource
+from ptymesh.io.source import Hdf5Source, JoinedSource, MappedSource, SlabSource
 
 #: Largest number of bytes that one packed byte may become. Deflate's limit is 1032, and Poisson counts of 0.003 per
 #: pixel in 32 bits, sparser than low-dose electron data, reach 890 in bz2; a bomb reaches a million.
@@ -156,6 +156,35 @@ def sliceable(source: ChunkedSource) -> SlabSource:
     with staged.open("rb") as stream:
         found = read_header(stream, str(staged))
         return MappedSource(staged, found.shape, found.dtype, "nyx", stream.tell(), found.fortran)
+
+
+def open_alike_sources(path: Path, names: Sequence[str], follow: Sequence[Path], remedy: str) -> list[Hdf5Source]:
+    """Open the patterns (n, y, x) in several datasets of a file; `join_sliceable` joins them.
+
+    Args:
+        path: of the file.
+        names: of the datasets.
+        follow: folders of further files that it may refer to.
+        remedy: end of the message about those that are not alike.
+
+    Raises:
+        BadInput: they hold patterns of several sizes or types.
+    """
+    sources = [Hdf5Source(path, name, "nyx", follow) for name in names]
+    first = sources[0]
+    for name, source in zip(names, sources, strict=True):
+        if source.shape[1:] != first.shape[1:] or source.dtype != first.dtype:
+            raise BadInput(
+                f"{name} of {path} holds frames of {source.shape[1:]} {source.dtype}, and {names[0]} of "
+                f"{first.shape[1:]} {first.dtype}{remedy}."
+            )
+    return sources
+
+
+def join_sliceable(sources: Sequence[ChunkedSource]) -> SlabSource:
+    """Join the patterns of several sources, one after the other, staged where they cannot be sliced."""
+    ready = [sliceable(source) for source in sources]
+    return ready[0] if len(ready) == 1 else JoinedSource(ready)
 
 
 def _bytes_in(path: Path) -> int:

@@ -8,15 +8,13 @@ unknowns of their own (`optics` of a recipe; group `ptymesh.optics`).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib import import_module
-from pkgutil import walk_packages
 from typing import Any
 
 from ptymesh.models.base import Parametrisation
 from ptymesh.options import Options
 from ptymesh.physics.detector.pieces import DetectorPiece
 from ptymesh.physics.operators import Piece, ShiftOperator, WaveOperator
-from ptymesh.registry import Registry, subclass_of
+from ptymesh.registry import Registry, register_classes, subclass_of
 from ptymesh.unknowns import Unknown
 
 __all__ = [
@@ -87,18 +85,5 @@ def named(given: Any, registry: Registry, key: str) -> Any:
     return found
 
 
-def find_files() -> None:
-    """Register the parametrisations and operators that the files of this package and its folders define.
-
-    Classes whose names begin with an underscore are variants that pieces make of themselves.
-    """
-    for module in sorted(walk_packages(__path__, f"{__name__}."), key=lambda one: one.name.rpartition(".")[2]):
-        for kind in vars(import_module(module.name)).values():
-            if subclass_of(Parametrisation)(kind) and kind is not Parametrisation:
-                MODELS.register(kind.name)(kind)
-            # the bases have no name
-            if subclass_of(Piece)(kind) and hasattr(kind, "name") and not kind.__name__.startswith("_"):
-                OPTICS.register(kind.name)(kind)
-
-
-find_files()
+register_classes(MODELS, Parametrisation, __name__, __path__)
+register_classes(OPTICS, Piece, __name__, __path__)

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from ptymesh.io.formats import blockfile, empad, merlin, tia
+from ptymesh.io.formats import astar, empad, merlin, tia
 from ptymesh.io.formats.contents import first_bytes
 from ptymesh.io.options import DataOptions
 
 
-@pytest.mark.parametrize("reader", [blockfile, empad, merlin, tia])
+@pytest.mark.parametrize("reader", [astar, empad, merlin, tia])
 def test_a_pipe_is_not_waited_for(tmp_path: Path, reader: Any) -> None:
     os.mkfifo(tmp_path / "pipe")
     assert not reader.recognises(tmp_path / "pipe", DataOptions(path=tmp_path / "pipe"))

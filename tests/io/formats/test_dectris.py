@@ -125,7 +125,7 @@ def test_data_files(master: Path, frames: Any, load: Any) -> None:
         load(master, RASTER)
     with h5py.File(second, "w") as file:
         file["entry/data/data"] = frames[:5, :8]
-    with pytest.raises(BadInput, match=r"data_000002 .* \(8, 20\) uint16, and data_000001 of \(16, 20\)"):
+    with pytest.raises(BadInput, match=r"data_000002 .* \(8, 20\) uint16, and /entry/data/data_000001 of \(16, 20\)"):
         load(master, RASTER)
 
 

@@ -84,5 +84,5 @@ def test_chunks_that_do_not_fit(tmp_path: Path, counts: Any, load: Any) -> None:
     with h5py.File(path, "r+") as file:
         del file["chunks/1/data"]
         file["chunks/1/data"] = counts[:2, :8]
-    with pytest.raises(BadInput, match=r"holds patterns of \(8, 16\) uint16, and /chunks/0 of \(16, 16\) uint16"):
+    with pytest.raises(BadInput, match=r"holds frames of \(8, 16\) uint16, and /chunks/0/data of \(16, 16\) uint16"):
         load(path)

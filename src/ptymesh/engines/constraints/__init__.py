@@ -9,8 +9,6 @@ object with the inverse ramp on the probe. They do not change intensities.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib import import_module
-from pkgutil import walk_packages
 
 from ptymesh.engines.constraints.base import CONSTRAINTS, Constraint, Prior, RisingStrength
 from ptymesh.engines.constraints.gauges.centring import Centre, centre
@@ -21,6 +19,7 @@ from ptymesh.engines.constraints.limits import Amplitude, Limits, Phase, limit_a
 from ptymesh.engines.constraints.orthogonalise import Orthogonalise
 from ptymesh.engines.constraints.smooth import Smooth, smoothed
 from ptymesh.engines.constraints.support import FourierSupport, Support, disc
+from ptymesh.registry import import_modules
 
 __all__ = [
     "CONSTRAINTS",
@@ -85,14 +84,5 @@ def ordered(named: Mapping[str, Constraint]) -> list[str]:
     return names + [name for name in named if name in waiting]
 
 
-def find_files() -> None:
-    """Import the files of this package, which register the constraints that they define, in the order of their names.
-
-    The order is that of the files' own names, in whichever folder: constraints that nothing else orders are applied so.
-    """
-    files = [module.name for module in walk_packages(__path__, f"{__name__}.") if not module.ispkg]
-    for file in sorted(files, key=lambda name: name.rpartition(".")[2]):
-        import_module(file)
-
-
-find_files()
+# files register the constraints that they define; those that nothing else orders are applied in the files' order
+list(import_modules(__name__, __path__))

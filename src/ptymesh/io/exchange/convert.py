@@ -2,23 +2,11 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 
 from ptymesh.errors import BadInput
 from ptymesh.files import target_of, writing
-from ptymesh.io.exchange import (
-    cxi_result,
-    hyperspy,
-    hyperspy_zarr,
-    own,
-    ptychodus,
-    ptychoshelves,
-    ptychoshelves_h5,
-    ptypy,
-    ptyrad,
-    py4dstem,
-    tiff,
-)
 from ptymesh.io.exchange.result_format import ResultFormat
 from ptymesh.io.results import Result
 from ptymesh.sentences import quote
@@ -27,17 +15,11 @@ from ptymesh.sentences import quote
 FORMATS: dict[str, ResultFormat] = {
     module.FORMAT.name: module.FORMAT
     for module in (
-        own,
-        ptypy,
-        ptychodus,
-        ptyrad,
-        ptychoshelves,
-        ptychoshelves_h5,
-        py4dstem,
-        cxi_result,
-        hyperspy,
-        hyperspy_zarr,
-        tiff,
+        import_module(f"ptymesh.io.exchange.{name}")
+        for name in (
+            *("own", "ptypy", "ptychodus", "ptyrad", "ptychoshelves", "ptychoshelves_h5", "py4dstem", "cxi_result"),
+            *("hyperspy", "hyperspy_zarr", "tiff"),
+        )
     )
 }
 

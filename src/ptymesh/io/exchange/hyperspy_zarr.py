@@ -99,10 +99,5 @@ def _zarr(path: Path) -> Any:
 
 
 FORMAT = replace(
-    hyperspy.FORMAT,
-    name="hyperspy_zarr",
-    endings=(".zspy",),
-    write=write,
-    recognises=recognises,
-    read=read,
+    hyperspy.FORMAT, name="hyperspy_zarr", endings=(".zspy",), write=write, recognises=recognises, read=read
 )

@@ -33,13 +33,7 @@ import numpy as np
 from ptymesh.errors import BadInput
 from ptymesh.files import replacing
 from ptymesh.io.exchange.building import build_result, equal_spacing, file_has, number_attribute
-from ptymesh.io.exchange.result_format import (
-    ResultFormat,
-    new_file,
-    number_of,
-    pixel_size_of,
-    setting_of,
-)
+from ptymesh.io.exchange.result_format import ResultFormat, new_file, number_of, pixel_size_of, setting_of
 from ptymesh.io.hdf5.reading import has, item_of, open_hdf5, read_dataset
 from ptymesh.io.results import Result
 from ptymesh.io.staging import is_npz, npz_members, read_member
@@ -191,10 +185,7 @@ def _read(
     extent, window = np.array(obj.shape[-2:]), np.array(probe.shape[-2:])
     positions = (np.stack((y, x), axis=1) - centre) / pixel + extent / 2 - window / 2
     layers, spacings = len(obj) if obj.ndim > 2 else 1, array_of("object_layer_spacing_m")
-    attrs = {
-        "energy_eV": number(*ENERGY) or None,
-        "distance_m": number("detector_object_distance_m") or None,
-    }
+    attrs = {"energy_eV": number(*ENERGY) or None, "distance_m": number("detector_object_distance_m") or None}
     made = build_result(
         path,
         FORMAT.program,

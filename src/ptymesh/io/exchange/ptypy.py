@@ -24,12 +24,7 @@ import numpy as np
 
 from ptymesh.errors import BadInput
 from ptymesh.io.exchange.building import build_result, file_has
-from ptymesh.io.exchange.result_format import (
-    ResultFormat,
-    new_file,
-    number_of,
-    pixel_size_of,
-)
+from ptymesh.io.exchange.result_format import ResultFormat, new_file, number_of, pixel_size_of
 from ptymesh.io.hdf5.reading import Hdf5File, has, item_of, open_hdf5, read_dataset, reading
 from ptymesh.io.results import Result
 

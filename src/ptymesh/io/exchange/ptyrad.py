@@ -23,14 +23,7 @@ import numpy as np
 from ptymesh.errors import BadInput
 from ptymesh.geometry import electron_wavelength_m, photon_wavelength_m
 from ptymesh.io.exchange.building import build_result, file_has, in_metres, number_in
-from ptymesh.io.exchange.result_format import (
-    ANGSTROM_M,
-    ResultFormat,
-    new_file,
-    number_of,
-    pixel_size_of,
-    unit_of,
-)
+from ptymesh.io.exchange.result_format import ANGSTROM_M, ResultFormat, new_file, number_of, pixel_size_of, unit_of
 from ptymesh.io.hdf5.reading import has, open_hdf5, read_dataset
 from ptymesh.io.results import Result
 

@@ -27,14 +27,7 @@ import numpy as np
 from ptymesh.errors import BadInput
 from ptymesh.geometry import electron_wavelength_m
 from ptymesh.io.exchange.building import build_result, equal_spacing, number_in
-from ptymesh.io.exchange.result_format import (
-    ANGSTROM_M,
-    ResultFormat,
-    new_file,
-    number_of,
-    pixel_size_of,
-    setting_of,
-)
+from ptymesh.io.exchange.result_format import ANGSTROM_M, ResultFormat, new_file, number_of, pixel_size_of, setting_of
 from ptymesh.io.hdf5.reading import (
     Hdf5File,
     attribute,

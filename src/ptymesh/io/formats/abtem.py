@@ -17,23 +17,19 @@ import h5py
 import numpy as np
 
 from ptymesh.errors import BadInput
-from ptymesh.geometry import Pair, electron_wavelength_m
+from ptymesh.io.formats.calibrated import Scale, make_calibrated_scan
 from ptymesh.io.formats.contents import is_hdf5_with
 from ptymesh.io.formats.zarr_store import ZarrSource, ZarrTree
 from ptymesh.io.hdf5.reading import Hdf5File, item_of, open_hdf5, read_dataset, text_of
 from ptymesh.io.options import DataOptions
 from ptymesh.io.quantities import holds_numbers
-from ptymesh.io.rasters import raster_positions
-from ptymesh.io.scan import Optics, RawScan
+from ptymesh.io.scan import RawScan
 from ptymesh.io.source import Hdf5Source
-from ptymesh.io.staging import sliceable
-from ptymesh.io.units import ELECTRON_EV, beam_of, check_energy, length_m, object_pixel_m, uncalibrated_note
+from ptymesh.io.units import ELECTRON_EV, beam_of, check_energy
 
 NAME = "abTEM (zarr, HDF5)"
 ARRAY, SAMPLING, UNITS = "/array", "/sampling", "/units"
 ZARR_ARRAY, PATTERNS = "array0", "DiffractionPatterns"
-#: Step and unit of an axis.
-Scale = tuple[float, str]
 
 
 def recognises(path: Path, data: DataOptions) -> bool:
@@ -67,22 +63,8 @@ def _scan(
         energy = None
     elif energy is not None:
         check_energy(energy, ELECTRON_EV, f"The energy in {path}", f"{energy:g} eV")
-    known = energy or data.energy_eV
-    wavelength = data.wavelength_m or (electron_wavelength_m(known) if known else None)
-    pixel = object_pixel_m(source.shape[1:], axes[2:], wavelength)
     notes = ["abTEM's first axis is x: the object is transposed against its figures."]
-    if pixel is None:
-        notes.append(uncalibrated_note(*axes[2]))
-    step = _step_m(axes[:2], notes)
-    raster = source.raster
-    return RawScan(
-        patterns=sliceable(source),
-        optics=Optics(radiation="electron", energy_eV=energy, object_pixel_m=pixel),
-        positions=None if step is None or raster is None else raster_positions(raster, step),
-        raster=raster,
-        name=path.stem,
-        notes=tuple(notes),
-    )
+    return make_calibrated_scan(path, source, axes, energy, data, notes=notes)
 
 
 @dataclass(frozen=True)
@@ -164,14 +146,3 @@ def _axes(file: Hdf5File) -> list[tuple[float, str]]:
             "4: name it in data.keys."
         )
     return [(float(step) if np.isfinite(step) else 0.0, unit) for step, unit in zip(steps, units, strict=True)]
-
-
-def _step_m(axes: list[tuple[float, str]], notes: list[str]) -> Pair | None:
-    """Return the metres from view to view; None, with a note, where the file says no lengths."""
-    (first, unit), (second, other) = axes
-    metres, others = length_m(unit), length_m(other)
-    if first <= 0 or second <= 0 or metres is None or others is None:
-        said = f"{first:g} {unit or 'without a unit'}"
-        notes.append(f"The file's scan step is {said}, which is no length: set positions.raster.step_m.")
-        return None
-    return first * metres, second * others

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import h5py
 import numpy as np
@@ -20,7 +19,6 @@ from ptymesh.io.formats.changed_source import squared
 from ptymesh.io.formats.contents import is_hdf5_with
 from ptymesh.io.hdf5.reading import Hdf5File, attribute, item_of, open_hdf5, read_dataset
 from ptymesh.io.options import DataOptions, Unit
-from ptymesh.io.prepare.positions import METRES
 from ptymesh.io.quantities import (
     DISTANCE,
     ENERGY,
@@ -29,13 +27,13 @@ from ptymesh.io.quantities import (
     StoredQuantity,
     ask_for_unit,
     factor,
+    find_position_unit,
     holds_numbers,
     unit_of,
 )
 from ptymesh.io.scan import Optics, RawScan
 from ptymesh.io.source import Hdf5Source
 from ptymesh.io.staging import sliceable
-from ptymesh.io.units import LENGTH_M, normalised
 
 #: Kinds of the numbers that a layout may name.
 QUANTITIES: dict[str, StoredQuantity] = {
@@ -295,17 +293,15 @@ def _column(file: Hdf5File, column: Column, count: int) -> np.ndarray:
 
 def _unit(file: Hdf5File, layout: FileLayout) -> tuple[Unit, str]:
     """Return the positions' unit, and a sentence that asks for it where the file says one that is not known."""
-    known: dict[float, Any] = {metres: unit for unit, metres in METRES.items()}
     places = [column for column in (layout.y, layout.x) if column is not None]
     said = {unit_of(file, column.dataset) for column in places} - {None}
     if not said:
         return layout.unit, ""
-    units = {known.get(LENGTH_M.get(normalised(unit or ""), 0.0)) for unit in said}
-    first = units.pop()
-    if first is None or units:
+    unit = find_position_unit(said)
+    if unit is None:
         words = " and ".join(sorted(repr(unit) for unit in said))
         return layout.unit, f"Positions in {file.filename} are in {words}: set positions.unit."
-    return first, ""
+    return unit, ""
 
 
 def _number(

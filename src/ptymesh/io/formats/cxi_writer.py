@@ -167,10 +167,7 @@ def _write_positions(file: h5py.File, positions_m: np.ndarray | None) -> None:
 
 
 def _write_own(
-    file: h5py.File,
-    geometry: Geometry,
-    arrays: Mapping[str, np.ndarray | None],
-    attributes: Mapping[str, Any],
+    file: h5py.File, geometry: Geometry, arrays: Mapping[str, np.ndarray | None], attributes: Mapping[str, Any]
 ) -> None:
     own = file.create_group(OWN)
     own.attrs["ptymesh_version"] = ptymesh.__version__

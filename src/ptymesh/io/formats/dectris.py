@@ -14,7 +14,7 @@ import h5py
 import numpy as np
 
 from ptymesh.errors import BadInput
-from ptymesh.geometry import Pair, Radiation
+from ptymesh.geometry import Radiation
 from ptymesh.io.formats.contents import is_hdf5_with
 from ptymesh.io.hdf5.reading import (
     DAMAGE,
@@ -29,11 +29,10 @@ from ptymesh.io.hdf5.reading import (
     text_of,
 )
 from ptymesh.io.options import DataOptions
-from ptymesh.io.quantities import DISTANCE, ENERGY, PIXEL, WAVELENGTH, read_number
+from ptymesh.io.quantities import DISTANCE, ENERGY, WAVELENGTH, read_number, read_pixel
 from ptymesh.io.rasters import Shape, orientation_note, scan_shape
 from ptymesh.io.scan import Optics, RawScan
-from ptymesh.io.source import Hdf5Source, JoinedSource, SlabSource
-from ptymesh.io.staging import sliceable
+from ptymesh.io.staging import join_sliceable, open_alike_sources
 from ptymesh.io.units import ELECTRON_EV, check_energy
 
 NAME = "Dectris (master of ARINA, QUADRO, EIGER)"
@@ -70,7 +69,8 @@ def read(path: Path, data: DataOptions) -> RawScan:
         gaps = sorted(set(range(min(numbers), max(numbers))) - set(numbers))
         if gaps:
             raise BadInput(f"{path} has no data_{gaps[0]:06d}, but later ones; copy the whole acquisition again.")
-        source = _joined(path, [numbers[number] for number in sorted(numbers)], data)
+        names = [f"{DATA}/{numbers[number]}" for number in sorted(numbers)]
+        source = join_sliceable(open_alike_sources(path, names, data.follow, ": they are of different acquisitions"))
         count, *window = source.shape
         notes: list[str] = []
         notes += _check_count(file, count, data)
@@ -99,20 +99,6 @@ def _numbers(file: Hdf5File) -> dict[int, str]:
         return {}
     found = {name: NUMBERED.fullmatch(name) for name in names}
     return {int(match[1]): name for name, match in found.items() if match is not None}
-
-
-def _joined(path: Path, names: list[str], data: DataOptions) -> SlabSource:
-    """Return the frames of all data files."""
-    sources = [Hdf5Source(path, f"{DATA}/{name}", "nyx", data.follow) for name in names]
-    first = sources[0]
-    for name, source in zip(names, sources, strict=True):
-        if source.shape[1:] != first.shape[1:] or source.dtype != first.dtype:
-            raise BadInput(
-                f"{name} of {path} holds frames of {source.shape[1:]} {source.dtype}, and {names[0]} of "
-                f"{first.shape[1:]} {first.dtype}: they are of different acquisitions."
-            )
-    ready = [sliceable(source) for source in sources]
-    return ready[0] if len(ready) == 1 else JoinedSource(ready)
 
 
 def _whole_number(file: Hdf5File, name: str) -> int | None:
@@ -193,16 +179,8 @@ def _optics(file: Hdf5File, voltage: float | None, data: DataOptions, notes: lis
         energy_eV=energy,
         wavelength_m=wavelength,
         distance_m=distance,
-        detector_pixel_m=_pixel(file, data),
+        detector_pixel_m=read_pixel(file, DETECTOR, data.detector_pixel_m),
     )
-
-
-def _pixel(file: Hdf5File, data: DataOptions) -> Pair | None:
-    y, x = (
-        read_number(file, (f"{DETECTOR}/{axis}_pixel_size",), PIXEL, data.detector_pixel_m, "data.detector_pixel_m")[0]
-        for axis in "yx"
-    )
-    return None if y is None or x is None else (y, x)
 
 
 def _beam_note(file: Hdf5File, window: Shape) -> list[str]:

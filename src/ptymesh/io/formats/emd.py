@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,24 +17,13 @@ import h5py
 import numpy as np
 
 from ptymesh.errors import BadInput
-from ptymesh.geometry import Pair, electron_wavelength_m
+from ptymesh.io.formats.calibrated import Scale, make_calibrated_scan
 from ptymesh.io.formats.contents import is_hdf5_with
-from ptymesh.io.hdf5.reading import (
-    DAMAGE,
-    Hdf5File,
-    attribute,
-    dataset_of,
-    item_of,
-    open_hdf5,
-    read_dataset,
-    text_of,
-)
+from ptymesh.io.hdf5.reading import DAMAGE, Hdf5File, attribute, dataset_of, item_of, open_hdf5, read_dataset, text_of
 from ptymesh.io.options import DataOptions
-from ptymesh.io.rasters import raster_positions
-from ptymesh.io.scan import Optics, RawScan
+from ptymesh.io.scan import RawScan
 from ptymesh.io.source import Hdf5Source
-from ptymesh.io.staging import sliceable
-from ptymesh.io.units import ELECTRON_EV, check_energy, length_m, object_pixel_m, uncalibrated_note
+from ptymesh.io.units import ELECTRON_EV, check_energy, length_m
 
 NAME = "EMD (py4DSTEM, Prismatic)"
 #: Groups that are looked into, and how deep, for the patterns.
@@ -73,20 +63,8 @@ def read(path: Path, data: DataOptions) -> RawScan:
         energy = None
         if data.energy_eV is None and data.wavelength_m is None:
             energy = calibration.energy_eV()
-        optics = Optics(
-            radiation="electron",
-            energy_eV=energy,
-            object_pixel_m=calibration.object_pixel_m(source.shape[1:], energy or data.energy_eV, data, notes),
-        )
-        step = calibration.step_m(notes)
-        return RawScan(
-            patterns=sliceable(source),
-            optics=optics,
-            positions=None if step is None else raster_positions(source.raster, step),
-            raster=source.raster,
-            name=path.stem,
-            notes=(*notes, *calibration.rotation_notes()),
-        )
+        scan = make_calibrated_scan(path, source, calibration.scales(), energy, data, notes=notes)
+        return replace(scan, notes=(*scan.notes, *calibration.rotation_notes()))
 
 
 def _cubes(file: Hdf5File) -> list[tuple[str, str]]:
@@ -203,37 +181,14 @@ class CubeCalibration:
             return None
         return check_energy(1e3 * kilovolts, ELECTRON_EV, f"E in {self._file.filename}", f"{kilovolts:g} keV")
 
-    def step_m(self, notes: list[str]) -> Pair | None:
-        """Return the metres from view to view (y, x), None where the file does not say them in a length."""
+    def scales(self) -> list[Scale]:
+        """Return step and unit of all axes: those of the calibration, else of the array."""
+        scan, detector = self._axes[:2], self._axes[2:]
         size, unit = self._number("r_pixel_size"), self._word("r_pixel_units") or self._word("r_units")
-        if size and (metres := length_m(unit)):
-            return size * metres, size * metres
-        (y, unit_y), (x, unit_x) = self._axes[:2]
-        metres_y, metres_x = length_m(unit_y), length_m(unit_x)
-        if y <= 0 or x <= 0 or metres_y is None or metres_x is None:
-            said = f"{size:g} {unit or 'without a unit'}" if size else f"{y:g} {unit_y or 'without a unit'}"
-            notes.append(f"The file's scan step is {said}, which is no length: set positions.raster.step_m.")
-            return None
-        return y * metres_y, x * metres_x
-
-    def object_pixel_m(
-        self, window: tuple[int, int], energy_eV: float | None, data: DataOptions, notes: list[str]
-    ) -> Pair | None:
-        """Return the object pixel (y, x) in metres that follows from the detector's; None if that is not calibrated.
-
-        Args:
-            window: detector pixels (h, w).
-            energy_eV: of the electrons; None: not known.
-            data: options of the recipe, which may say the wavelength.
-            notes: a sentence is added if there is no object pixel.
-        """
+        if size and (length_m(unit) or not all(step > 0 and length_m(other) for step, other in scan)):
+            scan = [(size, unit)] * 2
         size, unit = self._number("q_pixel_size"), self._word("q_pixel_units") or self._word("q_units")
-        steps = [(size, unit)] * 2 if size else self._axes[2:]
-        wavelength = data.wavelength_m or (electron_wavelength_m(energy_eV) if energy_eV else None)
-        pixel = object_pixel_m(window, steps, wavelength)
-        if pixel is None:
-            notes.append(uncalibrated_note(*steps[0]))
-        return pixel
+        return scan + ([(size, unit)] * 2 if size else detector)
 
     def rotation_notes(self) -> list[str]:
         """Return what the file says of the detector against the scan, which is not applied."""

@@ -39,11 +39,7 @@ XML_BYTES = 4 << 20
 NEIGHBOURS = 200
 #: What software of several versions calls the same things.
 VOLTAGE = ("high_voltage", "source.get_voltage", "ColumnSourceHighVoltage")
-CAMERA_LENGTH = (
-    "nominal_camera_length",
-    "optics.get_cameralength",
-    "ColumnOpticsGetCameraLengthNominalCameraLength",
-)
+CAMERA_LENGTH = ("nominal_camera_length", "optics.get_cameralength", "ColumnOpticsGetCameraLengthNominalCameraLength")
 ANGLE = "calibrated_diffraction_angle"
 FIELD = "optics.get_full_scan_field_of_view"
 

@@ -7,22 +7,21 @@ semi-angle, in mrad. Source: the documentation of the format; no code of hypersp
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import h5py
 import numpy as np
 
 from ptymesh.errors import BadInput
-from ptymesh.geometry import Pair, electron_wavelength_m
+from ptymesh.io.formats.calibrated import make_calibrated_scan
 from ptymesh.io.formats.contents import is_hdf5_with
 from ptymesh.io.formats.zarr_store import ZarrSource, ZarrTree
 from ptymesh.io.hdf5.reading import Hdf5File, attribute, item_of, names_in, open_hdf5, text_of
 from ptymesh.io.options import DataOptions
-from ptymesh.io.rasters import raster_positions, scan_shape
-from ptymesh.io.scan import Optics, RawScan
+from ptymesh.io.scan import RawScan
 from ptymesh.io.source import Hdf5Source
-from ptymesh.io.staging import sliceable
-from ptymesh.io.units import ELECTRON_EV, beam_of, check_energy, length_m, object_pixel_m, uncalibrated_note
+from ptymesh.io.units import ELECTRON_EV, beam_of, check_energy
 
 NAME = "hyperspy (.hspy, .zspy)"
 EXPERIMENTS = "Experiments"
@@ -68,27 +67,9 @@ def _scan(path: Path, data: DataOptions, names: list[str], source: Hdf5Source | 
     energy = None
     if data.energy_eV is None and data.wavelength_m is None:
         energy = _energy_eV(said, name, path)
-    known = energy or data.energy_eV
-    wavelength = data.wavelength_m or (electron_wavelength_m(known) if known else None)
-    pixel = object_pixel_m(source.shape[1:], scales[-2:], wavelength)
-    if pixel is None:
-        notes.append(uncalibrated_note(*scales[-2]))
-    raster, step = source.raster, None
-    if raster is None:
-        shape = scan_shape(source.shape[0], None, data, str(path))
-        raster = shape.shape
-        notes += shape.notes
-    else:
-        step = _step_m(scales[:2], notes)
-    return RawScan(
-        patterns=sliceable(source),
-        optics=Optics(radiation=data.radiation or "electron", energy_eV=energy, object_pixel_m=pixel),
-        positions=None if step is None or raster is None else raster_positions(raster, step),
-        raster=raster,
-        beam=beam_of(_number(said, f"{name}/{ENERGY}", "convergence_angle")),
-        name=path.stem,
-        notes=tuple(notes),
-    )
+    radiation = data.radiation or "electron"
+    scan = make_calibrated_scan(path, source, scales, energy, data, notes=notes, radiation=radiation)
+    return replace(scan, beam=beam_of(_number(said, f"{name}/{ENERGY}", "convergence_angle")))
 
 
 def _signals_of_zarr(tree: ZarrTree) -> list[str]:
@@ -141,17 +122,6 @@ def _axis(said: Attribute, name: str, index: int) -> tuple[float, str]:
     """Return (scale, unit) of an axis; (0, "") where the file does not say it."""
     unit = text_of(said(f"{name}/axis-{index}", "units"), 40) or ""
     return abs(_number(said, f"{name}/axis-{index}", "scale") or 0.0), unit
-
-
-def _step_m(scales: list[tuple[float, str]], notes: list[str]) -> Pair | None:
-    """Return the metres from view to view (y, x); None, with a note, where the file says no lengths."""
-    (y, unit_y), (x, unit_x) = scales
-    metres_y, metres_x = length_m(unit_y), length_m(unit_x)
-    if y <= 0 or x <= 0 or metres_y is None or metres_x is None:
-        said = f"{y:g} {unit_y or 'without a unit'}"
-        notes.append(f"The file's scan step is {said}, which is no length: set positions.raster.step_m.")
-        return None
-    return y * metres_y, x * metres_x
 
 
 def _energy_eV(said: Attribute, name: str, path: Path) -> float | None:

@@ -11,16 +11,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import h5py
-import numpy as np
 
 from ptymesh.errors import BadInput
 from ptymesh.io.formats.contents import is_hdf5_with
-from ptymesh.io.hdf5.reading import DAMAGE, Hdf5File, item_of, open_hdf5, read_dataset
+from ptymesh.io.hdf5.reading import DAMAGE, Hdf5File, item_of, open_hdf5
 from ptymesh.io.options import DataOptions
-from ptymesh.io.quantities import holds_numbers
+from ptymesh.io.quantities import holds_numbers, read_first_positive
 from ptymesh.io.scan import Optics, RawScan
-from ptymesh.io.source import Hdf5Source, JoinedSource
-from ptymesh.io.staging import sliceable
+from ptymesh.io.staging import join_sliceable, open_alike_sources
 
 NAME = "APS ISN (PTYCHO, configs)"
 LINKS, CONFIGS, FRAMES = "/PTYCHO", "/configs", "entry/data/data"
@@ -41,18 +39,13 @@ def read(path: Path, data: DataOptions) -> RawScan:
     """
     with open_hdf5(path, follow=data.follow) as file:
         names = [_frames(file, path, link) for link in _links(file)]
-        sources = [Hdf5Source(path, name, "nyx", data.follow) for name in names]
-        for name, source in zip(names, sources, strict=True):
-            if source.shape[1:] != sources[0].shape[1:] or source.dtype != sources[0].dtype:
-                raise BadInput(
-                    f"{name} of {path} holds frames of {source.shape[1:]} {source.dtype}, and {names[0]} of "
-                    f"{sources[0].shape[1:]} {sources[0].dtype}: they are of different acquisitions."
-                )
+        sources = open_alike_sources(path, names, data.follow, ": they are of different acquisitions")
         energy, distance, y, x = (
-            _number(file, name) for name in ("photon_energy_eV", "det_dist_mm", "pix_size_y", "pix_size_x")
+            read_first_positive(file, f"{CONFIGS}/{name}")
+            for name in ("photon_energy_eV", "det_dist_mm", "pix_size_y", "pix_size_x")
         )
     return RawScan(
-        patterns=JoinedSource([sliceable(source) for source in sources]),
+        patterns=join_sliceable(sources),
         optics=Optics(
             radiation=data.radiation or "photon",
             energy_eV=None if data.energy_eV or data.wavelength_m else energy,
@@ -79,12 +72,3 @@ def _frames(file: Hdf5File, path: Path, link: str) -> str:
         if isinstance(item_of(file, name), h5py.Dataset):
             return name
     raise BadInput(f"{LINKS}/{link} in {path} leads to no frames; copy the detector's files beside it.")
-
-
-def _number(file: Hdf5File, name: str) -> float | None:
-    """Return a positive number of the beam; None where the master says none."""
-    full = f"{CONFIGS}/{name}"
-    if not holds_numbers(file, full):
-        return None
-    values = read_dataset(file, full, 1000, "iuf").reshape(-1)
-    return float(values[0]) if len(values) and np.isfinite(values[0]) and values[0] > 0 else None

@@ -16,16 +16,7 @@ from ptymesh.io.arrays import ANY, load_array, names_file, unit_of_mda
 from ptymesh.io.hdf5.reading import check_count, check_kind, dataset_of, has, is_hdf5, open_hdf5, read_dataset, reading
 from ptymesh.io.options import DataOptions, KeyMap, Unit
 from ptymesh.io.prepare.positions import METRES
-from ptymesh.io.quantities import (
-    DISTANCE,
-    ENERGY,
-    PIXEL,
-    WAVELENGTH,
-    StoredQuantity,
-    ask_for_unit,
-    factor,
-    unit_of,
-)
+from ptymesh.io.quantities import DISTANCE, ENERGY, PIXEL, WAVELENGTH, StoredQuantity, ask_for_unit, factor, unit_of
 from ptymesh.io.scan import Optics, RawScan
 from ptymesh.io.source import Hdf5Source, MappedSource, SlabSource
 from ptymesh.io.staging import is_npz, npz_members, npz_source, read_member, sliceable

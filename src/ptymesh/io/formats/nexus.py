@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import h5py
 import numpy as np
 
 from ptymesh.errors import BadInput
-from ptymesh.geometry import Pair, Radiation
+from ptymesh.geometry import Radiation
 from ptymesh.io.formats.contents import is_hdf5_with
 from ptymesh.io.hdf5.reading import (
     Hdf5File,
@@ -28,12 +27,20 @@ from ptymesh.io.hdf5.reading import (
     text_of,
 )
 from ptymesh.io.options import DataOptions, Unit
-from ptymesh.io.prepare.positions import METRES
-from ptymesh.io.quantities import DISTANCE, ENERGY, PIXEL, WAVELENGTH, holds_numbers, read_number, unit_of
+from ptymesh.io.quantities import (
+    DISTANCE,
+    ENERGY,
+    WAVELENGTH,
+    find_position_unit,
+    holds_numbers,
+    read_number,
+    read_pixel,
+    unit_of,
+)
 from ptymesh.io.scan import Optics, RawScan
 from ptymesh.io.source import Hdf5Source
 from ptymesh.io.staging import sliceable
-from ptymesh.io.units import LENGTH_M, PHOTON_EV, check_energy, normalised
+from ptymesh.io.units import PHOTON_EV, check_energy
 
 NAME = "NeXus (NXdata)"
 #: A pattern has at least so many pixels on a side; groups that are looked into.
@@ -146,7 +153,7 @@ def _optics(file: Hdf5File, entry: str, detector: str, data: DataOptions) -> Opt
         energy_eV=energy,
         wavelength_m=wavelength if energy is None else None,
         distance_m=distance,
-        detector_pixel_m=_pixel(file, detector, data),
+        detector_pixel_m=read_pixel(file, detector, data.detector_pixel_m),
     )
 
 
@@ -159,14 +166,6 @@ def _probe_of(file: Hdf5File, entry: str) -> Radiation | None:
     return "photon"
 
 
-def _pixel(file: Hdf5File, detector: str, data: DataOptions) -> Pair | None:
-    y, x = (
-        read_number(file, (f"{detector}/{axis}_pixel_size",), PIXEL, data.detector_pixel_m, "data.detector_pixel_m")[0]
-        for axis in "yx"
-    )
-    return None if y is None or x is None else (y, x)
-
-
 def _positions(file: Hdf5File, group: str, count: int) -> tuple[np.ndarray | None, Unit, str]:
     """Return (N, 2) y x, None where none are beside the patterns; their unit; what to ask where that is unknown."""
     for pair in PLACES:
@@ -177,10 +176,8 @@ def _positions(file: Hdf5File, group: str, count: int) -> tuple[np.ndarray | Non
         if len(y) != len(x):
             raise BadInput(f"{names[0]} in {file.filename} has {len(y)} values and {names[1]} {len(x)}; mend them.")
         said = [unit_of(file, name) for name in names]
-        known: dict[float, Any] = {metres: unit for unit, metres in METRES.items()}
-        units: set[Unit | None] = {known.get(LENGTH_M.get(normalised(unit), 0.0)) if unit else None for unit in said}
-        unit = units.pop()
-        if unit is not None and not units:
+        unit = find_position_unit(said)
+        if unit is not None:
             return np.stack([y, x], axis=1), unit, ""
         words = " and ".join("no unit" if one is None else repr(one) for one in dict.fromkeys(said))
         return (

@@ -12,12 +12,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ptymesh.errors import BadInput
-from ptymesh.geometry import electron_wavelength_m
+from ptymesh.io.formats.calibrated import Scale, make_calibrated_scan
 from ptymesh.io.options import DataOptions
-from ptymesh.io.rasters import ScanShape, raster_positions, scan_shape
-from ptymesh.io.scan import Optics, RawScan
+from ptymesh.io.scan import RawScan
 from ptymesh.io.staging import ARCHIVE_DAMAGE, npz_source, open_npz
-from ptymesh.io.units import ELECTRON_EV, check_energy, length_m, object_pixel_m, uncalibrated_note
+from ptymesh.io.units import ELECTRON_EV, check_energy
 
 NAME = "Nion Swift (.ndata)"
 MEMBERS = {"data.npy", "metadata.json"}
@@ -54,29 +53,7 @@ def read(path: Path, data: DataOptions) -> RawScan:
     energy = None
     if data.energy_eV is None and data.wavelength_m is None and (volts := _voltage(said)) is not None:
         energy = check_energy(volts, ELECTRON_EV, f"The voltage in {path}", f"{volts:g} V")
-    known = energy or data.energy_eV
-    wavelength = data.wavelength_m or (electron_wavelength_m(known) if known else None)
-    pixel = object_pixel_m(source.shape[1:], scales[-2:], wavelength)
-    notes = [] if pixel is not None else [uncalibrated_note(*scales[-2])]
-    raster = source.raster
-    scan = ScanShape(raster) if raster is not None else scan_shape(source.shape[0], None, data, str(path))
-    positions = None
-    if raster is not None:
-        (y, unit_y), (x, unit_x) = scales[:2]
-        metres_y, metres_x = length_m(unit_y), length_m(unit_x)
-        if y > 0 and x > 0 and metres_y is not None and metres_x is not None:
-            positions = raster_positions(raster, (y * metres_y, x * metres_x))
-        else:
-            step = f"{y:g} {unit_y or 'without a unit'}"
-            notes.append(f"The file's scan step is {step}, which is no length: set positions.raster.step_m.")
-    return RawScan(
-        patterns=source,
-        optics=Optics(radiation=data.radiation or "electron", energy_eV=energy, object_pixel_m=pixel),
-        positions=positions,
-        raster=scan.shape,
-        name=path.stem,
-        notes=(*scan.notes, *notes),
-    )
+    return make_calibrated_scan(path, source, scales, energy, data, radiation=data.radiation or "electron")
 
 
 def _metadata(path: Path) -> dict[str, object]:
@@ -91,7 +68,7 @@ def _metadata(path: Path) -> dict[str, object]:
     return found if isinstance(found, dict) else {}
 
 
-def _scales(said: dict[str, object], axes: int, path: Path) -> list[tuple[float, str]]:
+def _scales(said: dict[str, object], axes: int, path: Path) -> list[Scale]:
     """Return (step, unit) of each axis, (0, "") where the file does not say it; BadInput for another number of axes."""
     found = said.get("spatial_calibrations")
     if not isinstance(found, list):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ptymesh.errors import BadInput
+from ptymesh.io.formats.calibrated import choose_stack_axes
 from ptymesh.io.formats.contents import first_bytes
 from ptymesh.io.npy import check_numbers, read_header
 from ptymesh.io.options import DataOptions
@@ -33,13 +34,7 @@ def read(path: Path, data: DataOptions) -> RawScan:
         header = read_header(file, str(path))
         offset = file.tell()
     check_numbers(header.dtype, str(path), "buif")
-    axes = data.frames.axes if data.frames is not None else None
-    axes = axes or {3: "nyx", 4: "rcyx"}.get(len(header.shape), "")
-    if len(axes) != len(header.shape) or 0 in header.shape:
-        raise BadInput(
-            f"{path} has shape {header.shape}; patterns have three axes (views, y, x), or four for a raster (rows, "
-            "columns, y, x): save them so, or name their order in data.frames.axes."
-        )
+    axes = choose_stack_axes(header.shape, path, data)
     size = path.stat().st_size
     if size < offset + header.nbytes:
         raise BadInput(
@@ -49,9 +44,5 @@ def read(path: Path, data: DataOptions) -> RawScan:
     source = MappedSource(path, header.shape, header.dtype, axes, offset, header.fortran)
     shape = ScanShape(source.raster) if source.raster else scan_shape(source.shape[0], None, data, str(path))
     return RawScan(
-        patterns=source,
-        optics=Optics(radiation=data.radiation),
-        raster=shape.shape,
-        name=path.stem,
-        notes=shape.notes,
+        patterns=source, optics=Optics(radiation=data.radiation), raster=shape.shape, name=path.stem, notes=shape.notes
     )

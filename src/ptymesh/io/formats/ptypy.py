@@ -18,8 +18,8 @@ from ptymesh.io.hdf5.reading import Hdf5File, dataset_of, item_of, names_in, ope
 from ptymesh.io.options import DataOptions
 from ptymesh.io.quantities import holds_numbers
 from ptymesh.io.scan import Optics, RawScan
-from ptymesh.io.source import Hdf5Source, JoinedSource, SlabSource
-from ptymesh.io.staging import sliceable
+from ptymesh.io.source import Hdf5Source, SlabSource
+from ptymesh.io.staging import join_sliceable, open_alike_sources
 
 NAME = "ptypy (.ptyd)"
 CHUNKS = "/chunks"
@@ -38,11 +38,10 @@ def read(path: Path, data: DataOptions) -> RawScan:
     """
     with open_hdf5(path, follow=data.follow) as file:
         names = _chunks(file)
-        sources = [Hdf5Source(path, f"{name}/data", "nyx", data.follow) for name in names]
-        _check_alike(path, names, sources)
+        sources = open_alike_sources(path, [f"{name}/data" for name in names], data.follow, "; write the file anew")
         positions = [_positions(file, name, source.shape[0]) for name, source in zip(names, sources, strict=True)]
         placed = [one for one in positions if one is not None]
-        source = _joined([sliceable(one) for one in sources])
+        source = join_sliceable(sources)
         count = source.shape[0]
         mask, view_mask = _weights(file, path, names, source.shape, data)
         notes = []
@@ -75,21 +74,6 @@ def _chunks(file: Hdf5File) -> list[str]:
     numbers = sorted(int(name) for name in names_in(group) if name.isdecimal())
     names = [f"{CHUNKS}/{number}" for number in numbers]
     return [name for name in names if isinstance(item_of(file, f"{name}/data"), h5py.Dataset)]
-
-
-def _joined(sources: list[SlabSource]) -> SlabSource:
-    return sources[0] if len(sources) == 1 else JoinedSource(sources)
-
-
-def _check_alike(path: Path, names: list[str], sources: list[Hdf5Source]) -> None:
-    """Raise BadInput if chunks hold patterns of several sizes or types."""
-    first = sources[0]
-    for name, source in zip(names, sources, strict=True):
-        if source.shape[1:] != first.shape[1:] or source.dtype != first.dtype:
-            raise BadInput(
-                f"{name} of {path} holds patterns of {source.shape[1:]} {source.dtype}, and {names[0]} of "
-                f"{first.shape[1:]} {first.dtype}; write the file anew."
-            )
 
 
 def _positions(file: Hdf5File, name: str, count: int) -> np.ndarray | None:
@@ -134,8 +118,7 @@ def _weights(
     weights = [item_of(file, f"{name}/weights") for name in names]
     stacks = [one is not None and isinstance(one, h5py.Dataset) and one.ndim == 3 and one.size for one in weights]
     if all(stacks):
-        sources = [Hdf5Source(path, f"{name}/weights", "nyx", data.follow) for name in names]
-        of_views = _joined([sliceable(one) for one in sources])
+        of_views = join_sliceable([Hdf5Source(path, f"{name}/weights", "nyx", data.follow) for name in names])
         if of_views.shape == shape:
             return None, is_positive(of_views)
         raise BadInput(f"Weights in {path} are {of_views.shape}, and its patterns {shape}; write the file anew.")

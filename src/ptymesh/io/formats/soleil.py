@@ -22,7 +22,7 @@ from ptymesh.io.formats.changed_source import GapSource
 from ptymesh.io.formats.contents import is_hdf5_with
 from ptymesh.io.hdf5.reading import DAMAGE, Hdf5File, item_of, open_hdf5, read_dataset
 from ptymesh.io.options import DataOptions
-from ptymesh.io.quantities import holds_numbers
+from ptymesh.io.quantities import holds_numbers, read_first_positive
 from ptymesh.io.rasters import orientation_note
 from ptymesh.io.scan import Optics, RawScan
 from ptymesh.io.source import Hdf5Source, SlabSource
@@ -104,10 +104,11 @@ def read(path: Path, data: DataOptions) -> RawScan:
         if len(y) != len(x):
             raise BadInput(f"{found.y} in {path} has {len(y)} values and {found.x} {len(x)}; mend them.")
         detector = f"{found.group}/SWING/EIGER-4M"
-        distance = _number(file, f"{detector}/distance", MILLIMETRE)
-        sides = [_number(file, f"{detector}/pixel_size_{axis}", MICROMETRE) for axis in "zx"]
+        away = read_first_positive(file, f"{detector}/distance")
+        sides = [read_first_positive(file, f"{detector}/pixel_size_{axis}") for axis in "zx"]
     patterns, mask, notes = _insert_chip_gaps(sliceable(stored), found.beamline)
-    pixel = (sides[0], sides[1]) if sides[0] and sides[1] else None
+    distance = None if away is None else away * MILLIMETRE
+    pixel = (sides[0] * MICROMETRE, sides[1] * MICROMETRE) if sides[0] and sides[1] else None
     if found.beamline.name == "Nanoscopium":
         pixel = (MERLIN_PIXEL_M, MERLIN_PIXEL_M)
     doubt = "" if found.beamline.has_unit else f"{found.y} and {found.x} in {path} say no unit: set positions.unit."
@@ -140,14 +141,6 @@ def _names(file: Hdf5File) -> FoundNames | None:
             if isinstance(item, h5py.Dataset) and item.ndim in (3, 4):
                 return FoundNames(one, group, *full)
     return None
-
-
-def _number(file: Hdf5File, name: str, size: float) -> float | None:
-    """Return a positive number in metres; None where the file says none."""
-    if not holds_numbers(file, name):
-        return None
-    values = read_dataset(file, name, 1000, "iuf").reshape(-1)
-    return float(values[0]) * size if len(values) and np.isfinite(values[0]) and values[0] > 0 else None
 
 
 def _insert_chip_gaps(stored: SlabSource, beamline: Beamline) -> tuple[SlabSource, np.ndarray | None, tuple[str, ...]]:

@@ -21,6 +21,7 @@ import numpy as np
 
 from ptymesh.errors import BadInput, PtymeshError
 from ptymesh.io.arrays import check_tiff
+from ptymesh.io.formats.calibrated import choose_stack_axes
 from ptymesh.io.formats.contents import first_bytes
 from ptymesh.io.hdf5.reading import DAMAGE, first_line
 from ptymesh.io.options import DataOptions
@@ -66,13 +67,7 @@ def read(path: Path, data: DataOptions) -> RawScan:
     if dtype.kind not in "buif":
         raise BadInput(f"{path} holds {dtype} values; patterns are real numbers.")
     shape = (1, *shape) if len(shape) == 2 else shape
-    axes = data.frames.axes if data.frames is not None else None
-    axes = axes or {3: "nyx", 4: "rcyx"}.get(len(shape), "")
-    if len(axes) != len(shape) or 0 in shape:
-        raise BadInput(
-            f"{path} has shape {shape}; patterns have three axes (views, y, x), or four for a raster (rows, columns, "
-            "y, x): save them so, or name their order in data.frames.axes."
-        )
+    axes = choose_stack_axes(shape, path, data)
     source: MappedSource | PagedSource
     if start is not None:
         source = MappedSource(path, shape, stored, axes, int(start))
@@ -85,11 +80,7 @@ def read(path: Path, data: DataOptions) -> RawScan:
         )
     scan = ScanShape(source.raster) if source.raster else scan_shape(source.shape[0], None, data, str(path))
     return RawScan(
-        patterns=source,
-        optics=Optics(radiation=data.radiation),
-        raster=scan.shape,
-        name=path.stem,
-        notes=scan.notes,
+        patterns=source, optics=Optics(radiation=data.radiation), raster=scan.shape, name=path.stem, notes=scan.notes
     )
 
 

@@ -26,10 +26,7 @@ VIEWED = ("NX_class", "default")
 
 
 def write_default_plot(
-    file: h5py.File,
-    pixel_size_m: tuple[float, float] | None,
-    slice_spacing_m: float,
-    origin_px: tuple[float, float],
+    file: h5py.File, pixel_size_m: tuple[float, float] | None, slice_spacing_m: float, origin_px: tuple[float, float]
 ) -> None:
     """Add the groups to a file that has /object and /probe, and name the object as what is shown first.
 

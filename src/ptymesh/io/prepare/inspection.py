@@ -13,13 +13,7 @@ from typing import Any
 import numpy as np
 
 from ptymesh.files import size
-from ptymesh.io.prepare.checks import (
-    check_marks,
-    check_near_field,
-    check_patterns,
-    check_scan,
-    scan_fault,
-)
+from ptymesh.io.prepare.checks import check_marks, check_near_field, check_patterns, check_scan, scan_fault
 from ptymesh.io.prepare.findings import apply_findings, stored_regions, stored_views
 from ptymesh.io.prepare.noise_gain import UNUSUAL, noise_gain
 from ptymesh.io.prepare.preprocess import centroid

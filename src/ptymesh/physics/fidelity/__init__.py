@@ -7,15 +7,13 @@ blow up to the size of the data. They join as soon as object or probe send light
 
 from __future__ import annotations
 
-from importlib import import_module
-from pkgutil import iter_modules
-
 import torch
 from torch import Tensor
 
 from ptymesh.physics.fidelity.base import BEYOND, FIDELITIES, Fidelity, LinearResponse, fidelity_of
 from ptymesh.physics.fidelity.data import DARK, UNLIT, Data, Saturation, per_view, residual_terms
 from ptymesh.physics.fidelity.poisson import BRIGHTEST_RATIO, NEWTON_STEPS
+from ptymesh.registry import register_classes
 
 __all__ = [
     "BEYOND",
@@ -115,12 +113,4 @@ def revision_through(kind: str, response: LinearResponse, S: Tensor, data: Data)
     return fidelity_of(kind).revision_through(response, S, data.illuminated(response.signal(S)))
 
 
-def find_files() -> None:
-    """Register the fidelities that the files of this package define, in the order of their names."""
-    for name in sorted(module.name for module in iter_modules(__path__)):
-        for kind in vars(import_module(f"{__name__}.{name}")).values():
-            if isinstance(kind, type) and issubclass(kind, Fidelity) and kind is not Fidelity:
-                FIDELITIES.register(kind.name)(kind)
-
-
-find_files()
+register_classes(FIDELITIES, Fidelity, __name__, __path__)

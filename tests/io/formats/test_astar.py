@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ptymesh.errors import BadInput
-from ptymesh.io.formats.blockfile import HEADER
+from ptymesh.io.formats.astar import HEADER
 
 ROWS, COLUMNS, SIDE = 3, 5, 16
 
