@@ -41,14 +41,5 @@ DetectorOptions = tuple[int, bool, int, int]
 BackgroundArrays = tuple[RealArray, RealArray, RealArray]
 #: Windows, light, sums, lights, OPR sums, OPR lights, shifts, reached, probes, asked (cpu/compiled/detector.py).
 SumArrays = tuple[
-    ComplexArray,
-    RealArray,
-    RealArray,
-    RealArray,
-    RealArray,
-    RealArray,
-    RealArray,
-    RealArray,
-    RealArray,
-    RealArray,
+    ComplexArray, RealArray, RealArray, RealArray, RealArray, RealArray, RealArray, RealArray, RealArray, RealArray
 ]

@@ -88,12 +88,7 @@ class CpuBackend(CpuInputs, FusedBackend):
         #: Inputs of passes over waves that exist already.
         self._no_path = (
             (self.no_windows[0], np.zeros((0, 2), no_numbers.dtype), no_shares),
-            (
-                1,
-                no_numbers,
-                no_numbers,
-                False,
-            ),
+            (1, no_numbers, no_numbers, False),
         )
         one_go, around, pieces = OneGo(self, self), AroundOperators(self, self), AroundPieces(self)
         self.table = {
@@ -410,8 +405,7 @@ class CpuBackend(CpuInputs, FusedBackend):
     def to_probes(self, intermediates: FusedIntermediates, waves: Tensor) -> Tensor:
         """Return conj(S_j O) waves_jm, (B, M, h, w)."""
         out = torch.empty_like(waves)
-        ones = np.ones(len(waves), numpy_dtype(self.real))
-        compiled.to_probes(array_of(waves), *kernel_arrays_of(intermediates)[:2], ones, bands_of_rows(), array_of(out))
+        compiled.to_probes(array_of(waves), *kernel_arrays_of(intermediates)[:2], bands_of_rows(), array_of(out))
         return out
 
     def to_spectrum(

@@ -22,6 +22,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +32,6 @@ from numba.core.dispatcher import Dispatcher
 
 from ptymesh import stopping
 from ptymesh.distributed.processes import start_python
-from ptymesh.kernels.cpu.compiled import blocks as compiled_blocks
-from ptymesh.kernels.cpu.compiled import detector as compiled_detector
-from ptymesh.kernels.cpu.compiled import gaps as compiled_gaps
-from ptymesh.kernels.cpu.compiled import moves as compiled_moves
-from ptymesh.kernels.cpu.compiled import object as compiled_object
-from ptymesh.kernels.cpu.compiled import probes as compiled_probes
-from ptymesh.kernels.cpu.compiled import shared as compiled_shared
-from ptymesh.kernels.cpu.compiled import signals as compiled_signals
-from ptymesh.kernels.cpu.compiled import slices as compiled_slices
-from ptymesh.kernels.cpu.compiled import windows as compiled
 
 #: Largest number of processes. More gain nothing: the largest kernel takes two fifths of the time.
 MOST = 3
@@ -50,17 +41,9 @@ MOST = 3
 COLLECT_AT = 200_000
 
 #: Modules with kernels; those that take longest to compile come first.
-KERNEL_MODULES = (
-    compiled_detector,
-    compiled_probes,
-    compiled_signals,
-    compiled_slices,
-    compiled_gaps,
-    compiled_blocks,
-    compiled_moves,
-    compiled_object,
-    compiled,
-    compiled_shared,
+KERNEL_MODULES = tuple(
+    import_module(f"ptymesh.kernels.cpu.compiled.{name}")
+    for name in ("detector", "probes", "signals", "slices", "blocks", "moves", "object", "windows")
 )
 #: File beside the kernels on disk that says of which files they were made.
 MARK = "ptymesh-kernels.sha256"
@@ -113,7 +96,7 @@ def mark_as(place: Path, digest: str) -> None:
 def digest() -> str:
     """Return the digest of all files that compiled kernels depend on."""
     found = hashlib.sha256()
-    for path in (*sorted(Path(compiled.__file__).parent.glob("*.py")), Path(__file__)):
+    for path in (*sorted((Path(__file__).parent / "compiled").glob("*.py")), Path(__file__)):
         found.update(path.read_bytes())
     return found.hexdigest()
 

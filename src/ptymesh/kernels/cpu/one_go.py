@@ -14,17 +14,9 @@ from torch import Tensor
 from ptymesh.kernels.arrays import Array, ComplexArray, ExitInputs, IntArray, PathInputs, RealArray, ShiftInputs
 from ptymesh.kernels.capabilities import varies
 from ptymesh.kernels.cpu import panels
-from ptymesh.kernels.cpu.arguments import (
-    array_of,
-    arrays_of,
-    numpy_dtype,
-    strips_of,
-    threads_for,
-    views_of_strip,
-)
+from ptymesh.kernels.cpu.arguments import array_of, arrays_of, numpy_dtype, strips_of, threads_for, views_of_strip
 from ptymesh.kernels.cpu.compiled import column_panels
 from ptymesh.kernels.cpu.compiled import detector as compiled_detector
-from ptymesh.kernels.cpu.compiled import gaps as compiled_gaps
 from ptymesh.kernels.cpu.compiled import moves as compiled_moves
 from ptymesh.kernels.cpu.compiled import slices as compiled_slices
 from ptymesh.kernels.cpu.compiled.row_panels import systems_work_size
@@ -107,15 +99,7 @@ class OneGo:
             given = _inputs_of_views(inputs, some), of_some, path, (counts, at[some], *planes), how
             corners_here, *amounts = (values[each] for values in placed)
             lines = len(corners_here)
-            gathered = (
-                windows[:lines],
-                light[:lines],
-                *bands,
-                shifts,
-                reached[some],
-                probes,
-                products.numpy()[some],
-            )
+            gathered = (windows[:lines], light[:lines], *bands, shifts, reached[some], probes, products.numpy()[some])
             found_here = out[some] if keep else out, terms[some]
             compiled_detector.detector(work, *given, keep, tables, *found_here, gathered, background_sums)
             self.inputs.add_windows(into, windows[:lines], light[:lines], corners_here, *amounts)
@@ -348,13 +332,7 @@ class OneGo:
         return out, found
 
     def systems(
-        self,
-        model: Model,
-        chunk: Chunk,
-        intermediates: Intermediates,
-        d_object: Tensor,
-        d_probe: Tensor,
-        chi: Tensor,
+        self, model: Model, chunk: Chunk, intermediates: Intermediates, d_object: Tensor, d_probe: Tensor, chi: Tensor
     ) -> Tensor:
         """Compute `systems` of waves that are made anew from the probe, (B, 5) float64.
 
@@ -367,21 +345,10 @@ class OneGo:
             chi: (B, M, h, w) complex, changes of the exit waves.
         """
         assert isinstance(intermediates, FusedIntermediates)
-        count, modes, window = len(chi), chi.shape[1], intermediates.window
-        shifted = shifts_probe(model, chunk)
-        given = self._inputs(model, chunk, intermediates, chi[:0], shifted)
-        (obj, n, _, a), (_, fractions, _), path = given
-        start, shares = self._arrange_beam(chunk, intermediates, shifted, modes)
-        direction = array_of(self.backend.spectrum(chunk, d_probe) if shifted else d_probe)
-        change, _ = self._tall(model, chunk, d_object, window)
-        numbers = systems_work_size(3, 2 * len(d_object), *window)
-        work = self.inputs.workspace("systems", threads_for(count), (numbers,), self.inputs.real)
-        out = torch.empty((count, 5), dtype=torch.float64)
-        shift = start, direction[:modes], fractions, a, shares
-        compiled_slices.sliced_systems(
-            work, (array_of(chi), obj, n), change, shift, path, self.inputs.transform(chi).tables, out.numpy()
-        )
-        return out
+        shifted, modes = shifts_probe(model, chunk), chi.shape[1]
+        step = array_of(self.backend.spectrum(chunk, d_probe) if shifted else d_probe)[:modes]
+        change, _ = self._tall(model, chunk, d_object, intermediates.window)
+        return self._sliced_products(model, chunk, intermediates, chi, (change, step), 5)
 
     def gap_products(
         self, model: Model, chunk: Chunk, intermediates: Intermediates, rates: Tensor, chi: Tensor
@@ -396,15 +363,33 @@ class OneGo:
             chi: (B, M, h, w) complex, changes of the exit waves.
         """
         assert isinstance(intermediates, FusedIntermediates)
-        window = intermediates.window
-        given = self._inputs(model, chunk, intermediates, chi[:0], shifts_probe(model, chunk))
-        (obj, n, _, a), (start, fractions, shares), path = given
-        by_panel = np.concatenate([panels.in_panels(rate.numpy()) for rate in rates]).astype(a.dtype, copy=False)
-        numbers = systems_work_size(1 + len(rates), len(intermediates.whole_object), *window)
-        work = self.inputs.workspace("gaps", threads_for(len(chi)), (numbers,), self.inputs.real)
-        out = torch.empty((len(chi), len(rates), 2), dtype=torch.float64)
-        shift, tables = (start, fractions, a, shares), self.inputs.transform(chi).tables
-        compiled_gaps.gap_products(work, (array_of(chi), obj, n), shift, path, by_panel, tables, out.numpy())
+        return self._sliced_products(model, chunk, intermediates, chi, rates, 2 * len(rates)).unflatten(1, (-1, 2))
+
+    def _sliced_products(
+        self,
+        model: Model,
+        chunk: Chunk,
+        intermediates: FusedIntermediates,
+        chi: Tensor,
+        by: tuple[ComplexArray, ComplexArray] | Tensor,
+        columns: int,
+    ) -> Tensor:
+        """Return `compiled_slices.sliced_products` by steps of object and probe, or by rates (K, h, w) of gaps."""
+        count, (modes, h, w), slices = len(chi), chi.shape[1:], len(intermediates.whole_object)
+        shifted = shifts_probe(model, chunk)
+        (obj, n, _, a), (_, fractions, _), path = self._inputs(model, chunk, intermediates, chi[:0], shifted)
+        start, shares = self._arrange_beam(chunk, intermediates, shifted, modes)
+        if isinstance(by, Tensor):
+            rates = np.concatenate([panels.in_panels(rate.numpy()) for rate in by]).astype(a.dtype, copy=False)
+            direction, waves, windows = (obj, start, rates), 1 + len(by), slices
+        else:
+            direction, waves, windows = (*by, np.empty(0, a.dtype)), 3, 2 * slices
+        numbers = systems_work_size(waves, windows, h, w)
+        work = self.inputs.workspace(f"{columns} products", threads_for(count), (numbers,), self.inputs.real)
+        out = torch.empty((count, columns), dtype=torch.float64)
+        back, shift = (array_of(chi), obj, n), (start, fractions, a, shares)
+        tables = self.inputs.transform(chi).tables
+        compiled_slices.sliced_products(work, back, direction, shift, path, tables, out.numpy())
         return out
 
 

@@ -25,13 +25,7 @@ from ptymesh.kernels.fused import Beams, FusedBackend, FusedIntermediates, Stack
 from ptymesh.physics.backend import Adjoints, Chunk
 from ptymesh.physics.kinds import PROBE_WEIGHT, SUMS
 from ptymesh.physics.model import Intermediates, Model
-from ptymesh.physics.operators import (
-    ShiftedCopies,
-    Values,
-    apply_operator_adjoints,
-    apply_operators,
-    views_for,
-)
+from ptymesh.physics.operators import ShiftedCopies, Values, apply_operator_adjoints, apply_operators, views_for
 
 
 class OperatorIntermediates(FusedIntermediates):

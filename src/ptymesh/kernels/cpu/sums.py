@@ -17,7 +17,6 @@ from ptymesh.kernels.cpu.compiled import blocks as compiled_blocks
 from ptymesh.kernels.cpu.compiled import column_panels
 from ptymesh.kernels.cpu.compiled import object as compiled_object
 from ptymesh.kernels.cpu.compiled import probes as compiled_probes
-from ptymesh.kernels.cpu.compiled import shared as compiled_shared
 from ptymesh.kernels.cpu.kept import Arrays, Workspace
 from ptymesh.kernels.cpu.ready import share_threads
 from ptymesh.physics.background import PARTS, QUANTITIES, BackgroundSums
@@ -156,7 +155,7 @@ class CpuSums(BlockOperations):
             found: (L, H, W) complex and (L, H, W) real, written.
         """
         blocks, (memory, *out) = (places_of(rows, columns), reached.numpy()), arrays_of(sums.memory, *found)
-        compiled_shared.add_shared(blocks, sums.ranks, sums.parts, bands_of_rows(), memory, tuple(out))
+        compiled_blocks.add_shared(blocks, sums.ranks, sums.parts, bands_of_rows(), memory, tuple(out))
 
     def largest(self, leaf: FieldView) -> Tensor:
         """Return the largest value of a real field on its blocks in each slice, (L, 1, 1, 1)."""

@@ -46,16 +46,7 @@ PAIR = TWO * LANES
 #: Columns of a panel, for others to count with.
 WIDTH = int(LANES)
 #: Pixels of eight rows: real and imaginary parts of each.
-EightRows = tuple[
-    ComplexVector,
-    ComplexVector,
-    ComplexVector,
-    ComplexVector,
-    ComplexVector,
-    ComplexVector,
-    ComplexVector,
-    ComplexVector,
-]
+EightRows = tuple[ComplexVector, ...]
 #: Stages that `transform` knows, in this order: those of radix 8 and 2 are the last.
 RADICES = (3, 5, 7, 4, 2)
 

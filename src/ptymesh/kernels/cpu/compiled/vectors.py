@@ -606,16 +606,3 @@ def add_complex_rounded(
     """
     add_rounded(sums, place, half, _zip_low(real, imaginary), shift, fine)
     add_rounded(sums, place + LANES, half, _zip_high(real, imaginary), shift, fine)
-
-
-@inlined
-def load_sums(sums: RealArray, place: int, half: int) -> Vector:
-    """Return eight sums, of both parts if there are two.
-
-    Args:
-        sums: float64, flat or of any shape.
-        place: index of the first sum.
-        half: numbers from the first part of the sums to the second; 0 if there is one part.
-    """
-    found = load(sums, place)
-    return found + load(sums, place + half) if half > ZERO else found

@@ -285,35 +285,32 @@ def to_probe(
 
 
 @inlined
-def _to_probes(
-    band: int, chi: ComplexArray, obj: ComplexArray, n: IntArray, a: RealArray, bands: int, out: ComplexArray
-) -> None:
+def _to_probes(band: int, chi: ComplexArray, obj: ComplexArray, n: IntArray, bands: int, out: ComplexArray) -> None:
     """Write a band of rows of `to_probes`."""
     B, M, h, w = chi.shape
     for j in range(B):
-        y, x, f = n[j, 0], n[j, 1], a[j]
+        y, x = n[j, 0], n[j, 1]
         for r in range(h * band // bands, h * (band + 1) // bands):
             o = obj[y + r, x : x + w]
             for m in range(M):
                 p, q = out[j, m, r], chi[j, m, r]
                 for c in range(w):
-                    p[c] = f * (np.conj(o[c]) * q[c])
+                    p[c] = np.conj(o[c]) * q[c]
 
 
 @parallel
-def to_probes(chi: ComplexArray, obj: ComplexArray, n: IntArray, a: RealArray, bands: int, out: ComplexArray) -> None:
-    """Write out_jm = a_j conj(S_j O) chi_jm.
+def to_probes(chi: ComplexArray, obj: ComplexArray, n: IntArray, bands: int, out: ComplexArray) -> None:
+    """Write out_jm = conj(S_j O) chi_jm.
 
     Args:
         chi: (B, M, h, w) complex, changes of the exit waves.
         obj: (H, W) complex, the object's slice.
         n: (B, 2) int64, object pixel y x under each window's corner.
-        a: (B,) real, amplitude of each view's beam.
         bands: number of bands that threads share.
         out: (B, M, h, w) complex, written.
     """
     for i in prange(bands):
-        _to_probes(np.int64(i), chi, obj, n, a, bands, out)
+        _to_probes(np.int64(i), chi, obj, n, bands, out)
 
 
 # --- sums of single views ---
@@ -520,7 +517,7 @@ SIGNATURES = {
     interpolated: "c2 i2 r2 r1 c3",
     to_windows: "c4 c4 r1 c3 r3 d2",
     to_probe: "c4 (c2 i2 c4 r1) (d2 z3 d3) (c3 r3) d2",
-    to_probes: "c4 c2 i2 r1 i c4",
+    to_probes: "c4 c2 i2 i c4",
     along_positions: "c4 (c2 i2 c4 r1) c4 c4 r1 d2",
     step_systems: "c4 (c2 i2 c4 r1) (c2 c4 r1) r1 d2",
 }
