@@ -178,7 +178,7 @@ def test_every_kernel_of_the_table_is_chosen_by_some_request() -> None:
 def test_a_request_has_all_that_a_model_may_ask() -> None:
     """A field that is added to the model must be told to the kernels, or be nothing that they would miss."""
     missed_by_none = {"slice_rate", "slice_spacing_m", "tilt_rates", "tilt_rad"}  # of the transfer function and gaps
-    told = {"subpixel", "fidelity", "kernel", "slice_kernel", "operators", "detector", "energies"}
+    told = {"subpixel", "fidelity", "kernel", "slice_kernel", "operators", "detector", "energies", "mirror"}
     assert {field.name for field in fields(Model)} == missed_by_none | told
     model = Case(window=(16, 20)).model
     assert Request.of(replace(model, fidelity="poisson"), False, False, True).fidelity == "poisson"

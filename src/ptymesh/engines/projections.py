@@ -83,6 +83,11 @@ class Projections(Engine):
                     f"{self.name} keeps a wave of each mode, which optics.{placed.operator.name} mixes; use another "
                     "engine, such as adam."
                 )
+        if problem.model.mirror is not None:
+            raise BadInput(
+                f"{self.name} has no meaning where waves pass the object twice, as with "
+                f"{problem.model.mirror.operator.label}; use another engine, such as lsqml."
+            )
         if problem.model.slice_kernel is not None:
             raise BadInput(
                 f"{self.name} has no meaning for several slices, as it divides exit waves by the probe; "

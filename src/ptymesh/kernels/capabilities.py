@@ -129,7 +129,7 @@ class Request(NamedTuple):
         """
         several, near, views = model.slice_kernel is not None, model.kernel is not None, (varied, whole, known)
         # asked several times for each chunk, mostly of a model without either
-        operators = words_for(model) if model.operators or model.energies is not None else NONE
+        operators = words_for(model) if model.operators or model.energies or model.mirror else NONE
         on_light = model.detector and model.on_light
         pieces = NONE if not on_light else PIECES | SATURATED if model.saturation else PIECES
         if on_light and model.binning > 1:
@@ -152,7 +152,8 @@ def words_for(model: Model) -> frozenset[str]:
     words = OBJECT_MODES if model.object_modes > 1 else frozenset[str]()
     for one in (placed.operator for placed in model.operators):
         words |= AT_PROBE if one.at == "probe" else AT_EXIT if one.keeps_products else AT_EXIT | CHANGING
-    return words if model.energies is None else words | {"several energies"}
+    words = words if model.energies is None else words | {"several energies"}
+    return words if model.mirror is None else words | {"mirror"}
 
 
 def capability_for(operation: Operation, request: Request, known: Iterable[Capability]) -> Capability | None:

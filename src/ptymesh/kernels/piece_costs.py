@@ -9,7 +9,7 @@ from ptymesh.kernels.capabilities import Request
 from ptymesh.kernels.fused import FusedBackend
 from ptymesh.physics.backend import Backend
 from ptymesh.physics.model import Model
-from ptymesh.physics.operators import Placed, WaveOperator
+from ptymesh.physics.operators import MirrorPiece, Placed, WaveOperator
 from ptymesh.physics.scan_energies import ScanEnergies
 
 #: Times as long as an epoch without the piece that one with it takes for each wave, of one slice in the far field on a
@@ -26,7 +26,7 @@ def costs_of_pieces(backend: Backend, model: Model, window: tuple[int, int]) -> 
         model: the forward model.
         window: (h, w).
     """
-    plain = replace(model, operators=(), detector=(), energies=None)
+    plain = replace(model, operators=(), detector=(), energies=None, mirror=None)
     if not isinstance(backend, FusedBackend) or not _has_kernels(backend, plain, window):
         return []
     found = []
@@ -44,11 +44,13 @@ def costs_of_pieces(backend: Backend, model: Model, window: tuple[int, int]) -> 
 
 def _with(model: Model, placed: Placed[Any]) -> Model:
     """Return a model with one piece."""
-    plain = replace(model, operators=(), detector=(), energies=None)
+    plain = replace(model, operators=(), detector=(), energies=None, mirror=None)
     if isinstance(placed.operator, WaveOperator):
         return replace(plain, operators=(placed,))
     if isinstance(placed.operator, ScanEnergies):
         return replace(plain, energies=placed)
+    if isinstance(placed.operator, MirrorPiece):
+        return replace(plain, mirror=placed)
     return replace(plain, detector=(placed,))
 
 

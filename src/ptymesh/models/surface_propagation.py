@@ -82,7 +82,7 @@ class SurfacePropagation(PropagatedViews, WaveOperator):
         geometry = measurement.geometry
         if self.start or geometry.object_pixel_m is None:
             return super().start_values(measurement)
-        axis = _leaning_axis(geometry)
+        axis = leaning_axis(geometry)
         p = (measurement.positions - measurement.positions.mean(axis=0))[:, axis] * geometry.object_pixel_m[axis]
         return {"along_beam": p * (self._sine(geometry) if self.rate is None else self.rate)}
 
@@ -102,13 +102,13 @@ class SurfacePropagation(PropagatedViews, WaveOperator):
                 geometry.object_pixel_m,
                 geometry.wavelength_m,
                 self._sine(geometry),
-                _leaning_axis(geometry),
+                leaning_axis(geometry),
             ),
         )
 
     def _sine(self, geometry: Geometry) -> float:
         """Return s; the beam comes in from the side to which the normal leans, and so goes against the axis."""
-        known = geometry.surface_deg[_leaning_axis(geometry)]
+        known = geometry.surface_deg[leaning_axis(geometry)]
         return -math.sin(math.radians(known if self.incidence_deg is None else self.incidence_deg))
 
 
@@ -137,6 +137,6 @@ def leaning_rate(shape: tuple[int, int], pixel_m: Pair, wavelength_m: float, sin
     return torch.where(leaves & (q2 < inverse**2), -2 * math.pi * q2 / (forward + inverse), 0.0)
 
 
-def _leaning_axis(geometry: Geometry) -> int:
+def leaning_axis(geometry: Geometry) -> int:
     """Return the axis along which the surface leans, 0 for y."""
     return 0 if geometry.surface_deg[0] else 1

@@ -468,7 +468,7 @@ class Backend(BlockOperations):
             to_probes = model.forward_adjoint(intermediates, chi)[1]
             moved = [-window_shifts.derivative(intermediates.incoming[0], axis) for axis in (0, 1)]
             norms = self.position_derivative_norms(model, chunk, intermediates, probe, opr)
-            if model.slice_kernel is not None:
+            if len(intermediates.incoming) > 1:
                 norms = norms * transmitted_fraction(_power_behind_first_slice(intermediates), power_of_exit)[:, None]
             pairs = [(inner(d, to_probes), norm) for d, norm in zip(moved, norms.unbind(1), strict=True)]
         else:
@@ -551,7 +551,7 @@ class Backend(BlockOperations):
         to_probes = model.forward_adjoint(intermediates, chi)[1]
         along = torch.stack([inner(part, to_probes[:, : part.shape[1]]) for part in parts], dim=1)
         norms = self.mode_norms(model, chunk, intermediates, probe, opr)
-        if model.slice_kernel is not None:
+        if len(intermediates.incoming) > 1:
             power_of_exit = inner(intermediates.exit, intermediates.exit)
             norms = norms * transmitted_fraction(_power_behind_first_slice(intermediates), power_of_exit)[:, None]
         return (along / norms.clamp(min=tiny)).to(ones.dtype)

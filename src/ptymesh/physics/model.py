@@ -4,7 +4,8 @@ B, M, L     views of the chunk, modes, slices
 O_jl        S_j O_l, window of slice l             (B, L, h, w)
 P_jm        T_{f_j}(w_j0 P_m), to m = 0 adds sum_k w_jk V_k: probe of view j (B, M, h, w)
 V_k         variable-probe (OPR) modes (Odstrcil et al., Opt. Express 24, 8360, 2016)
-phi_l       wave that enters slice l: phi_1 = P_j, phi_{l+1} = H (phi_l . O_jl)
+phi_l       wave that enters slice l: phi_1 = P_j, phi_{l+1} = H (phi_l . O_jl); with a mirror behind the object O_j2 is
+            O_j1, and H the way to the mirror and back
 psi         exit wave phi_L . O_jL;   Psi = D psi on the detector;   I = sum_m |Psi_m|^2 + b
 
 Operators with unknowns of their own (operators.py) may stand between the shifted probe and the first slice, and behind
@@ -40,6 +41,7 @@ from ptymesh.physics.fidelity import Data, Saturation
 from ptymesh.physics.object_modes import ObjectModes
 from ptymesh.physics.operators import (
     NOTHING,
+    MirrorPiece,
     Piece,
     Placed,
     Values,
@@ -94,7 +96,8 @@ class Intermediates:
     """Windows and waves of a chunk of views on their way through the object.
 
     Attributes:
-        windows: (B, L, h, w) complex, of the object; of Q object modes (B, Q L, h, w).
+        windows: (B, L, h, w) complex, of the object; of Q object modes (B, Q L, h, w); of both passes with a mirror,
+            (B, 2, h, w).
         incoming: waves that enter each slice, (B, M, h, w) complex each.
         exit: (B, M, h, w) complex, waves behind the last slice and its operators.
         probes: (B, M, h, w) complex, shifted probes before the model's operators; None without operators.
@@ -127,6 +130,7 @@ class Model:
         operators: operators with unknowns of their own, in their order.
         detector: pieces between intensities and counts, in their order.
         energies: of scans that share a potential; None for a single one.
+        mirror: behind the object, from which waves come back through it; None where they pass it once.
     """
 
     subpixel: Subpixel = "fourier"
@@ -140,6 +144,7 @@ class Model:
     operators: tuple[Placed[WaveOperator], ...] = ()
     detector: tuple[Placed[DetectorPiece], ...] = ()
     energies: Placed[ScanEnergies] | None = None
+    mirror: Placed[MirrorPiece] | None = None
 
     @classmethod
     def for_geometry(
@@ -194,7 +199,17 @@ class Model:
         energies = next(
             (Placed.of(one, geometry, dtype, device) for one in optics if isinstance(one, ScanEnergies)), None
         )
-        model = cls(subpixel, fidelity, kernel, operators=operators, detector=detector, energies=energies)
+        mirrors = [one for one in optics if isinstance(one, MirrorPiece)]
+        planes = max(slices.count, *(one.modes for one in optics if isinstance(one, ObjectModes)), 1)
+        if mirrors and max(planes, len(mirrors)) > 1:
+            raise BadInput(
+                f"{mirrors[0].label} is a mirror behind an object of one slice and one mode; use object.slices: 1, "
+                "object.modes: 1 and a single mirror."
+            )
+        mirror = Placed.of(mirrors[0], geometry, dtype, device) if mirrors else None
+        model = cls(
+            subpixel, fidelity, kernel, operators=operators, detector=detector, energies=energies, mirror=mirror
+        )
         return model.spaced(geometry, slices.spacing_m, slices.tilt_rad, dtype, device) if slices.count > 1 else model
 
     def spaced(
@@ -227,8 +242,9 @@ class Model:
 
     @property
     def pieces(self) -> tuple[Placed[Any], ...]:
-        """Operators, energies and pieces of the detector, all that may have unknowns of their own or ask for views."""
-        return (*self.operators, *(() if self.energies is None else (self.energies,)), *self.detector)
+        """Operators, energies, mirror and pieces of the detector: all that may have unknowns or ask for views."""
+        others = [one for one in (self.energies, self.mirror) if one is not None]
+        return (*self.operators, *others, *self.detector)
 
     @property
     def saturation(self) -> Saturation | None:
@@ -331,6 +347,7 @@ class Model:
             piece = self.energies.operator
             windows, derivative = piece.powers(windows, **views_for(piece, "powers", values))
             return replace(replace(self, energies=None).forward(windows, probes, values), derivative=derivative)
+        windows = self._of_passes(windows)
         incoming = [apply_operators(self.operators, "probe", probes, values)]
         last = windows.shape[1] // self.object_modes - 1
         for index in range(last):
@@ -452,7 +469,7 @@ class Model:
                 chi = self.to_next_adjoint(chi)
         if self.operators:
             chi = apply_operator_adjoints(self.operators, "probe", chi, intermediates.values)
-        found = torch.stack(to_windows[::-1], dim=2).flatten(1, 2)
+        found = self._summed_over_passes(torch.stack(to_windows[::-1], dim=2).flatten(1, 2))
         if intermediates.derivative is not None:
             found = times(intermediates.derivative.conj().resolve_conj(), found)
         return found, chi
@@ -488,10 +505,13 @@ class Model:
     def illumination(self, intermediates: Intermediates) -> Tensor:
         """Return the power of the waves that enter each plane of the object, (B, Q L, h, w).
 
-        It is the weight of a change of the object: where windows are powers of it, times that of their derivative.
+        It is the weight of a change of the object: where windows are powers of it, times that of their derivative. In
+        two passes a change of the object acts twice, and the two may add up, so that the weight is twice their power.
         """
         lit = [self._sum_over_probe_modes(w.real.square() + w.imag.square()) for w in intermediates.incoming]
         found, derivative = torch.stack(lit, dim=2).flatten(1, 2), intermediates.derivative
+        if self.mirror is not None:
+            found = 2 * self._summed_over_passes(found)
         return found if derivative is None else found * (derivative.real.square() + derivative.imag.square())
 
     def first_slice_power(self, windows: Tensor) -> Tensor:
@@ -612,6 +632,7 @@ class Model:
         """
         if windows is not None and intermediates.derivative is not None:
             windows = times(intermediates.derivative, windows)
+        windows = None if windows is None else self._of_passes(windows)
         d_incoming = torch.zeros_like(intermediates.incoming[0]) if probes is None else probes
         if self.operators and probes is not None:
             d_incoming = apply_operators(self.operators, "probe", probes, intermediates.values)
@@ -654,15 +675,28 @@ class Model:
         """Carry a change of the wave behind the last slice through the operators at the exit."""
         return apply_operators(self.operators, "exit", change, intermediates.values) if self.operators else change
 
+    def _of_passes(self, windows: Tensor) -> Tensor:
+        """Return windows (B, L, h, w) of the object for each pass of the waves, (B, 2, h, w) with a mirror."""
+        return windows if self.mirror is None or windows.shape[1] == 2 else windows.repeat(1, 2, 1, 1)
+
+    def _summed_over_passes(self, terms: Tensor) -> Tensor:
+        """Return terms at the windows of all passes as those at the object, the adjoint of `_of_passes`."""
+        return terms if self.mirror is None else terms[:, :1] + terms[:, 1:]
+
     def to_next(self, waves: Tensor) -> Tensor:
-        """Propagate waves (..., h, w) from behind a slice to the next one."""
-        assert self.slice_kernel is not None, "several slices need a slice kernel"
-        return apply_kernel(waves, self.slice_kernel)
+        """Propagate waves (..., h, w) from behind a slice to the next one, or to the mirror and back."""
+        return apply_kernel(waves, self._kernel_to_next)
 
     def to_next_adjoint(self, waves: Tensor) -> Tensor:
         """Propagate waves (..., h, w) from a slice back to the one before: the adjoint of `to_next`."""
-        assert self.slice_kernel is not None, "several slices need a slice kernel"
-        return apply_kernel_adjoint(waves, self.slice_kernel)
+        return apply_kernel_adjoint(waves, self._kernel_to_next)
+
+    @property
+    def _kernel_to_next(self) -> Tensor:
+        """Transfer function (h, w) from behind a slice to the next one."""
+        kernel = self.slice_kernel if self.mirror is None else self.mirror.tables[0]
+        assert kernel is not None, "several slices need a slice kernel"
+        return kernel
 
     def _near_field(self, fractions: Tensor) -> Tensor:
         """Return the near-field transfer function, with the ramps that undo the probes' shifts in `fourier` mode."""

@@ -262,6 +262,13 @@ class WaveOperator(Piece):
         raise NotImplementedError
 
 
+class MirrorPiece(Piece):
+    """A mirror behind an object of a single slice, from which waves come back through the same pixels.
+
+    `tables` holds its transfer function (h, w) complex, of the way from the object to the mirror and back.
+    """
+
+
 class ShiftedCopies:
     """The methods of a `WaveOperator` that makes K copies of each wave at places of their own: psi -> c_k T_{d_k} psi.
 
