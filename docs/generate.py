@@ -94,10 +94,10 @@ SCHEDULES = """\
 Position refinement and each constraint have their own, in epochs of the stage:
 """
 PRIORS = """\
-Further constraints of object and probe, each under its name, on/off, with a [schedule](#schedules), applied after the
-epochs of it: `constraints: {depth_smoothness: {weight: 1, start: 5}}`. They come in the order of this page, in between
-those of `probe` and `object` as is said of each. [Which is which elsewhere](constraints.md). All but the gauge
-`depth_recentring` have:
+Further constraints of object, probe and other unknowns, each under its name, on/off, with a [schedule](#schedules),
+applied after the epochs of it: `constraints: {depth_smoothness: {weight: 1, start: 5}}`. They come in the order of this
+page, in between those of `probe` and `object` as is said of each. [Which is which elsewhere](constraints.md). All but
+the gauge `depth_recentring` have:
 """
 NUMBERS = """\
 A few numbers that make up the probe, or the positions of all views, and follow each batch of any engine that is ticked

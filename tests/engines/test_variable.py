@@ -8,6 +8,7 @@ import torch
 
 from ptymesh.compare import object_error
 from ptymesh.engines import LSQML, RPIE, Engine, variable
+from ptymesh.engines.constraints.neighbours import smoothed_in_time
 from ptymesh.errors import Diverged
 from ptymesh.estimate import Estimate
 from ptymesh.measurement import ArraySource
@@ -105,14 +106,14 @@ def test_smooth_shares_are_nearer_to_those_of_a_beam_that_drifts() -> None:
 def test_smoothing_in_time_takes_known_views_of_the_same_scan() -> None:
     shares = torch.tensor([[1.0], [1.0], [9.0], [1.0], [1.0]], dtype=torch.float64)
     known = torch.tensor([1.0, 1.0, 0.0, 1.0, 1.0], dtype=torch.float64)
-    assert torch.allclose(variable.smoothed_in_time(shares, known, 1.0), torch.ones_like(shares))
+    assert torch.allclose(smoothed_in_time(shares, known, 1.0), torch.ones_like(shares))
     impulse = torch.zeros(41, 1, dtype=torch.float64)
     impulse[20] = 1
-    found = variable.smoothed_in_time(impulse, torch.ones(41, dtype=torch.float64), 3.0)[:, 0]
+    found = smoothed_in_time(impulse, torch.ones(41, dtype=torch.float64), 3.0)[:, 0]
     place = torch.arange(41) - 20
     assert float(found.sum()) == pytest.approx(1, abs=1e-3)
     assert float((found * place**2).sum()) ** 0.5 == pytest.approx(3.0, rel=0.01)
-    assert torch.equal(variable.smoothed_in_time(impulse, torch.zeros(41, dtype=torch.float64), 3.0), impulse)
+    assert torch.equal(smoothed_in_time(impulse, torch.zeros(41, dtype=torch.float64), 3.0), impulse)
 
 
 def test_intensities_are_found() -> None:

@@ -13,13 +13,11 @@ are smooth in time: if asked, each w_jk becomes the mean of its neighbours' in t
 
 from __future__ import annotations
 
-import math
-
-import numpy as np
 import torch
 from torch import Tensor
 
 from ptymesh.engines.base import ProbeConstraints
+from ptymesh.engines.constraints.neighbours import smoothed_over_views
 from ptymesh.errors import Diverged
 from ptymesh.estimate import Estimate
 from ptymesh.physics.elementwise import means
@@ -28,8 +26,6 @@ from ptymesh.problem import Batch, Problem
 
 #: Weight of all views, whatever their shares, in the norm of the modes' update: keeps unused modes at rest.
 FLOOR = 1e-4
-#: Standard deviations to which a Gaussian reaches.
-REACH = 4.0
 
 
 def due(given: ProbeConstraints, estimate: Estimate, epoch: int) -> bool:
@@ -75,27 +71,17 @@ def _mean_intensity_step(given: ProbeConstraints, problem: Problem, batch: Batch
     return means(rows)[0].to(problem.real)
 
 
-def after_epoch(
-    problem: Problem, estimate: Estimate, given: ProbeConstraints | None = None, views: np.ndarray | None = None
-) -> None:
+def after_epoch(problem: Problem, estimate: Estimate, given: ProbeConstraints | None = None) -> None:
     """Merge the weights of all ranks, smooth shares, and apply the gauges as rank 0 computes them. Collective.
 
     Args:
         problem: the problem that is solved.
         estimate: the unknowns, changed in place.
         given: constraints of the probe; None smooths nothing.
-        views: global indices of the views that are reconstructed from; None for all. Others follow their neighbours.
     """
     weights = problem.layout.merge(estimate.weights)
     if given is not None and given.opr is not None and given.opr.smooth_views and len(estimate.opr):
-        known = torch.zeros(len(weights), dtype=weights.dtype, device=weights.device)
-        known[torch.as_tensor(np.arange(len(weights)) if views is None else views, device=known.device)] = 1
-        scans = (
-            torch.zeros(1, dtype=torch.int64) if problem.scan_index is None else torch.from_numpy(problem.scan_index)
-        )
-        for scan in scans.unique():
-            mine = slice(None) if problem.scan_index is None else (scans == scan).to(weights.device)
-            weights[mine, 1:] = smoothed_in_time(weights[mine, 1:], known[mine], given.opr.smooth_views)
+        weights[:, 1:] = smoothed_over_views(problem, weights[:, 1:], given.opr.smooth_views)
     mean = (total_of(weights[:, 0]) / len(weights)).to(weights.dtype)
     weights[:, 0] /= mean
     estimate.probe *= mean
@@ -111,24 +97,6 @@ def after_epoch(
     estimate.weights.copy_(merged)
     estimate.opr.copy_(modes)
     estimate.probe.copy_(probe)
-
-
-def smoothed_in_time(shares: Tensor, known: Tensor, sigma: float) -> Tensor:
-    """Return the means of shares over neighbours in time, weighted by a Gaussian; as they are where none is known.
-
-    Args:
-        shares: (N, K) real, in the order in which the views were taken.
-        known: (N,) 1 for views whose shares count, 0 for others.
-        sigma: standard deviation of the Gaussian, in views.
-    """
-    total, weight = torch.zeros_like(shares), torch.zeros_like(known)
-    count = len(shares)
-    for step in range(-min(count - 1, math.ceil(REACH * sigma)), min(count - 1, math.ceil(REACH * sigma)) + 1):
-        factor = math.exp(-0.5 * (step / sigma) ** 2)
-        here, there = slice(max(0, -step), count - max(0, step)), slice(max(0, step), count - max(0, -step))
-        total[here] += factor * known[there, None] * shares[there]
-        weight[here] += factor * known[there]
-    return torch.where(weight[:, None] > 0, total / weight[:, None].clamp(min=torch.finfo(weight.dtype).tiny), shares)
 
 
 def orthogonal(shares: Tensor, modes: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:

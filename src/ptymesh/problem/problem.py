@@ -74,6 +74,8 @@ class Problem:
         if own_probes or own_backgrounds:
             setup.settings = measurement.scan_index
         self.views = measurement.views
+        #: (n,) int64, views that updates see; the others are held out.
+        self.training = np.arange(measurement.views)
         #: (N, 2) positions as in the file; batches are drawn by these, even if positions move later.
         self.scan = measurement.positions
         #: (N, 2) positions before a recipe rotated them; choices made by these are the same in every orientation.
@@ -138,6 +140,7 @@ class Problem:
         """
         setup, made = replace(self.setup, layout=layout), copy(self)
         made.views, made.scan, made.scan_index = measurement.views, measurement.positions, measurement.scan_index
+        made.training = np.arange(measurement.views)
         made.unturned = measurement.positions if measurement.stored_positions is None else measurement.stored_positions
         patterns = own_patterns(measurement, layout, MemoryBudget())
         made._join(setup, ViewLoader(setup, measurement, patterns), ViewMetrics(len(layout.own), self.device))

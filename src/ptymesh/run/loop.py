@@ -86,7 +86,7 @@ class Loop:
         self.problem, self.state, self.stages, self.seed = problem, state, list(stages), seed
         self.callbacks, self.stop, self.save, self.due = callbacks, stop, save, due
         self.held_out = batches.hold_out(problem.unturned, hold_out, seed)
-        self.training = np.setdiff1d(np.arange(problem.views), self.held_out)
+        problem.training = self.training = np.setdiff1d(np.arange(problem.views), self.held_out)
         if not len(self.training):
             raise BadInput(f"hold_out leaves none of the {problem.views} views to reconstruct from; leave it out.")
         self.total_epochs = sum(engine.epochs for engine in self.stages)
@@ -334,7 +334,7 @@ class Loop:
             if refine.relocate:
                 positions.relocate(engine, problem, state.estimate, self.training, epoch)
         if variable.due(engine.probe, state.estimate, epoch):
-            variable.after_epoch(problem, state.estimate, engine.probe, self.training)
+            variable.after_epoch(problem, state.estimate, engine.probe)
         engine.apply_constraints(problem, state.estimate, epoch)
         models = self._due_models(engine, epoch)
         parametrised.after_epoch(engine, problem, state.estimate, models, self.training, epoch)

@@ -54,7 +54,7 @@ class RisingStrength(Schedule, Options):
 
 
 class Constraint(Schedule, Options):
-    """A change of probe and object after the epochs of its schedule; its options are fields.
+    """A change of unknowns after the epochs of its schedule; its options are fields.
 
     Those of ptymesh are keys of `probe`, `object` and `constraints` of a stage; one of another package, which offers it
     by an entry point of the group `ptymesh.constraints`, stands under its name in `constraints`.

@@ -61,6 +61,45 @@ def blurred(planes: Tensor, sigma_px: float) -> Tensor:
     return planes
 
 
+def smoothed_over_views(problem: Problem, values: Tensor, sigma: float) -> Tensor:
+    """Return values (N, ...) of views as means over those taken before and after, each scan by itself.
+
+    Args:
+        problem: its held-out views count for no other one.
+        values: (N, ...) real or complex, in the order in which the views were taken.
+        sigma: standard deviation of the Gaussian, in views.
+    """
+    parts = torch.view_as_real(values) if values.is_complex() else values
+    rows, known = parts.reshape(len(parts), -1), parts.new_zeros(len(parts))
+    known[torch.from_numpy(problem.training).to(known.device)] = 1
+    index = torch.zeros(len(rows)) if problem.scan_index is None else torch.from_numpy(problem.scan_index)
+    out = torch.empty_like(rows)
+    for scan in index.unique():
+        of_scan = (index == scan).to(rows.device)
+        out[of_scan] = smoothed_in_time(rows[of_scan], known[of_scan], sigma)
+    out = out.view(parts.shape)
+    return torch.view_as_complex(out) if values.is_complex() else out
+
+
+def smoothed_in_time(rows: Tensor, known: Tensor, sigma: float) -> Tensor:
+    """Return the means of rows over neighbours in time, weighted by a Gaussian; as they are where none is known.
+
+    Args:
+        rows: (N, K) real, in the order in which the views were taken.
+        known: (N,) 1 for views whose rows count, 0 for others.
+        sigma: standard deviation of the Gaussian, in views.
+    """
+    total, weight = torch.zeros_like(rows), torch.zeros_like(known)
+    count = len(rows)
+    reach = min(count - 1, gaussian_reach(sigma))
+    for step in range(-reach, reach + 1):
+        factor = math.exp(-0.5 * (step / sigma) ** 2)
+        here, there = slice(max(0, -step), count - max(0, step)), slice(max(0, step), count - max(0, -step))
+        total[here] += factor * known[there, None] * rows[there]
+        weight[here] += factor * known[there]
+    return torch.where(weight[:, None] > 0, total / weight[:, None].clamp(min=torch.finfo(weight.dtype).tiny), rows)
+
+
 def check_several_slices(name: str, problem: Problem) -> None:
     """Raise BadInput if the object is a single slice."""
     if problem.model.slice_kernel is None:
