@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from importlib.util import find_spec
 from itertools import product
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
@@ -50,11 +50,16 @@ def test_a_piece_that_no_kernel_knows_goes_to_the_reference(
     compare_entries(case)
 
 
-def test_windows_wider_than_patterns_go_to_the_reference() -> None:
-    case = Case(window=(16, 20))
+@pytest.mark.parametrize("kind", KNOWN)
+@pytest.mark.parametrize("fidelity", ["amplitude", "poisson"])
+def test_kernels_around_windows_wider_than_patterns(kind: str, fidelity: str) -> None:
+    """Patterns of 8 x 10 pixels, of which no kernel knows the transform, and windows of 16 x 20."""
+    case = Case(window=(16, 20), fidelity=fidelity, background=0.5, **KNOWN[kind])
     case.model = replace(case.model, detector=(Placed(BinnedDetector(factor=2), (), {}),))
-    small = replace(case.chunk, mask=case.chunk.mask[::2, ::2], counts=case.chunk.counts[:, ::2, ::2])
-    assert not any(case.fused.kernel_for(name, case.model, small) for name in get_args(Operation))
+    arrays = {name: getattr(case.chunk, name)[..., ::2, ::2] for name in ("mask", "background", "counts")}
+    case.chunk = replace(case.chunk, **{name: array.contiguous() for name, array in arrays.items()})
+    assert case.fused.supports(case.model, case.chunk, "apply_at_detector") == (kind != "near field")
+    compare_entries(case)
 
 
 @pytest.mark.sample(19)

@@ -132,8 +132,6 @@ class Request(NamedTuple):
         operators = words_for(model) if model.operators or model.energies or model.mirror else NONE
         on_light = model.detector and model.on_light
         pieces = NONE if not on_light else PIECES | SATURATED if model.saturation else PIECES
-        if on_light and model.binning > 1:
-            operators |= {"patterns of other sides than the windows"}
         return cls(several, near, model.subpixel, *views, operators, pieces, model.fidelity, type(model))
 
     def words(self, operation: Operation) -> frozenset[str]:

@@ -190,7 +190,9 @@ class FusedBackend(Backend, ABC):
             model: the forward model.
             chunk: the views to be processed.
         """
-        known = self.knows_transform(window_of(chunk.mask))
+        h, w = window_of(chunk.mask)
+        finer = model.binning if model.detector else 1
+        known = self.knows_transform((finer * h, finer * w))
         return self.kernel_of(operation, Request.of(model, varies(chunk), chunk.integer_positions, known))
 
     def kernel_of(self, operation: Operation, request: Request) -> Callable[..., object] | None:

@@ -33,6 +33,7 @@ class BinnedDetector(DetectorPiece):
     """
 
     name: ClassVar[str] = "binned_detector"
+    is_fast: ClassVar[bool] = True
 
     factor: int = Field(
         2,

@@ -1,6 +1,6 @@
 """Passes on a CPU to a far detector with pieces between intensities and counts, and back.
 
-B, M, h, w   views of the chunk, modes, window pixels
+B, M, h, w   views of the chunk, modes, window pixels, which may be finer than the detector's
 
 Kernels take waves to the detector; the pieces' own methods make signals of their powers; kernels compare these with
 the counts; the pieces take back what comes of that, and kernels the waves.
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ptymesh.kernels.arrays import ExitInputs, RealArray
-from ptymesh.kernels.cpu.arguments import array_of, threads_for
+from ptymesh.kernels.cpu.arguments import array_of, threads_for, transform_for
 from ptymesh.kernels.cpu.compiled import column_panels
 from ptymesh.kernels.cpu.compiled import signals as compiled_signals
 from ptymesh.kernels.cpu.inputs import CpuInputs, kernel_arrays_of, waves_alone
@@ -83,9 +83,9 @@ class AroundPieces:
         background_sums: BackgroundSums | None,
     ) -> tuple[Tensor, Tensor]:
         """Return what comes back of waves, or of exit waves that are made on the way, and the sums of each view."""
-        modes, (h, w), real = made_of[2].shape[1], window_of(chunk.mask), self.inputs.real
+        (modes, h, w), real = made_of[2].shape[1:], self.inputs.real
         count, size, pixels = len(made_of[3]), column_panels.panel_pixels(h, w), (h, w)
-        tables = self.inputs.transform(chunk.mask).tables
+        tables, of_detector = transform_for(pixels, real).tables, transform_for(window_of(chunk.mask), real)
         work = self.inputs.work(threads_for(count), (modes, h, w))
         planes = self.inputs.workspace("planes", count, (modes, 2 * size), real)
         S = torch.empty((count, h, w), dtype=real)
@@ -96,9 +96,9 @@ class AroundPieces:
         # steps along a line need the pieces at every place that they try
         searches = task == "exit_wave_update" and model.fidelity != "amplitude"
         data, how, found = self.inputs.comparison(model, chunk, "evaluate" if searches else task, product)
-        changes = torch.empty_like(S)
+        changes = torch.empty_like(signal)
         of_views = _flat(signal.contiguous()), found.numpy(), _flat(changes)
-        compiled_signals.compare_signals(work, pixels, data, how, tables[0], of_views)
+        compiled_signals.compare_signals(work, window_of(chunk.mask), data, how, of_detector.constants, of_views)
         if background_sums is not None:
             background_sums.add(signal, chunk.data)
         if task == "evaluate":
