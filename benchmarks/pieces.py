@@ -8,8 +8,8 @@ One simulated scan in the far field, one mode, positions between pixels, and one
 take turns, epoch by epoch: in each turn the plain one runs before and after each piece, so that a machine that others
 slow down slows both. Unknowns stay as they start, so that it is the waves that are measured.
 
-`cost` is the median over turns of the seconds with the piece, over those without it and the number of waves that it
-makes of one.
+Seconds are those of the processor. `cost` is the median over turns of the seconds with the piece, over those without it
+and the number of waves that it makes of one; a wave of a window twice as wide counts as four.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
+from time import process_time
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,7 @@ PIECES: dict[str, dict[str, Any]] = {
     "detector_blur": {"detector_blur": {"start": {"blur_width": 0.7}}},
     "detector_transfer": {"detector_transfer": {"pixel_side": 1}},
     "detector_efficiency": {"detector_efficiency": True},
+    "binned_detector": {"binned_detector": {"factor": 2}},
 }
 TIMED = ("rpie", "lsqml", "adam")
 BATCH = 64
@@ -50,6 +52,18 @@ def epochs(measurement: Any, engine: str, model: dict[str, Any], turns: int) -> 
     """Return a reconstruction with such slices, modes and pieces, and its epochs."""
     recon = Reconstruction(measurement, **model, subpixel="fourier", device="cpu", seed=1)
     return recon, iter(recon.run(ENGINES[engine](epochs=turns, batch=BATCH)))
+
+
+def waves_of(recon: Reconstruction) -> int:
+    """Return the number of waves of the plain model's size that the model makes of each mode."""
+    return recon.problem.model.fan_out * recon.binning**2
+
+
+def seconds_of_next(epochs: Iterator) -> float:
+    """Return the seconds that the processor takes for the next epoch."""
+    begun = process_time()
+    next(epochs)
+    return process_time() - begun
 
 
 def measure(measurement: Any, engine: str, model: dict[str, Any], names: list[str], turns: int) -> list[dict[str, Any]]:
@@ -64,19 +78,19 @@ def measure(measurement: Any, engine: str, model: dict[str, Any], names: list[st
     seconds: dict[str, list[float]] = {name: [] for name in names}
     without = []
     for _ in range(turns):
-        before = next(plain).seconds
+        before = seconds_of_next(plain)
         for name, (recon, one) in runs.items():
-            taken, after = next(one).seconds, next(plain).seconds
+            taken, after = seconds_of_next(one), seconds_of_next(plain)
             without += [after]
             seconds[name].append(taken)
-            costs[name].append(2 * taken / (before + after) / recon.problem.model.fan_out)
+            costs[name].append(2 * taken / (before + after) / waves_of(recon))
             before = after
     rows = []
     for name, (recon, _) in runs.items():
         row = {
             "engine": engine,
             "piece": name,
-            "waves": recon.problem.model.fan_out,
+            "waves": waves_of(recon),
             "cost": median(costs[name]),
             "costs": costs[name],
             "epoch_s": median(seconds[name]),
