@@ -173,6 +173,25 @@ def test_frequencies_amplitudes_and_modes() -> None:
     assert any("No counterpart: constraint_params.mirrored_amp" in line for line in report)
 
 
+def test_a_mask_of_the_probe_in_real_space_and_smooth_tilts() -> None:
+    """Radii are shares of the window there, of half the window here; one tilt of all views is not smoothed."""
+    on = {"start_iter": 3, "radius": 0.3, "width": 0.1}
+    smooth = {"start_iter": 1, "std": 2}
+    values = params(constraint_params={"probe_mask_r": on, "tilt_smooth": smooth})
+    recipe, report = converted(values)
+    support: Any = recipe.stages[0].probe.support
+    assert (support.radius, support.edge, support.start) == (0.6, 0.1, 3)
+    assert not any("No counterpart" in line for line in report)
+    values = params(
+        {"tilt_params": {"tilt_type": "each"}},
+        constraint_params={"probe_mask_r": {"start_iter": 1}, "tilt_smooth": smooth},
+    )
+    recipe, report = converted(values)
+    assert recipe.stages[0].probe.support is None
+    for name in ("probe_mask_r", "tilt_smooth"):
+        assert any(f"No counterpart: constraint_params.{name}" in line for line in report)
+
+
 @pytest.mark.parametrize(
     ("along", "slices", "spacing_m", "depth_m"),
     [

@@ -521,6 +521,8 @@ def _constraints(
         further: the stage's group `constraints`.
     """
     found = {name: _constraint(settings, name) for name in _CONSTRAINTS if several or name not in _OF_SLICES}
+    if settings.value("init_params.tilt_params.tilt_type") != "each":
+        found.pop("tilt_smooth")  # PtyRAD leaves one tilt of all views as it is, too
     for name in _OF_SLICES:
         settings.take(f"constraint_params.{name}")
     on = {name: group for name, group in found.items() if _is_on(group)}
@@ -534,6 +536,12 @@ def _constraints(
         radius = min(1.5, 2 * _float(group.get("radius"), 0.22))
         probe["fourier_support"] = {**_schedule(group), "radius": radius, "edge": _float(group.get("width"), 0.05)}
         made.remarks.append("probe.fourier_support acts on all modes; PtyRAD spares the weakest ones (power_thresh).")
+    if (group := on.get("probe_mask_r")) is not None and "radius" in group:
+        radius = min(1.5, 2 * _float(group["radius"], 0.5))
+        probe["support"] = {**_schedule(group), "radius": radius, "edge": _float(group.get("width"), 0.05)}
+        made.remarks.append("probe.support acts on all modes; PtyRAD spares the weakest ones (power_thresh).")
+    elif group is not None:
+        made.unmatched.append(f"constraint_params.probe_mask_r: {group}, which has no radius")
     if (group := on.get("obj_rblur")) is not None:
         obj["smooth"] = {**_schedule(group), "sigma_px": _float(group.get("std"), 0.4), "weight": 1.0}
     if (group := on.get("obja_thresh")) is not None:
@@ -614,11 +622,12 @@ _PLAIN = {
     "complex_ratio": "complex_ratio",
     "obj_z_recenter": "depth_recentring",
 }
-_MISSING = ("tilt_smooth", "probe_mask_r")
+_MISSING = ("tilt_smooth",)
 _OF_SLICES = ("obj_zblur", "kz_filter", "obj_z_recenter")
 _CONSTRAINTS = (
     "ortho_pmode",
     "probe_mask_k",
+    "probe_mask_r",
     "fix_probe_int",
     "obj_rblur",
     "obja_thresh",
