@@ -378,8 +378,11 @@ class Loop:
             if judge is None or model.name in judged or not needs_check(model, engine, state.epoch + 1):
                 continue
             find = partial(judge, state.estimate, model, engine, state.done_epochs + 1)
-            found = problem.world.on_all_ranks(partial(_on_first_rank, problem.world, find), "judging terms")
-            said = problem.world.gather_strings(json.dumps([asdict(check) for check in found]))
+            with problem.world.heartbeat.doing(
+                "read"
+            ):  # the first rank may take minutes, with no batch of this problem
+                found = problem.world.on_all_ranks(partial(_on_first_rank, problem.world, find), "judging terms")
+                said = problem.world.gather_strings(json.dumps([asdict(check) for check in found]))
             checks = [TermCheck(**one) for one in json.loads(said[0])]
             state.term_checks += checks
             if refused := [check.term for check in checks if check.is_refused]:

@@ -105,20 +105,21 @@ def judge_terms(
     if views < FEWEST_VIEWS or scan.paths is not None:
         return []
     some, stage = central_views(scan.positions, views), stage_of_trial(engine)
-    part = select_views(scan, some)
     terms = list(dict.fromkeys(map(model.term_of, model.units())))
 
-    def judged(estimate: Estimate) -> Judged:
+    def judged(part: Measurement, estimate: Estimate) -> Judged:
         positions = estimate.positions.cpu().numpy()[some] - np.asarray(estimate.origin)
         told = part.positions if part.stored_positions is None else part.stored_positions  # which views are held out
         tried = replace(part, positions=positions, stored_positions=told, probe=estimate.probe.cpu().numpy())
         return judge_part(replace(tried, checks=NO_CHECKS), stage)
 
     try:
-        with_all = judged(estimate)
-        gains = {term: with_all.gain_over(judged(put_back(scan.geometry, estimate, model, [term]))) for term in terms}
-    except (PtymeshError, MemoryError):
+        part = select_views(scan, some)
+        with_all = judged(part, estimate)
+        others = {term: judged(part, put_back(scan.geometry, estimate, model, [term])) for term in terms}
+    except (PtymeshError, OSError, MemoryError):
         return []
+    gains = {term: with_all.gain_over(other) for term, other in others.items()}
     return [
         TermCheck(epochs, model.name, term, _finite(gain), _finite(errors)) for term, (gain, errors) in gains.items()
     ]
