@@ -16,7 +16,7 @@ import pytest
 from ptymesh.errors import BadInput
 from ptymesh.live import ApartStream, FrameSource, Spool, open_positions, open_source
 from ptymesh.live.frames import FrameClock, Frames
-from ptymesh.live.positions import interpolate_positions
+from ptymesh.live.positions import GrowingRows, interpolate_positions
 from ptymesh.live.receiving import Receiver
 from ptymesh.live.serving import read_scan
 from ptymesh.live.spool import StreamDescription
@@ -62,11 +62,32 @@ def test_frames_wait_for_a_sample_after_their_exposure() -> None:
 
 
 @pytest.mark.parametrize(
+    ("added", "words"),
+    [
+        ([[(0, 0, 0), (2, 0, 0), (1.5, 0, 0)]], "Position 3 of here has the time 1.5 s, which lies before 2 s"),
+        ([[(0, 0, 0), (2, 0, 0)], [(1.5, 0, 0), (9, 0, 0)]], "Position 3 of here has the time 1.5 s"),
+        ([[(0, 0, 0), (1, np.nan, 0)]], r"Position 2 of here is \[1.0, nan, 0.0\]; give"),
+        ([[(0, 0, 0)], [(np.inf, 0, 0)]], "Position 2 of here"),
+        ([[(0, 0)], [(np.inf, 0)]], "Position 2 of here"),
+    ],
+)
+def test_samples_that_cannot_be(added: Any, words: str) -> None:
+    rows = GrowingRows("here")
+    with pytest.raises(BadInput, match=words):
+        for some in added:
+            rows.add(np.array(some, np.float64))
+
+
+def test_rows_that_are_added_stay_in_their_order() -> None:
+    rows, wanted = GrowingRows("here"), samples_at(np.arange(0.0, 4.0, 0.1))
+    for first, last in ((0, 0), (0, 1), (1, 4), (4, 4), (4, 31), (31, 40)):
+        rows.add(wanted[first:last])
+        assert np.array_equal(rows.read(), wanted[:last]) or last == 0
+
+
+@pytest.mark.parametrize(
     ("samples", "times", "words"),
     [
-        ([(0, 0, 0), (2, 0, 0), (1.5, 0, 0)], [0.5], "Position 3 has the time 1.5 s, which lies before 2 s"),
-        ([(0, 0, 0), (1, np.nan, 0)], [0.5], r"Position 2 is \[1.0, nan, 0.0\]; give"),
-        ([(0, 0, 0), (np.inf, 0, 0)], [0.5], "Position 2"),
         ([(3, 0, 0), (9, 0, 0)], [2.5], "--frame-start"),
         ([(0, 0, 0), (9, 0, 0)], [2.0, 1.0], "frames go backwards"),
         ([(0, 0, 0), (9, 0, 0)], [np.nan], "--frame-period"),

@@ -9,6 +9,7 @@ position goes along a straight line, and that of a frame is its mean over the fr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -43,6 +44,51 @@ def open_positions(path: Path, dataset: str) -> PositionSource:
     return TextPositions(path)
 
 
+class GrowingRows:
+    """Rows (m, 2) of positions or (m, 3) of samples, float64, to which others are added; a source of positions itself.
+
+    Args:
+        name: of where they come from, for messages.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name, self._count, self._held = name, 0, np.empty((0, 2))
+
+    def read(self) -> np.ndarray:
+        """Return the rows (m, 2) or (m, 3) that are there."""
+        return self._held[: self._count]
+
+    def add(self, rows: np.ndarray) -> None:
+        """Add rows behind those that are there.
+
+        Args:
+            rows: (k, 2) or (k, 3), y x or t y x.
+
+        Raises:
+            BadInput: numbers that are not finite, or times that go backwards.
+        """
+        before, last = self._count, self._count + len(rows)
+        if last > len(self._held) or not before:  # with room for as many again: each is copied seldom
+            held = np.empty((2 * last, rows.shape[1]))
+            if before:  # else the number of columns was not known
+                held[:before] = self._held[:before]
+            self._held = held
+        self._held[before:last] = rows
+        if (odd := np.flatnonzero(~np.isfinite(rows).all(axis=1))).size:
+            raise BadInput(
+                f"Position {before + odd[0] + 1} of {self._name} is {rows[odd[0]].tolist()}; give finite numbers."
+            )
+        first = max(0, before - 1)
+        t = self._held[first:last, 0]
+        if rows.shape[1] == 3 and (back := np.flatnonzero(np.diff(t) < 0)).size:
+            earlier, later = t[back[0] : back[0] + 2]
+            raise BadInput(
+                f"Position {first + back[0] + 2} of {self._name} has the time {later:.9g} s, which lies before "
+                f"{earlier:.9g} s of the one above it; give positions in the order of their times."
+            )
+        self._count = last
+
+
 class TextPositions:
     """Lines of numbers that another program appends; a first line of words is a heading.
 
@@ -52,27 +98,29 @@ class TextPositions:
 
     def __init__(self, path: Path) -> None:
         self._path, self._read_bytes, self._lines = path, 0, 0
-        self._rows = np.empty((0, 2))
+        self._rows = GrowingRows(str(path))
 
     def read(self) -> np.ndarray:
         """Return the rows (m, 2) or (m, 3) float64 of all whole lines.
 
         Raises:
-            BadInput: a line has other than two or three finite numbers, or not as many as those before it.
+            BadInput: a line has other than two or three finite numbers, or not as many as those before it, or times go
+                backwards.
         """
+        before = self._rows.read()
         added: list[list[float]] = []
         with suppress(FileNotFoundError), self._path.open("rb") as file:
             file.seek(self._read_bytes)
             whole, newline, _ = file.read().rpartition(b"\n")  # the last line may be half written
             for line in whole.split(b"\n") if newline else ():
                 self._lines += 1
-                columns = len(added[0]) if added else self._rows.shape[1] if len(self._rows) else None
+                columns = len(added[0]) if added else before.shape[1] if len(before) else None
                 if row := self._parse(line.decode("utf-8", errors="replace"), columns):
                     added.append(row)
             self._read_bytes += len(whole) + len(newline)
         if added:
-            self._rows = np.concatenate((self._rows, added)) if len(self._rows) else np.array(added, np.float64)
-        return self._rows
+            self._rows.add(np.array(added))
+        return self._rows.read()
 
     def _parse(self, line: str, columns: int | None) -> list[float]:
         """Return the numbers of a line, none of a heading or a comment; columns: of the lines before it."""
@@ -85,7 +133,7 @@ class TextPositions:
             if self._lines == 1:  # a heading
                 return []
             row = []
-        if len(row) not in (2, 3) or not np.isfinite(row).all() or columns not in (None, len(row)):
+        if len(row) not in (2, 3) or not all(map(math.isfinite, row)) or columns not in (None, len(row)):
             raise BadInput(
                 f"Line {self._lines} of {self._path} is {line.strip()[:60]!r}; a line of positions is two numbers, y "
                 "and x in metres, or in all lines three, the time in seconds before them."
@@ -102,14 +150,13 @@ class Hdf5Positions:
     """
 
     def __init__(self, path: Path, dataset: str) -> None:
-        self._path, self._dataset = path, dataset
-        self._rows = np.empty((0, 2))
+        self._path, self._dataset, self._rows = path, dataset, GrowingRows(f"{dataset} of {path}")
 
     def read(self) -> np.ndarray:
         """Return the rows (m, 2) or (m, 3) float64 that are there.
 
         Raises:
-            BadInput: there is no such dataset of two or three columns.
+            BadInput: there is no such dataset of two or three columns, a number is not finite, or times go backwards.
         """
         with open_hdf5(self._path) as file:
             if file is not None:
@@ -119,31 +166,16 @@ class Hdf5Positions:
                         f"{self._path} has no dataset {self._dataset} of two or three columns; name the positions "
                         "(N, 2) in metres, y x, or samples (N, 3), t y x, with --positions."
                     )
-                added = np.asarray(found[len(self._rows) :], np.float64)
-                self._rows = np.concatenate((self._rows, added)) if len(self._rows) else added
-        return self._rows
-
-
-class ReceivedSamples:
-    """Samples (m, 3) of positions, t y x, that a source of frames sends along."""
-
-    def __init__(self) -> None:
-        self._rows = np.empty((0, 3))
-
-    def add(self, rows: np.ndarray) -> None:
-        """Add samples (k, 3) behind those that are there."""
-        self._rows = np.concatenate((self._rows, rows)) if len(rows) else self._rows
-
-    def read(self) -> np.ndarray:
-        """Return the samples (m, 3) that are there."""
-        return self._rows
+                self._rows.add(np.asarray(found[len(self._rows.read()) :], np.float64))
+        return self._rows.read()
 
 
 def interpolate_positions(samples: np.ndarray, times_s: np.ndarray, exposure_s: float) -> np.ndarray:
     """Return the positions of frames, as far as there is a sample at the end of their exposure or later.
 
     Args:
-        samples: (m, 3) float64, t y x in seconds and metres; between them positions go along straight lines.
+        samples: (m, 3) float64, t y x in seconds and metres, in the order of their times; between them positions go
+            along straight lines.
         times_s: (n,) float64, when the exposures of the frames began, ascending.
         exposure_s: seconds over which a position is averaged; 0 takes that at the frame's time.
 
@@ -151,30 +183,22 @@ def interpolate_positions(samples: np.ndarray, times_s: np.ndarray, exposure_s: 
         (k, 2) float64, y x in metres, of the first k <= n frames.
 
     Raises:
-        BadInput: samples are no numbers, or their times go backwards; a frame has no time, or one before its
-            predecessor or the first sample.
+        BadInput: a frame has no time, or one before its predecessor or the first sample.
     """
-    if not np.isfinite(samples).all():
-        row = int(np.flatnonzero(~np.isfinite(samples).all(axis=1))[0])
-        raise BadInput(f"Position {row + 1} is {samples[row].tolist()}; give its time, y and x as finite numbers.")
-    t = samples[:, 0]
-    if (back := np.flatnonzero(np.diff(t) < 0)).size:
-        row = int(back[0]) + 1
-        raise BadInput(
-            f"Position {row + 1} has the time {t[row]:.9g} s, which lies before {t[row - 1]:.9g} s of the one above "
-            "it; give positions in the order of their times."
-        )
     if not np.isfinite(times_s).all():
         raise BadInput("Positions have times, and frames have none; say them with --frame-period.")
     if (np.diff(times_s) < 0).any():
         raise BadInput("The times of frames go backwards; give frames in the order of their times.")
-    if not len(t) or not len(times_s):
+    if not len(samples) or not len(times_s):
         return np.empty((0, 2))
+    t = samples[:, 0]
     if times_s[0] < t[0]:
         raise BadInput(
             f"A frame has the time {times_s[0]:.9g} s, and the first position {t[0]:.9g} s; say with --frame-start "
             "when the first frame was taken, on the clock of the positions."
         )
+    samples = samples[int(np.searchsorted(t, times_s[0], side="right")) - 1 :]
+    t = samples[:, 0]
     ready = times_s[: int(np.searchsorted(times_s + exposure_s, t[-1], side="right"))]
     if exposure_s == 0:
         return np.stack([np.interp(ready, t, column) for column in samples.T[1:]], axis=1)

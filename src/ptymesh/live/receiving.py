@@ -11,7 +11,7 @@ import numpy as np
 
 from ptymesh.errors import BadInput, PtymeshError
 from ptymesh.live.frames import MOST, ApartStream, FrameSource
-from ptymesh.live.positions import PositionSource, ReceivedSamples, interpolate_positions
+from ptymesh.live.positions import GrowingRows, PositionSource, interpolate_positions
 from ptymesh.live.spool import Spool
 
 #: Seconds between two requests where the last one has brought all frames that were there: each costs as much as some.
@@ -39,7 +39,7 @@ class Receiver:
         self._source, self._clock, self._folder, self._reserve = stream.frames, stream.clock, folder, reserve
         self._positions: PositionSource | None = stream.positions
         #: Samples of positions that come with the frames, and whether the source has said that nothing follows.
-        self._samples, self._has_source_ended = ReceivedSamples(), False
+        self._samples, self._has_source_ended = GrowingRows("the stream"), False
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="frames", daemon=True)
         #: The spool, once the source has described its frames.
@@ -133,7 +133,7 @@ class Receiver:
         return more
 
     def _is_asking(self, spool: Spool) -> bool:
-        """Return True while the source of frames has more to give, if only positions that frames of before wait for."""
+        """Return True while the source of frames has more to give: frames, or the positions that these wait for."""
         bring_positions = self._positions is None or self._positions is self._samples
         return not spool.have_frames_ended or (bring_positions and self.waiting > 0)
 
