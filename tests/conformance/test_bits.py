@@ -95,6 +95,11 @@ RUNS = {
         dict(modes=2, propagation="angular_spectrum", varying=True),
         {**POSITIONS, "probe": {"intensity": True}},
     ),
+    "geometry by patterns of a near field": (
+        "rpie",
+        dict(propagation="angular_spectrum"),
+        {"models": {"scan_geometry": {"terms": ["rotation"], "follow": "patterns"}}},
+    ),
     "geometry by patterns beside positions": (
         "lsqml",
         dict(modes=2),

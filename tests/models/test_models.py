@@ -234,9 +234,21 @@ def test_the_former_name_of_a_geometry_by_patterns() -> None:
         MODELS["scan_geometry"].parse({"rotation_from": "patterns", "follow": "positions"})
 
 
-def test_a_geometry_by_patterns_is_of_the_far_field() -> None:
-    with pytest.raises(BadInput, match=r"is for far-field scans.*use follow: positions"):
+def test_patterns_of_a_near_field_tell_the_rotation_alone() -> None:
+    """A beam of another curvature makes up for the other terms; where nothing is wrong, nothing is turned."""
+    with pytest.raises(BadInput, match=r"tells the rotation alone.*use terms: \[rotation\], or follow: positions"):
         LSQML(models={"scan_geometry": {"follow": "patterns"}}).check(make(propagation="angular_spectrum").problem())
+    made = simulate(kind="near", views=64, window=64, photons_per_view=1e6, seed=3).measurement
+    middle = made.positions.mean(axis=0)
+    stage = pm.RPIE(
+        epochs=15,
+        batch=16,
+        models={"scan_geometry": {"start": 4, "terms": ["rotation"], "follow": "patterns", "lr": 1.0}},
+    )
+    for turn in (0.0, math.radians(1)):
+        told = replace(made, positions=(made.positions - middle) @ matrix_of({"rotation": turn}) + middle)
+        found = pm.reconstruct(told, stage, seed=1).parameters["scan_geometry"]["rotation"]
+        assert found == pytest.approx(turn, abs=math.radians(0.1))
 
 
 @pytest.mark.parametrize("engine", ["lsqml", "adam"])

@@ -45,8 +45,8 @@ class ScanGeometry(Parametrisation):
     judge: bool = JUDGE
     follow: Literal["positions", "patterns"] = Field(
         "positions",
-        description="what the terms follow: steps of positions after each batch; or, of a far-field scan, after each "
-        "epoch, the strain of the object under each view against its pattern, with moves of at most lr",
+        description="what the terms follow: steps of positions after each batch; or, after each epoch, the strain of "
+        "the object under each view against its pattern, with moves of at most lr (in a near field the rotation alone)",
     )
 
     @model_validator(mode="before")
@@ -90,12 +90,13 @@ class ScanGeometry(Parametrisation):
         """Check that patterns tell the strain of the object, where the terms follow them.
 
         Raises:
-            BadInput: the scan is in the near field, where the beam takes up a strain of the object.
+            BadInput: the scan is in the near field, where a beam of another curvature magnifies the object by as much
+                as its positions are scaled or sheared; no curvature turns it.
         """
-        if self.moves_between_epochs and geometry.propagation != "far_field":
+        if self.moves_between_epochs and geometry.propagation != "far_field" and self.terms != ["rotation"]:
             raise BadInput(
-                "models.scan_geometry.follow: patterns is for far-field scans, and this is a near field; use "
-                "follow: positions."
+                "models.scan_geometry.follow: patterns of a near field tells the rotation alone, as a beam of another "
+                "curvature makes up for scale, aspect and shear; use terms: [rotation], or follow: positions."
             )
 
     def units(self) -> dict[str, str]:
