@@ -61,7 +61,7 @@ class DetectorEfficiency(DetectorPiece):
             measurement: the scan.
         """
         by_scan = measurement.efficiency is not None and measurement.efficiency.ndim == 3
-        return (_OfEachScan(**self.model_dump()) if by_scan else self), ""
+        return (_EfficiencyOfScans(**self.model_dump()) if by_scan else self), ""
 
     def forward(self, S: Tensor, values: Values, tables: Tables) -> Tensor:
         """Return q S.
@@ -71,7 +71,7 @@ class DetectorEfficiency(DetectorPiece):
             values: `efficiency` (h, w).
             tables: none.
         """
-        return S * self._of_pixels(values, S)
+        return S * values["efficiency"]
 
     def adjoint(self, x: Tensor, values: Values, tables: Tables) -> Tensor:
         """Return q x.
@@ -81,23 +81,43 @@ class DetectorEfficiency(DetectorPiece):
             values: `efficiency` (h, w).
             tables: none.
         """
-        return x * self._of_pixels(values, x)
-
-    def _of_pixels(self, values: Values, like: Tensor) -> Tensor:
-        """Return the efficiency of the pixels of arrays like this (B, ..., h, w)."""
-        return values["efficiency"]
+        return x * values["efficiency"]
 
 
-class _OfEachScan(DetectorEfficiency):
-    """The efficiencies of several scans, (S, h, w)."""
+class _EfficiencyOfScans(DetectorPiece):
+    """Share of the light that each pixel counts in each of several scans, (S, h, w)."""
 
+    name: ClassVar[str] = DetectorEfficiency.name
+    is_fast: ClassVar[bool] = True
     unknowns: ClassVar[tuple[Unknown, ...]] = tuple(
         replace(one, axes=("S", *one.axes)) for one in DetectorEfficiency.unknowns
     )
 
-    def _of_pixels(self, values: Values, like: Tensor) -> Tensor:
-        found = values["efficiency"]
-        return found.view(len(found), *[1] * (like.ndim - 3), *found.shape[1:])
+    def start_values(self, measurement: Measurement) -> Mapping[str, float | np.ndarray]:
+        """Return the efficiency of each scan's detector, (S, h, w)."""
+        assert measurement.efficiency is not None, "for_scan has seen it"
+        return {"efficiency": measurement.efficiency, **super().start_values(measurement)}
+
+    def forward(self, S: Tensor, values: Values, tables: Tables) -> Tensor:
+        """Return q S of each view's scan.
+
+        Args:
+            S: (B, ..., h, w) real.
+            values: `efficiency` (B, h, w).
+            tables: none.
+        """
+        q = values["efficiency"]
+        return S * q.view(len(q), *[1] * (S.ndim - 3), *q.shape[1:])
+
+    def adjoint(self, x: Tensor, values: Values, tables: Tables) -> Tensor:
+        """Return q x, as `forward` does.
+
+        Args:
+            x: (B, ..., h, w) real.
+            values: `efficiency` (B, h, w).
+            tables: none.
+        """
+        return self.forward(x, values, tables)
 
 
 class DetectorOffset(DetectorPiece):
