@@ -85,7 +85,7 @@ BUILT_IN = (
     Unknown("object", ("L", "H", "W"), "tiled", complex=True, outside=1.0, start=1.0, dataset="object"),
     Unknown("probe", ("M", "h", "w"), unit="sqrt(counts)", complex=True, dataset="probe"),
     Unknown("opr", ("K", "h", "w"), unit="sqrt(counts)", complex=True, dataset="opr/modes"),
-    Unknown("background", ("v", "u"), unit="counts", dataset="background"),
+    Unknown("background", ("v", "u"), unit="counts", dataset="background", least=0.0),
     Unknown("positions", ("N", "2"), "view", unit="px", dataset="positions_px"),
     Unknown("weights", ("N", "1+K"), "view", start=1.0, dataset="opr/weights"),
 )

@@ -315,7 +315,7 @@ class Engine(Options):
                     f"lsqml or adam, which {self.name} is not: use one of these, or remove models.{name}."
                 )
 
-        there = {one.name for one in problem.model.unknowns}
+        there = {"background", *(one.name for one in problem.model.unknowns)}
         for name in self.named_unknowns():
             if name not in there:
                 raise BadInput(

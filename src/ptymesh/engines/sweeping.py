@@ -10,10 +10,14 @@ the same counts. It is cut off at a change that matters, or at a fifth of it (`O
 bounds. An unknown with a row for each view has sums of its own in each row; where another unknown takes what all views
 have in common (`common_to`), the mean of the batch's steps is left out. Of a tiled one, every pixel has sums of its
 own, and a share of the largest norm of a pixel is added to each (rPIE's step), so that pixels with little light stay.
+
+The background moves likewise, each pixel of the detector by itself; its sum of norms is the squared sum of their roots,
+over the number of views, as a dark speckle would outweigh all others otherwise.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar
 
@@ -29,7 +33,7 @@ from ptymesh.options import Options
 from ptymesh.physics.elementwise import means
 from ptymesh.problem import Batch, Problem
 from ptymesh.schedule import OnOff, Schedule
-from ptymesh.unknowns import Unknown
+from ptymesh.unknowns import DECLARED, Unknown
 
 #: Share of the largest norm of a pixel in the divisor of a tiled unknown's step.
 BLEND = 0.1
@@ -49,7 +53,7 @@ class PieceStep(Schedule, Options):
 
 
 class PieceUnknowns(Options):
-    """Unknowns of the model's pieces that move, by name, on/off."""
+    """Unknowns of the model's pieces, and the background, that move, by name, on/off."""
 
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, Annotated[PieceStep | None, OnOff]]
@@ -59,9 +63,13 @@ class PieceUnknowns(Options):
     def _declared(cls, values: Any) -> Any:
         known = declared()
         for name in values if isinstance(values, dict) else ():
+            if name == "background":
+                continue
             if name not in known:
                 there = ", ".join(known)
-                raise ValueError(f"unknowns names {name}, which no piece of the model declares; there are {there}")
+                raise ValueError(
+                    f"unknowns names {name}, which no piece of the model declares; there are background, {there}"
+                )
             refuse_fixed(name)
         return values
 
@@ -104,14 +112,14 @@ def after_batch(problem: Problem, estimate: Estimate, batch: Batch, gains: dict[
         batch: the views, with their slopes and norms.
         gains: factors of the steps, by name.
     """
-    declared_here = {one.name: one for one in problem.model.unknowns}
+    declared_here = {"background": DECLARED["background"], **{one.name: one for one in problem.model.unknowns}}
     for name in sorted(gains):
-        theta, one = estimate.others[name], declared_here[name]
+        theta, one = estimate[name], declared_here[name]
         if one.scope == "tiled":
             _move_tiled(problem, theta, one, batch.view_updates.tiled[name], gains[name])
             continue
         reals = torch.view_as_real(theta) if one.complex else theta
-        rows, limit = batch.view_updates.pieces.get(name, []), problem.model.sizes[name]
+        rows, limit = batch.view_updates.pieces.get(name, []), problem.model.sizes.get(name, math.inf)
         if one.scope == "view":
             numbers = reals[0].numel()
             parts = [terms.reshape(len(terms), 2 * numbers) for _, terms in rows]
@@ -128,6 +136,8 @@ def after_batch(problem: Problem, estimate: Estimate, batch: Batch, gains: dict[
         for _, terms in rows:
             total.add(terms)
         along, norm = problem.fields.totals(total)[0]
+        if name == "background":  # of which the roots of the norms were added up
+            norm = norm.square() / len(batch.views)
         reals.copy_(_moved(reals, _steps(along, norm, gains[name], limit), one))
 
 

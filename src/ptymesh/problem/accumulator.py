@@ -63,7 +63,8 @@ class Accumulator:
         self.with_object = only != "probe" and "object" not in batch.frozen
         self.with_background = background
         at_detector = {one.name for placed in self.setup.model.detector for one in placed.operator.unknowns}
-        #: Names of the unknowns of the detector's pieces, and of those that act on waves, whose slopes are wanted.
+        at_detector.add("background")
+        #: Names of the detector's unknowns, and of those of pieces that act on waves, whose slopes are wanted.
         self._of_detector, self._of_waves = batch.pieces & at_detector, batch.pieces - at_detector
         self.with_probe = only != "object" and "probe" not in batch.frozen
         blocks = self.loader.local_views.blocks(estimate, batch.views)
@@ -212,7 +213,9 @@ class Accumulator:
             self.batch.view_updates.weights.append(
                 (chunk.views, self.evaluator.weight_step(self.estimate, chunk, intermediates, waves))
             )
-        found = self.evaluator.detector_slopes(chunk, intermediates) if self._of_detector else {}
+        found = {}
+        if self._of_detector:
+            found = self.evaluator.detector_slopes(chunk, intermediates, "background" in self._of_detector)
         if self._of_waves:
             pairs = self.evaluator.operator_pairs(chunk, intermediates, waves, self._of_waves)
             for name in self.tiled.sums:
