@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import tifffile
 import typer
+import yaml
 from typer.testing import CliRunner
 
 from electron_scans import ENERGY_EV, PIXEL_M, RADIUS_PX, SEMIANGLE_RAD, WINDOW, Made, make, recipe_for, write
@@ -21,10 +22,11 @@ from ptymesh.calibrate import Calibration, calibrate, twins
 from ptymesh.calibrate.centre_of_mass import integrated
 from ptymesh.calibrate.disc import fit_disc
 from ptymesh.calibrate.parallax import Lens
-from ptymesh.calibrate.recipe import recipe_of
+from ptymesh.calibrate.recipe import calibrated_text, recipe_of
 from ptymesh.calibrate.scan_grid import scan_grid
 from ptymesh.calibrate.twins import choose_twin, compare_twins
 from ptymesh.cli import calibrate as command
+from ptymesh.distributed.world import Solo, World
 from ptymesh.errors import BadInput
 from ptymesh.io import load_measurement
 from ptymesh.recipe.schema import Recipe, load_recipe
@@ -32,6 +34,7 @@ from ptymesh.run.session import run_recipe
 from ptymesh.run.simulate_file import write as simulate_file
 from ptymesh.run.trials.twins import TwinTrial
 from ptymesh.simulate import Simulation, checked
+from warm import python
 
 Run = Callable[..., str]
 WHOLE = Made(
@@ -280,6 +283,36 @@ def test_patterns_without_a_sample_say_nothing_sure(tmp_path: Path) -> None:
 
 def found_sentences(found: Calibration) -> list[str]:
     return [sentence for said in recipe_of(found, Path("out"))[1].values() for sentence in said]
+
+
+def calibrated_on(world: World, recipe: dict[str, Any]) -> Calibration:
+    """The calibration as a rank finds it, slab by slab."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ptymesh.io.source.SLAB_BYTES", 1 << 20)
+        patch.setattr(twins, "compare_twins", lambda _: TwinTrial(1.0, 1.0, 100))
+        return calibrate(recipe, world=world)
+
+
+def test_ranks_share_the_patterns_and_find_the_same_bits(scan: Path, ranks: Any) -> None:
+    recipe = recipe_for(scan, WHOLE)
+    alone = calibrated_on(Solo(), recipe)
+    for other in ranks(2, calibrated_on, recipe):
+        assert (other.lens, other.disc, other.settled) == (alone.lens, alone.disc, alone.settled)
+        np.testing.assert_array_equal(other.sums.mean, alone.sums.mean)
+        for name, image in alone.images.items():
+            np.testing.assert_array_equal(other.images[name], image)
+
+
+def test_the_command_on_two_ranks_writes_and_prints_once(scan: Path, tmp_path: Path) -> None:
+    (tmp_path / "told.yaml").write_text(yaml.safe_dump(recipe_for(scan, WHOLE)))
+    words = ["-m", "ptymesh", "calibrate", "told.yaml", "--c10", "negative", "--ranks", "2", "--out", "two"]
+    done = python(words, tmp_path, spares=2)
+    out, err = done.communicate()
+    assert (done.returncode, err) == (0, "") and out.count("Lens: By parallax") == 1
+    alone = calibrate(recipe_for(scan, WHOLE), c10="negative")
+    assert (tmp_path / "two" / "recipe.yaml").read_text() == calibrated_text(alone, tmp_path / "two" / "run")
+    with pytest.raises(BadInput, match="--ranks is 0"):
+        command.command(scan, ranks=0, out=tmp_path / "three")
 
 
 def test_bits_do_not_depend_on_the_slabs(scan: Path, found: Calibration, monkeypatch: pytest.MonkeyPatch) -> None:

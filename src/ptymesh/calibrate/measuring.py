@@ -7,6 +7,8 @@ R, C    rows and columns of the scan grid
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from dataclasses import replace
 from math import sqrt
 from typing import Any
@@ -23,6 +25,7 @@ from ptymesh.calibrate.parallax import BrightField, Lens, fit_parallax
 from ptymesh.calibrate.pattern_sums import VirtualDetectors, add_patterns, count_virtually, places_of
 from ptymesh.calibrate.scan_grid import ScanGrid, scan_grid
 from ptymesh.calibrate.twins import PhaseSign, Sign, choose_twin
+from ptymesh.distributed.world import Solo, World
 from ptymesh.errors import BadInput
 from ptymesh.io.prepare.survey import upright
 
@@ -33,7 +36,12 @@ SPACINGS_M = (3e-11, 1e-8)
 
 
 def calibrate(
-    recipe: dict[str, Any], *, c10: Sign = "unknown", phase: PhaseSign = "bright", lattice_m: float | None = None
+    recipe: dict[str, Any],
+    *,
+    c10: Sign = "unknown",
+    phase: PhaseSign = "bright",
+    lattice_m: float | None = None,
+    world: World | None = None,
 ) -> Calibration:
     """Return the calibration of an electron scan.
 
@@ -42,18 +50,20 @@ def calibrate(
         c10: sign of C10 (minus the defocus), where it is known.
         phase: whether features of the object advance the phase (atoms do) or retard it; used where c10 is unknown.
         lattice_m: spacing of the planes of the innermost Bragg discs, which then sets the size of a pixel.
+        world: the ranks, each of which reads its share of the patterns; None for this process alone.
 
     Raises:
         BadInput: the data are none that can be calibrated.
     """
     if lattice_m is not None and not SPACINGS_M[0] <= lattice_m <= SPACINGS_M[1]:
         raise BadInput(f"--lattice is {lattice_m:g} m; give the spacing of lattice planes, such as 3.905 A.")
+    world = world or Solo()
     known = describe(recipe)
     scan = known.scan
     mask = upright(scan, scan.mask)
     # of positions in pixels, the grid needs no more than their ratios until the pixel is known
     grid = scan_grid(known.positions * (1e-10 if known.in_pixels else 1.0))
-    sums = add_patterns(scan, grid)
+    sums = add_patterns(scan, grid, world)
     disc = fit_disc(sums.mean, mask)
     descan = fit_descan(sums, disc, mask, places_of(grid))
     mean = sums.mean
@@ -65,7 +75,7 @@ def calibrate(
     semiangle, pixel = _scale(known, disc) if lattice is None else _scale_by_lattice(known, disc, lattice)
     if known.in_pixels:
         grid = scan_grid(known.positions * np.array(pixel))
-    counted = count_virtually(scan, disc, descan.centres)
+    counted = count_virtually(scan, disc, descan.centres, world)
     if not counted.centres.std() > 0:
         raise BadInput(f"All patterns of {scan.name} have the same centre of mass, as those of no sample do.")
     centres = grid.image(counted.centres) * (semiangle / disc.radius / known.wavelength_m)
@@ -80,12 +90,25 @@ def calibrate(
         counts / (grid.area_m2 * 1e20), {}, bright.shifts(lens), counted.angles, lattice,
     )  # fmt: skip
     by_gradient = integrated(turned(centres, lens.transpose, lens.rotation_deg), grid)
-    lens, settled = choose_twin(found, bright.phase_image(lens) if parallax.is_sure else by_gradient, c10, phase)
+    image = bright.phase_image(lens) if parallax.is_sure else by_gradient
+    lens, settled = _choose_on_first_rank(world, lambda: choose_twin(found, image, c10, phase))
     images = _images(counted, grid, centres * known.wavelength_m, lens)
     images["icom"] = integrated(turned(centres, lens.transpose, lens.rotation_deg), grid)
     if parallax.is_sure:
         images["parallax"], images["ssb"] = bright.aligned_image(lens), bright.phase_image(lens)
     return replace(found, lens=lens, settled=settled, images=images, shifts_m=bright.shifts(lens))
+
+
+def _choose_on_first_rank(world: World, choose: Callable[[], tuple[Lens, str]]) -> tuple[Lens, str]:
+    """Return the lens that the first rank chooses by short runs, and what tells it from its twin. Collective."""
+
+    def chosen() -> str:
+        lens, settled = choose()
+        return json.dumps([lens.transpose, lens.rotation_deg, lens.c10_m, *lens.c12_m, settled])
+
+    said = world.on_all_ranks(lambda: "" if world.rank else chosen(), "telling twins apart")
+    transpose, rotation_deg, c10_m, a, b, settled = json.loads(world.gather_strings(said)[0])
+    return Lens(transpose, rotation_deg, c10_m, (a, b)), settled
 
 
 def _scale(known: Description, disc: Disc) -> tuple[float, tuple[float, float]]:

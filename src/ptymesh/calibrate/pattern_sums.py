@@ -1,5 +1,7 @@
 """Two passes over all patterns, slab by slab: sums that show the disc, and what virtual detectors see once it is known.
 
+Slabs are dealt out to ranks in turn. Counts add up exactly in any order while they are whole numbers.
+
 N       views
 h, w    detector pixels, with the direct beam near the middle
 K       bright-field pixels, squares of the detector within the disc
@@ -7,13 +9,17 @@ K       bright-field pixels, squares of the detector within the disc
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
 from math import ceil, sqrt
 
 import numpy as np
+import torch
 
 from ptymesh.calibrate.disc import Disc
 from ptymesh.calibrate.scan_grid import ScanGrid
+from ptymesh.distributed.world import World
 from ptymesh.io.prepare.survey import upright
 from ptymesh.io.source import slabs
 from ptymesh.measurement import Measurement
@@ -73,20 +79,27 @@ def places_of(grid: ScanGrid) -> np.ndarray:
     return np.asarray((grid.positions_m - least) / (grid.positions_m.max(axis=0) - least))
 
 
-def add_patterns(scan: Measurement, grid: ScanGrid) -> PatternSums:
-    """Return the sums of all patterns, which are read once."""
+def add_patterns(scan: Measurement, grid: ScanGrid, world: World) -> PatternSums:
+    """Return the sums of all patterns, which are read once. Collective.
+
+    Args:
+        scan: whose patterns are added.
+        grid: of the scan.
+        world: the ranks.
+    """
     h, w = scan.window
     side = min(BLOCKS, *(n // 2 for n in grid.shape))
     share = places_of(grid)
     index = np.minimum((share * side).astype(int), side - 1) @ np.array([side, 1])
     total, largest = np.zeros((side * side, h, w)), np.zeros((h, w))
     counted = np.zeros(scan.views)
-    for views in slabs(scan.views, h * w * PIXEL_BYTES):
-        counts = _counts(scan, views)
+    for views, counts in _read_slabs(scan, world):
         counted[views] = counts.sum(axis=(1, 2))
         largest = np.maximum(largest, counts.max(axis=0))
         for block in np.unique(index[views]):
             total[block] += counts[index[views] == block].sum(axis=0)
+    total, counted = _sum_over_ranks(world, total, counted)
+    largest = world.max(torch.from_numpy(largest).to(world.device))[0].cpu().numpy()
     members = np.bincount(index, minlength=side * side)
     used = np.flatnonzero(members)
     places = np.stack([share[index == block].mean(axis=0) for block in used])
@@ -94,13 +107,16 @@ def add_patterns(scan: Measurement, grid: ScanGrid) -> PatternSums:
     return PatternSums(total.sum(axis=0) / scan.views, largest, blocks, places, counted)
 
 
-def count_virtually(scan: Measurement, disc: Disc, centres: np.ndarray) -> VirtualDetectors:
+def count_virtually(scan: Measurement, disc: Disc, centres: np.ndarray, world: World) -> VirtualDetectors:
     """Return what virtual detectors count, each of which follows the disc from view to view by whole pixels.
+
+    Collective.
 
     Args:
         scan: whose patterns are read once.
         disc: of the mean pattern.
         centres: (N, 2) centre of the disc in each view, y x.
+        world: the ranks.
     """
     h, w = scan.window
     n = scan.views
@@ -122,8 +138,8 @@ def count_virtually(scan: Measurement, disc: Disc, centres: np.ndarray) -> Virtu
     around = distance <= max(reach, 1.0)  # a round part of the detector, so that no corner pulls
     sums = np.zeros((h * w, len(angles)), np.float32)
     sums[squares[0], squares[1]] = 1
-    for views in slabs(n, h * w * PIXEL_BYTES):
-        counts = _counts(scan, views) * mask
+    for views, stored in _read_slabs(scan, world):
+        counts = stored * mask
         for move in np.unique(moves[views], axis=0):
             members = (moves[views] == move).all(axis=1)
             which = views[members]
@@ -146,7 +162,28 @@ def count_virtually(scan: Measurement, disc: Disc, centres: np.ndarray) -> Virtu
                 - rest
             )
             found.pixels[which] = (flat.astype(np.float32) @ sums) / total[:, None]
-    return found
+    names = ("bright", "annular", "dark", "halves", "centres", "pixels")
+    merged = _sum_over_ranks(world, *(getattr(found, name) for name in names))  # a view is of one rank
+    return replace(found, **dict(zip(names, merged, strict=True)))
+
+
+def _read_slabs(scan: Measurement, world: World) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield the views of this rank's slabs and their patterns; where a rank cannot read, every rank raises."""
+    h, w = scan.window
+    every = list(slabs(scan.views, h * w * PIXEL_BYTES))
+    for first in range(0, len(every), world.size):
+        own = every[first + world.rank : first + world.rank + 1]  # none, where the last turn has fewer slabs than ranks
+        yield from world.on_all_ranks(partial(_read, scan, own), "reading the data")
+
+
+def _read(scan: Measurement, slabs: list[np.ndarray]) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return the views of slabs with their patterns."""
+    return [(views, _counts(scan, views)) for views in slabs]
+
+
+def _sum_over_ranks(world: World, *arrays: np.ndarray) -> list[np.ndarray]:
+    """Return the sums of arrays over ranks. Collective."""
+    return [x.cpu().numpy() for x in world.sum(*(torch.from_numpy(x).to(world.device) for x in arrays))]
 
 
 def _counts(scan: Measurement, views: np.ndarray) -> np.ndarray:

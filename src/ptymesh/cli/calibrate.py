@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ptymesh.cli.launching import Settings, folder, refuse_ranks
+from ptymesh.cli.launching import LaunchOptions, Settings, folder
 from ptymesh.cli.quantities import parse_angle, parse_energy, parse_length
 
 if TYPE_CHECKING:
@@ -53,28 +53,57 @@ def command(
         Path | None, typer.Option(metavar="DIR", parser=folder, help="Output folder. [default: NAME-calibration]")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace files of an earlier calibration.")] = False,
+    ranks: Annotated[
+        int | None, typer.Option("--ranks", "-n", metavar="N", help="Processes that share the reading of patterns.")
+    ] = None,
 ) -> None:
     """Measure disc, pixel size, descan, orientation, defocus and dose of an electron scan, and write a recipe.
 
     The recipe says in comments where each number comes from; one figure shows what was measured, and virtual images are
     written as PNG and TIFF.
     """
-    from ptymesh.calibrate import calibrate
-    from ptymesh.calibrate.files import RECIPE, write_files
+    from ptymesh.calibrate.files import RECIPE
+    from ptymesh.distributed.rank_info import world
     from ptymesh.errors import BadInput
     from ptymesh.paths import named_after
 
-    refuse_ranks("calibrate")
     if c10 not in ("negative", "positive", "unknown"):
         raise BadInput(f"--c10 is {c10!r}; give negative, positive or unknown.")
     if phase not in ("bright", "dark"):
         raise BadInput(f"--phase is {phase!r}; give bright or dark.")
     target = out or Path(f"{named_after(file)}-calibration")
-    if (target / RECIPE).exists() and not force:
+    if (target / RECIPE).exists() and not force and world().rank == 0:
         raise BadInput(f"{target / RECIPE} exists; give another --out, or replace it with --force.")
+    if ranks is not None and world().size == 1:
+        how = LaunchOptions(ranks=ranks, device="cpu")
+        how.check()
+        if ranks > 1:
+            numbers = {"energy": energy, "semiangle": semiangle, "step": step, "lattice": lattice}
+            arguments = ["calibrate", str(file), "--c10", c10, "--phase", phase, "--out", str(target)]
+            arguments += [part for name, x in numbers.items() if x is not None for part in (f"--{name}", repr(x))]
+            arguments += [part for one in set_ or () for part in ("--set", one)] + (["--force"] if force else [])
+            from ptymesh.cli.running import start_ranks
+
+            if status := start_ranks(arguments, how, target):
+                raise typer.Exit(status)
+            return
     raw = _described(file, set_ or (), energy, semiangle, step)
-    found = calibrate(raw, c10=c10, phase=phase, lattice_m=lattice)  # type: ignore[arg-type] # checked above
-    paths = write_files(found, target)
+    _calibrate(raw, target, c10, phase, lattice)
+
+
+def _calibrate(raw: dict[str, Any], target: Path, c10: str, phase: str, lattice: float | None) -> None:
+    """Calibrate a scan on all ranks that there are; the first one writes the files, and prints what was found."""
+    from ptymesh.calibrate import calibrate
+    from ptymesh.calibrate.files import write_files
+    from ptymesh.distributed.joining import join
+
+    place = join("cpu")
+    with place.heartbeat.doing("read"):
+        found = calibrate(raw, c10=c10, phase=phase, lattice_m=lattice, world=place)  # type: ignore[arg-type] # checked
+    paths = place.on_all_ranks(lambda: [] if place.rank else write_files(found, target), "writing the calibration")
+    place.close()
+    if not paths:
+        return
     _print(found)
     typer.echo(f"\n{paths[1]}: what was measured; {len(paths) - 2} virtual images beside it")
     typer.echo(f"{paths[0]}: ptymesh run {paths[0]}")
