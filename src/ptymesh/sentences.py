@@ -186,10 +186,14 @@ def _at(data: Any, keys: Sequence[str | int]) -> Any:
 
 def _wanted(error: ErrorDetails, below: Sequence[str]) -> str:
     """Return the value that pydantic expected, in words."""
-    if error["type"] in ("model_type", "model_attributes_type", "dict_type") and below:
+    if error["type"] in ("model_type", "model_attributes_type") and below:
         return f"a group of keys ({', '.join(below[:6])}{' ...' if len(below) > 6 else ''})"
     if error["type"] in _PLAIN:
         return _PLAIN[error["type"]]
+    if error["type"] in ("too_long", "too_short"):
+        context = error["ctx"]
+        limit = f"at most {context['max_length']}" if "max_length" in context else f"at least {context['min_length']}"
+        return f"a list of {limit}, not of {context['actual_length']}"
     message = error["msg"]
     for start in ("Input should be ", "String should be "):
         message = message.removeprefix(start)

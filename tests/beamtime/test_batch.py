@@ -230,7 +230,8 @@ def test_two_scans_of_one_name() -> None:
 
 @pytest.mark.forked
 @pytest.mark.parametrize(
-    ("words", "said"), [(["none*.cxi"], "There is no file"), (["SCAN", "--jobs", "0"], "give 1 or more")]
+    ("words", "said"),
+    [(["none*.cxi"], "There is no file"), (["a.yaml"], "--recipe a.yaml"), (["SCAN", "--jobs", "0"], "give 1 or more")],
 )
 def test_what_is_refused(beamtime: Path, tmp_path: Path, words: list[str], said: str) -> None:
     words = [str(beamtime / "scan1.cxi") if word == "SCAN" else word for word in words]

@@ -91,7 +91,13 @@ def test_a_sound_result_by_itself() -> None:
 def test_two_beams_are_looked_for_in_what_is_not_good(verdict: str, asked: bool) -> None:
     """Parts of a thick crystal differ as much as by another beam, though all is explained but for twice the noise."""
     made = result()
-    made.attrs |= {"verdict": verdict, "verdict_sentence": verdict, "final_residual": 2.0, "noise_floor": 1.0, "times_noise": 2.0}
+    made.attrs |= {
+        "verdict": verdict,
+        "verdict_sentence": verdict,
+        "final_residual": 2.0,
+        "noise_floor": 1.0,
+        "times_noise": 2.0,
+    }
     row = next(cause for cause in CAUSES if cause.name == "two_beams")
     assert is_open(ResultView(made, None), row) is asked
 

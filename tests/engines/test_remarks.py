@@ -9,6 +9,7 @@ import pytest
 from ptymesh.engines import RPIE, Adam, Engine
 from ptymesh.engines.remarks import naming_stage, remarks_on_stage
 from ptymesh.errors import BadInput
+from ptymesh.recipe.schema import Recipe
 from ptymesh.run.reconstruction import Reconstruction
 from ptymesh.simulate import simulate
 
@@ -71,6 +72,30 @@ def test_a_run_says_it_once_to_whoever_starts_it(noise: bool, capsys: pytest.Cap
     assert "stages.1.constraints.positivity starts" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "stage, said",
+    [
+        (
+            {"constraints": {"kr_threshold": 0.1}},
+            "stages.0.constraints.kr_threshold is 0.1; it should be a group of keys (",
+        ),
+        ({"constraints": ["kr_threshold"]}, "stages.0.constraints is ['kr_threshold']; it should be a group of keys."),
+        ({"models": {"aberrations": {"gain": 1}}}, "stages.0.models.aberrations.gain is unknown"),
+        ({"positions": {"affine": []}}, "it should be true or false or a list of at least 1, not of 0."),
+    ],
+)
+def test_recipes_are_refused_with_the_stage(stage: dict[str, object], said: str) -> None:
+    with pytest.raises(BadInput, match=re.escape(said)):
+        Recipe.parse({"data": {"path": "a.cxi"}, "stages": [{"engine": "rpie", **stage}]})
+
+
+def test_a_scan_is_not_counted_twice() -> None:
+    one, other = {"data": {"path": "a.cxi"}}, {"data": {"path": "b.cxi"}}
+    assert len(Recipe.parse({"scans": [one, other]}).scans) == 2
+    with pytest.raises(BadInput, match=re.escape("scans.2.data is that of scans.0, which would count its views twice")):
+        Recipe.parse({"scans": [one, other, {**one, "shift_px": [0, 40]}]})
+
+
 def test_refusals_name_the_stage() -> None:
     recon = Reconstruction(simulate(views=9, window=16, seed=1).measurement)
     with pytest.raises(BadInput, match=re.escape("stages.0.constraints.identical_slices acts between slices")):
@@ -83,5 +108,5 @@ def test_refusals_name_the_stage() -> None:
         ("remove stages.0.constraints.a", "remove stages.0.constraints.a"),
         ("optics.models, data.object.phase", "optics.models, data.object.phase"),
     ):
-        with pytest.raises(BadInput, match=f"^{re.escape(named)}$"), naming_stage(3):
+        with pytest.raises(BadInput, match=f"^{re.escape(named)}$"), naming_stage("stages.3"):
             raise BadInput(said)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -289,3 +290,17 @@ def test_datasets_of_hdf5_that_do_not_fit(tmp_path: Path, monkeypatch: pytest.Mo
     write_file(tmp_path / "frame_1.h5", np.ones((2, 3, 8, 8), "<u2"), np.zeros((2, 2)))
     with pytest.raises(BadInput, match=r"frames are \(n, H, W\)"):
         FramesFolder(tmp_path, "/patterns", "/positions").describe()
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [("127.0.0.1:5599", "give tcp://127.0.0.1:5599"), ("nowhere/frames", "there is no folder nowhere; check the path")],
+)
+def test_what_can_never_bring_a_frame_is_refused(address: str, said: str) -> None:
+    """A file that is not there yet is waited for."""
+    with pytest.raises(BadInput, match=re.escape(said)):
+        open_source(address)
+
+
+def test_a_file_that_is_yet_to_be_written_is_waited_for(tmp_path: Path) -> None:
+    assert open_source(str(tmp_path / "later.h5")).describe() is None

@@ -96,6 +96,8 @@ def _find_scans(words: Sequence[str]) -> list[Path]:
         path = usable(word, "The data set")
         paths = [path] if path.exists() else [Path(one) for one in glob(str(path))]
         scans = [one for one in paths if is_scan(one)]
+        if path.suffix.lower() in (".yaml", ".yml"):
+            raise BadInput(f"{word} is a recipe, and no scan; give it with --recipe {word}.")
         if not scans and len(paths) == 1 and paths[0].is_dir():
             raise BadInput(f"{word} is a folder, but no data set; give those in it, such as '{paths[0] / '*.cxi'}'.")
         if not scans:

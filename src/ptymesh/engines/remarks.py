@@ -23,12 +23,12 @@ _OWN_KEYS = "|".join(
 
 
 @contextmanager
-def naming_stage(index: int) -> Iterator[None]:
-    """Name the stage, counted from 0, in what is refused within: `constraints.X` becomes `stages.0.constraints.X`."""
+def naming_stage(key: str) -> Iterator[None]:
+    """Name the stage, as `stages.0`, in what is refused within: `constraints.X` becomes `stages.0.constraints.X`."""
     try:
         yield
     except BadInput as error:
-        named = re.sub(rf"(?<![\w.])(?={_OWN_KEYS})", f"stages.{index}.", str(error))
+        named = re.sub(rf"(?<![\w.])(?={_OWN_KEYS})", f"{key}.", str(error))
         raise BadInput(named) from error
 
 

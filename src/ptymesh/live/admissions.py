@@ -132,8 +132,8 @@ class Admissions:
     def _wait(self, receiver: Receiver, count: int) -> None:
         """Wait a moment for frames, and say once if the source does not answer; count: frames so far."""
         silent = receiver.silent_s
+        late = f", and {receiver.waiting} wait for their positions" if receiver.waiting else ""
         if silent > SILENT_S and not self._silence_said:
-            late = f", and {receiver.waiting} wait for their positions" if receiver.waiting else ""
             self.say(
                 f"The source has not answered for {SILENT_S:g} s, and is asked again and again; {count} frames so far"
                 f"{late}."
@@ -143,6 +143,6 @@ class Admissions:
         if timeout is not None and silent > timeout:
             raise PtymeshError(
                 f"The source has not answered for {silent:.0f} s (--timeout); start it, and this command again: "
-                f"the {count} frames that have arrived are kept."
+                f"the {count} frames that have arrived are kept{late}."
             )
         time.sleep(POLL_S)

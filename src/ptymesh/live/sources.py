@@ -24,6 +24,7 @@ have been stored, and all samples, which are asked for from the first one on by 
 from __future__ import annotations
 
 import json
+import re
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,10 @@ def open_source(address: str, patterns: str = "/patterns", positions: str | None
             f"--from is {address}; give tcp://HOST:PORT, ipc://PATH, dectris://HOST:PORT, or the path of an HDF5 file "
             "or a folder."
         )
+    if re.fullmatch(r"[^/\s]+:\d+", address) and not Path(address).exists():
+        raise BadInput(f"--from is {address}, which is no file; of a host and its port give tcp://{address}.")
+    if not Path(address).absolute().parent.is_dir():
+        raise BadInput(f"--from is {address}, and there is no folder {Path(address).parent}; check the path.")
     if (Path(address) / "spool").is_dir():
         return SpooledStream(Path(address))
     if Path(address).is_dir():

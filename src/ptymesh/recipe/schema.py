@@ -39,6 +39,7 @@ from ptymesh.distributed.child import launched
 from ptymesh.distributed.rank_info import world
 from ptymesh.engines import ENGINES, REFUSED, Engine
 from ptymesh.engines.base import Count
+from ptymesh.engines.remarks import naming_stage
 from ptymesh.errors import BadInput
 from ptymesh.io.arrays import names_file
 from ptymesh.io.options import DataOptions, FrozenOptions, PositionOptions, Step
@@ -220,6 +221,13 @@ class Recipe(FrozenOptions):
 
     @model_validator(mode="after")
     def _scans_fit(self) -> Recipe:
+        for index, one in enumerate(self.scans):
+            same = [place for place, other in enumerate(self.scans[:index]) if other.data == one.data]
+            if same:
+                raise BadInput(
+                    f"scans.{index}.data is that of scans.{same[0]}, which would count its views twice; name another "
+                    "file, or remove one of them."
+                )
         if self.scans and self.auto is not None:
             raise BadInput("stages is auto, which looks for the stages of a single scan; name the stages for scans.")
         return self
@@ -395,7 +403,8 @@ def engine_of(path: str, stage: object) -> Engine:
     engine = ENGINES.find(name) if isinstance(name, str) else None
     if engine is None:
         raise BadInput(unknown_word(f"{path}.engine", name, ENGINES.names()))
-    return engine.parse(options, path)
+    with naming_stage(path):
+        return engine.parse(options, path)
 
 
 def _mapping(text: str, what: str, model: type[BaseModel] = Recipe) -> dict[str, object]:

@@ -96,7 +96,7 @@ class Loop:
         self._epoch_end: UnknownSamples | None = None
         self._curve_of: tuple[Problem, np.ndarray] | None = None
         for index, engine in enumerate(self.stages):
-            with naming_stage(index):
+            with naming_stage(f"stages.{index}"):
                 engine.check(problem)
                 object_values.check(engine, problem, state.estimate)
                 resolution.check_coarsening(engine, problem)
