@@ -58,7 +58,7 @@ class Estimate:
         origin: (2,) float64, object pixel at which the scan's own coordinates have their zero.
         opr: (K, h, w) complex, variable-probe modes; K is 0 unless the recipe enables them.
         parameters: numbers from which probe or positions are computed, by parametrisation and name (ptymesh.models).
-        told: the same numbers at the start of the run, 0 where they have none; priors are about them.
+        initial_parameters: the same numbers at the start of the run, 0 where they have none; priors are about them.
         others: unknowns of the model's operators by name, of the shapes that they declare (unknowns.py).
         moving: True if positions change within an epoch. None of them is then treated as a whole number of pixels,
             since ranks would see this change at different times.
@@ -84,7 +84,7 @@ class Estimate:
     tilt_rad: tuple[float, float] = (0.0, 0.0)
     origin: tuple[float, float] = (0.0, 0.0)
     parameters: dict[str, dict[str, float]] = field(default_factory=dict)
-    told: dict[str, dict[str, float]] = field(default_factory=dict)
+    initial_parameters: dict[str, dict[str, float]] = field(default_factory=dict)
     others: dict[str, torch.Tensor] = field(default_factory=dict)
     opr: torch.Tensor = None  # type: ignore[assignment]  # default (0, h, w)
     moving: bool = False

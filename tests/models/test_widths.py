@@ -55,7 +55,7 @@ def half_chi_square(
 
 def of_prior(e: Estimate, one: Parametrisation, theta: torch.Tensor) -> float:
     """These views' share of half of sum (theta - t)^2 / w^2."""
-    away = theta - _numbers(one, e.told[one.name])
+    away = theta - _numbers(one, e.initial_parameters[one.name])
     return float((away.square() * one.precisions()).sum()) / 2 * len(SOME) / len(e.positions)
 
 
@@ -83,7 +83,7 @@ def test_steps_follow_the_slope_of_chi_square_and_prior(name: str, engine: str, 
     )
     theta = unit * torch.tensor([1.0, -0.7, 0.4])[: len(unit)]
     getattr(e, one.of).copy_(one.moved(problem.geometry, e, getattr(e, one.of), 0 * theta, theta))
-    e.parameters[name], e.told[name] = dict(zip(one.units(), theta.tolist(), strict=True)), {}
+    e.parameters[name], e.initial_parameters[name] = dict(zip(one.units(), theta.tolist(), strict=True)), {}
     J = one.directions(problem.geometry, e)
     problem.model = replace(problem.model, fidelity=fidelity)
     batch, before = Batch(SOME, refine=True), deepcopy(e)

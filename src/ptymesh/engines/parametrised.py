@@ -104,7 +104,7 @@ def after_epoch(
             numbers = estimate.parameters.setdefault(one.name, {})
             before = _numbers(one, numbers)
             some, factor = views_of_epoch(views, epoch), _rate_factor(one, epoch, engine.epochs)
-            away = before - _numbers(one, estimate.told.get(one.name, {}))
+            away = before - _numbers(one, estimate.initial_parameters.get(one.name, {}))
             after = before + measure_strain(problem, estimate, some, one, factor, away)
             _move_positions(problem, estimate, one, (before, after))
             before, after = after, after + _part_of_moves(problem, estimate, one, views)
@@ -202,7 +202,7 @@ def _pull_of_prior(problem: Problem, estimate: Estimate, batch: Batch, one: Para
     if one.of == "positions":
         slopes = torch.stack([torch.view_as_real(derivative(estimate.probe, axis)) for axis in (0, 1)])
         norm = float(total_of(slopes.square())) / 2
-    away = _numbers(one, estimate.parameters[one.name]) - _numbers(one, estimate.told.get(one.name, {}))
+    away = _numbers(one, estimate.parameters[one.name]) - _numbers(one, estimate.initial_parameters.get(one.name, {}))
     return -share * away * one.precisions() / (4 * norm)
 
 

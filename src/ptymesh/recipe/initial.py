@@ -136,7 +136,7 @@ def initial_estimate(
         tilt_rad=object.tilt_rad or (earlier.result.tilt_rad if earlier and object.slices > 1 else (0.0, 0.0)),
         opr=opr_modes(first, probe.opr_modes, seed),
         parameters=probe.start.parameters(),
-        told=probe.start.parameters(),
+        initial_parameters=probe.start.parameters(),
         corner=part.corner,
         extent=sides,
         probe_count=measurement.scans if own else 1,

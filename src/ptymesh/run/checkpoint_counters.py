@@ -25,7 +25,7 @@ class Counters(BaseModel):
 
     Attributes:
         stage, epoch, batch, epoch_seconds: as in RunState.
-        origin, extent, slice_spacing_m, tilt_rad, parameters, told: as in Estimate.
+        origin, extent, slice_spacing_m, tilt_rad, parameters, initial_parameters: as in Estimate.
         object_kind: as in Estimate.
         absorption: as in Estimate, of an object that follows from values; None of any other.
         position_check, term_checks: as in RunState.
@@ -46,7 +46,7 @@ class Counters(BaseModel):
     slice_spacing_m: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     tilt_rad: tuple[Finite, Finite]
     parameters: dict[str, dict[str, Finite]] = Field(default_factory=dict)
-    told: dict[str, dict[str, Finite]] = Field(default_factory=dict)
+    initial_parameters: dict[str, dict[str, Finite]] = Field(default_factory=dict)
     object_kind: Annotated[str, Field(max_length=200)] = "transmission"
     absorption: Finite | None = None
     position_check: PositionCheck | None = None

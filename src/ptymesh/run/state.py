@@ -115,7 +115,7 @@ class RunState:
             "slice_spacing_m": estimate.slice_spacing_m,
             "tilt_rad": list(estimate.tilt_rad),
             "parameters": estimate.parameters,
-            "told": estimate.told,
+            "initial_parameters": estimate.initial_parameters,
         }
         if estimate.object_values is not None:
             counters |= {"object_kind": estimate.object_kind, "absorption": estimate.absorption}
@@ -186,7 +186,7 @@ class RunState:
             slice_spacing_m=run.slice_spacing_m,
             tilt_rad=run.tilt_rad,
             parameters=run.parameters,
-            told=run.told,
+            initial_parameters=run.initial_parameters,
             moving=False,
             origin=run.origin,
             corner=part.corner,

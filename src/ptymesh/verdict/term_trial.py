@@ -141,7 +141,7 @@ def put_back(geometry: Geometry, estimate: Estimate, model: Parametrisation, ter
         model: whose terms they are.
         terms: that go back.
     """
-    numbers, told = estimate.parameters.get(model.name, {}), estimate.told.get(model.name, {})
+    numbers, told = estimate.parameters.get(model.name, {}), estimate.initial_parameters.get(model.name, {})
     before = {name: numbers.get(name, 0.0) for name in model.units()}
     after = {name: told.get(name, 0.0) if model.term_of(name) in terms else value for name, value in before.items()}
     changed = replace(estimate, parameters=estimate.parameters | {model.name: numbers | after})
