@@ -157,7 +157,8 @@ def answer_pattern(request: PanelRequest) -> Row:
     with _scan_lock:
         found = _readable(request)
         loaded = _load_scan(found)
-        centres = shown.from_result(loaded.result, loaded.result.positions_px + np.array(loaded.scan.window) / 2)
+        middle = np.array(loaded.result.probe.shape[-2:]) / 2
+        centres = shown.from_result(loaded.result, loaded.result.positions_px + middle)
         if "view" in request.query:
             view = int(request.query["view"])
             if not 0 <= view < len(centres):
