@@ -10,6 +10,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
+import yaml
 
 import ptymesh as pm
 from joint import TwoScans, same_bits, two_scans
@@ -22,7 +23,9 @@ from ptymesh.io.labelled import dataset
 from ptymesh.measurement import ArraySource, Measurement
 from ptymesh.physics.backend import Backend
 from ptymesh.problem import Batch
-from ptymesh.run_folder.patterns import compared_patterns, model_of, modelled
+from ptymesh.recipe.schema import load_recipe
+from ptymesh.run.session import run_recipe
+from ptymesh.run_folder.patterns import compared_patterns, model_of, modelled, patterns_of
 from stopped_runs import run_to_end_or_stop
 
 NO_SHIFT = [(0.0, 0.0), (0.0, 0.0)]
@@ -196,6 +199,45 @@ def test_the_result_holds_the_background_of_each_scan(lit: list[Measurement], tm
     assert compared_patterns(result, joint).pairs
     pytest.importorskip("xarray")
     assert dataset(result)["background"].dims == ("scan", "detector_y", "detector_x")
+
+
+def test_a_recipe_names_background_and_efficiency_of_each_scan(lit: list[Measurement], tmp_path: Path) -> None:
+    scans, files = [], {"keys": {"patterns": "patterns", "positions": "positions"}}
+    geometry = lit[0].geometry
+    for scan in lit:
+        np.savez(
+            tmp_path / f"{scan.name}.npz",
+            patterns=np.fft.fftshift(scan.patterns.read(np.arange(scan.views)), axes=(1, 2)),
+            positions=scan.positions * np.array(geometry.object_pixel_m),
+        )
+        assert scan.background is not None
+        np.save(tmp_path / f"{scan.name}-background.npy", np.fft.fftshift(scan.background))
+        efficiency = np.ones(scan.window)
+        efficiency[: scan.views % 7 + 3] = 0.5
+        np.save(tmp_path / f"{scan.name}-efficiency.npy", efficiency if scan.name == "right" else np.ones(scan.window))
+        data = {
+            "path": f"{scan.name}.npz",
+            **files,
+            "wavelength_m": geometry.wavelength_m,
+            "object_pixel_m": list(geometry.object_pixel_m or ()),
+            "background": f"{scan.name}-background.npy",
+            "efficiency": f"{scan.name}-efficiency.npy",
+        }
+        scans.append({"data": data})
+    recipe = {
+        "scans": scans,
+        "optics": {"detector_efficiency": True},
+        "probe": {"start": "auto"},
+        "stages": [{"engine": "adam", "epochs": 2, "batch": 20, "unknowns": REFINED}],
+        "output": {"dir": str(tmp_path / "out"), "figures": False},
+    }
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    result = pm.Result.load(run_recipe(load_recipe(tmp_path / "recipe.yaml"), device="cpu").path)
+    assert result.background is not None and result.background.shape == (2, 32, 32)
+    np.testing.assert_allclose(np.median(result.background, axis=(1, 2)), [6.0, 30.0], rtol=0.2)
+    assert result.unknowns["efficiency"].shape == (2, 32, 32)
+    assert np.ptp(result.unknowns["efficiency"][0]) == 0 < np.ptp(result.unknowns["efficiency"][1])
+    assert patterns_of(result).pairs
 
 
 def test_both_together_are_better_than_either_alone(both: TwoScans, lit: list[Measurement]) -> None:

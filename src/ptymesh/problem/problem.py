@@ -118,7 +118,7 @@ class Problem:
         self.loader.follow_settings()
 
     def give_own_backgrounds(self, estimate: Estimate) -> bool:
-        """Give each of several scans a background of its own, at first that of all; return True if they had one.
+        """Give each of several scans a background of its own, at first that of all; return True if they shared it.
 
         Args:
             estimate: its background (h, w) is changed to (S, h, w).

@@ -322,7 +322,14 @@ def _hidden_light(mask: np.ndarray, source: PatternSource, views: np.ndarray) ->
 def _drop_scan_labels(measurement: Measurement) -> Measurement:
     """Return the measurement as that of one scan: of a few views, some scans may have none."""
     return replace(
-        measurement, scan_index=None, scan_names=(), scan_probes=(), displaced_px=None, interaction_ratios=None
+        measurement,
+        background=measurement.mean_background,
+        efficiency=None,
+        scan_index=None,
+        scan_names=(),
+        scan_probes=(),
+        displaced_px=None,
+        interaction_ratios=None,
     )
 
 
