@@ -2,28 +2,34 @@
 
     python benchmarks/pieces.py --out F
     python benchmarks/pieces.py --views 300 --turns 3 --engines rpie --pieces descan,detector_blur
-    python benchmarks/pieces.py --views 300 --slices 8 --modes 4 --pieces detector_transfer,source_size,focal_spread
+    python benchmarks/pieces.py --views 128 --slices 8 --modes 4 --pieces detector_transfer,source_size,both
 
 One simulated scan in the far field, one mode, positions between pixels, and one thread. With each engine all models
 take turns, epoch by epoch: in each turn the plain one runs before and after each piece, so that a machine that others
 slow down slows both. Unknowns stay as they start, so that it is the waves that are measured.
 
-Seconds are those of the processor. `cost` is the median over turns of the seconds with the piece, over those without it
-and the number of waves that it makes of one; a wave of a window twice as wide counts as four.
+Seconds are those of the processor, so that others on the same cores count little.
+
+cost        median over turns of the seconds with the piece, over those without it and the number of waves that it makes
+            of one; a wave of a window twice as wide counts as four
+fraction    of the floor that is reached: the time of the epoch's own transforms (floor.py, measured in each turn) over
+            that of the epoch. A wave has a pair of them at its fraction of a pixel, two for each gap between slices
+            and one for the detector.
 """
 
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from time import process_time
 from typing import Any
 
 import numpy as np
 import torch
+from floor import Floor
 from record import about, write
 
 from ptymesh.engines import ENGINES
@@ -43,15 +49,24 @@ PIECES: dict[str, dict[str, Any]] = {
     "detector_transfer": {"detector_transfer": {"pixel_side": 1}},
     "detector_efficiency": {"detector_efficiency": True},
     "binned_detector": {"binned_detector": {"factor": 2}},
+    "both": {"detector_transfer": {"pixel_side": 1}, "source_size": True},
 }
 TIMED = ("rpie", "lsqml", "adam")
 BATCH = 64
 
 
-def epochs(measurement: Any, engine: str, model: dict[str, Any], turns: int) -> tuple[Reconstruction, Iterator]:
-    """Return a reconstruction with such slices, modes and pieces, and its epochs."""
+def epochs(measurement: Any, engine: str, model: dict[str, Any], turns: int) -> tuple[Reconstruction, Iterator[float]]:
+    """Return a reconstruction with such slices, modes and pieces, and the processor seconds of its epochs."""
     recon = Reconstruction(measurement, **model, subpixel="fourier", device="cpu", seed=1)
-    return recon, iter(recon.run(ENGINES[engine](epochs=turns, batch=BATCH)))
+    return recon, timed(recon.run(ENGINES[engine](epochs=turns, batch=BATCH)))
+
+
+def timed(reports: Iterator[Any]) -> Iterator[float]:
+    """Yield the processor seconds that each takes."""
+    began = time.process_time()
+    for _ in reports:
+        yield time.process_time() - began
+        began = time.process_time()
 
 
 def waves_of(recon: Reconstruction) -> int:
@@ -59,32 +74,37 @@ def waves_of(recon: Reconstruction) -> int:
     return recon.problem.model.fan_out * recon.binning**2
 
 
-def seconds_of_next(epochs: Iterator) -> float:
-    """Return the seconds that the processor takes for the next epoch."""
-    begun = process_time()
-    next(epochs)
-    return process_time() - begun
+def pairs_of_view(recon: Reconstruction) -> int:
+    """Return the pairs of transforms of a view: of each wave, at its fraction, twice per gap, to the detector."""
+    slices, modes = len(recon.object), len(recon.probe)
+    return modes * waves_of(recon) * 2 * slices
 
 
 def measure(measurement: Any, engine: str, model: dict[str, Any], names: list[str], turns: int) -> list[dict[str, Any]]:
     """Return one row for each piece."""
     count = 1 + turns * (1 + len(names))
-    _, plain = epochs(measurement, engine, model, count)
+    bare, plain = epochs(measurement, engine, model, count)
     runs = {name: epochs(measurement, engine, model | {"optics": PIECES[name]}, turns + 1) for name in names}
     next(plain)
     for _, one in runs.values():
         next(one)
+    floor = Floor(measurement.window, torch.device("cpu"), clock=time.process_time)
     costs: dict[str, list[float]] = {name: [] for name in names}
     seconds: dict[str, list[float]] = {name: [] for name in names}
-    without = []
+    without, limits = [], []
     for _ in range(turns):
-        before = seconds_of_next(plain)
+        before = next(plain)
         for name, (recon, one) in runs.items():
-            taken, after = seconds_of_next(one), seconds_of_next(plain)
-            without += [after]
+            taken, after = next(one), next(plain)
+            without.append(after)
+            limits.append(floor.sample())
             seconds[name].append(taken)
             costs[name].append(2 * taken / (before + after) / waves_of(recon))
             before = after
+
+    def fraction(recon: Reconstruction, epoch_s: float) -> float:
+        return measurement.views * pairs_of_view(recon) / median(limits) / epoch_s
+
     rows = []
     for name, (recon, _) in runs.items():
         row = {
@@ -95,8 +115,14 @@ def measure(measurement: Any, engine: str, model: dict[str, Any], names: list[st
             "costs": costs[name],
             "epoch_s": median(seconds[name]),
             "plain_epoch_s": median(without),
+            "fraction": fraction(recon, median(seconds[name])),
+            "plain_fraction": fraction(bare, median(without)),
         }
-        print(f"{engine} {name}: {row['cost']:.2f} of the built-in path for each of {row['waves']} waves", flush=True)
+        print(
+            f"{engine} {name}: {row['cost']:.2f} of the built-in path for each of {row['waves']} waves, "
+            f"{row['fraction']:.0%} of the floor, {row['plain_fraction']:.0%} without",
+            flush=True,
+        )
         rows.append(row)
     return rows
 

@@ -163,7 +163,7 @@ def side_by_side(
     """
     options = [str(given.star), "--engine", engine, "--modes", str(modes), "--batch", str(given.batch)]
     options += ["--epochs", str(1 + MOST * given.turns), "--threads", str(given.threads), "--device", given.device]
-    options += ["--slices", str(given.slices)] + ["--positions"] * given.positions
+    options += ["--clock", given.clock, "--slices", str(given.slices)] + ["--positions"] * given.positions
     options += ["--inner", str(given.inner)] if given.inner else []
     ours = Path(sys.executable)
     with contextlib.ExitStack() as stack:
@@ -221,6 +221,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--subpixel", default="fourier", help="ptymesh's; Pty-Chi and CDTools shift by Fourier too")
+    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall", help="cpu, on cores that others keep busy")
     add_several(parser)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--busy-ok", action="store_true", help="measure although other processes run")
