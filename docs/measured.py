@@ -252,15 +252,13 @@ def models() -> str:
 
 
 def electrons_ptyrad() -> str:
-    """PtyRAD's template and best setting beside our recipes, on each seed."""
-    runs = newest("electrons-ptyrad")["runs"]
-    theirs = [one for one in runs if one["program"] == "ptyrad"]
-    best = max(theirs, key=lambda one: (one["seed"] > theirs[0]["seed"], one["sum"] + one["single"]))["setting"]
-    shown = [one for one in runs if one["program"] == "ptymesh" or one["setting"] in ("template", best)]
+    """PtyRAD's settings on the first seed, and its best beside what `ptymesh calibrate` writes, on each seed."""
     rows = []
-    for one in sorted(shown, key=lambda one: (one["seed"], one["program"] != "ptyrad", one["setting"])):
+    runs = newest("electrons-ptyrad")["runs"]
+    for one in sorted(runs, key=lambda one: (one["seed"], one["program"] != "ptyrad", -one["sum"] - one["single"])):
         name = {**PEERS, "ptymesh": "ptymesh"}[one["program"]]
-        rows.append([one["seed"], name, one["setting"], *_of_crystal(one)])
+        recipe = "calibrated" if one["setting"] == "potential" else one["setting"]
+        rows.append([one["seed"], name, recipe, *_of_crystal(one)])
     return table(f"| seed | program | recipe {CRYSTAL}", rows)
 
 

@@ -1,12 +1,11 @@
 """PtyRAD on the two crystals of ../electrons.py, told wrongly in the same way, beside our own reconstructions.
 
-    python benchmarks/peers/ptyrad_crystals.py --python PEERS/bin/python --seeds 1 2 --side 20 --out F
+    python benchmarks/peers/ptyrad_crystals.py --python PEERS/bin/python --seeds 1 2 3 --side 20 --out F
 
 PEERS is the environment that compare.py makes. PtyRAD gets the same counts, positions (turned by 1 degree), thickness
-and starting beam as ours, and three probe modes; the slices that are told, and in some settings as thin ones as ours;
-its batches are drawn anew in each run. Its `SETTINGS` are
-tried on the first seed, 25 epochs each. The one with the largest `sum` + `single`, which nobody knows who measures,
-runs on the other seeds too.
+and starting beam as ours, and three probe modes; the slices that are told, or as thin ones as ours; its batches are
+drawn anew in each run. Its `SETTINGS` are tried on the first seed and dose, 25 epochs each. The one with the largest
+`sum` + `single`, which nobody knows who measures, runs on all other scans too, and ours beside it.
 
 The functions of electrons.py judge all. PtyRAD refines the position of each view and the pixels of the probe: rotation
 and lens are read from these, as they are of ours.
@@ -24,6 +23,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,7 +58,12 @@ EPOCHS, MODES = 25, 3
 
 
 def setting(
-    rates: float = 1.0, zblur: float | None = 1.0, kz_beta: float | None = None, sparsity: float = 0.0, **more: bool
+    rates: float = 1.0,
+    zblur: float | None = 1.0,
+    kz_beta: float | None = None,
+    kz_alpha: float = 1.0,
+    sparsity: float = 0.0,
+    **more: bool,
 ) -> dict[str, Any]:
     """Return sections of PtyRAD's parameters: its template `standard`, but for what is said.
 
@@ -66,6 +71,7 @@ def setting(
         rates: factor of all learning rates.
         zblur: slices, standard deviation of the blur along the beam; None for no blur.
         kz_beta: strength of the filter along the beam, or None.
+        kz_alpha: strength of that filter across the beam.
         sparsity: weight of the mean |phase|.
         more: `positive` keeps phases above zero, `falling` lets the rates fall to zero as a cosine.
     """
@@ -73,7 +79,7 @@ def setting(
     constraints: dict[str, Any] = {"obj_rblur": {"start_iter": None}, "obja_thresh": {"start_iter": 1}}
     constraints["obj_zblur"] = {"start_iter": None} if zblur is None else {"start_iter": 1, "std": zblur}
     if kz_beta is not None:
-        constraints["kz_filter"] = {"start_iter": 1, "beta": kz_beta}
+        constraints["kz_filter"] = {"start_iter": 1, "beta": kz_beta, "alpha": kz_alpha}
     if more.get("positive"):
         constraints["objp_postiv"] = {"start_iter": 1}
     model: dict[str, Any] = {
@@ -115,9 +121,13 @@ SETTINGS: dict[str, Setting] = {
     "rates x 30, batches of 16, kz filter": Setting(16, setting(30, None, 1.0)),
     "rates x 30, batches of 16, blur 0.5, falling": Setting(16, setting(30, 0.5, falling=True)),
     "rates x 30, batches of 16, blur 0.5, positive, sparse": Setting(16, setting(30, 0.5, positive=True, sparsity=0.1)),
-    "rates x 30, batches of 16, thin slices": Setting(16, setting(30), parts=2),
-    "rates x 30, batches of 16, blur 2, thin slices": Setting(16, setting(30, 2.0), parts=2),
-    "rates x 30, batches of 16, falling, thin slices": Setting(16, setting(30, falling=True), parts=2),
+    "12 slices, rates x 15, batches of 16": Setting(16, setting(15), parts=2),
+    "12 slices, rates x 15, batches of 16, falling": Setting(16, setting(15, falling=True), parts=2),
+    "12 slices, rates x 15, batches of 16, blur 2, falling": Setting(16, setting(15, 2.0, falling=True), parts=2),
+    "12 slices, rates x 15, batches of 16, kz filter, falling": Setting(
+        16, setting(15, None, 0.2, 0.0, falling=True), parts=2
+    ),
+    "12 slices, rates x 30, batches of 16": Setting(16, setting(30), parts=2),
 }
 
 
@@ -188,53 +198,54 @@ def residual(made: Truth, scan: Measurement, result: pm.Result) -> float:
     return left / float(counts.sum())
 
 
-def scan_of(seed: int, given: argparse.Namespace) -> tuple[Truth, Measurement]:
-    """Return a simulation, and its scan as it is told."""
-    made = crystal(seed, given.side)
-    expected = patterns_without_noise(made, given.work, f"crystal-{seed}-{given.side}.npy")
-    return made, told(made, expected, given.dose)
+@cache
+def scan_of(seed: int, dose: float, side: int, work: Path | None) -> tuple[Truth, Measurement, float]:
+    """Return a simulation, its scan as it is told, and the frozen residual of its truth."""
+    made = crystal(seed, side)
+    scan = told(made, patterns_without_noise(made, work, f"crystal-{seed}-{side}.npy"), dose)
+    return made, scan, frozen_residual(made, scan)
 
 
-def measured(python: Path, program: str, name: str, told_scan: tuple[Truth, Measurement]) -> dict[str, Any]:
+def measured(python: Path, chosen: Setting | str, simulated: tuple[Truth, Measurement, float]) -> dict[str, Any]:
     """Return what the result of a run is worth.
 
     Args:
         python: of an environment that has PtyRAD.
-        program: ptyrad or ptymesh.
-        name: of its setting or recipe.
-        told_scan: the simulation, and its scan as it is told.
+        chosen: setting of PtyRAD, or the name of our recipe.
+        simulated: what `scan_of` returns.
     """
-    made, scan = told_scan
-    if program == "ptyrad":
-        result, taken, version = run_ptyrad(python, made, scan, SETTINGS[name])
-        seconds = {"cpu_seconds": taken}
+    made, scan, truth_residual = simulated
+    if isinstance(chosen, Setting):
+        result, taken, version = run_ptyrad(python, made, scan, chosen)
+        seconds, left = {"cpu_seconds": taken}, residual(made, scan, result)
     else:
-        result, seconds = run(made, scan, recipes()[name], made.options.seed)
-        version = f"ptymesh {pm.__version__}"
-    left = residual(made, scan, result) if program == "ptyrad" else float(result.attrs["final_residual"])
+        result, seconds = run(made, scan, recipes()[chosen], made.options.seed)
+        version, left = f"ptymesh {pm.__version__}", float(result.attrs["final_residual"])  # type: ignore[arg-type]
     found = {"about": version, **judged(made, result), **geometry_errors(made, result, scan), "residual": left}
-    return found | {"truth_residual": frozen_residual(made, scan), **seconds}
+    return found | {"truth_residual": truth_residual, **seconds}
 
 
 def main() -> None:
     """One line a run."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--python", type=Path, required=True, help="of an environment that has PtyRAD")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--dose", type=float, default=1e6)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--doses", type=float, nargs="+", default=[1e6, 5e4])
     parser.add_argument("--side", type=int, default=20, help="views along a side of the scan")
+    parser.add_argument("--search", nargs="+", choices=list(SETTINGS), default=list(SETTINGS), help="PtyRAD's settings")
+    parser.add_argument("--ours", nargs="+", choices=list(recipes()), default=["potential"], help="our recipes")
     parser.add_argument("--work", type=Path, help="folder in which patterns without noise are kept")
     parser.add_argument("--out", type=Path, required=True, help="runs that it holds are not done again")
     given = parser.parse_args()
     rows = json.loads(given.out.read_text(encoding="utf-8"))["runs"] if given.out.exists() else []
-    scans = {seed: scan_of(seed, given) for seed in given.seeds}
 
-    def judge(program: str, name: str, seed: int) -> dict[str, Any]:
+    def judge(program: str, name: str, seed: int, dose: float) -> dict[str, Any]:
         """Return the row of a run, done before or now."""
-        key = {"program": program, "setting": name, "epochs": EPOCHS, "dose": given.dose, "seed": seed}
+        key = {"program": program, "setting": name, "epochs": EPOCHS, "dose": dose, "seed": seed}
         done = [row for row in rows if key.items() <= row.items()]
         if not done:
-            done = [key | measured(given.python.absolute(), program, name, scans[seed])]
+            chosen = SETTINGS[name] if program == "ptyrad" else name
+            done = [key | measured(given.python.absolute(), chosen, scan_of(seed, dose, given.side, given.work))]
             rows.extend(done)
             print(
                 f"{done[0]['cpu_seconds']:.1f} s, {program} {shown({**done[0], 'recipe': name})}",
@@ -243,13 +254,13 @@ def main() -> None:
             write(given.out, {**about(), "side": given.side, "runs": rows})
         return done[0]
 
-    first = given.seeds[0]
-    searched = [judge("ptyrad", name, first) for name in SETTINGS]
+    searched = [judge("ptyrad", name, given.seeds[0], given.doses[0]) for name in given.search]
     best = max(searched, key=lambda one: float(one["sum"]) + float(one["single"]))["setting"]
-    for seed in given.seeds:
-        judge("ptyrad", best, seed)
-        for name in ("potential", "default"):
-            judge("ptymesh", name, seed)
+    for dose in given.doses:
+        for seed in given.seeds:
+            judge("ptyrad", best, seed, dose)
+            for name in given.ours:
+                judge("ptymesh", name, seed, dose)
 
 
 if __name__ == "__main__":
