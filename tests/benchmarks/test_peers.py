@@ -65,7 +65,9 @@ def test_ptymesh_beside_a_peer(packed: Path, tmp_path: Path) -> None:
         "from turns import arguments, serve\n"
         "serve(lambda: print('more') or time.sleep(0.2) or 3.5, arguments(), 'slow 1.0', dict)\n"
     )
-    given = argparse.Namespace(star=packed, batch=6, turns=2, threads=1, device="cpu", subpixel="none", **SEVERAL)
+    given = argparse.Namespace(
+        star=packed, batch=6, turns=2, threads=1, device="cpu", subpixel="none", clock="wall", **SEVERAL
+    )
     found = compare.side_by_side(Path(sys.executable), str(peer), "rpie", 2, given)
     slow, ours = (found["seconds"][name] for name in ("slow", "ptymesh"))
     assert found["peer"] == "slow 1.0"
@@ -82,7 +84,9 @@ def test_ptymesh_beside_a_peer(packed: Path, tmp_path: Path) -> None:
 def test_a_peer_that_fails_says_why(packed: Path, tmp_path: Path) -> None:
     peer = tmp_path / "broken_run.py"
     peer.write_text("raise RuntimeError('no such thing')")
-    given = argparse.Namespace(star=packed, batch=6, turns=2, threads=1, device="cpu", subpixel="none", **SEVERAL)
+    given = argparse.Namespace(
+        star=packed, batch=6, turns=2, threads=1, device="cpu", subpixel="none", clock="wall", **SEVERAL
+    )
     with pytest.raises(PtymeshError, match="stopped: RuntimeError: no such thing"):
         compare.side_by_side(Path(sys.executable), str(peer), "rpie", 2, given)
 
