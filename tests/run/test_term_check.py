@@ -152,8 +152,10 @@ def test_short_runs_that_fail_judge_nothing() -> None:
         raise Diverged("no")
 
     assert judge_terms(recon.scan, fail, recon.state.estimate, model, engine, 1) == []
-    trial = stage_of_trial(LSQML(epochs=99, positions=True, models={"scan_geometry": True}))  # type: ignore[dict-item]
-    assert (trial.epochs, trial.positions, trial.models, trial.probe.frozen) == (12, None, {}, 12)
+    whole = LSQML(epochs=99, positions=True, models={"scan_geometry": True})  # type: ignore[dict-item]
+    frozen = [stage_of_trial(whole, MODELS[name]()).probe.frozen for name in ("scan_geometry", "aberrations")]
+    trial = stage_of_trial(whole, model)
+    assert (trial.epochs, trial.positions, trial.models, frozen) == (25, None, {}, [0, 25])
 
 
 def test_gains_within_chance_are_refused() -> None:

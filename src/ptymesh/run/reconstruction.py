@@ -13,6 +13,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -665,20 +666,22 @@ class Reconstruction(Displayed):
         own -= {"positions"} if self.state.refused_positions else set()
         return judge_held_out(self.problem, self.state.estimate, loop.held_out, own)
 
-    def _judge_part(self, part: Measurement, stage: Engine | None = None) -> Judged:
+    def _judge_part(self, part: Measurement, stage: Engine | None = None, probe: np.ndarray | None = None) -> Judged:
         """Return how well a short run explains held-out views of a part of the scan, on this rank alone.
 
         Args:
             part: some views.
-            stage: what is run from the part's own probe and an empty object; None for the last default stage, from
-                where the recipe starts.
+            stage: what is run from an empty object; None for the last default stage, from where the recipe starts.
+            probe: (M, h, w) complex, that it starts from; None for the recipe's.
         """
         options = self._options
         if stage is not None:
-            obj = {"initial": "ones", "initial_depth_m": None, "result_positions": False}
-            probe = {"start": FileStart(kind="file"), "modes": len(self.state.estimate.probe), "opr_modes": 0}
-            changed = {"object": obj, "probe": probe}
-            options = options | {name: options[name].model_copy(update=changed[name]) for name in changed}
+            empty = {"initial": "ones", "initial_depth_m": None, "result_positions": False}
+            options = options | {"object": options["object"].model_copy(update=empty)}
+        if probe is not None:
+            given = {"start": FileStart(kind="file"), "modes": len(probe), "opr_modes": 0}
+            options = options | {"probe": options["probe"].model_copy(update=given)}
+            part = replace(part, probe=probe)
         with closing(Reconstruction(part, **options, device=World("cpu"), say=lambda _: None)) as recon:
             if stage is None:
                 last = recon.default_stages[-1]
