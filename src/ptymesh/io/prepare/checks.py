@@ -48,7 +48,9 @@ WRONG_DATASET = "check which dataset is read (data.keys.patterns), and the mask"
 HOT_SHARE = 0.1
 #: Least number of values from which it is told whether patterns are roots of counts.
 LEAST_ROOTS = 100
-#: Counts below which values are used for that.
+#: Most counts of which it is asked whether they are multiples of one number.
+MOST_TRIED = 200_000
+#: Counts below which values are used to tell roots.
 MOST_ROOT = 500.0
 #: Least share of these values whose root is no whole number.
 LEAST_SHARE = 0.1
@@ -278,6 +280,7 @@ def _dark_of_light(mask: np.ndarray, source: PatternSource, views: np.ndarray) -
 
 def _multiples(positive: np.ndarray) -> str:
     """Return a sentence if all counts (n,) above zero are multiples of one number other than 1, a wrong gain."""
+    positive = positive[:: max(1, positive.size // MOST_TRIED)]
     if positive.size < LEAST_ROOTS or len(set(positive[:LEAST_ROOTS].tolist())) < 2:
         return ""
     if (positive == np.rint(positive)).all():
