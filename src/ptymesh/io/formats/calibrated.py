@@ -76,6 +76,11 @@ def _step_m(scales: Sequence[Scale], notes: list[str]) -> Pair | None:
 def choose_stack_axes(shape: tuple[int, ...], path: Path, data: DataOptions) -> str:
     """Return the letters of the axes of an array of patterns: the recipe's, else views, y, x or rows, columns, y, x.
 
+    Args:
+        shape: of the array.
+        path: of its file, for messages.
+        data: of the recipe, whose `frames.axes` come first.
+
     Raises:
         BadInput: it has other axes, or one of no length.
     """
