@@ -58,12 +58,7 @@ EPOCHS, MODES = 25, 3
 
 
 def setting(
-    rates: float = 1.0,
-    zblur: float | None = 1.0,
-    kz_beta: float | None = None,
-    kz_alpha: float = 1.0,
-    sparsity: float = 0.0,
-    **more: bool,
+    rates: float = 1.0, zblur: float | None = 1.0, kz_beta: float | None = None, sparsity: float = 0.0, **more: bool
 ) -> dict[str, Any]:
     """Return sections of PtyRAD's parameters: its template `standard`, but for what is said.
 
@@ -71,7 +66,6 @@ def setting(
         rates: factor of all learning rates.
         zblur: slices, standard deviation of the blur along the beam; None for no blur.
         kz_beta: strength of the filter along the beam, or None.
-        kz_alpha: strength of that filter across the beam.
         sparsity: weight of the mean |phase|.
         more: `positive` keeps phases above zero, `falling` lets the rates fall to zero as a cosine.
     """
@@ -79,7 +73,7 @@ def setting(
     constraints: dict[str, Any] = {"obj_rblur": {"start_iter": None}, "obja_thresh": {"start_iter": 1}}
     constraints["obj_zblur"] = {"start_iter": None} if zblur is None else {"start_iter": 1, "std": zblur}
     if kz_beta is not None:
-        constraints["kz_filter"] = {"start_iter": 1, "beta": kz_beta, "alpha": kz_alpha}
+        constraints["kz_filter"] = {"start_iter": 1, "beta": kz_beta}
     if more.get("positive"):
         constraints["objp_postiv"] = {"start_iter": 1}
     model: dict[str, Any] = {
@@ -123,10 +117,6 @@ SETTINGS: dict[str, Setting] = {
     "rates x 30, batches of 16, blur 0.5, positive, sparse": Setting(16, setting(30, 0.5, positive=True, sparsity=0.1)),
     "12 slices, rates x 15, batches of 16": Setting(16, setting(15), parts=2),
     "12 slices, rates x 15, batches of 16, falling": Setting(16, setting(15, falling=True), parts=2),
-    "12 slices, rates x 15, batches of 16, blur 2, falling": Setting(16, setting(15, 2.0, falling=True), parts=2),
-    "12 slices, rates x 15, batches of 16, kz filter, falling": Setting(
-        16, setting(15, None, 0.2, 0.0, falling=True), parts=2
-    ),
     "12 slices, rates x 30, batches of 16": Setting(16, setting(30), parts=2),
 }
 
