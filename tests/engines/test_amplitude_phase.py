@@ -224,7 +224,7 @@ def test_each_constraint_acts_on_its_part() -> None:
 @pytest.mark.parametrize(
     ("engine", "said"),
     [
-        (pm.RPIE(object={"ramp": True}), "Ramp is of phases between"),
+        (pm.RPIE(object={"ramp": True}), "object.ramp is of phases between"),
         (pm.Adam(parametrisation="amplitude_phase"), "parametrisation amplitude_phase is of a transmission"),
         (pm.Adam(unknowns={"absorption": True}), "absorption is not of an object that is an amplitude_phase"),
         (pm.DM(), "dm cannot move an amplitude_phase"),

@@ -354,11 +354,11 @@ def test_recentring_moves_the_potential_and_keeps_intensities() -> None:
 @pytest.mark.parametrize(
     ("engine", "said"),
     [
-        (pm.RPIE(object={"scale": True}), "Scale changes amplitudes"),
-        (pm.RPIE(object={"ramp": True}), "Ramp changes amplitudes or turns phases"),
-        (pm.RPIE(object={"amplitude": {"high": 1.0}}), "Amplitude changes amplitudes"),
-        (pm.RPIE(constraints={"complex_ratio": True}), "ComplexRatio changes amplitudes"),
-        (pm.RPIE(constraints={"mirrored_amplitude": True}), "MirroredAmplitude changes amplitudes"),
+        (pm.RPIE(object={"scale": True}), "object.scale changes amplitudes"),
+        (pm.RPIE(object={"ramp": True}), "object.ramp changes amplitudes or turns phases"),
+        (pm.RPIE(object={"amplitude": {"high": 1.0}}), "object.amplitude changes amplitudes"),
+        (pm.RPIE(constraints={"complex_ratio": True}), "constraints.complex_ratio changes amplitudes"),
+        (pm.RPIE(constraints={"mirrored_amplitude": True}), "constraints.mirrored_amplitude changes amplitudes"),
         (pm.Adam(parametrisation="phase"), "parametrisation phase is of a transmission"),
         *((ENGINES[name](), f"{name} cannot move a potential") for name in ("dm", "raar", "ap", "mpie", "cg", "bh")),
     ],
