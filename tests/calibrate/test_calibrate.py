@@ -246,6 +246,7 @@ def test_thick_slices_are_made_of_thin_ones_and_begin_coarse(found: Calibration)
     assert recipe.object.slices == 8 and recipe.object.slice_spacing_m == spacing / 2
     assert [(stage.coarsen, stage.epochs) for stage in recipe.stages] == [(2, 10), (1, 15)]
     first, last = recipe.stages
+    assert "identical_slices" in first.constraints and "identical_slices" not in last.constraints
     assert not first.positions and vars(last.positions)["start"] == 5 and list(recipe.optics) == ["detector_transfer"]
     for stage in recipe.stages:
         assert vars(stage.constraints["depth_smoothness"])["weight"] == pytest.approx(1.2)

@@ -191,13 +191,17 @@ def can_begin_coarse(window: tuple[int, ...], radius: float) -> bool:
 
 
 def begin_coarse(stages: list[RawGroup]) -> list[RawGroup]:
-    """Return stages whose first epochs see the inner half of the detector alone.
+    """Return stages whose first epochs see the inner half of the detector alone, with all slices the same.
+
+    Low angles hardly tell depths, and slices that are free there gather near the entrance, from where later epochs move
+    them slowly, as they move together with the focus.
 
     Args:
         stages: one, of more than COARSE_EPOCHS epochs.
     """
     (stage,) = stages
-    first = {**stage, "epochs": COARSE_EPOCHS, "coarsen": 2}
+    constraints = {**stage.get("constraints", {}), "identical_slices": True}
+    first = {**stage, "epochs": COARSE_EPOCHS, "coarsen": 2, "constraints": constraints}
     return copy.deepcopy([first, {**stage, "epochs": stage["epochs"] - COARSE_EPOCHS}])
 
 
