@@ -6,7 +6,7 @@ A simulated scan is played on one core, and `ptymesh live` reconstructs it on an
 earlier scan of another sample with the same beam. Latency is from the arrival of a frame at the receiver to the end of
 the segment of updates that used it first. Beside it stands a run with all frames that uses each three times, and both
 are polished by as many epochs; the picture 1 s after the last frame is compared with that run after as many uses as
-that picture has seen. Errors are those of a quarter of the object against the truth.
+that picture has seen, if these are one for each view. Errors are those of a quarter of the object against the truth.
 
 Frames have numbers of 32 bits, as the simulated file has them; with --bits 16 what most detectors send at such rates.
 
@@ -216,7 +216,7 @@ def measure(folder: Path, rate: float, offline: dict[str, Any], bits: int, *, ki
     live, polished = error(out / "live.h5", folder), error(out / "result.h5", folder)
     used = uses_of(shown[-1], out) if shown else None
     epochs = range(1, len(offline["error_by_uses"]) + 1)
-    alike = None if used is None else float(np.interp(used, epochs, offline["error_by_uses"]))
+    alike = None if used is None or used < 1 else float(np.interp(used, epochs, offline["error_by_uses"]))
     row = {
         "rate": rate,
         "killed": kill,
@@ -246,7 +246,8 @@ def describe(row: dict[str, Any]) -> str:
     """Return a line on a stream: uses, latency, time on the processor, errors."""
     late, uses, shown = row["latency_median_s"], row["uses_at_end_of_stream"]["mean"], row["error_1_s_after"]
     first = "none" if late is None else f"{late:.2f} s"
-    soon = "none" if shown is None else f"{shown / row['offline_error_of_as_many_uses']:.3f}"
+    alike = row["offline_error_of_as_many_uses"]
+    soon = "none" if shown is None or alike is None else f"{shown / alike:.3f}"
     return (
         f"{row['rate']:g}/s: {uses:.2f} uses at the last frame, {first} to the first (median), "
         f"{row['views_per_s']:.0f} views/s, {1e3 * row['cpu_s_per_view']:.2f} ms on the processor for each; "

@@ -137,7 +137,8 @@ def live(found: dict[str, Any]) -> Figure:
         last = stream["last_frame_s"]
         axes.plot(last, np.interp(last, seconds, errors), "o", color=colour, markersize=8, fillstyle="none")
     alone = found["offline"]["error"]
-    axes.axhline(alone, color="#888888", linewidth=1, linestyle="--", label="all frames from the start, as many uses")
+    label = "all frames from the start, three uses of each"
+    axes.axhline(alone, color="#888888", linewidth=1, linestyle="--", label=label)
     axes.plot([], [], "o", color="#444444", markersize=8, fillstyle="none", label="the last frame has come")
     axes.set_xlabel("seconds from the first frame")
     axes.set_ylabel("error of the object")
