@@ -279,4 +279,4 @@ def _read_findings(text: str, window: tuple[int, int]) -> Findings:
     masked = np.zeros(window, bool)
     for top, bottom, left, right in regions:
         masked[top:bottom, left:right] = True
-    return Findings(np.array(left_out, np.int64), masked, tuple(done), tuple(doubts))
+    return Findings(np.array(left_out, np.int64), masked, tuple(done), doubts=tuple(doubts))

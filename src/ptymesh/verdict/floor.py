@@ -62,7 +62,8 @@ def measure_noise_floor(problem: Problem) -> NoiseFloor | None:
         y = Data.of(counts, problem.loader.mask, None, torch.float64).y
         is_count = is_count and are_counts(y, counts.dtype)
         if is_count and divisor != 1:
-            divisor = int(np.gcd.reduce(y.cpu().numpy().astype(np.int64).ravel(), initial=divisor))
+            whole = y.clamp(max=2.0**62).cpu().numpy().astype(np.int64)
+            divisor = int(np.gcd.reduce(whole.ravel(), initial=divisor))
         views += len(y)
         total.add(torch.stack([over_window(term) for term in (expected_misfit(y), expected_spread(y), y)], dim=1))
     (sampled,) = problem.world.sum(torch.tensor(float(views), dtype=torch.float64, device=problem.device))

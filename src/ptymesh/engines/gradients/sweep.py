@@ -214,7 +214,8 @@ class Sweep:
         _, D, c, _ = summary
         self.batch.view_updates.positions = [(views, step / c) for views, step in self.batch.view_updates.positions]
         self.batch.view_updates.weights = [(views, step / c) for views, step in self.batch.view_updates.weights]
-        self.batch.view_updates.gradients = replace(sums, probe=sums.probe / c, opr=sums.opr / c)
+        opr = sums.opr / c if len(sums.opr) else sums.opr
+        self.batch.view_updates.gradients = replace(sums, probe=sums.probe / c, opr=opr)
         parts = {}
         for name, field, weight in (("probe", sums.probe, sums.probe_weight), ("opr", sums.opr, sums.opr_weight)):
             if name in self.wanted and len(field):

@@ -50,6 +50,8 @@ HOT_SHARE = 0.1
 LEAST_ROOTS = 100
 #: Most counts of which it is asked whether they are multiples of one number.
 MOST_TRIED = 200_000
+#: Largest count of which it is asked; floating-point numbers beyond it are all whole.
+LARGEST_WHOLE = 2.0**53
 #: Counts below which values are used to tell roots.
 MOST_ROOT = 500.0
 #: Least share of these values whose root is no whole number.
@@ -281,7 +283,7 @@ def _dark_of_light(mask: np.ndarray, source: PatternSource, views: np.ndarray) -
 def _multiples(positive: np.ndarray) -> str:
     """Return a sentence if all counts (n,) above zero are multiples of one number other than 1, a wrong gain."""
     positive = positive[:: max(1, positive.size // MOST_TRIED)]
-    if positive.size < LEAST_ROOTS or len(set(positive[:LEAST_ROOTS].tolist())) < 2:
+    if positive.size < LEAST_ROOTS or len(set(positive[:LEAST_ROOTS].tolist())) < 2 or positive.max() > LARGEST_WHOLE:
         return ""
     if (positive == np.rint(positive)).all():
         unit = float(np.gcd.reduce(positive.astype(np.int64)))
