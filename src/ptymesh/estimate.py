@@ -150,6 +150,22 @@ class Estimate:
         """True if each scan has a background of its own."""
         return self.background.ndim == 3
 
+    def terms_of_background(self, terms: torch.Tensor, setting: int) -> torch.Tensor:
+        """Return terms of the background by views of one scan, 0 for the backgrounds of others.
+
+        Args:
+            terms: (B, ..., v, u).
+            setting: number of the scan.
+
+        Returns:
+            (B, ..., S, v, u) where each scan has a background of its own, else `terms`.
+        """
+        if not self.has_own_backgrounds:
+            return terms
+        found = terms.new_zeros((*terms.shape[:-2], *self.background.shape))
+        found[..., setting, :, :] = terms
+        return found
+
     @property
     def slices(self) -> int:
         """Number of slices of each object mode."""

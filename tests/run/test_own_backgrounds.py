@@ -30,6 +30,7 @@ from stopped_runs import run_to_end_or_stop
 
 NO_SHIFT = [(0.0, 0.0), (0.0, 0.0)]
 REFINED = {"object": True, "probe": True, "background": True}
+FOUND = {"background": True}
 
 
 def hilly(window: tuple[int, int], level: float, seed: int) -> np.ndarray:
@@ -131,12 +132,33 @@ def test_the_background_of_each_scan_is_found(both: TwoScans) -> None:
     assert found.attrs["final_residual"] < 1.15 * found.attrs["noise_floor"]
 
 
+@pytest.mark.parametrize(
+    "stage", [pm.RPIE(epochs=30, batch=20, unknowns=FOUND), pm.LSQML(epochs=30, batch=20, unknowns=FOUND)]
+)
+def test_engines_of_revised_waves_find_the_background_of_each_scan(both: TwoScans, stage: pm.Engine) -> None:
+    scans = with_backgrounds(both.scans, (6.0, 30.0), known=False)
+    found = pm.reconstruct(scans, stage, seed=1)
+    assert found.background is not None and found.background.shape == (2, *scans[0].window)
+    np.testing.assert_allclose(np.median(found.background, axis=(1, 2)), [6.0, 30.0], rtol=0.12)
+
+
+def test_backgrounds_of_scans_are_smoothed_each_by_itself(both: TwoScans) -> None:
+    scans, smooth = with_backgrounds(both.scans, (6.0, 30.0), known=False), {"sigma": {"background": 2}}
+    for settings in ({}, {"constraints": {"unknown_smoothness": smooth}}):
+        found = pm.reconstruct(scans, pm.RPIE(epochs=6, batch=20, unknowns=FOUND, **settings), seed=1).background
+        assert found is not None and np.median(found[1]) > 2 * np.median(found[0])
+        steps = np.abs(np.diff(np.fft.fftshift(found, axes=(-2, -1)), axis=-1))
+        rough = np.median(steps, axis=(1, 2)) / np.median(found, axis=(1, 2))
+        assert (rough < 0.1).all() if settings else (rough > 0.2).all()
+
+
 def outcome(world: World, layout: str, engine: str, how: dict[str, Any]) -> dict[str, np.ndarray]:
     """What one rank ends with."""
     scans, folder = with_backgrounds(two_scans().scans, (6.0, 30.0), how["known"]), how.get("folder")
     saved = checkpoint.load(folder, world) if folder and "stop" not in how else None
     recon = pm.Reconstruction(scans, device=world, layout=layout, seed=3, saved=saved, precision="single")
-    options = {"unknowns": REFINED, "loss": how.get("loss", "fidelity")} if engine == "adam" else {}
+    moved = {"adam": {"unknowns": REFINED, "loss": how.get("loss", "fidelity")}, "epie": {"unknowns": FOUND}}
+    options = moved.get(engine, {})
     recon.stages = [pm.RPIE(epochs=1, batch=17), ENGINES[engine](epochs=3, batch=17, **options)]
     if not run_to_end_or_stop(recon, how):
         return {}
@@ -152,7 +174,12 @@ def outcome(world: World, layout: str, engine: str, how: dict[str, Any]) -> dict
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("engine", "how"),
-    [("adam", {"known": True}), ("adam", {"known": False, "loss": "nrmse"}), ("lsqml", {"known": True})],
+    [
+        ("adam", {"known": True}),
+        ("adam", {"known": False, "loss": "nrmse"}),
+        ("lsqml", {"known": True}),
+        ("epie", {"known": False}),
+    ],
 )
 def test_ranks_and_layouts_end_with_the_same_bits(ranks: Any, engine: str, how: dict[str, Any]) -> None:
     one = outcome(Solo(), "replicated", engine, how)

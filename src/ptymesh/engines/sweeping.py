@@ -90,6 +90,11 @@ class Sweeping(Options):
 
     unknowns: PieceUnknowns = PieceUnknowns()
 
+    @property
+    def moves_background(self) -> bool:
+        """True if this stage moves the background, in whichever of its epochs."""
+        return "background" in self.unknowns.moving()
+
     def named_unknowns(self) -> list[str]:
         """Return the names of the pieces' unknowns that the stage names."""
         return [*self.unknowns.moving()]
@@ -137,7 +142,7 @@ def after_batch(problem: Problem, estimate: Estimate, batch: Batch, gains: dict[
             total.add(terms)
         along, norm = problem.fields.totals(total)[0]
         if name == "background":  # of which the roots of the norms were added up
-            norm = norm.square() / len(batch.views)
+            norm = norm.square() / problem.views_of_backgrounds(estimate, batch.views)
         reals.copy_(_moved(reals, _steps(along, norm, gains[name], limit), one))
 
 

@@ -221,6 +221,8 @@ class Accumulator:
             for name in self.tiled.sums:
                 self.tiled.add(chunk, name, pairs.pop(name))
             found |= self.evaluator.stack_pairs(chunk, pairs)
+        if "background" in found:
+            found["background"] = self.estimate.terms_of_background(found["background"], chunk.setting)
         for name in self.batch.pieces - self.tiled.sums.keys():
             self.batch.view_updates.pieces.setdefault(name, []).append((chunk.views, found[name]))
 

@@ -15,6 +15,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from ptymesh.distributed.devices import sent
 from ptymesh.distributed.layouts.layout import Migration, Replicated
 from ptymesh.distributed.layouts.tiled import Tiled
 from ptymesh.estimate import Estimate
@@ -128,6 +129,18 @@ class Problem:
         estimate.background = estimate.background.expand(self.scans, -1, -1).clone()
         self.split_by_scan()
         return True
+
+    def views_of_backgrounds(self, estimate: Estimate, views: np.ndarray) -> int | torch.Tensor:
+        """Return the number of views of a batch; of each scan, (S, 1, 1), where scans have backgrounds of their own.
+
+        Args:
+            estimate: the unknowns.
+            views: (B,) global indices.
+        """
+        if self.scan_index is None or not estimate.has_own_backgrounds:
+            return len(views)
+        counts = np.bincount(self.scan_index[views], minlength=self.scans).clip(min=1)
+        return sent(torch.from_numpy(counts), self.device)[:, None, None]
 
     def with_views(self, measurement: Measurement, layout: Replicated) -> Problem:
         """Return the problem of other views of the same scan, on the same kernels and in the same memory for sums.

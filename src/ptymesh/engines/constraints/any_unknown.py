@@ -135,9 +135,9 @@ def _set_values(estimate: Estimate, name: str, values: Tensor) -> None:
 
 
 def _smoothed_on_detector(problem: Problem, values: Tensor, sigma: float) -> Tensor:
-    """Return values (v, u) as means over good pixels around each one, up to the detector's edges."""
+    """Return values (..., v, u) as means over good pixels around each one, up to the detector's edges."""
     far, good = problem.geometry.propagation == "far_field", problem.loader.mask.to(values.dtype)
-    planes = torch.stack((values * good, good))
+    planes = torch.stack((values * good, good.expand_as(values)))
     total, weight = blurred(torch.fft.fftshift(planes, dim=(-2, -1)) if far else planes, sigma)
     goal = torch.where(weight > 0, total / weight.clamp(min=torch.finfo(weight.dtype).tiny), 0.0)
     return torch.fft.ifftshift(goal, dim=(-2, -1)) if far else goal

@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -189,11 +188,7 @@ class Sweep:
         """
         S, data = raised_signals(S, chunk.data), chunk.data
         found = torch.stack((self.loss.slope(S, data), darkness(S, data)), dim=1)
-        if not self.estimate.has_own_backgrounds:
-            return found
-        by_scan = found.new_zeros((*found.shape[:2], *self.estimate.background.shape))
-        by_scan[:, :, chunk.setting] = found
-        return by_scan
+        return self.estimate.terms_of_background(found, chunk.setting)
 
     def total(self) -> tuple[Gradients, LossSummary, dict[str, Part]]:
         """Return the global sums, the loss's summary, and the parts of all unknowns but the object. Collective.
@@ -246,7 +241,8 @@ class Sweep:
             mean = counts / (views * math.prod(self.estimate.background.shape[-2:]))
             slope, dark = others["background"]
             # The squared mean of I^(-1/2), not the mean of 1 / I, in which a dark speckle would outweigh all others.
-            curvature = c / 2 * (dark.square() / self._views_of_backgrounds()).clamp(min=DARK)
+            seen = self.problem.views_of_backgrounds(self.estimate, self.batch.views)
+            curvature = c / 2 * (dark.square() / seen).clamp(min=DARK)
             parts["background"] = Part(slope / D, D / curvature, mean)
         for gap in [name for name in GAPS if name in others]:
             along, norm = others[gap]
@@ -282,14 +278,6 @@ class Sweep:
         found = others.clone()
         found[sent(self.batch.views, self.problem.device)] = rows.to(found.dtype).reshape(-1, *found.shape[1:])
         return found
-
-    def _views_of_backgrounds(self) -> int | Tensor:
-        """Return the number of views of the batch; of each scan, (S, 1, 1), where scans have their own backgrounds."""
-        scans, views = self.problem.scan_index, self.batch.views
-        if scans is None or not self.estimate.has_own_backgrounds:
-            return len(views)
-        counts = np.bincount(scans[views], minlength=self.problem.scans).clip(min=1)
-        return sent(torch.from_numpy(counts), self.problem.device)[:, None, None]
 
     def _pixel_tilt(self) -> Tensor:
         """Return the change of each tilt (2,) by which the wave moves by a pixel from slice to slice."""
