@@ -22,7 +22,7 @@ from ptymesh.models.scan_geometry import matrix_of
 from ptymesh.physics.beam import probes
 from ptymesh.run.checkpoint_counters import counters_of
 from ptymesh.simulate import patterns, simulate
-from ptymesh.verdict.term_trial import TermCheck, judge_terms, needs_check, put_back, stage_of_trial
+from ptymesh.verdict.term_trial import TermCheck, judge_terms, needs_term_check, put_back, stage_of_trial
 from toy import make
 
 EPOCHS, BATCH = 8, 16
@@ -133,7 +133,7 @@ def test_terms_go_back_with_what_follows_from_them() -> None:
 def test_terms_are_judged_halfway() -> None:
     def epochs_of(engine: Engine) -> list[int]:
         (model,) = engine.models.values()
-        return [epoch for epoch in range(1, engine.epochs + 1) if needs_check(model, engine, epoch)]
+        return [epoch for epoch in range(1, engine.epochs + 1) if needs_term_check(model, engine, epoch)]
 
     judged = {"scan_geometry": {"judge": True}}
     assert epochs_of(LSQML(epochs=10, models=judged)) == [5]  # type: ignore[arg-type]

@@ -40,7 +40,7 @@ from ptymesh.run.unknown_changes import UnknownSamples, measure_changes, sample_
 from ptymesh.run_folder.reports import BatchReport, Callback, EpochReport, Traffic
 from ptymesh.unknowns import LARGEST, Unknown
 from ptymesh.verdict.held_out import judge_held_out, own_unknowns
-from ptymesh.verdict.term_trial import JudgeTerms, TermCheck, needs_check, put_back
+from ptymesh.verdict.term_trial import JudgeTerms, TermCheck, needs_term_check, put_back
 
 #: A residual above 1 is worse than that of an empty model; so many rising epochs above it in a row are a divergence.
 RISING_EPOCHS = 3
@@ -375,12 +375,11 @@ class Loop:
         problem, state, judge = self.problem, self.state, self.judge_terms
         judged = {check.model for check in state.term_checks}
         for model in engine.models.values():
-            if judge is None or model.name in judged or not needs_check(model, engine, state.epoch + 1):
+            if judge is None or model.name in judged or not needs_term_check(model, engine, state.epoch + 1):
                 continue
             find = partial(judge, state.estimate, model, engine, state.done_epochs + 1)
-            with problem.world.heartbeat.doing(
-                "read"
-            ):  # the first rank may take minutes, with no batch of this problem
+            # the first rank may take minutes, with no batch of this problem
+            with problem.world.heartbeat.doing("read"):
                 found = problem.world.on_all_ranks(partial(_on_first_rank, problem.world, find), "judging terms")
                 said = problem.world.gather_strings(json.dumps([asdict(check) for check in found]))
             checks = [TermCheck(**one) for one in json.loads(said[0])]

@@ -79,7 +79,7 @@ class TermCheck:
 JudgeTerms = Callable[[Estimate, Parametrisation, Engine, int], list[TermCheck]]
 
 
-def needs_check(model: Parametrisation, engine: Engine, epoch: int) -> bool:
+def needs_term_check(model: Parametrisation, engine: Engine, epoch: int) -> bool:
     """Return True if a model's terms are to be judged after this epoch (from 1): halfway through those that move them.
 
     Args:
