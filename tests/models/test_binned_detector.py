@@ -158,6 +158,9 @@ def test_what_cannot_be_is_refused() -> None:
     uneven = replace(binned(16)[1], efficiency=np.ones((24, 24)))
     with pytest.raises(BadInput, match=r"optics\.detector_efficiency is of pixels of the detector; name it behind"):
         pm.Reconstruction(uneven, optics={"detector_efficiency": True, **TWICE})
+    coarse = binned(16)[1]
+    with pytest.raises(BadInput, match=r"geometry is for windows of \(48, 48\), the patterns are \(24, 24\)"):
+        pm.Reconstruction(replace(coarse, geometry=coarse.geometry.binned(0.5)))
     two = [binned(16)[1]] * 2
     with pytest.raises(BadInput, match="Objects of single scans lie a window of the detector apart"):
         pm.Reconstruction(two, object={"scans": "own"}, optics=TWICE)

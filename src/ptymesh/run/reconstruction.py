@@ -249,6 +249,8 @@ class Reconstruction(Displayed):
             refuse_energies(scan, object_options, operators)
         refuse_bent_patterns(scan.geometry, operators)
         operators, chosen = self._everywhere(lambda: pieces_for_scan(operators, self.scan))
+        if scan.window != scan.mask.shape:
+            raise BadInput(f"The geometry is for windows of {scan.window}, the patterns are {scan.mask.shape}.")
         #: Pixels of the model along a side of one of the detector's.
         self.binning = binning_of(operators)
         if self.binning > 1 and scan.displaced_px is not None:
