@@ -13,7 +13,7 @@ from ptymesh.engines import ENGINES
 from ptymesh.io.checkpoint import store as checkpoint
 from ptymesh.measurement import Measurement
 from ptymesh.simulate.simulation import Simulation, Truth, patterns, truth
-from stopped_runs import run_to_end_or_stop
+from stopped_runs import end_of_run
 
 
 @dataclass
@@ -92,16 +92,9 @@ def outcome(world: World, layout: str, engine: str, how: dict[str, Any]) -> dict
         precision="single",
     )
     recon.stages = [ENGINES[engine](epochs=3, batch=17, models={} if own else models)]
-    if not run_to_end_or_stop(recon, how):
-        return {}
-    estimate = recon.state.estimate
-    return {
-        "object": recon.problem.layout.gather_whole(estimate.object, estimate).numpy(),
-        "probe": estimate.probe.numpy(),
-        "positions": estimate.positions.numpy(),
-        "numbers": np.array(list(estimate.parameters.get("scan_shift", {}).values())),
-        "residual": np.array(recon.problem.residual(estimate)),
-    }
+    found = end_of_run(recon, how, "positions")
+    numbers = np.array(list(recon.state.estimate.parameters.get("scan_shift", {}).values()))
+    return found and {**found, "numbers": numbers}
 
 
 def same_bits(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pytest
 
 import ptymesh as pm
@@ -28,3 +29,22 @@ def run_to_end_or_stop(recon: pm.Reconstruction, how: Mapping[str, Any]) -> bool
         return False
     loop.run()
     return True
+
+
+def end_of_run(recon: pm.Reconstruction, how: Mapping[str, Any], *names: str) -> dict[str, np.ndarray]:
+    """Return object, probe, residual and other unknowns at the end of a run; nothing if it was stopped.
+
+    Args:
+        recon: with its stages.
+        how: as in `run_to_end_or_stop`.
+        names: of the other unknowns.
+    """
+    if not run_to_end_or_stop(recon, how):
+        return {}
+    estimate = recon.state.estimate
+    return {
+        "object": recon.problem.layout.gather_whole(estimate.object, estimate).numpy(),
+        "probe": estimate.probe.numpy(),
+        "residual": np.array(recon.problem.residual(estimate)),
+        **{name: estimate[name].numpy() for name in names},
+    }

@@ -24,7 +24,7 @@ from ptymesh.physics.model import Model, SliceStack
 from ptymesh.problem import Batch
 from ptymesh.recipe.schema import Recipe
 from ptymesh.simulate import Simulated, simulate
-from stopped_runs import run_to_end_or_stop
+from stopped_runs import end_of_run
 
 WAVELENGTH, PIXELS, DEPTH = 13.5e-9, (40e-9, 30e-9), 2e-7
 PIECE: dict[str, Any] = {"double_pass": {"depth_m": DEPTH}}
@@ -168,15 +168,7 @@ def outcome(world: World, layout: str, engine: str, how: dict[str, Any]) -> dict
         scan, optics=DEEP, device=world, layout=layout, seed=1, saved=saved, probe_modes=2, precision="single"
     )
     recon.stages = [ENGINES[engine](epochs=3, batch=17, positions=True, probe={"intensity": True})]
-    if not run_to_end_or_stop(recon, how):
-        return {}
-    estimate = recon.state.estimate
-    return {
-        "object": recon.problem.layout.gather_whole(estimate.object, estimate).numpy(),
-        "probe": estimate.probe.numpy(),
-        "positions": estimate.positions.numpy(),
-        "residual": np.array(recon.problem.residual(estimate)),
-    }
+    return end_of_run(recon, how, "positions")
 
 
 @pytest.mark.sample(1)

@@ -26,7 +26,7 @@ from ptymesh.problem import Batch
 from ptymesh.recipe.schema import load_recipe
 from ptymesh.run.session import run_recipe
 from ptymesh.run_folder.patterns import compared_patterns, model_of, modelled, patterns_of
-from stopped_runs import run_to_end_or_stop
+from stopped_runs import end_of_run
 
 NO_SHIFT = [(0.0, 0.0), (0.0, 0.0)]
 REFINED = {"object": True, "probe": True, "background": True}
@@ -160,15 +160,7 @@ def outcome(world: World, layout: str, engine: str, how: dict[str, Any]) -> dict
     moved = {"adam": {"unknowns": REFINED, "loss": how.get("loss", "fidelity")}, "epie": {"unknowns": FOUND}}
     options = moved.get(engine, {})
     recon.stages = [pm.RPIE(epochs=1, batch=17), ENGINES[engine](epochs=3, batch=17, **options)]
-    if not run_to_end_or_stop(recon, how):
-        return {}
-    estimate = recon.state.estimate
-    return {
-        "object": recon.problem.layout.gather_whole(estimate.object, estimate).numpy(),
-        "probe": estimate.probe.numpy(),
-        "background": estimate.background.numpy(),
-        "residual": np.array(recon.problem.residual(estimate)),
-    }
+    return end_of_run(recon, how, "background")
 
 
 @pytest.mark.sample(2)
