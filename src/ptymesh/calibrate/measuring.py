@@ -7,7 +7,6 @@ R, C    rows and columns of the scan grid
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from math import sqrt
@@ -102,13 +101,12 @@ def calibrate(
 def _choose_on_first_rank(world: World, choose: Callable[[], tuple[Lens, str]]) -> tuple[Lens, str]:
     """Return the lens that the first rank chooses by short runs, and what tells it from its twin. Collective."""
 
-    def chosen() -> str:
+    def choose_numbers() -> list[object]:
         lens, settled = choose()
-        return json.dumps([lens.transpose, lens.rotation_deg, lens.c10_m, *lens.c12_m, settled])
+        return [lens.transpose, lens.rotation_deg, lens.c10_m, lens.c12_m, settled]
 
-    said = world.on_all_ranks(lambda: "" if world.rank else chosen(), "telling twins apart")
-    transpose, rotation_deg, c10_m, a, b, settled = json.loads(world.gather_strings(said)[0])
-    return Lens(transpose, rotation_deg, c10_m, (a, b)), settled
+    transpose, rotation_deg, c10_m, c12_m, settled = world.decide_on_first_rank(choose_numbers, "telling twins apart")
+    return Lens(transpose, rotation_deg, c10_m, tuple(c12_m)), settled
 
 
 def _scale(known: Description, disc: Disc) -> tuple[float, tuple[float, float]]:

@@ -6,12 +6,13 @@ Tensors of one real dtype travel in one flat bucket, complex ones as pairs of re
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -239,6 +240,19 @@ class World:
             failure = error
         self.raise_if_any_failed(failure, doing)
         return made[0]
+
+    def decide_on_first_rank(self, decide: Callable[[], object], doing: str) -> Any:
+        """Return what the first rank decides, as JSON gives it back; where it fails, every rank raises. Collective.
+
+        Args:
+            decide: called on the first rank alone; returns what JSON can hold; dataclasses become dicts.
+            doing: what ranks are doing, for the message.
+
+        Raises:
+            PtymeshError: the first rank failed; BadInput if its error was one.
+        """
+        said = self.on_all_ranks(lambda: "" if self.rank else json.dumps(decide(), default=asdict), doing)
+        return json.loads(self.gather_strings(said)[0])
 
     def raise_if_any_failed(self, failure: Exception | None, doing: str) -> None:
         """Raise on every rank if any rank failed: its own error, or one that quotes the failed rank. Collective.

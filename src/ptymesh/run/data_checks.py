@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from json import dumps, loads
 
 import numpy as np
 import torch
@@ -262,21 +261,13 @@ class ExactMean:
 
 def _agreed(world: World, scan: Measurement, look: Callable[[], Findings]) -> Findings:
     """Return what the first rank finds. Collective; where it raises, all do."""
-    found = world.on_all_ranks(lambda: look() if world.rank == 0 else Findings(), READING)
-    if world.size == 1:
-        return found
-    text = world.gather_strings(_write_findings(found, scan.window) if world.rank == 0 else "")[0]
-    return _read_findings(text, scan.window)
 
+    def describe() -> list[object]:
+        found = look()
+        return [found.left_out.tolist(), regions_of(found.masked), found.done, found.doubts]
 
-def _write_findings(found: Findings, window: tuple[int, int]) -> str:
-    regions = regions_of(found.masked) if found.masked.size else []
-    return dumps([found.left_out.tolist(), regions, found.done, found.doubts])
-
-
-def _read_findings(text: str, window: tuple[int, int]) -> Findings:
-    left_out, regions, done, doubts = loads(text)
-    masked = np.zeros(window, bool)
+    left_out, regions, done, doubts = world.decide_on_first_rank(describe, READING)
+    masked = np.zeros(scan.window, bool)
     for top, bottom, left, right in regions:
         masked[top:bottom, left:right] = True
     return Findings(np.array(left_out, np.int64), masked, tuple(done), doubts=tuple(doubts))

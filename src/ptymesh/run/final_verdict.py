@@ -5,11 +5,10 @@ N, n    all views, held-out ones
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -164,6 +163,5 @@ class EstimateJudge:
 
     def _find_signs_on_first_rank(self, find: Callable[[], list[Sign]]) -> list[Sign]:
         """Return the signs that the first rank finds. Collective."""
-        found = self.world.on_all_ranks(lambda: [] if self.world.rank else find(), "looking for signs of a wrong model")
-        said = self.world.gather_strings(json.dumps([asdict(sign) for sign in found]))
-        return [Sign(**one) for one in json.loads(said[0])]
+        found = self.world.decide_on_first_rank(find, "looking for signs of a wrong model")
+        return [Sign(**one) for one in found]

@@ -7,11 +7,10 @@ may write a checkpoint. Every rank takes every decision alike, from global value
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -380,9 +379,8 @@ class Loop:
             find = partial(judge, state.estimate, model, engine, state.done_epochs + 1)
             # the first rank may take minutes, with no batch of this problem
             with problem.world.heartbeat.doing("read"):
-                found = problem.world.on_all_ranks(partial(_on_first_rank, problem.world, find), "judging terms")
-                said = problem.world.gather_strings(json.dumps([asdict(check) for check in found]))
-            checks = [TermCheck(**one) for one in json.loads(said[0])]
+                found = problem.world.decide_on_first_rank(find, "judging terms")
+            checks = [TermCheck(**one) for one in found]
             state.term_checks += checks
             if refused := [check.term for check in checks if check.is_refused]:
                 changed = put_back(problem.geometry, state.estimate, model, refused)
@@ -487,10 +485,6 @@ def _describe_resting_unknown(engine: Engine, piece: Piece, one: Unknown) -> str
         f"{one.name} of optics.{piece.name} would stay as it starts; {how}, or say what it is: "
         f"optics: {{{piece.name}: {{start: {{{one.name}: {one.start:g}}}}}}}."
     )
-
-
-def _on_first_rank(world: World, find: Callable[[], list[TermCheck]]) -> list[TermCheck]:
-    return [] if world.rank else find()
 
 
 def _count_traffic(world: World) -> tuple[int, int, int, int, int]:
