@@ -119,8 +119,8 @@ def memory(arguments: argparse.Namespace, tiny: str, folder: str) -> dict:
     """Peak memory of each of 4 ranks above its imports, against the plan; bytes per batch."""
     from ptymesh.io import load_measurement
     from ptymesh.planning.plan import plan_layouts, scan_of
+    from ptymesh.recipe.initial import MARGIN_PX
     from ptymesh.recipe.schema import Recipe
-    from ptymesh.run.reconstruction import MARGIN_PX
 
     stage = {"engine": "rpie", "epochs": arguments.epochs, "batch": 64}
     raw = {"data": {"path": str(arguments.data.absolute())}, "layout": "tiled", "stages": [stage]}

@@ -19,7 +19,7 @@ from ptymesh.io.prepare.survey import survey
 from ptymesh.io.results import Result
 from ptymesh.measurement import NO_CHECKS, ArraySource, Measurement
 from ptymesh.recipe.schema import Recipe, load_recipe
-from ptymesh.run.data_checks import checked_recipe
+from ptymesh.run.assembly.data_checks import checked_recipe
 from ptymesh.run.reconstruction import Reconstruction
 from ptymesh.run.session import run_recipe
 from ptymesh.run.simulate_file import write

@@ -19,7 +19,7 @@ from ptymesh.distributed.agreement import difference, flatten
 from ptymesh.distributed.world import World
 from ptymesh.measurement import ArraySource, Measurement
 from ptymesh.recipe.schema import Recipe
-from ptymesh.run.rank_facts import file_facts, recipe_facts
+from ptymesh.run.assembly.rank_facts import file_facts, recipe_facts
 from ptymesh.run.simulate_file import write
 from ptymesh.simulate import checked
 from toy import make

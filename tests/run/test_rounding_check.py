@@ -5,7 +5,7 @@ import torch
 
 import ptymesh as pm
 from ptymesh.distributed.world import World
-from ptymesh.run import rounding_check
+from ptymesh.run.assembly import rounding_check
 from toy import make
 
 CPU = torch.device("cpu")

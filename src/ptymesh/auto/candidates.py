@@ -18,7 +18,6 @@ from ptymesh.distributed.world import World
 from ptymesh.engines import Engine
 from ptymesh.errors import Diverged, Interrupted
 from ptymesh.estimate import Estimate
-from ptymesh.io.checkpoint.store import Checkpoint
 from ptymesh.measurement import Measurement
 from ptymesh.physics.beam import probes
 from ptymesh.planning.batches import hold_out
@@ -146,13 +145,6 @@ class Candidate:
         return replace(self, shared={**self.shared, **change}, own=self.own | ({own} if own else set()))
 
 
-class _Whole(Reconstruction):
-    """A reconstruction with the whole object on every rank, so that its estimate can be copied and replaced."""
-
-    def _layout(self, name: str, scan: Measurement, saved: Checkpoint | None, planned: Engine | None) -> Replicated:
-        return Replicated(self.world, scan.positions)
-
-
 class CandidateRunner:
     """A scan, or a part of it, on which candidates run.
 
@@ -169,8 +161,9 @@ class CandidateRunner:
     ) -> None:
         self.recipe, self.scan, self.context = recipe, scan, context
         self.budget, self.share = context.budget, scan.views / whole
-        self.recon = _Whole(
-            scan, **recipe.reconstruction_options, device=context.world, layout="replicated", scratch=recipe.scratch
+        # in memory of its own, so that an estimate can be copied and replaced
+        self.recon = Reconstruction(
+            scan, **recipe.reconstruction_options, device=context.world, layout=Replicated, scratch=recipe.scratch
         )
         share = min(MOST_HELD, HELD_VIEWS / scan.views)
         #: Views that no update sees.

@@ -16,7 +16,7 @@ from ptymesh.io import load_measurement
 from ptymesh.io.prepare.checks import refuse_featureless
 from ptymesh.measurement import Measurement
 from ptymesh.recipe.schema import Recipe
-from ptymesh.run.data_checks import checked_recipe
+from ptymesh.run.assembly.data_checks import checked_recipe
 
 
 def decide(

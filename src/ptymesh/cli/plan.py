@@ -59,9 +59,9 @@ def command(
     from ptymesh.launcher.rank_processes import cores
     from ptymesh.physics.operators import pieces_for_scan
     from ptymesh.planning.plan import plan_layouts, scan_of
+    from ptymesh.recipe.initial import MARGIN_PX
     from ptymesh.recipe.scans import load_scan
     from ptymesh.recipe.schema import load_recipe
-    from ptymesh.run.reconstruction import MARGIN_PX
 
     loaded = load_recipe(recipe, set_ or ())
     if not 1 <= stage <= len(loaded.stages):

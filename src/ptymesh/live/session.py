@@ -54,10 +54,10 @@ from ptymesh.physics.detector.pieces import binning_of
 from ptymesh.physics.model import Model, SliceStack
 from ptymesh.problem import Problem
 from ptymesh.problem.counts import mean_pattern
-from ptymesh.recipe.initial import StartSettings, initial_estimate
+from ptymesh.recipe.initial import MARGIN_PX, StartSettings, initial_estimate
 from ptymesh.recipe.schema import Recipe
 from ptymesh.run.loop import Loop
-from ptymesh.run.reconstruction import MARGIN_PX, describe_object
+from ptymesh.run.result_fields import describe_object
 from ptymesh.run.state import RunState
 from ptymesh.run_folder.reports import StreamReport
 from ptymesh.storage.cached import CachedViews, PatternCache

@@ -36,6 +36,8 @@ from ptymesh.types import Precision, complex_dtype
 
 #: Scan positions of an earlier result may differ by this many pixels (after removing the mean) from this scan's.
 SAME_SCAN_PX = 20.0
+#: Object pixels around the outermost windows, into which positions may move before the object has to grow.
+MARGIN_PX = 8
 
 
 @dataclass(frozen=True)

@@ -17,49 +17,31 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast, get_args
 
 import numpy as np
 import torch
 
 from ptymesh.displayed import Displayed
 from ptymesh.distributed.agreement import flatten, refuse_differences
-from ptymesh.distributed.devices import one_thread
 from ptymesh.distributed.joining import join
 from ptymesh.distributed.layouts.layout import Replicated
-from ptymesh.distributed.layouts.panels import Panels
-from ptymesh.distributed.layouts.tiled import Tiled
 from ptymesh.distributed.program import on_first_rank
 from ptymesh.distributed.rank_info import world
 from ptymesh.distributed.tiles import Rect
 from ptymesh.distributed.world import World
-from ptymesh.engines import Adam, Engine
+from ptymesh.engines import Engine
 from ptymesh.engines.remarks import remarks_on_stage
 from ptymesh.errors import BadInput, Poor
-from ptymesh.estimate import REACH, Estimate
-from ptymesh.geometry import Geometry, electron_interaction
+from ptymesh.estimate import Estimate
 from ptymesh.io.checkpoint import identity
 from ptymesh.io.checkpoint.store import Checkpoint
 from ptymesh.io.joint_scans import lay_side_by_side
-from ptymesh.io.prepare.findings import apply_findings
 from ptymesh.io.results import CHANGE, ObjectTiles, Result
-from ptymesh.kernels.piece_costs import costs_of_pieces
-from ptymesh.measurement import NO_CHECKS, Measurement
-from ptymesh.models.tilted_surface import refuse_bent_patterns
+from ptymesh.measurement import Measurement
 from ptymesh.paths import usable
-from ptymesh.physics.detector.pieces import binning_of
 from ptymesh.physics.fidelity import fidelity_of
-from ptymesh.physics.model import Model, SliceStack, Subpixel
-from ptymesh.physics.object_models import object_model_of
-from ptymesh.physics.object_modes import mean_of_modes, phases_to_first, with_object_modes
-from ptymesh.physics.operators import pieces_for_scan
-from ptymesh.physics.scan_energies import with_energies
-from ptymesh.planning.layout_choice import ALONE, choose_layout
-from ptymesh.planning.plan import scan_of
-from ptymesh.problem import Problem
-from ptymesh.problem.counts import mean_patterns
-from ptymesh.recipe.initial import StartSettings, frame, initial_estimate
-from ptymesh.recipe.magnitudes import refuse_spacing
+from ptymesh.physics.model import Subpixel
 from ptymesh.recipe.python_arguments import (
     Stage,
     join_scans,
@@ -72,28 +54,19 @@ from ptymesh.recipe.python_arguments import (
 )
 from ptymesh.recipe.schema import default_stages
 from ptymesh.recipe.starts import FileStart, ObjectOptions, ProbeOptions
-from ptymesh.registry import with_article
-from ptymesh.run import rounding_check
-from ptymesh.run.checkpoint_counters import counters_of
-from ptymesh.run.data_checks import (
-    READING,
-    check_after_reading,
-    check_before_reading,
-    checked_scans,
-    to_stderr,
-    watched,
-)
+from ptymesh.run.assembly.data_checks import READING, to_stderr
+from ptymesh.run.assembly.rank_facts import REMEDY, file_facts, optics_facts, scan_facts, stage_facts
+from ptymesh.run.assembly.refusals import refuse_moves_of_all
+from ptymesh.run.assembly.start import Assembler, LayoutName, StartOptions, join_checked_scans
 from ptymesh.run.final_verdict import EstimateJudge
 from ptymesh.run.loop import Loop
-from ptymesh.run.memory import check_object, retry_out_of_memory
-from ptymesh.run.rank_facts import REMEDY, file_facts, optics_facts, scan_facts, stage_facts
-from ptymesh.run.refusals import refuse_energies, refuse_moves_of_all, refuse_own_probes
-from ptymesh.run.state import RunState
+from ptymesh.run.memory import retry_out_of_memory
+from ptymesh.run.result_fields import describe_object, describe_wraps, fields_of_result
 from ptymesh.run.surroundings import refuse_surroundings
 from ptymesh.run_folder.progress import make_watcher
 from ptymesh.run_folder.reports import Callback, EpochReport, Traffic
 from ptymesh.sentences import quote
-from ptymesh.types import Precision, complex_dtype
+from ptymesh.types import Precision
 from ptymesh.unknowns import OTHERS
 from ptymesh.verdict.convergence import judge_convergence
 from ptymesh.verdict.floor import NoiseFloor, count_fitted, measure_noise_floor
@@ -110,13 +83,7 @@ Made = TypeVar("Made")
 MOST_NAMED = 64
 #: Epochs, views of a batch and share of held-out views of a short run that tries something on a part of the scan.
 TRIAL_EPOCHS, TRIAL_BATCH, TRIAL_HELD_OUT = 12, 16, 0.1
-#: Object pixels around the outermost windows, into which positions may move before the object has to grow.
-MARGIN_PX = 8
-
 Reports = Iterator[EpochReport]
-
-#: Beginning of the sentence on phases that wrap.
-WRAPPED = "The phase of the object reaches more than half a turn in the first scan"
 
 
 class Reconstruction(Displayed):
@@ -157,7 +124,7 @@ class Reconstruction(Displayed):
         precision: Precision = "single",
         seed: int = 0,
         device: str | World = "auto",
-        layout: Literal["auto", "replicated", "tiled"] = "auto",
+        layout: LayoutName | type[Replicated] = "auto",
         planned: Engine | None = None,
         memory_budget: int | str | None = None,
         scratch: str | Path | None = None,
@@ -166,10 +133,12 @@ class Reconstruction(Displayed):
         say: Callable[[str], None] = to_stderr,
     ) -> None:
         refuse_surroundings()
+        in_own_memory = layout is Replicated
+        layout = cast(LayoutName, "replicated" if in_own_memory else layout)
         for name, word, known in (
             ("precision", precision, get_args(Precision)),
             ("subpixel", subpixel, get_args(Subpixel)),
-            ("layout", layout, ("auto", "replicated", "tiled")),
+            ("layout", layout, get_args(LayoutName)),
         ):
             if not isinstance(word, str) or word not in known:
                 raise BadInput(f"{name} is {quote(word)}; give {', '.join(known[:-1])} or {known[-1]}.")
@@ -185,8 +154,18 @@ class Reconstruction(Displayed):
             )
         if planned is not None and not isinstance(planned, Engine):
             raise BadInput(f"planned is {quote(planned)}; give an engine, such as ptymesh.RPIE().")
-        operators = operators_of(optics)
-        memory = memory_of(memory_budget, scratch)
+        options = StartOptions(
+            object_options,
+            probe_options,
+            operators_of(optics),
+            subpixel,
+            precision,
+            seed,
+            layout,
+            in_own_memory,
+            planned,
+            memory_of(memory_budget, scratch),
+        )
         #: Options by which a part of the scan is reconstructed alike.
         self._options: dict[str, Any] = {
             "object": object_options,
@@ -217,17 +196,13 @@ class Reconstruction(Displayed):
         )
         of_scans: list[str] = []
         if len(scans) > 1 and saved is None:
-            with self.world.heartbeat.doing("read"):
-                checked, of_scans = checked_scans(scans, self.world, related="rpi" not in (optics or {}))
-                scan = self._everywhere(lambda: join_scans(checked))
-            self.scan = scan = lay_side_by_side(scan) if object_options.scans == "own" else scan
+            self.scan, of_scans = join_checked_scans(scans, options, self.world)
         self.stages: list[Engine] = []
         #: Stages of a recipe that names none, for this object and probe.
         self.default_stages = stages_of(default_stages(object_options, probe_options))
         self._watchers: Sequence[Callback] = ()
         #: Number of calls of `run` that have begun.
         self._runs = 0
-        self.layout_why = "asked for"
         #: Traffic of this rank within the batches of the last loop that was recorded here.
         self.traffic = Traffic()
         self.started = datetime.now(UTC)
@@ -240,121 +215,20 @@ class Reconstruction(Displayed):
         self._fitted_count: tuple[int, int] | None = None  # epochs after which it was counted, and the count
         if saved is not None and not other_data and "data" in saved.meta:
             self._identity = self._everywhere(lambda: identity.check(saved.meta["data"], self.scan, self.world))
-        if scan.further_distance_m is not None and not any(one.name == "view_distance" for one in operators):
-            raise BadInput(
-                "The distances of the scans differ, which is a piece of the model; add optics: {view_distance: true}, "
-                "or reconstruct each by itself."
-            )
-        if scan.interaction_ratios is not None:
-            refuse_energies(scan, object_options, operators)
-        refuse_bent_patterns(scan.geometry, operators)
-        operators, chosen = self._everywhere(lambda: pieces_for_scan(operators, self.scan))
-        if scan.window != scan.mask.shape:
-            raise BadInput(f"The geometry is for windows of {scan.window}, the patterns are {scan.mask.shape}.")
-        #: Pixels of the model along a side of one of the detector's.
-        self.binning = binning_of(operators)
-        if self.binning > 1 and scan.displaced_px is not None:
-            raise BadInput(
-                "Objects of single scans lie a window of the detector apart, and optics.binned_detector makes windows "
-                "wider; use object.scans: shared, or reconstruct each by itself."
-            )
-        #: Pieces of the model by name, with the options that they take from the scan.
-        self.optics = {one.name: one for one in operators}
-        dtype = complex_dtype(precision)
-        self._compare_ranks(dtype)
-        if object_options.slice_spacing_m is not None and saved is None:
-            refuse_spacing(scan.geometry, object_options.slice_spacing_m)
-        model = Model.for_geometry(
-            scan.geometry.binned(1 / self.binning),
-            subpixel=subpixel,
-            optics=with_energies(with_object_modes(operators, object_options.modes), scan),
-            slices=SliceStack(
-                object_options.slices, object_options.slice_spacing_m or 0.0, object_options.tilt_rad or (0.0, 0.0)
-            ),
-            dtype=dtype,
-            device=self.world.device,
-        )
-        modes = (probe_options.modes or 1) + probe_options.opr_modes
-        planes = object_options.slices * object_options.modes
-        asked, halves, own_probes = layout, precision == "mixed", probe_options.scans == "own"
-        if own_probes:
-            refuse_own_probes(scan, object_options, probe_options, operators, self.world)
-
-        def owners_of(scan: Measurement) -> Replicated | Tiled:
-            self.scan, layout = scan, asked
-            modelled = scan.divided(self.binning)
-            self._everywhere(lambda: check_object(self.world, modelled, planes, dtype, asked, MARGIN_PX, modes))
-            if layout == "auto" and saved is not None and self.world.size > 1:
-                layout, self.layout_why = counters_of(saved.meta).layout, "as before"
-            if layout == "auto" and self.world.size == 1:
-                layout, self.layout_why = ALONE
-            if layout == "auto":
-                frame = scan_of(scan, object_options, probe_options, subpixel, precision, MARGIN_PX, operators)
-                layout, self.layout_why = choose_layout(self.world, frame, planned or Adam(), seed)
-            return self._layout(layout, modelled, saved, planned)
-
-        def read(source: Measurement, owners: Replicated | Tiled) -> Problem:
-            modelled = source.divided(self.binning)
-            return self._everywhere(lambda: Problem(model, modelled, owners, dtype, memory, halves, own_probes))
-
         #: True if neighbouring views are of neighbouring places, in the order of one scan.
-        related = self._related = "rpi" not in (optics or {}) and scan.scan_index is None
-        checking = saved is None and scan.checks != NO_CHECKS
+        self._related = options.is_related and self.scan.scan_index is None
+        assembler = Assembler(self.scan, options, self.world, of_scans)
+        start = assembler.make_start(say) if saved is None else assembler.restore_start(saved)
+        self.scan, self.problem, self.state = start.scan, start.problem, start.state
+        #: The scan before checks of its data.
+        self.unchecked = start.unchecked
         #: Sentences on what checks of the data have led to, and on what pieces of the model take from it and cost.
-        self.findings: list[str] = [*of_scans, *chosen]
-        #: The scan before these checks.
-        self.unchecked = scan
-        with self.world.heartbeat.doing("read"):
-            if checking:
-                scan, sentences = check_before_reading(scan, self.world, related=related)
-                self.findings += sentences
-        owners = owners_of(scan)
-        with self.world.heartbeat.doing("read"):
-            if saved is not None:
-                self.problem = read(scan, owners)
-                self.state = RunState.load(saved, self.problem)
-                held = self.state.estimate.object_kind
-                if held != object_options.kind:
-                    raise BadInput(f"The checkpoint holds {with_article(held)}; go on with object: {{kind: {held}}}.")
-                if len(self.state.estimate.object) != planes:
-                    raise BadInput(
-                        f"The checkpoint's object has {len(self.state.estimate.object)} planes, and the recipe asks "
-                        f"for {object_options.modes} modes of {object_options.slices} slices; go on with the run's "
-                        "own object.modes and object.slices."
-                    )
-                owners.fill_halo(self.state.estimate.object)
-                return
-            source, gathered = watched(scan) if checking else (scan, None)
-            self.problem = read(source, owners)
-            self.findings += costs_of_pieces(self.problem.backend, model, self.problem.window)
-            means = mean_patterns(self.problem)
-            if gathered is not None:
-                found = check_after_reading(scan, gathered, means[0], self.world, related=related)
-                self.findings += found.sentences
-                if found.changes:
-                    self.close()
-                    del self.problem  # free the memory of its patterns, which are read again
-                    scan = apply_findings(scan, found)
-                    owners = owners_of(scan)
-                    self.problem = read(scan, owners)
-                    means = mean_patterns(self.problem)
-            for sentence in self.findings if self.world.rank == 0 else ():
-                say(sentence)
-            with one_thread():  # large sums and decompositions depend on the number of threads
-                estimate = self._everywhere(
-                    lambda: initial_estimate(
-                        scan.divided(self.binning),
-                        means if own_probes else means[0],
-                        StartSettings(precision, self.world.device, MARGIN_PX, seed, owners.place),
-                        object=object_options,
-                        probe=probe_options,
-                        optics=operators,
-                    )
-                )
-        if object_options.result_positions and self.world.rank == 0:
-            say(_positions_of_result(object_options.initial, estimate, scan))
-        self.state = RunState(estimate)
-        owners.fill_halo(estimate.object)
+        self.findings = start.findings
+        self.layout_why = start.layout_why
+        #: Pieces of the model by name, with the options that they take from the scan.
+        self.optics = start.pieces
+        if object_options.result_positions and saved is None and self.world.rank == 0:
+            say(_positions_of_result(object_options.initial, self.state.estimate, self.scan))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Refuse copies, pickles included: a copy's problem and state would not move with each other."""
@@ -391,29 +265,6 @@ class Reconstruction(Displayed):
         """
         facts = {"the call": call, "stages done": str(len(self.stages)), **flatten(options or {}, call)}
         refuse_differences(self.world, facts, REMEDY)
-
-    def _compare_ranks(self, dtype: torch.dtype) -> None:
-        if self.world.size == 1:
-            return
-        bits = self._everywhere(lambda: rounding_check.rounding_signature(self.world.device, dtype))
-        odd = rounding_check.ranks_that_round_differently(self.world, bits)
-        if odd and self.world.rank == 0:
-            print(f"ptymesh: {odd}", file=sys.stderr, flush=True)
-
-    def _layout(
-        self, name: str, scan: Measurement, saved: Checkpoint | None, planned: Engine | None
-    ) -> Replicated | Tiled:
-        if name == "replicated":  # with owners as the first stage needs them, so that patterns are read there
-            compact = planned is not None and planned.order == "compact"
-            extent = frame(scan.positions, scan.window, max(MARGIN_PX, REACH))[1]
-            extent = extent if saved is None else counters_of(saved.meta).extent
-            if Panels.fit(self.world, extent):
-                return Panels(self.world, scan.positions, scan.window, compact)
-            return Replicated(self.world, scan.positions, compact)
-        made = Tiled(self.world, scan.positions, scan.window)
-        if saved is not None and saved.ranks == self.world.size and counters_of(saved.meta).layout == "tiled":
-            made.assign(saved.owner)  # the owners that views had
-        return made
 
     def identity(self, extent: identity.Extent = "sample") -> dict[str, str]:
         """Return digests by which a checkpoint tells whether it is given the same scan again. Collective."""
@@ -580,42 +431,15 @@ class Reconstruction(Displayed):
         return self._result({name: self._to_host(field) for name, field in whole.items()}, recipe)
 
     def _fields(self) -> dict[str, torch.Tensor]:
-        """Return this rank's parts of the result's fields, (..., H, W), by name. Collective.
-
-        Of several object modes, the object is the mean, after each plane's free phase is turned to that of the first
-        mode; where it follows from values, it is the transmission of their mean.
-        """
-        estimate, modes, values = self.state.estimate, self.state.estimate.object_modes, self._potential()
-        found = {"object": estimate.object} if values is None else {"object": estimate.object, "potential": values}
-        found |= {OTHERS + one.name: estimate.others[one.name] for one in self.problem.model.tiled}
-        if values is not None and self.scan.interaction_ratios is not None:
-            self._warn_of_wraps(values)
-        if modes == 1:
-            return found
-        if estimate.object_values is None:
-            first, layout = estimate.object[: estimate.slices].repeat(modes, 1, 1), self.problem.layout
-            pairs = [(a[None], b[None]) for a, b in zip(estimate.object, first, strict=True)]
-            products = layout.dots([pair for a, b in pairs for pair in ((a, b), (1j * a, b))], estimate)
-            phases = phases_to_first(torch.view_as_complex(products.view(-1, 2).contiguous()))
-            found["object"] = mean_of_modes(estimate.object, modes, phases)
-        else:
-            mean = mean_of_modes(estimate.object_values, modes)
-            found["object"] = object_model_of(estimate.object_kind).transmission(mean, estimate.absorption)
-            if values is not None:
-                found["potential"] = mean.real
-        return found | {"object_modes": estimate.object.unflatten(0, (modes, -1))}
-
-    def _warn_of_wraps(self, phases: torch.Tensor) -> None:
-        """Say that phases (L, H, W), in rad, are too long for scans of several energies to share them. Collective."""
-        own = self.problem.layout.owned(self.state.estimate)
-        reach = float(self.problem.fields.max(torch.where(own, phases.abs(), 0.0)))
-        if reach > np.pi and not any(sentence.startswith(WRAPPED) for sentence in self.findings):
-            self.findings.append(
-                f"{WRAPPED}, {reach:.3g} rad, at which scans of several energies no longer share one potential; let "
-                "the scan with the highest energy be the first, or reconstruct each by itself."
-            )
-            if self.world.rank == 0:
-                to_stderr(self.findings[-1])
+        """Return this rank's parts of the result's fields, (..., H, W), by name; say where phases wrap. Collective."""
+        fields = fields_of_result(self.problem, self.state.estimate)
+        if "potential" in fields and self.scan.interaction_ratios is not None:
+            wrapped = describe_wraps(self.problem, self.state.estimate)
+            if wrapped and not any(one.startswith(wrapped.split(",")[0]) for one in self.findings):
+                self.findings.append(wrapped)
+                if self.world.rank == 0:
+                    to_stderr(wrapped)
+        return fields
 
     def save(self, path: str | Path, recipe: str = "", attrs: Mapping[str, object] | None = None) -> Result:
         """Write the result, of which the first rank never holds more than a tile of the object at a time. Collective.
@@ -766,13 +590,6 @@ class Reconstruction(Displayed):
             scan_probes=self._own_probes(),
         )
 
-    def _potential(self) -> torch.Tensor | None:
-        """Return the phases of this rank's part of the object, where its values are phases that results keep."""
-        estimate = self.state.estimate
-        if estimate.object_values is None or not object_model_of(estimate.object_kind).is_phase:
-            return None
-        return estimate.object_values.real.contiguous()
-
     def _own_probes(self) -> np.ndarray | None:
         """Return the probe of each scan, (S, M, h, w) complex; None where all share one."""
         estimate = self.state.estimate
@@ -808,21 +625,6 @@ class Reconstruction(Displayed):
         if world().rank:
             figure.savefig = lambda *_, **__: None  # type: ignore[method-assign]
         return figure
-
-
-def describe_object(estimate: Estimate, geometry: Geometry) -> dict[str, str | float]:
-    """Return kind and absorption of an object that follows from values, and for electrons how volts turn phases."""
-    if estimate.object_values is None:
-        return {}
-    model = object_model_of(estimate.object_kind)
-    found: dict[str, str | float] = {"object_kind": model.name}
-    if model.has_absorption:
-        found["absorption"] = estimate.absorption
-    if not model.is_phase:
-        return found
-    if geometry.radiation == "electron" and geometry.wavelength_m is not None:
-        found["interaction_rad_per_V_nm"] = electron_interaction(geometry.wavelength_m) * 1e-9
-    return found
 
 
 def _positions_of_result(path: str, estimate: Estimate, scan: Measurement) -> str:

@@ -27,11 +27,11 @@ from ptymesh.measurement import NO_CHECKS, Measurement
 from ptymesh.planning.batches import balance, draw, hold_out
 from ptymesh.recipe.scans import load_scan
 from ptymesh.recipe.schema import Recipe
+from ptymesh.run.assembly.data_checks import READING, checked_recipe, record_checks, to_stderr
+from ptymesh.run.assembly.rank_facts import REMEDY, recipe_facts
 from ptymesh.run.checkpoint_counters import counters_of
-from ptymesh.run.data_checks import READING, checked_recipe, record_checks, to_stderr
 from ptymesh.run.loop import Loop
 from ptymesh.run.machine import peak_bytes
-from ptymesh.run.rank_facts import REMEDY, recipe_facts
 from ptymesh.run.reconstruction import Reconstruction
 from ptymesh.run.trials.twins import sign_of_twin
 from ptymesh.run_folder.control import Control

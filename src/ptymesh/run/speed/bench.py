@@ -26,8 +26,9 @@ from ptymesh.estimate import BLOCK
 from ptymesh.files import replacing
 from ptymesh.measurement import NO_CHECKS, Measurement
 from ptymesh.physics.model import Subpixel
+from ptymesh.recipe.initial import MARGIN_PX
 from ptymesh.run import machine
-from ptymesh.run.reconstruction import MARGIN_PX, Reconstruction
+from ptymesh.run.reconstruction import Reconstruction
 from ptymesh.run_folder.reports import EpochReport
 from ptymesh.simulate import simulate
 

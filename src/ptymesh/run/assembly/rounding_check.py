@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import platform
+import sys
 from collections.abc import Iterator
 
 import torch
@@ -25,6 +26,21 @@ from ptymesh.run.machine import processor
 #: Windows of the made-up views: their sides have the factors 2, 3, 5 and 7.
 WINDOWS = ((32, 32), (30, 28))
 VIEWS, MODES = 3, 2
+
+
+def warn_of_rounding(world: World, dtype: torch.dtype) -> None:
+    """Say on standard error, once, which ranks round otherwise than the first one. Collective.
+
+    Args:
+        world: the ranks.
+        dtype: complex, of the computations.
+    """
+    if world.size == 1:
+        return
+    bits = world.on_all_ranks(lambda: rounding_signature(world.device, dtype), "comparing how ranks round")
+    odd = ranks_that_round_differently(world, bits)
+    if odd and world.rank == 0:
+        print(f"ptymesh: {odd}", file=sys.stderr, flush=True)
 
 
 def ranks_that_round_differently(world: World, bits: str) -> str:
