@@ -177,7 +177,7 @@ class OneGo:
         asked = sweep_products_of(intermediates, chi)
         if asked is None:
             given = model, chunk, obj, probe, opr, intermediates, chi
-            if _has_one_beam(model, chunk):
+            if not varies(chunk):
                 return self.backend.step_probe(*given)
             return reference_of(Backend.position_step)(self.backend, *given)
         parts, (behind, left) = _products_of_parts(asked), asked[:, -2:].unbind(1)
