@@ -9,11 +9,14 @@ import pytest
 from ptymesh.engines import RPIE, Adam, Engine
 from ptymesh.engines.remarks import naming_stage, remarks_on_stage
 from ptymesh.errors import BadInput
+from ptymesh.models.view_defocus import ViewDefocus
 from ptymesh.recipe.schema import Recipe
 from ptymesh.run.reconstruction import Reconstruction
 from ptymesh.simulate import simulate
 
 POSITIVE = {"rise": 30, "start": 11}
+WITHIN = {"positions": [-2, 2], "background": [0, None]}
+SMOOTH = {"defocus": 3, "positions": 3}
 
 
 @pytest.mark.parametrize(
@@ -39,11 +42,21 @@ POSITIVE = {"rise": 30, "start": 11}
             "stages.2.fidelity is anscombe, which is for counts, and the patterns are none: what it adds to them is of "
             "another size; set data.gain, or use amplitude.",
         ),
+        (
+            RPIE(epochs=20, positions={"start": 5}, constraints={"unknown_limits": {"limits": WITHIN}}),
+            "stages.2.constraints.unknown_limits is of background, which the stage does not refine: it does nothing "
+            "but to values that it begins with; refine them in the stage, or remove it.",
+        ),
+        (
+            RPIE(epochs=20, unknowns={"defocus": True}, constraints={"unknown_smoothness": {"sigma": SMOOTH}}),
+            "stages.2.constraints.unknown_smoothness is of positions, which the stage does not refine: it does nothing "
+            "but to values that it begins with; refine them in the stage, or remove it.",
+        ),
     ],
-    ids=["rise", "rise and stop", "start", "fidelity"],
+    ids=["rise", "rise and stop", "start", "fidelity", "limits", "smoothness"],
 )
 def test_what_a_stage_cannot_do_is_said(engine: Engine, said: str) -> None:
-    assert remarks_on_stage(engine, 2, are_counts=False) == [said]
+    assert remarks_on_stage(engine, 2, ViewDefocus.unknowns, are_counts=False) == [said]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from tifffile import imwrite
 
-from ptymesh.errors import BadInput
+from ptymesh.errors import BadInput, PtymeshError
 from ptymesh.io.formats.cxi import write_measurement
 from ptymesh.live import LiveOptions, SpooledStream, open_positions, open_source, reconstruct_live
 from ptymesh.live import folder as folder_module
@@ -172,12 +172,12 @@ def test_only_files_that_are_complete(played: Played, tmp_path: Path, monkeypatc
 def test_a_file_waits_for_its_position(played: Played, tmp_path: Path, name: str) -> None:
     np.save(tmp_path / "frame_1.npy", played.frames[:4])
     source = FramesFolder(tmp_path, "/patterns", "/positions")
-    assert source.describe() is not None and source.take(0) is None
+    assert source.describe() is not None and source.take(0).lacking == 4  # type: ignore[union-attr]
     write_table(tmp_path / name, played.positions_m[:3])
     (got,) = taken(source)
     assert len(got.frames) == 3 and not got.ended
     (tmp_path / "ended").touch()
-    assert source.take(3) is None, "it has not ended before the last position"
+    assert not source.take(3).ended, "it has not ended before the last position"  # type: ignore[union-attr]
     write_table(tmp_path / name, played.positions_m[:4])
     assert [len(one.frames) for one in taken(source, 3)] == [1]
 
@@ -190,12 +190,28 @@ def test_positions_that_never_come_end_the_stream(
     (tmp_path / "ended").touch()
     source = FramesFolder(tmp_path, "/patterns", "/positions")
     assert [len(one.frames) for one in taken(source)] == [3]
-    assert source.take(3) is None, "they may be written a little later"
+    assert source.take(3).lacking == 1, "they may be written a little later"  # type: ignore[union-attr]
     monkeypatch.setattr(folder_module, "POSITIONS_S", 0.0)
     with pytest.raises(
         BadInput, match=r"has ended, and frame 3 \(frame_1.npy\) has no position; give each frame a line"
     ):
         source.take(3)
+
+
+@pytest.mark.parametrize("kind", ["folder", "file"])
+def test_positions_that_nobody_gives_are_asked_for(played: Played, tmp_path: Path, kind: str) -> None:
+    """Frames of a folder without positions, and of a file whose positions stay empty."""
+    if kind == "folder":
+        (tmp_path / "frames").mkdir()
+        np.save(tmp_path / "frames" / "frame_1.npy", played.frames)
+    else:
+        write_file(tmp_path / "frames.h5", played.frames, np.empty((0, 2)))
+    source = open_source(str(tmp_path / ("frames" if kind == "folder" else "frames.h5")))
+    keys = {"path": "none.cxi", "distance_m": 1, "detector_pixel_m": played.said.detector_pixel_m, **BEAM}
+    recipe = Recipe.parse({"data": keys, "stages": [{"engine": "rpie", "epochs": 2, "batch": 16}]})
+    said = rf"{VIEWS} frames are there, and positions \(y and x in metres, in positions.txt .* names\) have not come"
+    with pytest.raises(PtymeshError, match=said):
+        reconstruct_live(recipe, source, tmp_path / "out", LiveOptions(uses=1, timeout_s=0.3))
 
 
 def test_what_is_no_file_is_passed_over(tmp_path: Path) -> None:

@@ -400,6 +400,16 @@ class Engine(Options):
         """Return the names of those of the operators' unknowns that this stage moves, in whichever of its epochs."""
         return frozenset()
 
+    def refines(self, name: str, optics: Sequence[Unknown]) -> bool:
+        """Return True if this stage moves an unknown, in whichever of its epochs.
+
+        Args:
+            name: positions, background, or an unknown of the model's operators.
+            optics: unknowns of these.
+        """
+        own = {"positions": self.positions is not None, "background": self.moves_background}
+        return own.get(name, name in self.moved_optics(optics))
+
     def due_unknowns(self, epoch: int) -> dict[str, float]:
         """Return the factors of the steps that the loop takes of the pieces' unknowns in this epoch, by name."""
         return {}

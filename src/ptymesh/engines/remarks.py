@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from pydantic import BaseModel
@@ -13,6 +13,7 @@ from ptymesh.engines.constraints.base import RisingStrength
 from ptymesh.errors import BadInput
 from ptymesh.physics.fidelity import fidelity_of
 from ptymesh.schedule import Schedule
+from ptymesh.unknowns import Unknown
 
 #: Keys that only a stage has, as messages of engines and constraints name them.
 _OWN_KEYS = "|".join(
@@ -32,12 +33,13 @@ def naming_stage(key: str) -> Iterator[None]:
         raise BadInput(named) from error
 
 
-def remarks_on_stage(engine: Engine, index: int, *, are_counts: bool) -> list[str]:
+def remarks_on_stage(engine: Engine, index: int, optics: Sequence[Unknown] = (), *, are_counts: bool) -> list[str]:
     """Return a sentence for each option of a stage that cannot do all that it says.
 
     Args:
         engine: with its options.
         index: of the stage, from 0.
+        optics: unknowns of the model's operators.
         are_counts: the patterns are counts.
     """
     found = []
@@ -53,6 +55,13 @@ def remarks_on_stage(engine: Engine, index: int, *, are_counts: bool) -> list[st
                 f"{key} rises until epoch {schedule.start + schedule.rise} and ends in epoch {last}, at a strength of "
                 f"{schedule.at_epoch(last).strength:.2g} in place of {schedule.strength:.2g}; lower rise."
             )
+    for constraint in engine.all_constraints():
+        for name in constraint.named_unknowns:
+            if not engine.refines(name, optics):
+                found.append(
+                    f"stages.{index}.{engine.key_of(constraint)} is of {name}, which the stage does not refine: it "
+                    "does nothing but to values that it begins with; refine them in the stage, or remove it."
+                )
     if fidelity_of(engine.fidelity).needs_counts and not are_counts:
         found.append(
             f"stages.{index}.fidelity is {engine.fidelity}, which is for counts, and the patterns are none: what it "

@@ -25,6 +25,11 @@ from ptymesh.live.steering import Steering
 FIRST = 32
 #: Seconds between two looks at the spool where nothing is to be done.
 POLL_S = 0.02
+#: Places where positions may come from, for messages.
+WHERE_POSITIONS_ARE = (
+    "y and x in metres, in positions.txt in the folder, or in the dataset or the file that --positions or "
+    "--positions-from names"
+)
 
 
 class Admission(NamedTuple):
@@ -131,18 +136,17 @@ class Admissions:
 
     def _wait(self, receiver: Receiver, count: int) -> None:
         """Wait a moment for frames, and say once if the source does not answer; count: frames so far."""
-        silent = receiver.silent_s
-        late = f", and {receiver.waiting} wait for their positions" if receiver.waiting else ""
+        silent, timeout, lacking = receiver.silent_s, self.options.timeout_s, receiver.lacking
+        what = "The source has not answered"
+        late = f", and {lacking} wait for their positions" if lacking else ""
+        if lacking and not count:
+            what, late = f"{lacking} frames are there, and positions ({WHERE_POSITIONS_ARE}) have not come", ""
         if silent > SILENT_S and not self._silence_said:
-            self.say(
-                f"The source has not answered for {SILENT_S:g} s, and is asked again and again; {count} frames so far"
-                f"{late}."
-            )
+            self.say(f"{what} for {SILENT_S:g} s, and waiting goes on; {count} frames so far{late}.")
         self._silence_said = silent > SILENT_S
-        timeout = self.options.timeout_s
         if timeout is not None and silent > timeout:
             raise PtymeshError(
-                f"The source has not answered for {silent:.0f} s (--timeout); start it, and this command again: "
-                f"the {count} frames that have arrived are kept{late}."
+                f"{what} for {silent:.0f} s (--timeout); mend that, and start this command again: the {count} frames "
+                f"that have arrived are kept{late}."
             )
         time.sleep(POLL_S)

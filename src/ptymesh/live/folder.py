@@ -119,7 +119,7 @@ class FramesFolder:
         rows = self._listed_positions()
         frames: list[np.ndarray] = []
         positions: list[np.ndarray] = []
-        given = 0
+        given = lacking = 0
         while given < MOST and (file := self._open(index)) is not None:
             start = first + given - before
             stop = min(file.count, start + MOST - given)
@@ -131,14 +131,17 @@ class FramesFolder:
                 frames.append(self._frames_of(index, file, start, stop))
             given += max(0, stop - start)
             if stop < file.count:  # no more frames, or no more positions, are there
+                lacking = file.count - stop
                 break
             index, before = index + 1, before + file.count
         ended = self._ended and index == len(self._paths)
         self._check_positions(waiting=self._ended and not given and index < len(self._paths), frame=first, index=index)
         if given:
             return Frames(np.concatenate(frames), np.concatenate(positions) if positions else None, ended)
-        said = self._last[1].description if ended and self._last is not None else None
-        return None if said is None else Frames(np.empty((0, *said.shape), said.dtype), np.empty((0, 2)), True)
+        if not (ended or lacking) or self._last is None:
+            return None
+        said = self._last[1].description
+        return Frames(np.empty((0, *said.shape), said.dtype), np.empty((0, 2)), ended, lacking=lacking)
 
     def _frames_of(self, index: int, file: FramesFile, first: int, last: int) -> np.ndarray:
         """Return frames of a file, (last - first, H, W).

@@ -42,6 +42,8 @@ class Receiver:
         self._samples, self._has_source_ended = GrowingRows("the stream"), False
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="frames", daemon=True)
+        #: Number of frames that the source keeps back, as they have no positions.
+        self._lacking = 0
         #: The spool, once the source has described its frames.
         self.spool: Spool | None = None
         #: True once all frames of the stream are in the spool.
@@ -78,8 +80,13 @@ class Receiver:
 
     @property
     def waiting(self) -> int:
-        """Number of frames that wait for their positions."""
+        """Number of frames in the spool that wait for their positions."""
         return 0 if self.spool is None else self.spool.held - self.count
+
+    @property
+    def lacking(self) -> int:
+        """Number of frames that wait for their positions, in the spool or at the source."""
+        return self.waiting + self._lacking
 
     def check(self) -> None:
         """Raise the error that ended the thread, if one did."""
@@ -142,7 +149,9 @@ class Receiver:
         held, got = spool.held, self._source.take(spool.held)
         if got is None:
             return False
-        self.heard = time.monotonic()
+        self._lacking = got.lacking
+        if len(got.frames) or not got.lacking:
+            self.heard = time.monotonic()
         ended = self._has_source_ended = got.ended
         if got.samples is not None:
             self._samples.add(got.samples)

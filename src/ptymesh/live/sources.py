@@ -202,7 +202,8 @@ class GrowingFile:
             count = len(patterns) if positions is None else min(len(patterns), len(positions))
             last = min(count, first + MOST)
             where = None if positions is None else np.asarray(positions[first:last], np.float64)
-            return Frames(patterns[first:last], where, ended and last == count)
+            lacking = len(patterns) - count
+            return Frames(patterns[first:last], where, ended and last == count, lacking=lacking)
 
     def _description(self, file: h5py.File) -> StreamDescription:
         for name, axes in ((self._patterns, 3), (self._positions, 2)):

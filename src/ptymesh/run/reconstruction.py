@@ -352,7 +352,7 @@ class Reconstruction(Displayed):
         return [
             sentence
             for index, stage in enumerate(looked_at, first)
-            for sentence in remarks_on_stage(stage, index, are_counts=are_counts)
+            for sentence in remarks_on_stage(stage, index, self.problem.model.unknowns, are_counts=are_counts)
         ]
 
     def run(self, engine: Stage | Sequence[Stage], epochs: int | None = None, batch: int | None = None) -> Reports:

@@ -56,6 +56,11 @@ class UnknownLimits(RisingStrength, Constraint):
                 raise ValueError(f"the lowest value of {name} ({low:g}) is above the highest one ({high:g})")
         return limits
 
+    @property
+    def named_unknowns(self) -> list[str]:
+        """Names of the unknowns that have limits."""
+        return [*self.limits]
+
     def check(self, problem: Problem) -> None:
         """Refuse unknowns that the problem does not have, or that are complex. Raises BadInput."""
         for one in _unknowns_of(problem, "unknown_limits", self.limits):
@@ -88,6 +93,11 @@ class UnknownSmoothness(RisingStrength, Constraint):
     of_potential: ClassVar[OfValues] = "alone"
 
     sigma: dict[str, Annotated[float, Field(gt=0, le=1000)]] = Field(min_length=1)
+
+    @property
+    def named_unknowns(self) -> list[str]:
+        """Names of the unknowns that are smoothed."""
+        return [*self.sigma]
 
     def check(self, problem: Problem) -> None:
         """Refuse unknowns that the problem does not have, or whose values have no neighbours. Raises BadInput."""

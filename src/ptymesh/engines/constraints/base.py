@@ -75,6 +75,11 @@ class Constraint(Schedule, Options):
     #: True if it may act between slices: those of each object mode, one mode after the other.
     between_slices: ClassVar[bool] = False
 
+    @property
+    def named_unknowns(self) -> list[str]:
+        """Names of the unknowns that it acts on alone, as its options say."""
+        return []
+
     def check(self, problem: Problem) -> None:
         """Check that the options make sense for a problem, before any work.
 
