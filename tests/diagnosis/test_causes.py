@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -11,12 +12,16 @@ import numpy as np
 import pytest
 
 from ptymesh.diagnosis import CAUSES, ResultView
+from ptymesh.diagnosis.frames import find_astray_views, find_bad_frames, find_two_beams
 from ptymesh.diagnosis.report import is_open, last_words, report
 from ptymesh.diagnosis.sampling import find_other_plane
+from ptymesh.diagnosis.shadows import find_near_field
 from ptymesh.errors import BadInput
 from ptymesh.io.results import Result
-from ptymesh.measurement import Measurement
+from ptymesh.measurement import NO_CHECKS, ArraySource, Measurement
 from ptymesh.recipe.schema import Recipe
+from ptymesh.run.reconstruction import Reconstruction
+from ptymesh.simulate import simulate
 
 sys.path.insert(0, str(Path(__file__).parent))
 import simulator
@@ -199,6 +204,46 @@ def test_an_iteration_that_is_not_at_its_end() -> None:
     assert found.number == pytest.approx(3, rel=0.1) and "ptymesh resume OUT --set stages.0.epochs=" in found.remedy
     assert "unfinished" not in named(of(0.9999))
     assert "unfinished" not in named(of(0.97, 0.5 * (1 + np.cos(np.pi * epochs / 29.5))))
+
+
+def test_two_beams_are_looked_for_in_each_scan_of_several_of_other_brightness() -> None:
+    """Of one scan after another of eight times the dose nothing is said; of a change within one it is."""
+    made = [simulate(views=64, window=24, photons_per_view=dose, seed=k) for k, dose in ((1, 2e4), (2, 1.6e5))]
+    scans = [replace(one.measurement, name=f"s{k}", checks=NO_CHECKS) for k, one in enumerate(made)]
+    found = []
+    for counts in (None, np.where(np.arange(64) < 40, 1, 3)):
+        second = scans[1].patterns.read(np.arange(64))
+        second = second if counts is None else second * counts[:, None, None].astype(second.dtype)
+        recon = Reconstruction([scans[0], replace(scans[1], patterns=ArraySource(second))], probe_modes=1)
+        list(recon.run({"engine": "rpie", "epochs": 3, "batch": 16}))
+        view = ResultView(recon.result(), recon.scan)
+        evidence = find_two_beams(view)
+        assert evidence is not None
+        bad, astray = find_bad_frames(view), find_astray_views(view)
+        assert bad is not None and astray is not None and bad.number == astray.number == 0
+        found.append(evidence)
+    assert found[0].number < 80 < found[1].number, found
+    assert "from about view 104 on the brightness" in found[1].sentence
+
+
+def test_images_wider_than_the_window_are_no_near_field_where_pixels_are_divided() -> None:
+    """A beam out of focus, wider than what pixels of twice the side can sample."""
+    made = simulate(views=100, window=64, photons_per_view=1e6, seed=3)
+    fine = made.measurement
+    y = np.fft.fftshift(fine.patterns.read(np.arange(100)), axes=(1, 2)).reshape(100, 32, 2, 32, 2).sum(axis=(2, 4))
+    scan = replace(
+        fine,
+        patterns=ArraySource(np.ascontiguousarray(np.fft.ifftshift(y, axes=(1, 2)))),
+        geometry=fine.geometry.binned(2),
+        mask=np.ones((32, 32), bool),
+        probe=None,
+    )
+    numbers = []
+    for optics in (None, {"binned_detector": {"factor": 2}}):
+        recon = Reconstruction(scan, optics=optics, probe_modes=1)
+        evidence = find_near_field(ResultView(recon.result(), scan))
+        numbers.append(None if evidence is None else evidence.number)
+    assert numbers[0] is not None and numbers[1] is not None and numbers[1] < 1 < numbers[0], numbers
 
 
 def test_a_single_view_is_refused() -> None:

@@ -131,6 +131,23 @@ def test_the_shift_is_found_and_both_together_explain_the_counts(both: TwoScans)
     assert found.attrs["final_residual"] < 1.4 * found.attrs["noise_floor"]
 
 
+def test_scans_that_do_not_meet_are_said_and_their_shift_is_refused(
+    both: TwoScans, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Scans in a chain meet, and those without a view near any other's do not."""
+    left, right = both.scans
+    width = np.ptp(left.positions, axis=0).max()
+    near, far = (replace(right, name=f"x{k}", positions=right.positions + np.array([0, k * width])) for k in (1, 2))
+    pm.Reconstruction([left, near, replace(far, name="far")])
+    assert "shows nothing" not in capsys.readouterr().err
+    recon = pm.Reconstruction([left, replace(far, name="far")])
+    assert "far shows nothing of what left does: their views are at least" in capsys.readouterr().err
+    with pytest.raises(BadInput, match=r"models.scan_shift has nothing to go by: far shows nothing .* mend shift_px"):
+        list(recon.run(pm.RPIE(epochs=1, models=SHIFT)))
+    pm.Reconstruction([left, replace(far, name="far")], object={"scans": "own"})
+    assert "shows nothing" not in capsys.readouterr().err
+
+
 def replace_models(stage: pm.RPIE | pm.Adam) -> pm.RPIE | pm.Adam:
     return stage.model_copy(update={"models": {}}, deep=True)
 

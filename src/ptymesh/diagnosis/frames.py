@@ -36,7 +36,7 @@ WANDERS = 5.0
 
 def find_bad_frames(view: ResultView) -> Evidence | None:
     """Return how many views have no counts, or far too few or many of them, and do not fit."""
-    totals, residuals = view.scan_pass.totals, view.result.residuals
+    totals, residuals = view.brightness, view.result.residuals
     middle = float(np.median(totals))
     odd = (totals <= DARK * middle) | (totals > GLARING * middle)
     if residuals is not None and len(residuals) == len(totals):
@@ -55,7 +55,7 @@ def find_bad_frames(view: ResultView) -> Evidence | None:
 
 def find_astray_views(view: ResultView) -> Evidence | None:
     """Return how many views do not fit though the others do, and are as bright as these: their positions are wrong."""
-    totals, residuals = view.scan_pass.totals, view.result.residuals
+    totals, residuals = view.brightness, view.result.residuals
     if residuals is None or len(residuals) != len(totals) or len(totals) < MIN_VIEWS:
         return None
     middle, usual = float(np.median(totals)), float(np.median(residuals))
@@ -95,45 +95,75 @@ def _left_out(view: ResultView, bad: np.ndarray) -> tuple[Remedy, ...]:
 def find_two_beams(view: ResultView) -> Evidence | None:
     """Return how much further the means of two parts of the scan are apart than means within them, in time order.
 
+    Scans that were joined are looked at one by one: each may have its own dose, and see another part of the sample.
     Looked at are the brightness, the mean pattern, the sizes of speckles, and the defocus that views ask of the beam
     that all share, each by F, the square of the means' distance over what the scatter of consecutive parts lets expect.
     """
-    seen = view.scan_pass
-    n = len(seen.totals)
+    scan = view.scan
+    assert scan is not None
+    asked = defocus_asked(view) if len(view.views) >= PARTS * 2 else np.empty(0)
+    best = None
+    for one in range(scan.scans):
+        views = np.arange(scan.views) if scan.scan_index is None else np.flatnonzero(scan.scan_index == one)
+        found = _change_of_patterns(view, views)
+        if found is not None:
+            best = max(best or found, found, _change_of_focus(view, views, asked))
+    if best is None:
+        return None
+    number, what, view_index = best
+    of = "beam that views ask for" if what == FOCUS else "patterns"
+    sentence = f"from about view {view_index} on the {what} of the {of} is another than before"
+    if scan.scan_index is not None:
+        return Evidence(number, sentence, (Remedy(advice="run the parts of that scan by themselves"),))
+    split = Remedy({"data.views.stop": view_index}, advice=f"and the rest with data.views.start={view_index}")
+    return Evidence(number, sentence, (split,))
+
+
+def _change_of_patterns(view: ResultView, views: np.ndarray) -> tuple[float, str, int] | None:
+    """Return F of what patterns before and after a cut look like, what that is, and the cut's view.
+
+    Args:
+        view: the result.
+        views: (n,) of one scan, in time order; None is returned where they are too few, or whole parts are bad.
+    """
+    n = len(views)
     if n < PARTS * 2:
         return None
-    shapes = seen.thumbnails.reshape(n, -1) / np.sqrt(np.maximum(seen.totals, 1e-30))[:, None]
-    middle = np.median(seen.totals)
-    sound = (seen.totals > DARK * middle) & (seen.totals < GLARING * middle)
-    brightness = np.log(np.maximum(seen.totals, 1e-30) / middle)[:, None]
+    seen, bright = view.scan_pass, view.brightness[views]
+    shapes = seen.thumbnails[views].reshape(n, -1) / np.sqrt(np.maximum(seen.totals[views], 1e-30))[:, None]
+    middle = np.median(bright)
+    sound = (bright > DARK * middle) & (bright < GLARING * middle)
+    brightness = np.log(np.maximum(bright, 1e-30) / middle)[:, None]
     edges = np.linspace(0, n, PARTS + 1).round().astype(int)
     parts = [np.arange(a, b)[sound[a:b]] for a, b in itertools.pairwise(edges)]
     if any(len(part) == 0 for part in parts):
         return None
     best = (0.0, "", 0)
-    for what, values in (("brightness", brightness), ("mean pattern", shapes), ("speckles", seen.speckles)):
+    for what, values in (("brightness", brightness), ("mean pattern", shapes), ("speckles", seen.speckles[views])):
         means = np.stack([values[part].mean(axis=0) for part in parts])
         for cut in CUTS:
-            best = max(best, (_change(means, cut), what, int(edges[cut])))
-    best = max(best, _change_of_focus(view))
-    number, what, view_index = best
-    of = "beam that views ask for" if what == FOCUS else "patterns"
-    sentence = f"from about view {view_index} on the {what} of the {of} is another than before"
-    split = Remedy({"data.views.stop": view_index}, advice=f"and the rest with data.views.start={view_index}")
-    return Evidence(number, sentence, (split,))
+            best = max(best, (_change(means, cut), what, int(views[edges[cut]])))
+    return best
 
 
-def _change_of_focus(view: ResultView) -> tuple[float, str, int]:
-    """Return weighted F of the defocus that views before and after a cut ask for, its name, and the cut's view."""
-    if len(view.views) < PARTS * 2:
+def _change_of_focus(view: ResultView, views: np.ndarray, asked: np.ndarray) -> tuple[float, str, int]:
+    """Return weighted F of the defocus that views before and after a cut ask for, its name, and the cut's view.
+
+    Args:
+        view: the result.
+        views: of one scan.
+        asked: (B,) defocus that each view that is looked at asks for; empty where these are too few.
+    """
+    looked_at = np.isin(view.views, views)
+    if looked_at.sum() < PARTS * 2:
         return 0.0, FOCUS, 0
-    parts = np.array_split(np.arange(len(view.views)), PARTS)
-    asked = defocus_asked(view)
+    at, asked = view.views[looked_at], asked[looked_at]
+    parts = np.array_split(np.arange(len(at)), PARTS)
     means = np.array([[np.median(asked[part])] for part in parts])  # single views may be bad
     # a change within a part leaves that part on neither side
-    whole = [(_change(means, cut), FOCUS, int(view.views[parts[cut][0]])) for cut in CUTS]
+    whole = [(_change(means, cut), FOCUS, int(at[parts[cut][0]])) for cut in CUTS]
     within = [
-        (_change(np.delete(means, cut, axis=0), cut), FOCUS, int(view.views[parts[cut][len(parts[cut]) // 2]]))
+        (_change(np.delete(means, cut, axis=0), cut), FOCUS, int(at[parts[cut][len(parts[cut]) // 2]]))
         for cut in CUTS[:-1]
     ]
     number, what, cut = max(whole + within)

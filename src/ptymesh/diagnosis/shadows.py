@@ -87,7 +87,7 @@ def find_near_field(view: ResultView) -> Evidence | None:
     if descan is not None and descan.number > WANDERS:  # patterns that wander move with the sample, too
         return None
     if "near_field" not in view.memo:
-        view.memo["near_field"] = near_field_signs(scan)
+        view.memo["near_field"] = near_field_signs(scan, binning=view.result.probe.shape[-1] // scan.mask.shape[-1])
     signs = view.memo["near_field"]
     if not isinstance(signs, NearFieldSigns):
         return None

@@ -31,6 +31,8 @@ from ptymesh.verdict.scan_pass import ScanPass, scan_pass
 
 #: Views, and numbers in an array of their patterns, that are looked at, at most.
 MOST_VIEWS, MOST_NUMBERS, LEAST_VIEWS = 256, 1 << 24, 16
+#: Incident intensity of a view, relative to the mean, below which it is dark.
+LEAST_INTENSITY = 1e-3
 #: Half of the distance, in pixels, over which intensities are differentiated by positions.
 STEP_PX = 0.25
 #: Wavelength in metres below which radiation is taken for electrons; photons of 100 keV have more.
@@ -170,6 +172,13 @@ class ResultView:
         """Results of one pass over all patterns."""
         assert self.scan is not None
         return scan_pass(self.scan)
+
+    @cached_property
+    def brightness(self) -> np.ndarray:
+        """Counts of each view over the incident intensity that is known of it, (N,)."""
+        assert self.scan is not None
+        known = self.scan.intensity
+        return self.scan_pass.totals if known is None else self.scan_pass.totals / np.maximum(known, LEAST_INTENSITY)
 
     @cached_property
     def views(self) -> np.ndarray:

@@ -56,7 +56,7 @@ from ptymesh.recipe.schema import default_stages
 from ptymesh.recipe.starts import FileStart, ObjectOptions, ProbeOptions
 from ptymesh.run.assembly.data_checks import READING, to_stderr
 from ptymesh.run.assembly.rank_facts import REMEDY, file_facts, optics_facts, scan_facts, stage_facts
-from ptymesh.run.assembly.refusals import refuse_moves_of_all
+from ptymesh.run.assembly.refusals import refuse_moves_of_all, refuse_shift_of_scans_apart
 from ptymesh.run.assembly.start import Assembler, LayoutName, StartOptions, join_checked_scans
 from ptymesh.run.final_verdict import EstimateJudge
 from ptymesh.run.loop import Loop
@@ -335,6 +335,7 @@ class Reconstruction(Displayed):
         watch |= {"noise_floor": floor, "noise_level": self.noise_level}
         if self.scan.displaced_px is not None:
             refuse_moves_of_all(self.stages)
+        refuse_shift_of_scans_apart(self.scan, self.state.estimate, self.stages)
         if self._related:
             watch["judge_terms"] = partial(judge_terms, self.scan, self._judge_part)
         loop = Loop(self.problem, self.state, self.stages, seed=self.seed, **watch)

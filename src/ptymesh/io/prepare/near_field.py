@@ -114,27 +114,28 @@ def effective_width(mean: np.ndarray) -> float:
     return float(np.sqrt(mean.sum() ** 2 / max(float((mean**2).sum()), 1e-30)))
 
 
-def near_field_signs(measurement: Measurement, most: int = VIEWS) -> NearFieldSigns | None:
+def near_field_signs(measurement: Measurement, most: int = VIEWS, binning: int = 1) -> NearFieldSigns | None:
     """Return what far-field patterns tell of a near field; None where features do not clearly move with the sample.
 
     Args:
         measurement: the scan.
         most: views that are looked at.
+        binning: pixels of the model along a side of one of the detector's, whose windows are so many times as wide.
     """
     m, g = measurement, measurement.geometry
     if g.propagation != "far_field" or g.detector_pixel_m is None or g.object_pixel_m is None or m.views < 4:
         return None
     frame = 8 * int(np.prod(m.window))
     views = central_views(m.positions, min(most, max(FEWEST, BYTES // frame)))
-    patterns, binning = _binned(upright(m, _counts(m, views)))
+    patterns, summed = _binned(upright(m, _counts(m, views)))
     # in detector pixels of the binned patterns, so that a size is a magnification
-    positions = m.positions[views] * np.array(g.object_pixel_m) / (binning * np.array(g.detector_pixel_m))
+    positions = m.positions[views] * np.array(g.object_pixel_m) / (summed * np.array(g.detector_pixel_m))
     found = _moves(patterns, positions)
     if found is None or not found.is_clear or found.score < STANDARD_ERRORS * found.error:
         return None
     lit = effective_width(patterns.mean(axis=0))
-    width_m = lit * binning * np.sqrt(np.prod(g.detector_pixel_m)) / found.size
-    window_m = float(np.sqrt(np.prod(np.array(m.window) * g.object_pixel_m)))
+    width_m = lit * summed * np.sqrt(np.prod(g.detector_pixel_m)) / found.size
+    window_m = binning * float(np.sqrt(np.prod(np.array(m.window) * g.object_pixel_m)))
     filled = lit / float(np.sqrt(np.prod(patterns.shape[1:])))
     return NearFieldSigns(found.size, found, float(width_m / (WIDE * window_m)), filled)
 

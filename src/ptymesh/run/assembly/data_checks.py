@@ -110,7 +110,7 @@ def checked_scan(
 
 
 def checked_scans(
-    scans: Sequence[Measurement], world: World, *, related: bool = True
+    scans: Sequence[Measurement], world: World, *, related: bool = True, near_field: bool = True
 ) -> tuple[list[Measurement], list[str]]:
     """Return each of several scans as checks of it alone leave it, and their sentences. Collective.
 
@@ -118,11 +118,12 @@ def checked_scans(
         scans: before they are joined.
         world: the ranks.
         related: False where positions say nothing of what views share (single exposures).
+        near_field: False where a near field that nobody says is looked for otherwise, or patterns may look like one.
 
     Raises:
         BadInput: the data cannot be.
     """
-    each = [checked_scan(scan, world, related=related) for scan in scans]
+    each = [checked_scan(scan, world, related=related, near_field=near_field) for scan in scans]
     named = [f"{scan.name}: {sentence}" for scan, sentences in each for sentence in sentences]
     return [scan for scan, _ in each], named
 

@@ -35,7 +35,7 @@ from ptymesh.recipe.python_arguments import join_scans
 from ptymesh.recipe.starts import ObjectOptions, ProbeOptions
 from ptymesh.registry import with_article
 from ptymesh.run.assembly.data_checks import READING, check_after_reading, check_before_reading, checked_scans, watched
-from ptymesh.run.assembly.refusals import refuse_energies, refuse_own_probes
+from ptymesh.run.assembly.refusals import doubt_of_scans_apart, refuse_energies, refuse_own_probes
 from ptymesh.run.assembly.rounding_check import warn_of_rounding
 from ptymesh.run.checkpoint_counters import counters_of
 from ptymesh.run.memory import check_object
@@ -123,7 +123,9 @@ def join_checked_scans(
         BadInput: the data cannot be, or cannot be joined.
     """
     with world.heartbeat.doing("read"):
-        checked, sentences = checked_scans(scans, world, related=options.is_related)
+        checked, sentences = checked_scans(
+            scans, world, related=options.is_related, near_field=binning_of(options.pieces) == 1
+        )
         joined = world.on_all_ranks(lambda: join_scans(checked), READING)
     return (lay_side_by_side(joined) if options.object.scans == "own" else joined), sentences
 
@@ -181,7 +183,7 @@ class Assembler:
         findings = list(self.sentences)
         with world.heartbeat.doing("read"):
             if has_checks:
-                scan, found_before = check_before_reading(scan, world, related=related)
+                scan, found_before = check_before_reading(scan, world, related=related, near_field=self.binning == 1)
                 findings += found_before
         owners = self._choose_owners(scan)
         with world.heartbeat.doing("read"):
@@ -212,6 +214,10 @@ class Assembler:
                         optics=self.pieces,
                     )
                 )
+        if apart := doubt_of_scans_apart(scan, estimate):
+            findings.append(apart)
+            if world.rank == 0:
+                say(apart)
         owners.fill_halo(estimate.object)
         return self._start(scan, problem, RunState(estimate), findings)
 
