@@ -69,6 +69,16 @@ def test_wrong_positions_are_not(capsys: pytest.CaptureFixture[str]) -> None:
         result_of(wrong, strict=1)
 
 
+@pytest.mark.parametrize("photons", [2e4, 4e5])
+def test_a_run_that_is_stopped_early_is_told_to_go_on(photons: float) -> None:
+    """Nothing else is wrong: it is good after 25 epochs. What else is seen after 4 of them accuses nothing."""
+    scan = scan_of(photons_per_view=photons, probe_guess="design")
+    early = reconstruct(scan, [{**STAGES[0], "epochs": 4}])
+    assert early.verdict == "poor" and not early.attrs["verdict_causes"]
+    assert early.attrs["verdict_sentence"].startswith("more epochs first, as the run has had 4: the residual is ")
+    assert reconstruct(scan, STAGES).verdict == "good"
+
+
 def swapped(scan: Measurement, views: list[int]) -> Measurement:
     """Return the scan with the patterns of views half a scan away in these views: no check of the data sees that."""
     return changed(scan, views, scan.patterns.read((np.array(views) + scan.views // 2) % scan.views))

@@ -46,7 +46,7 @@ from typing import Literal
 
 import numpy as np
 
-from ptymesh.verdict.convergence import has_settled, judge_convergence
+from ptymesh.verdict.convergence import FEWEST, has_settled, judge_convergence
 from ptymesh.verdict.floor import NoiseFloor
 from ptymesh.verdict.misfits import COUNTS, EXPECTED, GOOD, MISFIT, VARIANCE, Misfits
 from ptymesh.verdict.signs import Sign
@@ -131,13 +131,13 @@ def judge(
     if verdict.state in ("poor", "failed"):
         return replace(verdict, signs=names)
     sentence = next((sign.sentence for sign in signs if sign.cause), signs[0].sentence)
-    course = judge_convergence(history or {})
-    on_its_way = course.kind == "falling" and course.per_epoch > UNFINISHED
-    if on_its_way and all(sign.is_of_fit for sign in signs):
-        sentence = f"it still falls, and {sentence}; more epochs first"
+    early = _describe_early_end(history or {}, UNFINISHED) if all(sign.is_of_fit for sign in signs) else ""
+    if early:
         names = ()  # what a fit on its way leaves is no proof of any
     if verdict.times is not None:
-        sentence = f"the residual is {factor_in_words(verdict.times)} times what counting leaves, but {sentence}"
+        link = "and" if early else "but"
+        sentence = f"the residual is {factor_in_words(verdict.times)} times what counting leaves, {link} {sentence}"
+    sentence = early + sentence
     return replace(verdict, state="poor", sentence=sentence, signs=names)
 
 
@@ -156,7 +156,8 @@ def _judge_misfits(
         float(misfits.by_view[:, column].sum()) for column in (MISFIT, EXPECTED, VARIANCE, COUNTS)
     )
     to_explain = misfits.static * counts
-    fog = f"the residual {residual:.3g} is not far below the {misfits.static:.3g} of a single pattern for all views"
+    early = "" if odd else _describe_early_end(history or {}, FALLING)
+    fog = f"{early}the residual {residual:.3g} is not far below the {misfits.static:.3g} of a single pattern for all views"
     if DARK_RESIDUAL < residual <= 1:
         why = "the model has next to no light on the pixels that hold data, so that nothing moves it: check the mask"
         return Verdict("failed", f"{why} (data.mask_true), saturated pixels and probe.start", residual)
@@ -178,7 +179,6 @@ def _judge_misfits(
     excess = misfit - expected
     share = excess / (to_explain - expected) if to_explain > expected else 1.0
     unexplained = times > MOST_TIMES and excess > STANDARD_ERRORS * math.sqrt(variance)
-    falling = _fall(history or {}) > FALLING
     many_odd = len(odd) >= max(2.0, ODD_SHARE * len(misfits.by_all))
     said = f"the residual is {factor_in_words(times)} times what counting leaves"
     pixels = "" if odd else _odd_pixels(misfits)
@@ -193,10 +193,8 @@ def _judge_misfits(
         )
     settled = has_settled(history or {})
     if many_odd or (unexplained and share > (SETTLED_SHARE if settled else POOR_SHARE)):
-        more = "; it was still falling, so that more epochs may help" if falling else ""
-        if settled and not odd:
-            more = f", which is {share:.0%} of what the views tell, and falls no longer"
-        return Verdict("poor", f"{named}{more}", residual, bound, times, odd)
+        more = f", which is {share:.0%} of what the views tell, and falls no longer" if settled and not odd else ""
+        return Verdict("poor", f"{early}{named}{more}", residual, bound, times, odd)
     if pixels and times > ODD_PIXELS_TIMES:
         return Verdict("poor", named, residual, bound, times)
     alike = len(misfits.by_view) > 1 and to_explain - misfit < NOTHING_SEEN * _explained_by_chance(misfits, fitted)
@@ -254,16 +252,26 @@ def _odd_pixels(misfits: Misfits) -> str:
     )
 
 
-def _fall(history: Mapping[str, np.ndarray]) -> float:
-    """Return by which fraction the residual of the last stage fell in an epoch at the end; 0 where that is unknown."""
+def _describe_early_end(history: Mapping[str, np.ndarray], least: float) -> str:
+    """Return a clause that more epochs come first, as the run has had few or still falls fast; empty where it does not.
+
+    Args:
+        history: columns `stage` and `residual`, one value per epoch.
+        least: fall of the residual in an epoch, as a fraction, that is fast.
+    """
     residual = np.asarray(history.get("residual", ()), dtype=float)
-    stage = np.asarray(history.get("stage", np.zeros(len(residual))))
-    if not len(residual) or len(stage) != len(residual):
+    if 0 < len(residual) < FEWEST:
+        return f"more epochs first, as the run has had {len(residual)}: "
+    course = judge_convergence(history)
+    fall = {"falling": course.per_epoch, "unclear": _fall(residual[-LAST_EPOCHS - 1 :])}.get(course.kind, 0.0)
+    return f"more epochs first, as the residual is still falling by {fall:.1%} an epoch: " if fall > least else ""
+
+
+def _fall(residual: np.ndarray) -> float:
+    """Return by which fraction the residual (n,) of some epochs falls in each; 0 where that is unknown."""
+    if len(residual) < 2 or not (residual > 0).all() or not np.isfinite(residual).all():
         return 0.0
-    last = residual[stage == stage[-1]][-LAST_EPOCHS - 1 :]
-    if len(last) < 2 or not (last > 0).all() or not np.isfinite(last).all():
-        return 0.0
-    return float(1 - (last[-1] / last[0]) ** (1 / (len(last) - 1)))
+    return float(1 - (residual[-1] / residual[0]) ** (1 / (len(residual) - 1)))
 
 
 def factor_in_words(times: float) -> str:
