@@ -133,6 +133,18 @@ def test_patterns_that_are_no_counts_are_unknown() -> None:
     assert smooth.verdict == "unknown" and "vary less than counts do" in smooth.attrs["verdict_sentence"]
 
 
+def test_means_of_frames_are_not_taken_for_counts() -> None:
+    """Half the noise of counts: any model of a little more than it seems to be explained."""
+    scans = [scan_of(seed=3, photons_per_view=ph) for ph in (2e4, 4e4)]
+    counts = scans[1].patterns.read(np.arange(60))
+    rng = np.random.default_rng(1)
+    halved = counts // 2 + (counts % 2) * rng.integers(0, 2, counts.shape).astype(counts.dtype)
+    found = result_of(replace(scans[0], patterns=ArraySource(halved)))
+    assert found.verdict == "unknown" and "vary less than counts do, as means" in found.attrs["verdict_sentence"]
+    assert 0.4 < found.attrs["final_residual"] / found.attrs["noise_floor"] < 0.8
+    assert result_of(scans[0]).verdict == "good"
+
+
 def on_ranks(world: World, layout: str) -> dict[str, Any]:
     scan = swapped(scan_of(views=30), [4, 17])
     recon = Reconstruction(scan, probe={"start": "file"}, device=world, layout=layout)
@@ -270,6 +282,11 @@ def test_not_finite_is_failed_and_low_is_unknown() -> None:
     assert judge(0.0016, None, 0, evidence).state == "unknown"
     assert judge(0.9999, NoiseFloor(0.0016, 0.0016, 1e6), 0, evidence).state == "failed"
     assert judge(0.04, None, 0, made_up(np.full(10, 25.0))).state == "failed"
+
+
+@pytest.mark.parametrize(("share", "state"), [(0.75, "unknown"), (0.9, "good")])
+def test_a_residual_below_what_counting_leaves_is_unknown(share: float, state: str) -> None:
+    assert judge(share * 0.0016, NoiseFloor(0.0016, 0.0016, 1e6), 0, made_up(np.ones(100))).state == state
 
 
 def test_factors_and_views_in_words() -> None:
