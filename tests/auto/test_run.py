@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -16,7 +18,7 @@ from ptymesh.auto.data import described
 from ptymesh.auto.deciding import decide
 from ptymesh.cli import main as module
 from ptymesh.distributed.world import Solo, World
-from ptymesh.errors import BadInput
+from ptymesh.errors import BadInput, Poor
 from ptymesh.io.results import Result
 from ptymesh.recipe.schema import Recipe, load_recipe
 from ptymesh.run.session import run_recipe
@@ -116,12 +118,30 @@ def test_open_stages_are_nothing_to_run_as_they_are(scan: Path, tmp_path: Path) 
         run_recipe(recipe, device="cpu")
 
 
-def test_from_python(scan: Path) -> None:
-    result = pm.reconstruct(scan, device="cpu", probe_modes=1, auto={"sweeps": 110})
+def test_from_python(scan: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = pm.reconstruct(scan, progress=True, device="cpu", probe_modes=1, auto={"sweeps": 110})
+    assert capsys.readouterr().out.count("epoch") == len(result.history["residual"])
     assert "# A position of each view: " in result.recipe and "modes: 1" in result.recipe
     assert result.attrs["final_residual"] < 0.1
-    with pytest.raises(BadInput, match="reconstruct has no option colour; it has object, "):
+    with pytest.raises(BadInput, match="reconstruct has no option colour; it has progress, strict, object, "):
         pm.reconstruct(scan, colour=3)
+    with pytest.raises(BadInput, match=r"tries no operators of optics .descan.; name the stages"):
+        pm.reconstruct(scan, device="cpu", optics={"descan": True})
+
+
+def test_a_poor_picture_from_python(scan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The patterns belong to other positions."""
+    wrong = tmp_path / "wrong.cxi"
+    shutil.copy(scan, wrong)
+    with h5py.File(wrong, "r+") as file:
+        counts = file["entry_1/data_1/data"]
+        counts[...] = counts[:][np.random.default_rng(1).permutation(len(counts))]
+    how = {"device": "cpu", "probe_modes": 1, "auto": {"sweeps": 60}}
+    result = pm.reconstruct(wrong, **how)
+    assert f"ptymesh: the result is {result.verdict}: " in capsys.readouterr().err and result.verdict != "good"
+    with pytest.raises(Poor) as caught:
+        pm.reconstruct(wrong, strict=True, **how)
+    assert caught.value.result.verdict == result.verdict
 
 
 def found(world: World, path: str) -> tuple[str, dict[str, list[str]]]:

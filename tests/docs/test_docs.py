@@ -18,6 +18,7 @@ import pytest
 import torch
 import yaml
 
+from ptymesh.auto.python import reconstruct
 from ptymesh.cli import main as module
 from ptymesh.distributed.world import Solo, World
 from ptymesh.engines import RPIE
@@ -28,7 +29,7 @@ from ptymesh.io.results import Result
 from ptymesh.physics.backend import Backend
 from ptymesh.problem import Batch
 from ptymesh.recipe.schema import Recipe, load_recipe
-from ptymesh.run.reconstruction import Reconstruction, reconstruct
+from ptymesh.run.reconstruction import Reconstruction
 from ptymesh.run.simulate_file import write
 from ptymesh.simulate import checked
 from toy import make, relative

@@ -15,7 +15,7 @@ import pytest
 import ptymesh as pm
 from ptymesh.errors import BadInput
 from ptymesh.notebook import results
-from ptymesh.run_folder.progress import EpochLines, make_watcher
+from ptymesh.run_folder.progress import EpochLines, show_progress
 from ptymesh.simulate import simulate
 
 
@@ -194,6 +194,7 @@ def test_progress_elsewhere(scan: pm.Measurement, capsys: pytest.CaptureFixture[
         "stage 1 (rpie)  epoch 1/2",
         "stage 1 (rpie)  epoch 2/2",
     ]
-    assert make_watcher([pm.RPIE()], None) is None and isinstance(make_watcher([pm.RPIE()], True), EpochLines)
+    with show_progress([pm.RPIE()], None) as none, show_progress([pm.RPIE()], True) as lines:
+        assert not none and isinstance(*lines, EpochLines)
     with pytest.raises(BadInput, match="progress is 'yes'; give True, False or None"):
         pm.reconstruct(scan, pm.RPIE(epochs=1), progress="yes")

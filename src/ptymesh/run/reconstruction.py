@@ -10,7 +10,6 @@ The same lines run on several ranks under torchrun: every rank holds its own vie
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -32,7 +31,7 @@ from ptymesh.distributed.tiles import Rect
 from ptymesh.distributed.world import World
 from ptymesh.engines import Engine
 from ptymesh.engines.remarks import remarks_on_stage
-from ptymesh.errors import BadInput, Poor
+from ptymesh.errors import BadInput
 from ptymesh.estimate import Estimate
 from ptymesh.io.checkpoint import identity
 from ptymesh.io.checkpoint.store import Checkpoint
@@ -63,7 +62,6 @@ from ptymesh.run.loop import Loop
 from ptymesh.run.memory import retry_out_of_memory
 from ptymesh.run.result_fields import describe_object, describe_wraps, fields_of_result
 from ptymesh.run.surroundings import refuse_surroundings
-from ptymesh.run_folder.progress import make_watcher
 from ptymesh.run_folder.reports import Callback, EpochReport, Traffic
 from ptymesh.sentences import quote
 from ptymesh.types import Precision
@@ -200,7 +198,8 @@ class Reconstruction(Displayed):
         self.stages: list[Engine] = []
         #: Stages of a recipe that names none, for this object and probe.
         self.default_stages = stages_of(default_stages(object_options, probe_options))
-        self._watchers: Sequence[Callback] = ()
+        #: Called after batches and epochs of stages that `run` runs.
+        self.callbacks: Sequence[Callback] = ()
         #: Number of calls of `run` that have begun.
         self._runs = 0
         #: Traffic of this rank within the batches of the last loop that was recorded here.
@@ -397,7 +396,7 @@ class Reconstruction(Displayed):
         self.state.stage, self.state.epoch = len(self.stages), 0
         self.stages.append(stage)
         try:
-            loop = self.loop(callbacks=self._watchers)
+            loop = self.loop(callbacks=self.callbacks)
         except BadInput:  # so that a later call can run another stage
             self.stages.pop()
             raise
@@ -636,53 +635,3 @@ def _positions_of_result(path: str, estimate: Estimate, scan: Measurement) -> st
         f"Positions start where {path} ended, up to {far:.3g} px from this scan's; positions.affine, rotation_deg, "
         "flips and lag are not applied to them again."
     )
-
-
-def reconstruct(
-    scan: Measurement | str | Path | Sequence[Measurement | str | Path],
-    stages: Sequence[Stage] | Stage | None = None,
-    progress: bool | None = None,
-    strict: bool = False,
-    **options: Any,
-) -> Result:
-    """Run all stages (default: those of a recipe) and return the result.
-
-    Where the verdict on it (`Result.verdict`) is poor or failed, one line on standard error says so.
-
-    Args:
-        scan: what `ptymesh.load` returned, or the path that it would be given; or a list of several.
-        stages: engines, or dicts as in a recipe.
-        progress: None, a bar in a notebook and nothing elsewhere; True, a line per epoch where there is no notebook.
-        strict: raise Poor, which holds the result, instead of that line.
-        options: as in `Reconstruction`.
-
-    Raises:
-        BadInput: options that do not fit.
-        Diverged: the residual left the numbers.
-        Poor: the verdict is poor or failed, and strict is set.
-    """
-    if not isinstance(strict, bool):
-        raise BadInput(f"strict is {quote(strict)}; give True or False.")
-    if not isinstance(progress, bool | None):
-        raise BadInput(f"progress is {quote(progress)}; give True, False or None.")
-    given = None if stages is None else stages_of(stages)
-    recon = Reconstruction(scan, **options)
-    engines = recon.default_stages if given is None else given
-    watching = make_watcher(engines, progress) if recon.world.rank == 0 else None
-    recon._watchers = () if watching is None else (watching,)
-    outcome = "stopped"
-    try:
-        for _ in recon.run(engines):
-            pass
-        outcome = "done"
-    finally:
-        if watching is not None:
-            watching.finish(outcome)
-    result = recon.result()
-    if result.verdict in ("poor", "failed"):
-        said = f"the result is {result.verdict}: {result.attrs['verdict_sentence']}"
-        if strict:
-            raise Poor(f"{said[0].upper()}{said[1:]}.", result)
-        if recon.world.rank == 0:
-            print(f"ptymesh: {said}.", file=sys.stderr, flush=True)
-    return result

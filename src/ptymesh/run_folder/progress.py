@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -19,18 +20,24 @@ if TYPE_CHECKING:
 EVERY_S = 0.2
 
 
-def make_watcher(engines: Sequence[Engine], wanted: bool | None) -> Callback | None:
-    """Return the callback that shows these stages, or None.
+@contextmanager
+def show_progress(engines: Sequence[Engine], wanted: bool | None) -> Iterator[tuple[Callback, ...]]:
+    """Show the progress of stages: give the callbacks that do, and show in the end how they ended.
 
     Args:
         engines: of the stages.
         wanted: None: a bar in notebooks alone; True: plain lines elsewhere, too; False: nothing.
     """
-    if wanted is False:
-        return None
-    if in_notebook():
-        return NotebookBar(engines)
-    return EpochLines() if wanted else None
+    if wanted is False or not (wanted or in_notebook()):
+        yield ()
+        return
+    watcher = NotebookBar(engines) if in_notebook() else EpochLines()
+    outcome = "stopped"
+    try:
+        yield (watcher,)
+        outcome = "done"
+    finally:
+        watcher.finish(outcome)
 
 
 def in_notebook() -> bool:
