@@ -200,7 +200,7 @@ class Estimate:
         return (self.positions[views] - self.anchors[views]).to(self.probe.real.dtype)
 
 
-def check_room(estimate: Estimate) -> None:
+def refuse_windows_outside(estimate: Estimate) -> None:
     """Raise BadInput if a window, interpolation pixels included, reaches beyond the object."""
     shape, window = estimate.extent, estimate.window
     for sides in (shape, estimate.object.shape[-2:]):

@@ -15,7 +15,7 @@ from ptymesh.diagnosis import CAUSES, ResultView
 from ptymesh.diagnosis.frames import find_astray_views, find_bad_frames, find_two_beams
 from ptymesh.diagnosis.report import is_open, last_words, report
 from ptymesh.diagnosis.sampling import find_other_plane
-from ptymesh.diagnosis.shadows import find_near_field
+from ptymesh.diagnosis.shadows import find_hidden_near_field
 from ptymesh.errors import BadInput
 from ptymesh.io.results import Result
 from ptymesh.measurement import NO_CHECKS, ArraySource, Measurement
@@ -241,7 +241,7 @@ def test_images_wider_than_the_window_are_no_near_field_where_pixels_are_divided
     numbers = []
     for optics in (None, {"binned_detector": {"factor": 2}}):
         recon = Reconstruction(scan, optics=optics, probe_modes=1)
-        evidence = find_near_field(ResultView(recon.result(), scan))
+        evidence = find_hidden_near_field(ResultView(recon.result(), scan))
         numbers.append(None if evidence is None else evidence.number)
     assert numbers[0] is not None and numbers[1] is not None and numbers[1] < 1 < numbers[0], numbers
 

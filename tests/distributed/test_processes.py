@@ -16,9 +16,9 @@ from ptymesh.distributed import processes
 def test_a_process_that_is_hidden_lives(monkeypatch: pytest.MonkeyPatch) -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as ended:
         pass
-    own = processes.began(os.getpid())
+    own = processes.start_time(os.getpid())
     assert own and own.isdecimal() and processes.fate_of(os.getpid()) == ""
     monkeypatch.setattr(Path, "read_bytes", lambda self: (_ for _ in ()).throw(PermissionError(13, "hidden")))
-    assert processes.began(os.getpid()) == ""
+    assert processes.start_time(os.getpid()) == ""
     for nobody in (ended.pid, 0, -1, 10**30):
-        assert processes.began(nobody) is None
+        assert processes.start_time(nobody) is None

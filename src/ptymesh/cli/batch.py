@@ -51,7 +51,7 @@ def command(
     from ptymesh.beamtime.batch import TABLE
     from ptymesh.beamtime.scan_files import files_of_scan
     from ptymesh.beamtime.table import summary
-    from ptymesh.cli.running import owned
+    from ptymesh.cli.running import holding_output_folder
     from ptymesh.errors import BadInput, Poor
     from ptymesh.recipe.schema import load_recipe
     from ptymesh.run_folder.signals import StopSignal
@@ -66,7 +66,7 @@ def command(
     options = BatchOptions(jobs, hand_on, hand_on_orientation, ranks, device)
     batch = ScanBatch(found, out, recipe, set_ or (), options)
     out.mkdir(parents=True, exist_ok=True)
-    with owned(out), StopSignal() as stop:
+    with holding_output_folder(out), StopSignal() as stop:
         outcomes = batch.run(stop=lambda: stop.requested, say=typer.echo)
         _draw(outcomes, out / SHEET)
     typer.echo(f"{summary(outcomes)}: {out / TABLE}, {out / SHEET}")

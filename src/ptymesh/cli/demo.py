@@ -35,7 +35,7 @@ def command(
     ),
 ) -> None:
     """Simulate a scan, reconstruct it, draw it, and compare it with the truth."""
-    from ptymesh.cli.running import check_folder, execute, owned, refuse_to_overwrite
+    from ptymesh.cli.running import check_folder, execute, holding_output_folder, refuse_to_overwrite
     from ptymesh.errors import BadInput
     from ptymesh.files import replacing
     from ptymesh.recipe.schema import load_recipe
@@ -48,7 +48,7 @@ def command(
     recipe = out / "recipe.yaml"
     if out.exists() and any(out.iterdir()) and not _is_demo_recipe(recipe):
         raise BadInput(f"{out} holds files that are not of a demo; give another folder with --out.")
-    with owned(out):
+    with holding_output_folder(out):
         with replacing(recipe) as temporary:
             temporary.write_text(RECIPE.format(recipe=recipe, scan="scan.cxi", out=out), encoding="utf-8")
         options = checked(kind="xray", views=VIEWS, window=WINDOW, seed=1)

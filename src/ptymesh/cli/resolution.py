@@ -71,13 +71,13 @@ def command(
 def _halves(source: Path, out: Path, settings: list[str], ranks: int, device: str, *, quiet: bool) -> list[Path]:
     """Reconstruct both halves and return the paths of their results."""
     from ptymesh.beamtime import SplitScan
-    from ptymesh.cli.running import check_folder, owned
+    from ptymesh.cli.running import check_folder, holding_output_folder
     from ptymesh.run_folder.signals import StopSignal
 
     check_folder(out)
     split = SplitScan(_recipe(source, settings), out, ["--ranks", str(ranks), "--device", device])
     out.mkdir(parents=True, exist_ok=True)
-    with owned(out), StopSignal() as stop:
+    with holding_output_folder(out), StopSignal() as stop:
         split.run(stop=lambda: stop.requested, say=lambda line: typer.echo(line, err=quiet))
     return split.results()
 

@@ -24,7 +24,7 @@ def command(
     strict: Strict = False,
 ) -> None:
     """Go on with a run that was stopped, or for longer (--set stages...), on any number of ranks."""
-    from ptymesh.cli.running import check_folder, execute, owned
+    from ptymesh.cli.running import check_folder, execute, holding_output_folder
     from ptymesh.distributed.child import launched
     from ptymesh.distributed.rank_info import world
     from ptymesh.errors import BadInput
@@ -40,7 +40,7 @@ def command(
     if not usable(folder, "The folder of the run").is_dir():
         raise BadInput(f"{folder} is no folder and holds no checkpoint; give the folder of a run that was stopped.")
     check_folder(folder, "mend its permissions, so that the run can go on there")
-    with owned(folder):
+    with holding_output_folder(folder):
         text, meta = start_record.pending_recipe(folder), {}
         anew = text is not None
         if text is None:

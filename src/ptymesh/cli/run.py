@@ -33,7 +33,14 @@ def command(
 ) -> None:
     """Reconstruct a data set, or what a recipe says, on any number of ranks."""
     from ptymesh.auto.data import described_recipe
-    from ptymesh.cli.running import StageFinder, check_folder, execute, owned, refuse_to_overwrite, restarted
+    from ptymesh.cli.running import (
+        StageFinder,
+        check_folder,
+        execute,
+        holding_output_folder,
+        refuse_to_overwrite,
+        restarted,
+    )
     from ptymesh.distributed.child import launched
     from ptymesh.errors import BadInput
     from ptymesh.io.checkpoint import store as checkpoint
@@ -53,7 +60,7 @@ def command(
     again = restarted()
     folder = loaded.output.dir
     check_folder(folder)
-    with owned(folder), ExitStack() as held:
+    with holding_output_folder(folder), ExitStack() as held:
         if not launched():  # else the launcher has checked, and a rank that failed may have written a log since
             refuse_to_overwrite(folder, force=force or again, recipe=loaded.to_yaml())
         held.enter_context(page.beside(folder))

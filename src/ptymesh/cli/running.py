@@ -62,10 +62,10 @@ FIGURES = {
 
 
 @contextmanager
-def owned(out: Path) -> Iterator[None]:
+def holding_output_folder(out: Path) -> Iterator[None]:
     """Hold the lock of the output folder within this context, after `check_folder`.
 
-    Of ranks that another launcher has started, the first takes the lock once they have joined.
+    If another launcher has started the ranks, the folder is locked later, by the first rank once all have joined.
 
     Raises:
         BadInput: another run has the folder.

@@ -79,15 +79,15 @@ CAUSES: tuple[Cause, ...] = (
         try_out=twin.try_twin,
     ),
     Cause("orientation", "Wrong orientation of the detector", orientation.find_orientation, 1.5, weight=4.0),
-    Cause("geometry", "Wrong scale or rotation of the positions", moves.find_geometry, 5.6, weight=1.5),
+    Cause("geometry", "Wrong scale or rotation of the positions", moves.find_wrong_geometry, 5.6, weight=1.5),
     Cause("drift", "Drift", moves.find_drift, 0.08, weight=1.5),
     Cause("vibration", "Vibration, or inaccurate positions", moves.find_vibration, 0.08, weight=1.5),
     # --- propagation ---
-    Cause("near_field", "A near field is taken for a far field", shadows.find_near_field, 1.0, weight=20.0),
+    Cause("near_field", "A near field is taken for a far field", shadows.find_hidden_near_field, 1.0, weight=20.0),
     Cause("defocus_sign", "Defocus of the wrong sign", shadows.find_defocus_sign, 0.15, weight=3.0),
     Cause("few_slices", "The sample is thicker than one slice", blur.find_few_slices, 1.3, needs_trial=True),
     Cause("plane", "The probe is not that of the sample's plane", sampling.find_other_plane, 4.0, weight=10.0),
-    Cause("distance", "Wrong propagation distance", propagation.find_distance, 0.001, weight=2.0, from_times=1.1),
+    Cause("distance", "Wrong propagation distance", propagation.find_wrong_distance, 0.001, weight=2.0, from_times=1.1),
     # --- the scan and the estimate ---
     Cause(
         UNFINISHED_NAME,

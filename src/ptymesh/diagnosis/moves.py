@@ -21,8 +21,8 @@ USUAL_SHARE = 0.08
 MIN_VIEWS = 12
 
 
-def find_geometry(view: ResultView) -> Evidence | None:
-    """Return the standard errors by which moves are a rotation, scale, aspect or shear of the positions."""
+def find_wrong_geometry(view: ResultView) -> Evidence | None:
+    """Return evidence, in standard errors, that positions are rotated, scaled or sheared as a whole."""
     moves = move_statistics(view)
     if moves is None:
         return None

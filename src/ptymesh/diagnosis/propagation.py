@@ -21,7 +21,7 @@ FURTHER = 5
 DEFOCUS_STEP = 0.05
 
 
-def find_distance(view: ResultView) -> Evidence | None:
+def find_wrong_distance(view: ResultView) -> Evidence | None:
     """Return the relative change of the near-field distance that one Gauss-Newton step asks for."""
     assert view.scan is not None
     geometry = view.scan.geometry

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from ptymesh.diagnosis.evidence import Evidence, Remedy
-from ptymesh.diagnosis.shadows import find_near_field, probe_spread
+from ptymesh.diagnosis.shadows import find_hidden_near_field, probe_spread
 from ptymesh.diagnosis.view import ResultView
 from ptymesh.verdict.signs import SPECKLES, disc_diameter
 
@@ -40,7 +40,7 @@ def find_other_plane(view: ResultView) -> Evidence | None:
     """Return the width that far-field speckles tell, over that of a disc of the probe's effective area."""
     if view.scan is None or view.scan.geometry.propagation != "far_field":
         return None
-    near = find_near_field(view)
+    near = find_hidden_near_field(view)
     if near is not None and near.number > 1:  # images have no speckles
         return None
     diameter = disc_diameter(view.power)
@@ -63,12 +63,15 @@ def find_other_plane(view: ResultView) -> Evidence | None:
 
 
 def _spreads(view: ResultView) -> tuple[float, float] | None:
-    """Return `probe_spread` of the file's probe, if the run started from it, and of the result; None of a focus."""
+    """Return `probe_spread` of the file's probe and of the result's.
+
+    None if the run did not start from the file's probe, or if that probe is in focus.
+    """
     start = None if view.recipe is None else view.recipe.probe.start.kind
     if view.scan is None or view.scan.probe is None or start not in ("auto", "file"):
         return None
-    told, found = (probe_spread(probe[0]) for probe in (view.scan.probe, view.result.probe))
-    return None if abs(told) < LEAST_SPREAD else (told, found)
+    of_file, of_result = (probe_spread(probe[0]) for probe in (view.scan.probe, view.result.probe))
+    return None if abs(of_file) < LEAST_SPREAD else (of_file, of_result)
 
 
 def find_raster(view: ResultView) -> Evidence | None:

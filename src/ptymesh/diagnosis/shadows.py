@@ -72,7 +72,7 @@ def probe_spread(probe: np.ndarray) -> float:
     return product / max(square, 1e-30)
 
 
-def find_near_field(view: ResultView) -> Evidence | None:
+def find_hidden_near_field(view: ResultView) -> Evidence | None:
     """Return the surer of two signs of a near field, above 1 where there is one.
 
     These are how much of the sample the patterns show at once, over the most that far-field patterns can, which a beam

@@ -23,7 +23,7 @@ from typing import Literal
 
 from filelock import SoftFileLease, Timeout
 
-from ptymesh.distributed.processes import began
+from ptymesh.distributed.processes import start_time
 
 #: What file systems answer that have no advisory locks.
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
@@ -199,7 +199,7 @@ class Lease:
 
 def _lives_here(owner: Owner) -> bool:
     """Return True if the holder is a process of this machine that lives, and not one that has its number now."""
-    started = began(owner.pid) if owner.host == host_name() else None
+    started = start_time(owner.pid) if owner.host == host_name() else None
     if started and owner.start is not None and sys.platform == "linux":
         return int(started) == owner.start % 2**64  # above it filelock keeps which boot that was
     return started is not None

@@ -76,7 +76,7 @@ def fate_of(pid: int) -> str:
     return {"T": "stopped", "t": "stopped", "Z": "gone", "X": "gone"}.get(state, "")
 
 
-def began(pid: int) -> str | None:
+def start_time(pid: int) -> str | None:
     """Return the start time of a process of this machine, as text that is only compared.
 
     None where it has ended; empty where it lives but its start time cannot be read.
@@ -85,11 +85,14 @@ def began(pid: int) -> str | None:
         state, *rest = _stat(pid)
         return None if state in "ZX" else rest[18]
     except (OSError, ValueError, IndexError):
-        return _began_elsewhere(pid) if pid > 0 else None
+        return _start_time_without_proc(pid) if pid > 0 else None
 
 
-def _began_elsewhere(pid: int) -> str | None:
-    """Return the same as `began` where /proc is hidden, or on systems other than Linux."""
+def _start_time_without_proc(pid: int) -> str | None:
+    """Return the start time as `start_time` does, without /proc.
+
+    Empty where the process lives but its start time is not known; None where it has ended.
+    """
     if sys.platform == "linux":
         try:
             os.kill(pid, 0)

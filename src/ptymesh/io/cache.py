@@ -78,7 +78,7 @@ class Sink:
         self._unchecked += len(view)
         check_size(self._entry, self.count)
         if self._unchecked >= CHECK_BYTES:
-            check_room(self._entry, self._folder, 0)
+            check_disk_space(self._entry, self._folder, 0)
             self._beat()
             self._unchecked = 0
         try:
@@ -145,7 +145,7 @@ def check_size(entry: CacheEntry, count: int) -> None:
         )
 
 
-def check_room(entry: CacheEntry, folder: Path, coming: int) -> None:
+def check_disk_space(entry: CacheEntry, folder: Path, coming: int) -> None:
     """Raise BadInput if the folder's disk has no room for a file and something to spare.
 
     Args:
@@ -166,7 +166,7 @@ def _refusal(entry: CacheEntry, folder: Path, error: OSError) -> BadInput:
 
 def _make(entry: CacheEntry, folder: Path, target: Path, record: Path, note_life: Callable[[], None]) -> None:
     """Make the file and its record."""
-    check_room(entry, folder, entry.needed or 0)
+    check_disk_space(entry, folder, entry.needed or 0)
     with _published(target) as file:
         sink = Sink(file, folder, entry, note_life)
         entry.make(sink)

@@ -73,7 +73,7 @@ class Admissions:
         self.steering = steering
         self._silence_said = False
         #: Number of frames with which the stream was ended on request; None where nobody has asked.
-        self._last: int | None = None
+        self._frames_at_stop: int | None = None
 
     def decide_frames(self, segment: int, waiting: bool) -> Admission:
         """Return the frames that a segment may use. Collective.
@@ -89,7 +89,7 @@ class Admissions:
         count, ended, ready, failure, stop = 0, False, False, None, self.stop()
         if self.receiver is not None:
             try:
-                stop |= self._end_on_request(self.receiver)
+                stop |= self._take_stop_request(self.receiver)
                 count, ended, ready = self._count_frames(self.receiver, segment, waiting)
             except Exception as error:
                 failure = error
@@ -99,21 +99,25 @@ class Admissions:
             self.world.raise_if_any_failed(failure, "receiving frames")
         return Admission(count, *map(bool, flags))
 
-    def _end_on_request(self, receiver: Receiver) -> bool:
-        """End the stream where that was asked for; return True if it has ended already, or has not begun."""
+    def _take_stop_request(self, receiver: Receiver) -> bool:
+        """End the stream if a stop was asked for.
+
+        Returns:
+            True if the run is to stop at once instead: the stream has ended already, or no frame has come.
+        """
         if not self.steering.take_stop():
             return False
-        if self._last is not None or receiver.ended or not receiver.count:
+        if self._frames_at_stop is not None or receiver.ended or not receiver.count:
             return True
         receiver.stop()
-        self._last = receiver.count
-        self.say(f"Asked to stop: {self._last} frames have come, and no more are taken.")
+        self._frames_at_stop = receiver.count
+        self.say(f"Asked to stop: {self._frames_at_stop} frames have come, and no more are taken.")
         return False
 
     def _count_frames(self, receiver: Receiver, segment: int, waiting: bool) -> tuple[int, bool, bool]:
         """Return the number of frames, True if none will follow, and True if the segment may begin."""
-        if self._last is not None:
-            return self._last, True, True
+        if self._frames_at_stop is not None:
+            return self._frames_at_stop, True, True
         receiver.check()
         ended = receiver.ended  # before the count: no frame follows
         count = receiver.count

@@ -79,7 +79,7 @@ def measure_pace(
     best = {threads: math.inf, each * threads: math.inf}
     torch.set_num_threads(threads)
     try:
-        problem, estimate = _made_up(window, each * threads, device, dtype)
+        problem, estimate = _synthetic_problem(window, each * threads, device, dtype)
         began = time.perf_counter()
         while tries < TRIES or time.perf_counter() - began < TRY_S:
             for count in best:
@@ -92,10 +92,10 @@ def measure_pace(
     return DevicePace(1 / a_view, max(0.0, few - a_view))
 
 
-def _made_up(
+def _synthetic_problem(
     window: tuple[int, int], views: int, device: torch.device | str, dtype: torch.dtype
 ) -> tuple[Problem, Estimate]:
-    """Return views between pixels along a diagonal of an object of ones, in the light of a disc."""
+    """Return a problem whose views lie between pixels along a diagonal, and its estimate: ones, and a disc as probe."""
     step = STEP_PX * np.arange(views)[:, None] % BLOCK
     positions = REACH + step + np.linspace(-0.3, 0.3, views)[:, None] * [1.0, -1.0]
     sides = tuple(-(-(n + 2 * REACH + BLOCK) // BLOCK) * BLOCK for n in window)

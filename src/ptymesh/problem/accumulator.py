@@ -131,7 +131,7 @@ class Accumulator:
         self._added = 0
         self._finish: Callable[..., list[Any]] | None = None
         self.batch.view_updates.clear()
-        self.loader.border_swept = self.start_if_border_added
+        self.loader.on_border_swept = self.start_if_border_added
 
     def _background_sums(self) -> list[BackgroundSums]:
         """Return empty sums for each background."""
@@ -296,7 +296,7 @@ class Accumulator:
             others: sums of other quantities to add in the same message: reductions, or tensors of which each rank has
                 its share.
         """
-        self.loader.border_swept = None
+        self.loader.on_border_swept = None
         parts = [*(other.local if isinstance(other, Reduction) else other for other in others)]
         parts.append(self.setup.answers[int(self.batch.stop)])
         fields, adjoints, rest = self._reduced(parts)
@@ -361,7 +361,7 @@ class Accumulator:
         self.batch.view_updates.clear()  # steps that the first sweep has appended would be taken twice
         for chunk in self.chunks():
             self._sweep(chunk, self.evaluator.forward(self.estimate, chunk), keep=False)
-        self.loader.border_swept = None
+        self.loader.on_border_swept = None
 
     def _to_fields(self, fields: list[Any]) -> tuple[BlockSparseField, BlockSparseField]:
         """Return the object's sums and their weight in the precision of the object."""

@@ -61,19 +61,19 @@ class ViewLoader:
     def __init__(self, setup: Setup, measurement: Measurement, patterns: Patterns) -> None:
         self.setup, self.views, self.patterns = setup, measurement.views, patterns
         #: (N, 2) float64, positions as measured, in pixels of the running problem, for operators of the model.
-        self.scan = torch.as_tensor(measurement.positions, dtype=torch.float64).to(setup.device)
-        #: (N,) int64, number of the scan that each view is of; None for a single scan. And the number of scans.
+        self.measured_positions = torch.as_tensor(measurement.positions, dtype=torch.float64).to(setup.device)
         index = measurement.scan_index
+        #: (N,) int64, number of the scan that each view is of; None for a single scan.
         self.scan_index = None if index is None else torch.from_numpy(index).to(setup.device)
-        self.scans = measurement.scans
+        self.scan_count = measurement.scans
         self.mask = torch.as_tensor(measurement.mask, device=setup.device)
         #: Views of the next batch, if known: their patterns are read while this batch is computed.
-        self.coming = np.empty(0, dtype=np.int64)
+        self.next_views = np.empty(0, dtype=np.int64)
         self.chunk_sizes = ChunkSizes(setup, patterns)
         #: Finds this rank's views of a batch.
         self.local_views = LocalViewIndex(setup.layout, setup.real, setup.settings)
         #: Called after the last border view of a sweep has been processed, as other ranks wait for the sums.
-        self.border_swept: Callable[[], None] | None = None
+        self.on_border_swept: Callable[[], None] | None = None
         #: Norm of the strongest exit wave and largest count of a pixel of some views, which set the steps of sums.
         self.brightest = brightest(self.sampled(), self.mask, setup.world)
 
@@ -84,7 +84,7 @@ class ViewLoader:
         made.patterns, made.mask = self.patterns.cropped(c), corner_crop(self.mask, c)
         made.chunk_sizes = ChunkSizes(setup, made.patterns)
         made.chunk_sizes.limit = self.chunk_sizes.limit
-        made.scan = self.scan / c
+        made.measured_positions = self.measured_positions / c
         return made
 
     def follow_settings(self) -> None:
@@ -177,8 +177,8 @@ class ViewLoader:
             swept = (self.patterns.lying(rows) for _, rows, *_ in pieces)
         done = 0
         for (some, *of_views), (counts, places) in zip(pieces, swept, strict=False):
-            if done == border and self.border_swept:
-                self.border_swept()
+            if done == border and self.on_border_swept:
+                self.on_border_swept()
             row, anchors, fractions, weights = of_views
             setting = self._setting(own.views, done)
             background = backgrounds[setting if len(backgrounds) > 1 else 0]
@@ -213,7 +213,7 @@ class ViewLoader:
         }
         views = windows.views
         positions = estimate.positions.index_select(0, views)
-        return ViewValues(found, Views(positions, fractions, self.scan.index_select(0, views), views))
+        return ViewValues(found, Views(positions, fractions, self.measured_positions.index_select(0, views), views))
 
     def spread_over_scans(self, one: Unknown, terms: Tensor, views: Tensor) -> Tensor:
         """Return terms of a piece's unknown as they are summed over views.
@@ -229,7 +229,7 @@ class ViewLoader:
         """
         if not one.is_per_scan:
             return terms
-        spread = terms.new_zeros((len(terms), self.scans, *terms.shape[1:]))
+        spread = terms.new_zeros((len(terms), self.scan_count, *terms.shape[1:]))
         rows = torch.arange(len(terms), device=terms.device)
         spread[rows, torch.zeros_like(views) if self.scan_index is None else self.scan_index[views]] = terms
         return spread
@@ -243,9 +243,9 @@ class ViewLoader:
 
     def _fetched(self, mine: np.ndarray, sizes: list[int], size: int) -> Iterator[tuple[Tensor, Tensor | None]]:
         """Yield the patterns of these views of this rank, a chunk at a time, while those of the next batch are read."""
-        local, coming = self.setup.layout.local, self.local_views.in_sweep_order(self.coming)
-        later = self.chunk_sizes.cut(coming, self.local_views.bordering(coming), size)
-        return self.patterns.pieces(local(mine), sizes, local(coming), later)
+        local, following = self.setup.layout.local, self.local_views.in_sweep_order(self.next_views)
+        later = self.chunk_sizes.cut(following, self.local_views.bordering(following), size)
+        return self.patterns.pieces(local(mine), sizes, local(following), later)
 
     # --- numbers of views ---
 

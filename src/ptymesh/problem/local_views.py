@@ -17,7 +17,7 @@ from ptymesh.distributed.devices import sent
 from ptymesh.distributed.layouts.boxes import Blocks, Boxes
 from ptymesh.distributed.layouts.layout import Replicated
 from ptymesh.distributed.layouts.tiled import Tiled
-from ptymesh.estimate import Estimate, check_room
+from ptymesh.estimate import Estimate, refuse_windows_outside
 from ptymesh.problem.anchor_cache import AnchorCache
 
 #: Total number of views of batches that are prepared together. Preparing a small batch alone takes three times as long,
@@ -72,7 +72,7 @@ class LocalViewIndex:
         """
         self._anchors = AnchorCache(estimate, self.real, self.layout)
         self._weights = estimate.weights, estimate.weights._version
-        check_room(estimate)
+        refuse_windows_outside(estimate)
         self._boxes = self.layout.window_boxes(estimate, estimate.anchors.cpu(), reach)
         self._border = self.layout.border(self._boxes)
         self.announce_batches(())

@@ -41,7 +41,7 @@ class Problem:
     """The model, this rank's measurement and the layout in one.
 
     `loader` has the views and their patterns (loader.py), `evaluator` takes them through the model (evaluator.py),
-    `fields` does arithmetic on fields of the object and sums over ranks (fields.py).
+    `fields` does arithmetic on fields of the object and sums over ranks (object_fields.py).
 
     Args:
         model: the forward model.

@@ -261,7 +261,7 @@ class Loop:
         problem.loader.local_views.announce_batches(() if moving or vary else drawn[state.batch :])
         for batch, coming in pairwise((*drawn[state.batch :], drawn[0][:0])):
             heartbeat.where = f"stage {state.stage + 1}, epoch {epoch}, batch {state.batch + 1}"
-            problem.loader.coming, before = coming, _count_traffic(problem.world)
+            problem.loader.next_views, before = coming, _count_traffic(problem.world)
             # a stage's first batch may compile what it needs
             first, self._compiled_for = engine is not self._compiled_for, engine
             one = Batch(batch, moving, epoch, vary, frozen, self.stop(), pieces=frozenset(gains))

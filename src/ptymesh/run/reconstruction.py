@@ -56,7 +56,7 @@ from ptymesh.recipe.starts import FileStart, ObjectOptions, ProbeOptions
 from ptymesh.run.assembly.data_checks import READING, to_stderr
 from ptymesh.run.assembly.rank_facts import REMEDY, file_facts, optics_facts, scan_facts, stage_facts
 from ptymesh.run.assembly.refusals import refuse_moves_of_all, refuse_shift_of_scans_apart
-from ptymesh.run.assembly.start import Assembler, LayoutName, StartOptions, join_checked_scans
+from ptymesh.run.assembly.start import Assembler, LayoutOption, StartOptions, join_checked_scans
 from ptymesh.run.final_verdict import EstimateJudge
 from ptymesh.run.loop import Loop
 from ptymesh.run.memory import retry_out_of_memory
@@ -122,7 +122,7 @@ class Reconstruction(Displayed):
         precision: Precision = "single",
         seed: int = 0,
         device: str | World = "auto",
-        layout: LayoutName | type[Replicated] = "auto",
+        layout: LayoutOption | type[Replicated] = "auto",
         planned: Engine | None = None,
         memory_budget: int | str | None = None,
         scratch: str | Path | None = None,
@@ -132,11 +132,11 @@ class Reconstruction(Displayed):
     ) -> None:
         refuse_surroundings()
         in_own_memory = layout is Replicated
-        layout = cast(LayoutName, "replicated" if in_own_memory else layout)
+        layout = cast(LayoutOption, "replicated" if in_own_memory else layout)
         for name, word, known in (
             ("precision", precision, get_args(Precision)),
             ("subpixel", subpixel, get_args(Subpixel)),
-            ("layout", layout, get_args(LayoutName)),
+            ("layout", layout, get_args(LayoutOption)),
         ):
             if not isinstance(word, str) or word not in known:
                 raise BadInput(f"{name} is {quote(word)}; give {', '.join(known[:-1])} or {known[-1]}.")

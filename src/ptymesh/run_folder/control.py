@@ -66,7 +66,7 @@ class Control:
 
 
 def read_request(out: Path) -> str | None:
-    """Return the word that a run was asked and has not taken yet; None without one, or where the file is another.
+    """Return the request that waits in a run's folder, `stop` or `save`; None if there is none, or the file is another.
 
     Args:
         out: output folder of the run.

@@ -152,7 +152,7 @@ def _judge_misfits(
     """Return the verdict by what is left of the counts alone; arguments as of `judge`."""
     if not math.isfinite(residual):
         return Verdict("failed", "the residual is no finite number", residual)
-    odd = odd_views(misfits)
+    odd = unexplained_views(misfits)
     misfit, expected, variance, counts = (
         float(misfits.by_view[:, column].sum()) for column in (MISFIT, EXPECTED, VARIANCE, COUNTS)
     )
@@ -215,7 +215,7 @@ def _explained_by_chance(misfits: Misfits, fitted: int) -> float:
     return float(misfits.by_view[:, EXPECTED].sum()) * fitted * share / numbers
 
 
-def odd_views(misfits: Misfits) -> tuple[int, ...]:
+def unexplained_views(misfits: Misfits) -> tuple[int, ...]:
     """Return indices of views that the model does not explain though it explains the others, the worst first."""
     misfit = misfits.by_all[:, 0]
     expected = np.interp(np.arange(len(misfit)), misfits.views, misfits.by_view[:, EXPECTED])

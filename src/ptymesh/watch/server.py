@@ -134,7 +134,7 @@ def make_app(
         if not control:
             return PlainTextResponse("This page only shows runs; start it with `ptymesh watch --control`.", 403)
         if "x-token" not in request.headers:  # which no form and no link of another page can send
-            return PlainTextResponse("The token of what changes a run belongs into the header X-Token.", 401)
+            return PlainTextResponse("A request that changes a run must carry the token in the header X-Token.", 401)
         run = await _run(request)
         if run is None:
             return _unknown()
@@ -145,7 +145,7 @@ def make_app(
             else:
                 await run_in_threadpool(run.ask, word)
         except (ValueError, PtymeshError) as error:
-            return PlainTextResponse(f"That cannot be asked: {str(error).rstrip('.')}.", 409)
+            return PlainTextResponse(f"The run cannot do that: {str(error).rstrip('.')}.", 409)
         except OSError as error:
             return PlainTextResponse(f"The folder of the run cannot be written to ({error.strerror}).", 409)
         return JSONResponse({"asked": word})

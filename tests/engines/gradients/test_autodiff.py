@@ -18,7 +18,7 @@ from ptymesh.engines.gradients import regularisers
 from ptymesh.engines.gradients.autodiff import Autodiff
 from ptymesh.engines.gradients.losses import LOSSES, OfFunction
 from ptymesh.engines.gradients.regularisers import COMPARING, REGULARISERS
-from ptymesh.engines.gradients.sweep import covered
+from ptymesh.engines.gradients.sweep import pixels_under_windows
 from ptymesh.errors import BadInput, Interrupted
 from ptymesh.estimate import Estimate
 from ptymesh.io.checkpoint import store as checkpoint
@@ -97,7 +97,7 @@ def test_slopes(name: str) -> None:
         leaf = engine.leaves(e, one)
         direction = torch.randn(part.slope.shape, generator=rng, dtype=torch.float64)
         if unknown == "object":
-            direction[:, ~covered(e)] = 0  # pixels that no window covers are no unknowns
+            direction[:, ~pixels_under_windows(e)] = 0  # pixels that no window covers are no unknowns
         values = []
         for sign in (1, -1):
             moved = copy(e)
@@ -140,7 +140,7 @@ def test_slopes_of_positions_and_weights_are_normalised() -> None:
 
 @pytest.mark.parametrize("name", list(REGULARISERS))
 def test_regularisers(name: str) -> None:
-    """Zero on vacuum, positive elsewhere, slope as finite differences say, none outside of the covered pixels."""
+    """Zero on vacuum, positive elsewhere, slope as finite differences say, none outside of the pixels under windows."""
     rng = torch.Generator().manual_seed(3)
     obj = 1 + 0.3 * torch.randn(2, 20, 24, generator=rng, dtype=torch.complex128)
     where = torch.zeros(20, 24, dtype=torch.bool)
@@ -237,7 +237,7 @@ def test_covered_pixels() -> None:
     expected = torch.zeros(e.object.shape[-2:], dtype=torch.bool)
     for y, x in e.anchors.tolist():
         expected[y : y + 24, x : x + 28] = True
-    assert torch.equal(covered(e), expected)
+    assert torch.equal(pixels_under_windows(e), expected)
 
 
 def test_own_loss_is_the_same_as_the_built_in_one() -> None:
@@ -359,7 +359,7 @@ def test_what_nobody_lights_stays_where_it_is() -> None:
     engine.before_epoch(problem, e)
     for _ in range(5):
         engine.step(problem, e, Batch(np.arange(5)))
-    outside = ~covered(e)
+    outside = ~pixels_under_windows(e)
     assert bool(outside.any()) and torch.equal(e.object[:, outside], start.object[:, outside])
     assert not torch.equal(e.object[:, ~outside], start.object[:, ~outside])
 
@@ -371,7 +371,7 @@ def test_where_windows_are_dark_the_object_stays_too() -> None:
     lit = start.probe[0].abs() > 0.1 * start.probe.abs().max()
     start.probe[:, ~lit] *= 1e-6
     light = toy.problem().evaluator.illumination(start)
-    dark = covered(start) & (light < 1e-9 * light.max())
+    dark = pixels_under_windows(start) & (light < 1e-9 * light.max())
     assert bool(dark.any())
     moved = {
         eps: float((first_batch(Adam(lr=0.1, eps=eps), toy, start).object - 1)[:, dark].abs().max())

@@ -28,7 +28,7 @@ def run(toy: Toy, engine: Adam) -> RunState:
 def rates(name: str, epochs: int = 6, losses: Tensor | None = None, **options: Any) -> list[float]:
     stage = Adam(epochs=epochs, lr=0.1, scheduler={"name": name, **options})
     pace = stage._new_pace()
-    return [pace.at(epoch, losses)["object"]["lr"] for epoch in range(1, epochs + 1)]
+    return [pace.options_in_epoch(epoch, losses)["object"]["lr"] for epoch in range(1, epochs + 1)]
 
 
 def test_schedulers() -> None:
@@ -46,7 +46,7 @@ def test_schedulers() -> None:
 
 def test_a_scheduler_can_be_entered_anywhere() -> None:
     pace = Pace(torch.optim.Adam, {"object": 0.1}, {}, Scheduler(name="exponential", gamma=0.5), 9)
-    assert [pace.at(epoch)["object"]["lr"] for epoch in (5, 5, 7, 2)] == pytest.approx(
+    assert [pace.options_in_epoch(epoch)["object"]["lr"] for epoch in (5, 5, 7, 2)] == pytest.approx(
         [0.1 / 16, 0.1 / 16, 0.1 / 64, 0.05]
     )
 
@@ -54,7 +54,7 @@ def test_a_scheduler_can_be_entered_anywhere() -> None:
 def test_a_cycled_momentum_reaches_the_optimiser() -> None:
     stage = Adam(epochs=4, scheduler={"name": "one_cycle", "base_momentum": 0.5})
     pace = stage._new_pace()
-    assert pace.at(1)["object"]["betas"][0] != pace.at(3)["object"]["betas"][0]
+    assert pace.options_in_epoch(1)["object"]["betas"][0] != pace.options_in_epoch(3)["object"]["betas"][0]
 
 
 @pytest.mark.parametrize(
@@ -90,10 +90,10 @@ def test_plateau_looks_at_the_losses_of_the_run() -> None:
 def test_rates_that_nobody_named(engine: type[Elementwise]) -> None:
     """The probe's is larger than lr where steps are by means of slopes, and constant where they are not."""
     means = issubclass(engine, Moments)
-    first, last = (engine(epochs=10, lr=0.1)._new_pace().at(epoch) for epoch in (1, 10))
+    first, last = (engine(epochs=10, lr=0.1)._new_pace().options_in_epoch(epoch) for epoch in (1, 10))
     assert first["probe"]["lr"] == pytest.approx(0.25 if means else 0.1) and first["object"]["lr"] == 0.1
     assert last["object"]["lr"] == pytest.approx(0.1 * np.sin(np.pi / 20) ** 2 if means else 0.1)
-    own = engine(lr=0.1, scheduler=False, unknowns={"probe": {"lr": 0.03}})._new_pace().at(40)  # type: ignore[arg-type]
+    own = engine(lr=0.1, scheduler=False, unknowns={"probe": {"lr": 0.03}})._new_pace().options_in_epoch(40)  # type: ignore[arg-type]
     assert own["probe"]["lr"] == 0.03 and own["object"]["lr"] == own["amplitude"]["lr"] == 0.1
 
 

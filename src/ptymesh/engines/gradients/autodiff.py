@@ -25,7 +25,7 @@ from torch import Tensor
 from ptymesh.engines.gradients import losses, regularisers
 from ptymesh.engines.gradients.losses import LOSSES, Loss, PixelLoss
 from ptymesh.engines.gradients.regularisers import COMPARING, REGULARISERS, Density
-from ptymesh.engines.gradients.sweep import Part, Sweep, above_zero, averages, covered, real
+from ptymesh.engines.gradients.sweep import Part, Sweep, above_zero, averages, pixels_under_windows, real
 from ptymesh.errors import BadInput
 from ptymesh.estimate import Estimate
 from ptymesh.models import declared
@@ -149,7 +149,7 @@ class Autodiff(Options):
 
     #: Pixels of this rank's part of the object under windows, in this epoch; not in checkpoints, which other ranks may
     #: read.
-    _covered: Tensor | None = PrivateAttr(None)
+    _under_windows: Tensor | None = PrivateAttr(None)
 
     @field_validator("loss")
     @classmethod
@@ -187,7 +187,7 @@ class Autodiff(Options):
         if self.parametrisation == "phase":
             phase = phase_of(estimate.object)
             estimate.object.copy_(torch.polar(torch.ones_like(phase), phase))
-        self._covered = covered(estimate) if self.regularisers else None
+        self._under_windows = pixels_under_windows(estimate) if self.regularisers else None
 
     def gradient(
         self, problem: Problem, estimate: Estimate, batch: Batch, wanted: set[str], note: bool = True
@@ -260,9 +260,9 @@ class Autodiff(Options):
 
         A pixel that lies under several windows counts once.
         """
-        if self._covered is None:  # resumed within an epoch
-            self._covered = covered(estimate)
-        layout, under = problem.layout, self._covered
+        if self._under_windows is None:  # resumed within an epoch
+            self._under_windows = pixels_under_windows(estimate)
+        layout, under = problem.layout, self._under_windows
         counted = under & layout.owned(estimate)
         pixels = layout.sum_owned(counted.sum()) * len(estimate.object)
         around, where = layout.with_margin(estimate.object, estimate, regularisers.REACH)

@@ -310,7 +310,7 @@ class Elementwise(Autodiff, Engine):
         if self._pace is None:
             self._pace = self._new_pace()
         losses = self.state.get("losses")
-        return self._pace.at(epoch, None if losses is None else losses[: epoch - 1])
+        return self._pace.options_in_epoch(epoch, None if losses is None else losses[: epoch - 1])
 
     def _new_pace(self) -> Pace:
         """Return the learning rates and the scheduler of all unknowns."""

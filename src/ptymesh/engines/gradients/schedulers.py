@@ -119,8 +119,8 @@ class Pace:
         self.kind, self.rates, self.options, self.scheduler, self.epochs = kind, rates, options, scheduler, epochs
         self._restart()
 
-    def at(self, epoch: int, losses: Tensor | None = None) -> dict[str, dict[str, object]]:
-        """Return the options by unknown in an epoch.
+    def options_in_epoch(self, epoch: int, losses: Tensor | None = None) -> dict[str, dict[str, object]]:
+        """Return the optimiser's options of each unknown in an epoch, such as its rate.
 
         Args:
             epoch: of the stage, from 1.
@@ -145,7 +145,7 @@ class Pace:
             ValueError: torch does not accept the options.
         """
         try:
-            self.at(min(2, self.epochs), torch.zeros(1))
+            self.options_in_epoch(min(2, self.epochs), torch.zeros(1))
         except (TypeError, ValueError, ArithmeticError) as error:
             assert self.scheduler
             raise self.scheduler.refusal(self.scheduler.model_extra or {}, error) from error

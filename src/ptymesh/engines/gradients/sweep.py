@@ -314,16 +314,16 @@ def averages(problem: Problem, estimate: Estimate, batch: Batch) -> tuple[Tensor
     return I, y, n
 
 
-def covered(estimate: Estimate) -> Tensor:
+def pixels_under_windows(estimate: Estimate) -> Tensor:
     """Return the pixels (H, W) bool of the estimate's object that lie under a window."""
     height, width = estimate.object.shape[-2:]
-    change = torch.zeros(height + 1, width + 1, dtype=torch.int32, device=estimate.object.device)
+    corner_counts = torch.zeros(height + 1, width + 1, dtype=torch.int32, device=estimate.object.device)
     (h, w), (top, left) = estimate.window, estimate.relative_anchors(estimate.anchors).unbind(-1)
     bottom, right = (top + h).clamp(0, height), (left + w).clamp(0, width)
     top, left = top.clamp(0, height), left.clamp(0, width)
     for y, x, sign in ((top, left, 1), (bottom, right, 1), (top, right, -1), (bottom, left, -1)):
-        change.index_put_((y, x), change.new_full((len(y),), sign), accumulate=True)
-    return change.cumsum_(0).cumsum_(1)[:-1, :-1] > 0  # in place, as torch would otherwise sum in int64
+        corner_counts.index_put_((y, x), corner_counts.new_full((len(y),), sign), accumulate=True)
+    return corner_counts.cumsum_(0).cumsum_(1)[:-1, :-1] > 0  # in place, as torch would otherwise sum in int64
 
 
 def real(x: Tensor) -> Tensor:

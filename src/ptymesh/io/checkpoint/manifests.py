@@ -1,4 +1,4 @@
-"""Manifests of checkpoints (checkpoint.py): the current generation, its files, and whether they are sound.
+"""Manifests of checkpoints (store.py): the current generation, its files, and whether they are sound.
 
 The folder's manifest names the current generation; a generation's manifest names its files and holds the values saved
 with them. Each holds its own digest, so that damage is noticed.
@@ -67,7 +67,7 @@ def write(directory: Path, number: int, content: Manifest) -> None:
 
     Args:
         directory: the checkpoint's folder.
-        number: of the generation, all of whose files are on the disk.
+        number: of the generation; all of its files must be on the disk already.
         content: what its manifest holds besides the head.
     """
     generation = directory / folder(number)

@@ -231,7 +231,7 @@ def check_marks(measurement: Measurement) -> Findings:
             bright[tuple(odd_pixels(known, seen)["hot"].T)] = True
             light = float(np.median(seen.totals)) - float((seen.mean * upright(m, marks)).sum())
             hot = _laid_out(m, bright & (seen.mean > HOT_SHARE * light))
-    found = _masking(
+    found = _mask_pixels(
         m,
         [
             (never, "without a count in any view (negative, or not a number)"),
@@ -378,9 +378,9 @@ def check_patterns(measurement: Measurement, seen: Survey, *, related: bool = Tr
         related: False if neighbouring positions do not share a part of the sample (single exposures).
     """
     m = measurement
-    pixels = _masking(m, [] if m.checks.pixels == "off" else odd_kinds(m, seen))
+    pixels = _mask_pixels(m, [] if m.checks.pixels == "off" else odd_kinds(m, seen))
     if m.checks.pixels != "off":
-        pixels = replace(pixels, doubts=pixels.doubts + _weakened(m, seen) + _saturated(m, seen))
+        pixels = replace(pixels, doubts=pixels.doubts + _weak_gain_doubts(m, seen) + _saturation_doubts(m, seen))
     if m.checks.views == "off":
         return pixels
     totals = seen.totals if m.intensity is None else seen.totals / m.intensity
@@ -425,7 +425,7 @@ def odd_kinds(measurement: Measurement, seen: Survey) -> list[tuple[np.ndarray, 
     return kinds
 
 
-def _weakened(measurement: Measurement, seen: Survey) -> tuple[str, ...]:
+def _weak_gain_doubts(measurement: Measurement, seen: Survey) -> tuple[str, ...]:
     """Return a question for each region of the detector that gets a fixed share of the light."""
     m = measurement
     regions = (
@@ -439,7 +439,7 @@ def _weakened(measurement: Measurement, seen: Survey) -> tuple[str, ...]:
     )
 
 
-def _saturated(measurement: Measurement, seen: Survey) -> tuple[str, ...]:
+def _saturation_doubts(measurement: Measurement, seen: Survey) -> tuple[str, ...]:
     """Return a sentence if many values equal the largest count, which is then the most that the detector can say."""
     if seen.at_peak < max(LEAST_AT_PEAK, measurement.views // 20) or seen.peak <= LEAST_PEAK:
         return ()
@@ -473,8 +473,11 @@ def _leaving_out(
     )
 
 
-def _masking(measurement: Measurement, kinds: Sequence[tuple[np.ndarray, str]]) -> Findings:
-    """Return which pixels are masked; only a report if `checks.pixels` is warn or they are too many.
+def _mask_pixels(measurement: Measurement, kinds: Sequence[tuple[np.ndarray, str]]) -> Findings:
+    """Return which pixels are masked.
+
+    None are, and they are reported only, if `checks.pixels` is warn, if they need more than MOST_REGIONS regions, or if
+    no pixel would be left.
 
     Args:
         measurement: the scan.

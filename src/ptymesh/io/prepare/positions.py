@@ -160,7 +160,9 @@ def window_positions(
         BadInput: as `stored_positions`, and for metres without a known object pixel.
     """
     positions, unit = stored_positions(raw, options, stop)
-    return _within_reason(raw, _convert_to_window(raw.name, positions, unit, options, geometry, ratio), unit)
+    pixels = _convert_to_window(raw.name, positions, unit, options, geometry, ratio)
+    _refuse_absurd_extent(raw.name, pixels, unit)
+    return pixels
 
 
 def window_paths(
@@ -204,22 +206,21 @@ def _convert_to_window(
         return np.asarray(turned * METRES[unit] / np.array(geometry.object_pixel_m))
 
 
-def _within_reason(raw: RawScan, pixels: np.ndarray, unit: str) -> np.ndarray:
-    """Return positions in pixels; raise BadInput if no object can be as large, or if they lie too far from zero."""
+def _refuse_absurd_extent(name: str, pixels: np.ndarray, unit: str) -> None:
+    """Raise BadInput if no object can be as large as positions in pixels span, or if they lie too far from zero."""
     with np.errstate(over="ignore", invalid="ignore"):
         y, x = (float(one) for one in pixels.max(axis=0) - pixels.min(axis=0))
         far = float(np.abs(pixels).max())
     if not max(y, x) <= MOST_PX:  # True on NaN too
         raise BadInput(
-            f"The positions of {raw.name}, taken as {unit}, span {y:.3g} x {x:.3g} object pixels, more than any object "
+            f"The positions of {name}, taken as {unit}, span {y:.3g} x {x:.3g} object pixels, more than any object "
             f"has: set positions.unit, or correct the object pixel."
         )
     if not far <= FAR_PX:
         raise BadInput(
-            f"The positions of {raw.name}, taken as {unit}, lie {far:.3g} object pixels away from zero, too far to be "
+            f"The positions of {name}, taken as {unit}, lie {far:.3g} object pixels away from zero, too far to be "
             f"told apart: subtract their mean, or set positions.unit."
         )
-    return pixels
 
 
 def turn(options: PositionOptions) -> np.ndarray:

@@ -26,7 +26,7 @@ from ptymesh.errors import BadInput
 from ptymesh.physics.propagate import angular_spectrum_kernel, apply_kernel, fft, frequencies, ifft
 
 Pair = tuple[float, float]
-Aberrations = Mapping[str, float | Sequence[float]]
+AberrationsByName = Mapping[str, float | Sequence[float]]
 
 
 def aberrated(
@@ -34,7 +34,7 @@ def aberrated(
     pixel_m: Pair,
     wavelength_m: float,
     semiangle_rad: float,
-    aberrations_m: Aberrations | None = None,
+    aberrations_m: AberrationsByName | None = None,
 ) -> Tensor:
     """Return the probe (h, w) of a round lens with a hard aperture and aberrations, of unit power.
 
@@ -188,7 +188,7 @@ def from_mean_pattern(mean_pattern: Tensor) -> Tensor:
     return _centred_inverse(mean_pattern.to(torch.float64).clamp(min=0).sqrt().to(torch.complex128))
 
 
-def with_aberrations(probe: Tensor, pixel_m: Pair, wavelength_m: float, aberrations_m: Aberrations) -> Tensor:
+def with_aberrations(probe: Tensor, pixel_m: Pair, wavelength_m: float, aberrations_m: AberrationsByName) -> Tensor:
     """Return the probe behind a lens that has these aberrations, too, F^H exp(-i chi) F P; see `aberrated` for chi.
 
     Args:
@@ -265,7 +265,7 @@ def extra_modes(given: Tensor, modes: int, powers: Sequence[float] | None = None
     norms = torch.linalg.vector_norm(kept, dim=(1, 2))
     if not norms.min() > 0:
         raise BadInput("A probe mode is zero everywhere; give another start for the probe, or fewer modes.")
-    unit = torch.cat((kept / norms[:, None, None], _hermite(kept, modes - len(kept), seed)))
+    unit = torch.cat((kept / norms[:, None, None], _polynomial_modes(kept, modes - len(kept), seed)))
     if powers is None:
         new = min(0.02, 1 / modes)
         own = (norms**2 / (norms**2).sum() * (1 - new * (modes - len(kept)))).tolist()
@@ -276,8 +276,11 @@ def extra_modes(given: Tensor, modes: int, powers: Sequence[float] | None = None
     return unit * scale[:, None, None]
 
 
-def _hermite(given: Tensor, count: int, seed: int) -> Tensor:
-    """Return `count` orthonormal modes made from the first of the given (m, h, w), orthogonal to all of them."""
+def _polynomial_modes(given: Tensor, count: int, seed: int) -> Tensor:
+    """Return `count` modes: the first of the given times polynomials of rising order.
+
+    Those of an order are mixed at random; all are orthonormal, and orthogonal to the given ones.
+    """
     first, (h, w) = given[0], given.shape[-2:]
     basis = list(torch.linalg.qr(given.reshape(len(given), -1).T)[0].T.reshape(given.shape))
     density = first.abs() ** 2 / (first.abs() ** 2).sum()
@@ -375,7 +378,7 @@ def aberration_phases(
     return found
 
 
-def aberration_parts(aberrations_m: Aberrations) -> dict[str, float]:
+def aberration_parts(aberrations_m: AberrationsByName) -> dict[str, float]:
     """Return the same aberrations with C_nma and C_nmb for C_nm at an angle, in metres.
 
     Raises:
@@ -388,7 +391,7 @@ def aberration_parts(aberrations_m: Aberrations) -> dict[str, float]:
     return found
 
 
-def _phase(shape: tuple[int, int], pixel_m: Pair, wavelength_m: float, aberrations_m: Aberrations) -> Tensor:
+def _phase(shape: tuple[int, int], pixel_m: Pair, wavelength_m: float, aberrations_m: AberrationsByName) -> Tensor:
     """Return chi (h, w) in rad, DC at the corner."""
     each = aberration_phases(shape, pixel_m, wavelength_m, list(aberrations_m))
     sizes = aberration_parts(aberrations_m)

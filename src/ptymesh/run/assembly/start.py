@@ -43,7 +43,7 @@ from ptymesh.run.state import RunState
 from ptymesh.storage.memory_budget import MemoryBudget
 from ptymesh.types import Precision, complex_dtype
 
-LayoutName = Literal["auto", "replicated", "tiled"]
+LayoutOption = Literal["auto", "replicated", "tiled"]
 
 Made = TypeVar("Made")
 
@@ -70,7 +70,7 @@ class StartOptions:
     subpixel: Subpixel
     precision: Precision
     seed: int
-    layout: LayoutName
+    layout: LayoutOption
     in_own_memory: bool
     planned: Engine | None
     memory: MemoryBudget
@@ -185,7 +185,7 @@ class Assembler:
             if has_checks:
                 scan, found_before = check_before_reading(scan, world, related=related, near_field=self.binning == 1)
                 findings += found_before
-        owners = self._choose_owners(scan)
+        owners = self._choose_layout(scan)
         with world.heartbeat.doing("read"):
             source, gathered = watched(scan) if has_checks else (scan, None)
             problem = self._read(model, source, owners)
@@ -198,7 +198,7 @@ class Assembler:
                     problem.loader.patterns.close()
                     del problem  # free the memory of its patterns, which are read again
                     scan = apply_findings(scan, found)
-                    owners = self._choose_owners(scan)
+                    owners = self._choose_layout(scan)
                     problem = self._read(model, scan, owners)
                     means = mean_patterns(problem)
             for sentence in findings if world.rank == 0 else ():
@@ -228,7 +228,7 @@ class Assembler:
             BadInput: the checkpoint is of another object.
         """
         options, model = self.options, self._make_model()
-        owners = self._choose_owners(self.scan, saved)
+        owners = self._choose_layout(self.scan, saved)
         with self.world.heartbeat.doing("read"):
             problem = self._read(model, self.scan, owners)
             state = RunState.load(saved, problem)
@@ -267,7 +267,7 @@ class Assembler:
             refuse_own_probes(scan, obj, self.options.probe, self.pieces, self.world)
         return model
 
-    def _choose_owners(self, scan: Measurement, saved: Checkpoint | None = None) -> Replicated | Tiled:
+    def _choose_layout(self, scan: Measurement, saved: Checkpoint | None = None) -> Replicated | Tiled:
         """Return the layout: which rank owns which views of a scan, and what it holds of the object. Collective."""
         options, world, layout = self.options, self.world, self.options.layout
         modelled = scan.divided(self.binning)
