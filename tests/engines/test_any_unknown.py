@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy import ndimage
 
 import ptymesh as pm
 from ptymesh.compare import compare_results
 from ptymesh.engines import RPIE
 from ptymesh.engines.constraints import CONSTRAINTS
+from ptymesh.engines.constraints.neighbours import smoothed_in_plane
 from ptymesh.errors import BadInput
 from ptymesh.models import OPTICS
 from ptymesh.physics.operators import Placed
@@ -89,6 +91,26 @@ def test_smoothness_of_views_is_that_of_each_scan_and_of_views_that_are_seen() -
     defocus[10] += 1
     constrain(problem, toy, e, unknown_smoothness={"sigma": {"defocus": 2}})
     assert 0.1 < float(defocus[10]) - 1 < 0.3
+
+
+def test_smoothness_over_the_scan_is_a_gaussian_over_its_raster() -> None:
+    """Of rows that are taken in any order; a view that is held out counts for none."""
+    rows, columns = np.indices((6, 8))
+    places = torch.from_numpy(np.stack([rows.ravel(), columns.ravel()], axis=1) * 3.7 + 100)
+    values, seen = randn(48, 2), torch.ones(48, dtype=torch.float64)
+    seen[[7, 20]] = 0
+    order = torch.randperm(48, generator=torch.Generator().manual_seed(1))
+    found = torch.empty_like(values)
+    found[order] = smoothed_in_plane(values[order], seen[order], places[order], 1.5)
+
+    def filtered(x: np.ndarray) -> np.ndarray:
+        return ndimage.gaussian_filter(x.reshape(6, 8), 1.5, mode="constant").ravel()
+
+    for k in range(2):
+        wanted = filtered((values[:, k] * seen).numpy()) / filtered(seen.numpy())
+        assert np.allclose(found[:, k], wanted, rtol=1e-10)
+    one = smoothed_in_plane(values[:1], seen[:1], places[:1], 1.5)
+    assert torch.allclose(one, values[:1])
 
 
 def test_smoothness_of_the_background_passes_over_masked_pixels_and_the_middle() -> None:

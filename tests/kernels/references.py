@@ -368,6 +368,12 @@ class ExitScreen(Screen):
     at: ClassVar[Place] = "exit"
 
 
+class BetweenScreen(Screen):
+    """The same behind each way from slice to slice."""
+
+    at: ClassVar[Place] = "between"
+
+
 class Smear(DetectorPiece):
     """A pixel gives a fifth of its light to the next one in its row."""
 
@@ -439,6 +445,7 @@ def _saturated(case: Case) -> Model:
 PIECES: dict[str, Callable[[Case], Model]] = {
     "operator at the probe": lambda case: _with_operator(case, Screen()),
     "operator at the exit": lambda case: _with_operator(case, ExitScreen()),
+    "operator between slices": lambda case: _with_operator(case, BetweenScreen()),
     "positions": lambda case: _as(case, MirroredPositions),
     "named positions": lambda case: replace(case.model, subpixel="nearest"),  # type: ignore[arg-type]
     "probe": lambda case: _as(case, MirroredProbes),

@@ -31,10 +31,12 @@ NAMES = [name for name, kind in OPTICS.items() if issubclass(kind, WaveOperator)
 OPTIONS: dict[str, dict[str, Any]] = {"fly_scan": {"path": [1e-7, 5e-8], "points": 3}, "mode_mixing": {"rank": 2}}
 
 
-#: Of the toys of those that are for other scans than those of a far field.
-TOYS: dict[str, dict[str, Any]] = {"view_distance": {"propagation": "angular_spectrum"}}
+#: Of the toys of those that are for other scans than those of one slice in a far field.
+TOYS: dict[str, dict[str, Any]] = {"view_distance": {"propagation": "angular_spectrum"}, "view_tilt": {"slices": 3}}
 
 
+#: Objects of those that are for several slices.
+OBJECTS: dict[str, dict[str, Any]] = {"view_tilt": {"slices": 3, "slice_spacing_m": 2e-5}}
 #: Angles of the surface in the toys of those that are for one.
 SURFACES = {"surface_propagation": (0.0, 40.0), "tilted_waves": (0.0, 40.0)}
 
@@ -50,7 +52,7 @@ def noise(shape: tuple[int, ...], one: Unknown, seed: int) -> torch.Tensor:
 
 def case(name: str, seed: int = 0, **options: Any) -> tuple[Toy, dict[str, torch.Tensor]]:
     """A toy whose model has the operator, and values of its unknowns that are not where they start."""
-    toy = make(modes=2, **TOYS.get(name, {}), **options)
+    toy = make(modes=2, **{**TOYS.get(name, {}), **options})
     leaning = replace(toy.measurement.geometry, surface_deg=SURFACES.get(name, (0.0, 0.0)))
     toy.measurement = replace(toy.measurement, geometry=leaning)
     operator = OPTICS[name](**OPTIONS.get(name, {}))
@@ -60,7 +62,7 @@ def case(name: str, seed: int = 0, **options: Any) -> tuple[Toy, dict[str, torch
     values, starts = {}, operator.start_values(toy.measurement)
     for number, one in enumerate(operator.unknowns):
         off = noise(one.shape(sizes), one, seed + number)
-        values[one.name] = torch.as_tensor(starts.get(one.name, one.start)) + 0.3 * placed.sizes[one.name] * off
+        values[one.name] = torch.as_tensor(starts.get(one.name, one.start)) + 0.3 * toy.model.sizes[one.name] * off
     return toy, values
 
 
@@ -153,9 +155,9 @@ def told_wrong(name: str, **options: Any) -> tuple[Toy, dict[str, torch.Tensor]]
     return toy, values
 
 
-def refined(world: Any, name: str, layout: str, engine: str, slices: int = 1) -> list[np.ndarray]:
+def refined(world: Any, name: str, layout: str, engine: str, slices: int | None = None) -> list[np.ndarray]:
     """Object, probe and the operator's unknowns after some batches."""
-    toy = told_wrong(name, slices=slices)[0]
+    toy = told_wrong(name, **({} if slices is None else {"slices": slices}))[0]
     problem = toy.problem(world, layout)
     e = share(toy.start(), problem)
     operator = toy.model.operators[0].operator
@@ -203,7 +205,8 @@ def test_ranks_and_layouts_have_the_same_bits(ranks, name: str, engine: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("name", "engine"), [("source_size", "adam"), ("view_defocus", "rpie"), ("tilted_waves", "lsqml")]
+    ("name", "engine"),
+    [("source_size", "adam"), ("view_defocus", "rpie"), ("tilted_waves", "lsqml"), ("view_tilt", "adam")],
 )
 def test_several_slices_have_the_same_bits(ranks, name: str, engine: str) -> None:  # type: ignore[no-untyped-def]
     """Kernels go slice by slice, before and behind which operators stand."""
@@ -220,6 +223,7 @@ def test_a_run_keeps_it(name: str, tmp_path: Path) -> None:
     toy, values = told_wrong(name)
     scan, on = toy.measurement, dict.fromkeys(moving(name), True)
     options: dict[str, Any] = {"precision": "double", "seed": 1, "probe_modes": 2 if name == "mode_mixing" else None}
+    options |= {"object": OBJECTS[name]} if name in OBJECTS else {}
     optics = {name: OPTIONS.get(name, True)}
     stage = {"engine": "adam", "epochs": 4, "batch": 20, "unknowns": {"object": True, "probe": True, **on}}
     recipe = Recipe.parse({"data": {"path": "scan.cxi"}, "optics": optics, "stages": [stage]})

@@ -174,7 +174,7 @@ def test_frequencies_amplitudes_and_modes() -> None:
 
 
 def test_a_mask_of_the_probe_in_real_space_and_smooth_tilts() -> None:
-    """Radii are shares of the window there, of half the window here; one tilt of all views is not smoothed."""
+    """Radii are shares of the window there, of half the window here; tilts of views are smoothed, one of all is not."""
     on = {"start_iter": 3, "radius": 0.3, "width": 0.1}
     smooth = {"start_iter": 1, "std": 2}
     values = params(constraint_params={"probe_mask_r": on, "tilt_smooth": smooth})
@@ -183,13 +183,19 @@ def test_a_mask_of_the_probe_in_real_space_and_smooth_tilts() -> None:
     assert (support.radius, support.edge, support.start) == (0.6, 0.1, 3)
     assert not any("No counterpart" in line for line in report)
     values = params(
-        {"tilt_params": {"tilt_type": "each"}},
+        {"tilt_params": {"tilt_type": "each"}, "obj_Nlayer": 6},
+        model_params={"update_params": {"obj_tilts": {"start_iter": 2, "lr": 1e-4}}},
         constraint_params={"probe_mask_r": {"start_iter": 1}, "tilt_smooth": smooth},
     )
     recipe, report = converted(values)
-    assert recipe.stages[0].probe.support is None
-    for name in ("probe_mask_r", "tilt_smooth"):
-        assert any(f"No counterpart: constraint_params.{name}" in line for line in report)
+    stage: Any = recipe.stages[0]
+    assert stage.probe.support is None
+    assert [line for line in report if "No counterpart: constraint_params" in line] == [
+        line for line in report if "No counterpart: constraint_params.probe_mask_r" in line
+    ]
+    assert recipe.optics["view_tilt"] and stage.unknowns.moving()["view_tilt"].start == 2
+    tilts = stage.constraints["unknown_smoothness"]
+    assert tilts.sigma == {"view_tilt": 2} and tilts.over == "scan"
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ ERRORS = {
     "mode_mixing": {"mixing": 0.3},
     "view_distance": {"further_distance": 3e-4},
     "descan": {"descan": 0.8},
+    "view_tilt": {"view_tilt": 0.01},
     "tilted_surface": {"surface_angle": 2.0},
     "surface_propagation": {"along_beam": 3e-5},
     "focal_spread": {"focal_spread": 5e-9},
@@ -44,6 +45,7 @@ SCANS: dict[str, Any] = {
     "detector_offset": {"photons_per_view": 1e3},
     "tilted_surface": {"energy_eV": 92, "pixel_m": 25e-9, "detector_pixel_m": 1e-4, "surface_deg": (0, 40)},
     "surface_propagation": {"energy_eV": 92, "pixel_m": 2e-7, "detector_pixel_m": 1e-5, "surface_deg": (0, 40)},
+    "view_tilt": {"kind": "electron", "slices": 3},
     "focal_spread": {"kind": "electron", "slices": 1, "pixel_m": 1.5e-11},
 }
 
@@ -69,8 +71,11 @@ def test_truth_of_an_operator(name: str) -> None:
     (unknown,) = ERRORS[name]
     values, error = made.truth.unknowns[unknown], ERRORS[name][unknown]
     modes = scan.get("modes", 1)
+    stack = {"slices": scan.get("slices", 1)}
+    if stack["slices"] > 1:
+        stack["slice_spacing_m"] = made.truth.slice_spacing_m
     recon = pm.Reconstruction(
-        made.measurement, optics=optics, precision="double", subpixel="fourier", probe_modes=modes
+        made.measurement, object=stack, optics=optics, precision="double", subpixel="fourier", probe_modes=modes
     )
     start = recon.state.estimate.others[unknown].numpy().copy()
     tiled = {one.name for one in recon.problem.model.tiled}

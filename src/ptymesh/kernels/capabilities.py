@@ -30,6 +30,8 @@ FIDELITIES = frozenset(f"{name} fidelity" for name in ("amplitude", "poisson", "
 NONE = frozenset[str]()
 #: Operators at the probe, behind the last slice, and there such as do not keep products of waves.
 AT_PROBE, AT_EXIT = frozenset({"operators at the probe"}), frozenset({"operators at the exit"})
+#: Operators on the way from slice to slice, which no kernel knows.
+BETWEEN = frozenset({"operators between slices"})
 CHANGING = frozenset({"operators that change products"})
 OPERATORS = AT_PROBE | AT_EXIT | CHANGING
 #: Copies of each wave, of which each has slices of its own.
@@ -149,7 +151,8 @@ def words_for(model: Model) -> frozenset[str]:
     """Return the words for the operators of a model."""
     words = OBJECT_MODES if model.object_modes > 1 else frozenset[str]()
     for one in (placed.operator for placed in model.operators):
-        words |= AT_PROBE if one.at == "probe" else AT_EXIT if one.keeps_products else AT_EXIT | CHANGING
+        at_exit = AT_EXIT if one.keeps_products else AT_EXIT | CHANGING
+        words |= {"probe": AT_PROBE, "between": BETWEEN, "exit": at_exit}[one.at]
     words = words if model.energies is None else words | {"several energies"}
     return words if model.mirror is None else words | {"mirror"}
 

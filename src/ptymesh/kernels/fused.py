@@ -24,6 +24,7 @@ from ptymesh.physics import window_shifts
 from ptymesh.physics.backend import Adjoints, Backend, Chunk, Operation, step_along, transmitted_fraction
 from ptymesh.physics.halves import Halves
 from ptymesh.physics.model import Intermediates, Model, inner
+from ptymesh.physics.operators import Values
 from ptymesh.physics.propagate import fft
 
 
@@ -79,6 +80,11 @@ class FusedIntermediates(Intermediates):
     sweep_products: SweepProducts | None = None  # once a sweep has brought waves back
     kernel_arrays: ExitInputs | None = None  # once numba's kernels have asked for them
     brought_back: tuple[Tensor, Tensor] | None = None  # waves at the exit that were, and what is behind the first slice
+
+    @property
+    def values(self) -> Values:
+        """Unknowns of the operators, by name."""
+        return self.chunk.values
 
     @cached_property
     def beams(self) -> Beams:

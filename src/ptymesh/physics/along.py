@@ -202,7 +202,7 @@ def exit_polynomial(model: Model, intermediates: Intermediates, probes: Tensor, 
     coefficients = [intermediates.incoming[0], probes]
     for index in range(len(intermediates.incoming)):
         if index:
-            coefficients = [model.to_next(c) for c in coefficients]
+            coefficients = [model.to_next(c, intermediates.values) for c in coefficients]
         window, change = intermediates.windows[:, index, None], windows[:, index, None]
         unchanged, changed = ([times(c, by) for c in coefficients] for by in (window, change))
         middle = [a + b for a, b in zip(unchanged[1:], changed[:-1], strict=True)]

@@ -8,10 +8,10 @@ phi_l       wave that enters slice l: phi_1 = P_j, phi_{l+1} = H (phi_l . O_jl);
             O_j1, and H the way to the mirror and back
 psi         exit wave phi_L . O_jL;   Psi = D psi on the detector;   I = sum_m |Psi_m|^2 + b
 
-Operators with unknowns of their own (operators.py) may stand between the shifted probe and the first slice, and behind
-the last one; P_j and psi are then the waves behind them. One may make several waves of each (its `fan_out` K): behind
-it, M stands for M K, the K waves of a mode beside each other. Pieces of the detector (detector/pieces.py) may stand
-between sum_m |Psi_m|^2 and I.
+Operators with unknowns of their own (operators.py) may stand between the shifted probe and the first slice, between
+slices, where they commute with H, and behind the last one; P_j, H phi and psi are then the waves behind them. One may
+make several waves of each (its `fan_out` K): behind it, M stands for M K, the K waves of a mode beside each other.
+Pieces of the detector (detector/pieces.py) may stand between sum_m |Psi_m|^2 and I.
 
 An object of Q incoherent modes (object_modes.py) has Q L planes, the slices of one mode after the other's: L stands for
 these wherever it counts planes here.
@@ -178,6 +178,8 @@ class Model:
             lengths = geometry.pixel_and_wavelength("Propagation to a near-field detector")
             kernel = make(geometry.shape, *lengths, geometry.effective_distance_m).to(device, dtype)
         operators = tuple(Placed.of(one, geometry, dtype, device) for one in optics if isinstance(one, WaveOperator))
+        if slices.count == 1 and (gaps := [one.operator for one in operators if one.operator.at == "between"]):
+            raise BadInput(f"{gaps[0].label} acts between slices, and there is one; ask for object.slices: 2 or more.")
         on_counts = [one for one in optics if isinstance(one, DetectorPiece)]
         on_counts.sort(key=lambda one: one.adds_counts)  # counts are added behind all else
         detector: tuple[Placed[DetectorPiece], ...] = ()
@@ -278,7 +280,9 @@ class Model:
     @property
     def sizes(self) -> dict[str, float]:
         """Size of a change that matters, by name of the pieces' unknowns, in their units."""
-        return {name: size for placed in self.pieces for name, size in placed.sizes.items()}
+        found = {name: size for placed in self.pieces for name, size in placed.sizes.items()}
+        over = self.slice_spacing_m or 1.0
+        return found | {name: size / over for placed in self._between for name, size in placed.sizes.items()}
 
     @property
     def fan_out(self) -> int:
@@ -351,7 +355,7 @@ class Model:
         incoming = [apply_operators(self.operators, "probe", probes, values)]
         last = windows.shape[1] // self.object_modes - 1
         for index in range(last):
-            incoming.append(self.to_next(self.pass_slice(incoming[-1], windows, index)))
+            incoming.append(self.to_next(self.pass_slice(incoming[-1], windows, index), values))
         behind = self.pass_slice(incoming[-1], windows, last)
         if not self.operators:
             return Intermediates(windows, tuple(incoming), behind)
@@ -466,7 +470,7 @@ class Model:
             to_windows.append(self._sum_over_probe_modes(times(intermediates.incoming[index].conj(), chi)))
             chi = self.pass_slice_back(chi, intermediates.windows, index)
             if index:
-                chi = self.to_next_adjoint(chi)
+                chi = self.to_next_adjoint(chi, intermediates.values)
         if self.operators:
             chi = apply_operator_adjoints(self.operators, "probe", chi, intermediates.values)
         found = self._summed_over_passes(torch.stack(to_windows[::-1], dim=2).flatten(1, 2))
@@ -531,7 +535,8 @@ class Model:
     def operator_slopes(self, intermediates: Intermediates, chi: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
         """Return Re <d psi / d theta, chi> and ||d psi / d theta||^2 of each view, by name of the operators' unknowns.
 
-        The second is taken where the operator ends, which the object changes little. chi is (B, M, h, w) at the exit.
+        The second is taken where the operator ends, which the object changes little; the changes by operators between
+        slices are taken to add up. chi is (B, M, h, w) at the exit.
         """
         values = intermediates.values
         behind = self.pass_slice(intermediates.incoming[-1], intermediates.windows, len(intermediates.incoming) - 1)
@@ -540,7 +545,10 @@ class Model:
         for index in range(len(intermediates.incoming) - 1, -1, -1):
             chi = self.pass_slice_back(chi, intermediates.windows, index)
             if index:
-                chi = self.to_next_adjoint(chi)
+                incoming = self.pass_slice(intermediates.incoming[index - 1], intermediates.windows, index - 1)
+                between = slopes(self._between, "between", self._free(incoming), values, chi)
+                found |= {name: _added(pair, found.get(name)) for name, pair in between}
+                chi = self.to_next_adjoint(chi, values)
         assert intermediates.probes is not None, "made by a model with operators"
         return found | dict(slopes(self.operators, "probe", intermediates.probes, values, chi))
 
@@ -641,7 +649,7 @@ class Model:
             d_exit = self.pass_slice(d_incoming, intermediates.windows, index)
             if windows is not None:
                 d_exit = d_exit + self.pass_slice(incoming, windows, index)
-            d_incoming = d_exit if index == last else self.to_next(d_exit)
+            d_incoming = d_exit if index == last else self.to_next(d_exit, intermediates.values)
         return self._through_exit_operators(d_incoming, intermediates)
 
     def gap_rates(self, name: str) -> Tensor:
@@ -666,7 +674,7 @@ class Model:
         """
         changed = torch.zeros_like(intermediates.incoming[0])
         for index, incoming in enumerate(intermediates.incoming[1:]):
-            carried = self.to_next(self.pass_slice(changed, intermediates.windows, index))
+            carried = self.to_next(self.pass_slice(changed, intermediates.windows, index), intermediates.values)
             changed = carried + apply_kernel(incoming, 1j * rate)
         last = len(intermediates.incoming) - 1
         return self._through_exit_operators(self.pass_slice(changed, intermediates.windows, last), intermediates)
@@ -683,13 +691,37 @@ class Model:
         """Return terms at the windows of all passes as those at the object, the adjoint of `_of_passes`."""
         return terms if self.mirror is None else terms[:, :1] + terms[:, 1:]
 
-    def to_next(self, waves: Tensor) -> Tensor:
-        """Propagate waves (..., h, w) from behind a slice to the next one, or to the mirror and back."""
+    def to_next(self, waves: Tensor, values: Values = NOTHING) -> Tensor:
+        """Propagate waves (..., h, w) from behind a slice to the next one, or to the mirror and back.
+
+        Args:
+            waves: (..., h, w) complex; with operators between slices (B, M, h, w).
+            values: unknowns of these operators, by name.
+        """
+        return apply_operators(self._between, "between", self._free(waves), values)
+
+    def to_next_adjoint(self, waves: Tensor, values: Values = NOTHING) -> Tensor:
+        """Propagate waves from a slice back to the one before: the adjoint of `to_next`.
+
+        Args:
+            waves: (..., h, w) complex; with operators between slices (B, M, h, w).
+            values: unknowns of these operators, by name.
+        """
+        waves = apply_operator_adjoints(self._between, "between", waves, values)
+        return apply_kernel_adjoint(waves, self._kernel_to_next)
+
+    def _free(self, waves: Tensor) -> Tensor:
+        """Propagate waves (..., h, w) to the next slice through nothing."""
         return apply_kernel(waves, self._kernel_to_next)
 
-    def to_next_adjoint(self, waves: Tensor) -> Tensor:
-        """Propagate waves (..., h, w) from a slice back to the one before: the adjoint of `to_next`."""
-        return apply_kernel_adjoint(waves, self._kernel_to_next)
+    @property
+    def _between(self) -> tuple[Placed[WaveOperator], ...]:
+        """Operators between slices, whose last table is the distance of these."""
+        return tuple(
+            replace(one, tables=(*one.tables, torch.tensor(self.slice_spacing_m, dtype=torch.float64)))
+            for one in self.operators
+            if one.operator.at == "between"
+        )
 
     @property
     def _kernel_to_next(self) -> Tensor:
@@ -716,6 +748,11 @@ def inner(a: Tensor, b: Tensor) -> Tensor:
     # No matrix product, which rounds a view's sum differently when the view is alone.
     a, b = (torch.view_as_real(t.resolve_conj()).flatten(-2) for t in (a, b))
     return over_few(over_window(a * b).flatten(1))
+
+
+def _added(pair: tuple[Tensor, Tensor], before: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:
+    """Return slope and norm of the sum of two changes: slopes add up, and norms at most as lengths do."""
+    return pair if before is None else (pair[0] + before[0], (pair[1].sqrt() + before[1].sqrt()).square())
 
 
 def _window(waves: Tensor) -> tuple[int, int]:

@@ -37,7 +37,7 @@ from ptymesh.unknowns import Unknown
 
 Values = Mapping[str, Tensor]
 Tables = tuple[Tensor, ...]
-Place = Literal["probe", "exit"]
+Place = Literal["probe", "between", "exit"]
 #: Values of a model without operators.
 NOTHING: Values = MappingProxyType({})
 
@@ -213,7 +213,9 @@ class Piece(Options):
 class WaveOperator(Piece):
     """A piece between probe and detector, which is linear in the wave."""
 
-    #: Where it acts: after the probe has been shifted to a view, or behind the last slice.
+    #: Where it acts: after the probe has been shifted to a view, behind the way from each slice to the next, with which
+    #: it commutes (its last table is then the distance, in metres, and its sizes are those over a metre), or behind the
+    #: last slice.
     at: ClassVar[Place] = "probe"
     #: True if waves behind it are no longer of one mode each, so that engines cannot keep them by mode.
     mixes_modes: ClassVar[bool] = False
@@ -450,7 +452,7 @@ def apply_operators(placed: tuple[Placed[WaveOperator], ...], at: Place, psi: Te
 
     Args:
         placed: the model's operators.
-        at: "probe" or "exit".
+        at: place where they act.
         psi: (B, M, h, w) complex.
         values: unknowns of the operators, by name.
     """
@@ -465,7 +467,7 @@ def apply_operator_adjoints(placed: tuple[Placed[WaveOperator], ...], at: Place,
 
     Args:
         placed: the model's operators.
-        at: "probe" or "exit".
+        at: place where they act.
         psi: (B, M, h, w) complex, behind the last operator there.
         values: unknowns of the operators, by name.
     """
@@ -482,7 +484,7 @@ def slopes(
 
     Args:
         placed: the model's operators.
-        at: "probe" or "exit".
+        at: place where they act.
         psi: (B, M, h, w) complex, before the first operator there.
         values: unknowns of the operators, by name.
         back: (B, M, h, w) complex, wave taken back to behind the last operator there.

@@ -60,8 +60,11 @@ def convert_ptyrad(values: dict[str, object], file: str) -> Conversion:
     obj = made.recipe["object"] = _object(settings, made)
     made.recipe["probe"] = _probe(settings, made)
     made.recipe["positions"] = _positions(settings, made, file, obj)
+    optics: dict[str, object] = {"view_tilt": True} if "slices" in obj and _tilts_views(settings) else {}
     if blur := settings.number("model_params.detector_blur_std"):
-        made.recipe["optics"] = {"detector_blur": {"start": {"blur_width": blur}}}
+        optics["detector_blur"] = {"start": {"blur_width": blur}}
+    if optics:
+        made.recipe["optics"] = optics
     made.recipe["stages"] = [_stage(settings, made, "slices" in obj)]
     every = settings.number("recon_params.SAVE_ITERS")
     made.recipe["output"] = {"checkpoint_every": int(every)} if every and every >= 1 else {}
@@ -187,8 +190,6 @@ def _object(settings: Settings, made: Conversion) -> dict[str, object]:
     if isinstance(pair, list) and len(pair) == 2 and any(pair):
         found["tilt_rad"] = [float(f"{float(one) * MRAD:.8g}") for one in pair]
         made.remarks.append("The sign of object.tilt_rad may be another one than PtyRAD's: try both.")
-    if tilts.get("tilt_type") == "each":
-        made.unmatched.append("init_params.tilt_params.tilt_type: each (one tilt for all views here)")
     if settings.text("init_params.tilt_source") not in ("", "simu"):
         made.unmatched.append(f"init_params.tilt_source: {settings.text('init_params.tilt_source')}")
     return found
@@ -432,7 +433,8 @@ def _unknowns(settings: Settings, made: Conversion, stage: dict[str, object], se
         stage["positions"] = {**_schedule(moving["probe_pos_shifts"]), "drift": recentred}
     else:
         settings.take("constraint_params.pos_recenter")
-    for theirs, ours in (("obj_tilts", "tilt"), ("slice_thickness", "slice_spacing")):
+    tilt = "view_tilt" if _tilts_views(settings) else "tilt"
+    for theirs, ours in (("obj_tilts", tilt), ("slice_thickness", "slice_spacing")):
         if theirs in moving and several:
             found[ours] = _schedule(moving[theirs]) or True
         elif theirs in moving:
@@ -521,8 +523,10 @@ def _constraints(
         further: the stage's group `constraints`.
     """
     found = {name: _constraint(settings, name) for name in _CONSTRAINTS if several or name not in _OF_SLICES}
-    if settings.value("init_params.tilt_params.tilt_type") != "each":
-        found.pop("tilt_smooth")  # PtyRAD leaves one tilt of all views as it is, too
+    smooth = _constraint(settings, "tilt_smooth")
+    if several and _is_on(smooth) and _tilts_views(settings):  # PtyRAD leaves one tilt of all views as it is, too
+        sigma = {"view_tilt": _float(smooth.get("std"), 2.0)}
+        further["unknown_smoothness"] = {**_schedule(smooth), "sigma": sigma, "over": "scan"}
     for name in _OF_SLICES:
         settings.take(f"constraint_params.{name}")
     on = {name: group for name, group in found.items() if _is_on(group)}
@@ -568,11 +572,10 @@ def _constraints(
             partial: dict[str, object] = {"strength": share} if 0 < share < 1 else {}
             further[ours] = {**_schedule(group), **partial} or True
             made.remarks.append(f"constraints.{ours} does another sum than {theirs} (docs/reference/constraints.md).")
-    made.unmatched += [f"constraint_params.{name}: {on[name]}" for name in _MISSING if name in on]
     for name, group in on.items():
         if name == "complex_ratio" and group.get("alpha2"):
             made.unmatched.append(f"constraint_params.complex_ratio.alpha2: {group['alpha2']} (the phase stays here)")
-        if name not in _MISSING and group.get("obj_type", "both") != "both":
+        if group.get("obj_type", "both") != "both":
             made.unmatched.append(f"constraint_params.{name}.obj_type: {group['obj_type']} (object as a whole here)")
 
 
@@ -600,6 +603,11 @@ def _mirror_amplitude(
         made.remarks.append("constraints.mirrored_amplitude takes exp(-x), of which mirrored_amp takes 1 - x.")
 
 
+def _tilts_views(settings: Settings) -> bool:
+    """Return True if each view has a tilt of its own."""
+    return settings.value("init_params.tilt_params.tilt_type") == "each"
+
+
 def _is_on(group: dict[str, object]) -> bool:
     """Return True if a constraint is applied in some epoch, and not relaxed so far that it does nothing."""
     return group.get("start_iter") is not None and _float(group.get("relax"), 0.0) < 1
@@ -622,7 +630,6 @@ _PLAIN = {
     "complex_ratio": "complex_ratio",
     "obj_z_recenter": "depth_recentring",
 }
-_MISSING = ("tilt_smooth",)
 _OF_SLICES = ("obj_zblur", "kz_filter", "obj_z_recenter")
 _CONSTRAINTS = (
     "ortho_pmode",
@@ -635,5 +642,4 @@ _CONSTRAINTS = (
     "kr_thresh",
     "objp_postiv",
     *_PLAIN,
-    *_MISSING,
 )

@@ -2,7 +2,8 @@
 
 x          an unknown; of positions, their displacements from those of the file, in pixels
 G          a Gaussian over neighbours: of an unknown with a row per view, over views in the order in which they were
-           taken, each scan by itself; of one with a value per detector pixel or object pixel, over these
+           taken, or over those around each, each scan by itself; of one with a value per detector pixel or object
+           pixel, over these
 
     unknown_limits      x <- x + strength (min(max(x, low), high) - x)
     unknown_smoothness  x <- x + strength (G x - x)
@@ -13,7 +14,7 @@ Views that were held out and masked pixels have no values of their own: they cou
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field, field_validator
@@ -87,12 +88,15 @@ class UnknownSmoothness(RisingStrength, Constraint):
     Attributes:
         sigma: standard deviation of the Gaussian for each unknown, by name: views in the order in which they were taken
             (`positions`, and what each view has for itself), detector pixels (`background`) or object pixels.
+        over: neighbours of a view: `time` for those before and after, `scan` for those around it, whose distances are
+            in steps of the scan.
     """
 
     after: ClassVar[str | None] = "unknown_limits"
     of_potential: ClassVar[OfValues] = "alone"
 
     sigma: dict[str, Annotated[float, Field(gt=0, le=1000)]] = Field(min_length=1)
+    over: Literal["time", "scan"] = "time"
 
     @property
     def named_unknowns(self) -> list[str]:
@@ -119,7 +123,8 @@ class UnknownSmoothness(RisingStrength, Constraint):
         for one in _unknowns_of(problem, "unknown_smoothness", self.sigma):
             values, sigma = _values_of(estimate, one.name), self.sigma[one.name]
             if one.scope == "view":
-                goal = smoothed_over_views(problem, values, sigma)
+                places = estimate.nominal if self.over == "scan" else None
+                goal = smoothed_over_views(problem, values, sigma, places)
             elif one.scope == "tiled":
                 goal = _smoothed_on_object(problem, estimate, values, sigma)
             else:

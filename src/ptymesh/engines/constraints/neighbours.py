@@ -8,7 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import numpy as np
 import torch
+from scipy.spatial import cKDTree
 from torch import Tensor
 
 from ptymesh.errors import BadInput
@@ -61,13 +63,14 @@ def blurred(planes: Tensor, sigma_px: float) -> Tensor:
     return planes
 
 
-def smoothed_over_views(problem: Problem, values: Tensor, sigma: float) -> Tensor:
-    """Return values (N, ...) of views as means over those taken before and after, each scan by itself.
+def smoothed_over_views(problem: Problem, values: Tensor, sigma: float, places: Tensor | None = None) -> Tensor:
+    """Return values (N, ...) of views as means over those taken before and after, or around, each scan by itself.
 
     Args:
         problem: its held-out views count for no other one.
         values: (N, ...) real or complex, in the order in which the views were taken.
-        sigma: standard deviation of the Gaussian, in views.
+        sigma: standard deviation of the Gaussian, in views, or in steps of the scan.
+        places: (N, 2) positions, for means over the views around each; None for those before and after.
     """
     parts = torch.view_as_real(values) if values.is_complex() else values
     rows, known = parts.reshape(len(parts), -1), parts.new_zeros(len(parts))
@@ -76,7 +79,10 @@ def smoothed_over_views(problem: Problem, values: Tensor, sigma: float) -> Tenso
     out = torch.empty_like(rows)
     for scan in index.unique():
         of_scan = (index == scan).to(rows.device)
-        out[of_scan] = smoothed_in_time(rows[of_scan], known[of_scan], sigma)
+        told = rows[of_scan], known[of_scan]
+        out[of_scan] = (
+            smoothed_in_time(*told, sigma) if places is None else smoothed_in_plane(*told, places[of_scan], sigma)
+        )
     out = out.view(parts.shape)
     return torch.view_as_complex(out) if values.is_complex() else out
 
@@ -98,6 +104,34 @@ def smoothed_in_time(rows: Tensor, known: Tensor, sigma: float) -> Tensor:
         total[here] += factor * known[there, None] * rows[there]
         weight[here] += factor * known[there]
     return torch.where(weight[:, None] > 0, total / weight[:, None].clamp(min=torch.finfo(weight.dtype).tiny), rows)
+
+
+def smoothed_in_plane(rows: Tensor, known: Tensor, places: Tensor, sigma: float) -> Tensor:
+    """Return the means of rows over neighbours in the plane, weighted by a Gaussian; as they are where none is known.
+
+    Args:
+        rows: (N, K) real.
+        known: (N,) 1 for views whose rows count, 0 for others.
+        places: (N, 2) positions; each counts at the nearest point of a lattice of their median distance.
+        sigma: standard deviation of the Gaussian, in these distances.
+    """
+    at = places.to("cpu", torch.float64).numpy()
+    distinct, extent = np.unique(at, axis=0), np.ptp(at, axis=0)
+    if len(distinct) == 1:
+        distinct = np.vstack((distinct, distinct + 1))
+    step = float(np.median(cKDTree(distinct).query(distinct, k=2)[0][:, 1]))
+    step = max(step, float(extent.max()) / (4 * len(at)), math.sqrt(float(extent.prod()) / (4 * len(at))))
+    cells = np.floor((at - at.min(axis=0)) / step + 0.5).astype(np.int64)
+    height, width = (int(n) + 1 for n in cells.max(axis=0))
+    flat = torch.from_numpy(cells[:, 0] * width + cells[:, 1])
+    told = torch.cat((rows * known[:, None], known[:, None]), dim=1).to("cpu", torch.float64)
+    # on the host, where sums have an order
+    grid = torch.zeros(height * width, told.shape[1], dtype=torch.float64).index_add_(0, flat, told)
+    edge = min(gaussian_reach(sigma), max(height, width))  # nothing lies beyond it
+    planes = torch.nn.functional.pad(grid.T.reshape(-1, height, width), (edge,) * 4)
+    found = blurred(planes, sigma)[:, edge:-edge, edge:-edge].reshape(len(planes), -1).T[flat].to(rows.device)
+    means = found[:, :-1] / found[:, -1:].clamp(min=torch.finfo(found.dtype).tiny)
+    return torch.where(found[:, -1:] > 0, means.to(rows.dtype), rows)
 
 
 def check_several_slices(name: str, problem: Problem) -> None:

@@ -31,11 +31,6 @@ from ptymesh.physics.operators import ShiftedCopies, Values, apply_operator_adjo
 class OperatorIntermediates(FusedIntermediates):
     """Intermediates with operators before the first slice or behind the last, computed when they are asked for."""
 
-    @property
-    def values(self) -> Values:
-        """Unknowns of the operators, by name."""
-        return self.chunk.values
-
     @cached_property
     def probes(self) -> Tensor:
         """Shifted probes before the operators, (B, M, h, w)."""

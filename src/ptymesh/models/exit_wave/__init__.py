@@ -1,1 +1,1 @@
-"""Operators on the exit wave, behind the last slice of the object."""
+"""Pieces within the object, between or around its slices, and behind the last one."""
