@@ -149,7 +149,10 @@ class StageSearch(Search):
     def _choose_over_default(
         self, plain: Recipe, held: np.ndarray, end: Candidate | None, stages: list[StageOptions]
     ) -> tuple[Recipe, list[StageOptions]]:
-        """Return recipe and stages: those found, or the default ones if they come clearly further at as much work.
+        """Return recipe and stages: those found, or the default ones.
+
+        These are taken as they are, which is less work, unless what was found comes clearly further; and at as much
+        work if they come clearly further than both.
 
         Args:
             plain: the recipe without what was added to its model.
@@ -158,33 +161,40 @@ class StageSearch(Search):
             stages: the stages found.
         """
         work, self.budget.runs, self.budget.kept = self.budget.kept, 1, 0.0
-        stages_by_default = default_stages(plain.object, plain.probe)
-        *before, last = ({key: value for key, value in one.items() if key != "epochs"} for one in stages_by_default)
-        lengths = [one["epochs"] for one in stages_by_default[:-1]]
-        with closing(CandidateRunner(plain, self.scan, self.context, self.scan.views, held)) as runner:
-            tried = runner.start(last)
-            left = work - sum(
-                runner.cost(tried.using(one), epochs) for one, epochs in zip(before, lengths, strict=True)
-            )
-            lengths.append(int(left / runner.cost(tried, 1000) * 1000))
-            if lengths[-1] < 1 or end is None:
-                return self.recipe, stages
-            try:
-                for one, epochs in zip((*before, last), lengths, strict=True):
-                    tried = runner.run(tried.using(one), epochs)
-            except OverBudget:
-                self.note_skipped("Whether the default stages come further")
-                return self.recipe, stages
-        further = is_better(tried, end)
-        how = "come further and are taken" if further else "come no further"
-        made = [{**one, "epochs": epochs} for one, epochs in zip((*before, last), lengths, strict=True)]
-        default = " and ".join(f"{one['epochs']} epochs of {one['engine']}" for one in made)
-        said = f"{default}: {tried.formatted_residual}, what was found {end.formatted_residual}"
-        self.add_reason("stages", f"The default stages at as much work {how}: {said}.")
-        if not further:
+        given = default_stages(plain.object, plain.probe)
+        *before, last = ({key: value for key, value in one.items() if key != "epochs"} for one in given)
+        lengths = [one["epochs"] for one in given]
+        if end is None:
             return self.recipe, stages
-        probe = plain.probe.model_copy(update={"modes": tried.modes})
-        return plain.model_copy(update={"probe": probe}), made
+        best, chosen = end, stages
+        with closing(CandidateRunner(plain, self.scan, self.context, self.scan.views, held)) as runner:
+            start = runner.start(last)
+            left = work - sum(
+                runner.cost(start.using(one), epochs) for one, epochs in zip(before, lengths[:-1], strict=True)
+            )
+            most = int(left / runner.cost(start, 1000) * 1000)
+            for longest, how in ((lengths[-1], ", as they are,"), (most, " at as much work")):
+                if not 1 <= longest <= most or (longest == most and how == ", as they are,"):
+                    continue
+                made = [{**one, "epochs": n} for one, n in zip((*before, last), (*lengths[:-1], longest), strict=True)]
+                tried = start
+                try:
+                    for one in made:
+                        tried = runner.run(tried.using({k: v for k, v in one.items() if k != "epochs"}), one["epochs"])
+                except OverBudget:
+                    self.note_skipped(f"Whether the default stages{how} come further")
+                    break
+                taken = not is_better(best, tried) if how == ", as they are," else is_better(tried, best)
+                verdict = "are taken" if taken else "come no further"
+                default = " and ".join(f"{one['epochs']} epochs of {one['engine']}" for one in made)
+                beside = "what was found" if best is end else "as they are"
+                said = f"{default}: {tried.formatted_residual}, {beside} {best.formatted_residual}"
+                self.add_reason("stages", f"The default stages{how} {verdict}: {said}.")
+                best, chosen = (tried, made) if taken else (best, chosen)
+        if best is end:
+            return self.recipe, stages
+        probe = plain.probe.model_copy(update={"modes": best.modes})
+        return plain.model_copy(update={"probe": probe}), chosen
 
     def _optics(self) -> None:
         """Find defocus or distance if they are not known."""

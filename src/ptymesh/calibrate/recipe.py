@@ -85,7 +85,10 @@ def recipe_of(found: Calibration, folder: Path) -> tuple[Recipe, Reasons]:
     before_m = ObjectOptions.parse(raw.get("object") or {}, "object").middle_m
     if aberrations and before_m:
         aberrations["C10"] = float(f"{lens.c10_m - before_m:.4g}")
-        reasons["probe.start"].append(f"The first slice lies {before_m:.4g} m before that: C10 is smaller there.")
+        reasons["probe.start"] += [
+            f"The first slice lies {before_m:.4g} m before that: C10 is smaller there.",
+            "Parallax takes the sample for weak: of thick crystals C10 is off by a nanometre or two, to either side.",
+        ]
     raw["output"] = {**(raw.get("output") or {}), "dir": str(folder)}
     return Recipe.parse(raw), reasons
 
