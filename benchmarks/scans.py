@@ -4,8 +4,8 @@
 
 One simulated object, and two scans of it with probes of different defocus. The second scan lies elsewhere than its
 positions say, by a shift and half a degree about its middle. Each starts from a probe whose defocus is 10 % off. The
-single scan has the views of both at their true positions, all with the probe of the first scan and as many photons in
-all. Shifts are those between the centres of mass of both probes, as a shift of a probe in its window and one of its
+single scan has the views of both where they say that they are, all with the probe of the first scan and as many photons
+in all. Shifts are those between the centres of mass of both probes, as a shift of a probe in its window and one of its
 scan change no pattern.
 """
 
@@ -22,14 +22,12 @@ from record import about, write
 import ptymesh as pm
 from ptymesh.compare import compare_results
 from ptymesh.measurement import Measurement
-from ptymesh.simulate.simulation import Simulation, Truth, patterns, truth
+from ptymesh.simulate import Simulation, Truth, simulate_scans
 
 WINDOW, VIEWS, BATCH = 64, 100, 20
 SHIFT_PX, ROTATION_DEG = (1.6, -1.2), 0.5
-#: Phase of the second probe's additional defocus at the corner of the spectrum, rad.
-DEFOCUS_RAD = 30.0
-#: Error of the defocus of the probes that the reconstructions start from.
-PROBE_ERROR = 0.1
+#: Further defocus of the second probe.
+DEFOCUS_M = 50e-6
 TERMS = {"scan_shift": {"terms": ["shift", "rotation"]}}
 
 
@@ -39,50 +37,27 @@ class Scans:
 
     Attributes:
         scans: both, with the positions and probes that a reconstruction gets.
-        single: one scan with the views of both.
-        truths: true values of both.
+        single: two that lie where they say, with one probe: a single scan with the views of both.
+        truth: true values of the first.
         shift_px: (2,) float64, true shift of the second scan between the centres of the probes, y and x.
     """
 
-    scans: tuple[Measurement, Measurement]
-    single: Measurement
-    truths: tuple[Truth, Truth]
+    scans: list[Measurement]
+    single: list[Measurement]
+    truth: Truth
     shift_px: np.ndarray
 
 
 def simulated(photons: float, seed: int) -> Scans:
     """Return the scans with so many photons per view."""
     options = Simulation(views=VIEWS, window=WINDOW, overlap=0.6, photons_per_view=photons, seed=seed)
-    first = truth(options)
-    centre = first.nominal.mean(axis=0)
-    turned = (first.nominal - centre)[:, ::-1] * np.array([0.93, -0.93]) + centre
-    middle, angle = turned.mean(axis=0), np.deg2rad(ROTATION_DEG)
-    rotation = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
-    moved = (turned - middle) @ rotation.T + middle + np.array(SHIFT_PX)
-    second = replace(
-        first,
-        options=options.model_copy(update={"seed": seed + 1}),
-        nominal=turned,
-        positions=moved,
-        probe=defocused(first.probe, DEFOCUS_RAD),
-    )
-    every = np.concatenate([first.positions, moved])
-    twice = options.model_copy(update={"seed": seed + 2, "views": 2 * VIEWS})
-    single = replace(first, options=twice, nominal=every, positions=every)
-    guess = first.guess()
-    assert guess is not None, "of the design"
-    starts = (guess, defocused(guess, (1 + PROBE_ERROR) * DEFOCUS_RAD))
-    made = [one.measurement(np.concatenate(list(patterns(one)))) for one in (first, second, single)]
-    named = [replace(one, name=name, fingerprint=name) for one, name in zip(made[:2], ("first", "second"), strict=True)]
-    left, right = (replace(one, probe=start) for one, start in zip(named, starts, strict=True))
-    shift = np.array(SHIFT_PX) + off_centre(second.probe) - off_centre(first.probe)
-    return Scans((left, right), made[2], (first, second), shift)
-
-
-def defocused(probe: np.ndarray, phase_rad: float) -> np.ndarray:
-    """Return the probe (M, h, w) with a further phase in its spectrum, a parabola of so many radians at the corner."""
-    fy, fx = np.meshgrid(*(np.fft.fftfreq(n) for n in probe.shape[-2:]), indexing="ij")
-    return np.fft.ifft2(np.fft.fft2(probe) * np.exp(-2j * phase_rad * (fy**2 + fx**2)))
+    other = {"overlap": 0.63}
+    moved = {"shift_px": SHIFT_PX, "rotation_deg": ROTATION_DEG, "defocus_m": DEFOCUS_M}
+    first, second = simulate_scans(options, further_scans=[{**other, **moved}])
+    scans = [replace(one.measurement, name=name) for one, name in ((first, "first"), (second, "second"))]
+    single = [one.measurement for one in simulate_scans(options, further_scans=[other])]
+    shift = np.array(SHIFT_PX) + off_centre(second.truth.probe) - off_centre(first.truth.probe)
+    return Scans(scans, single, first.truth, shift)
 
 
 def off_centre(probe: np.ndarray) -> np.ndarray:
@@ -99,11 +74,9 @@ def stages(epochs: tuple[int, int], **options: Any) -> list[Any]:
 
 def compared(made: Scans, epochs: tuple[int, int], seed: int) -> dict[str, Any]:
     """Return errors of the object of all reconstructions, and those of shift and rotation."""
-    first = made.truths[0]
+    first = made.truth
     centred = {"probe": {"centre": True}}
-    together = pm.reconstruct(
-        list(made.scans), stages(epochs, models=TERMS, **centred), probe={"scans": "own"}, seed=seed
-    )
+    together = pm.reconstruct(made.scans, stages(epochs, models=TERMS, **centred), probe={"scans": "own"}, seed=seed)
     results = {
         "together": together,
         "first": pm.reconstruct(made.scans[0], stages(epochs, **centred), seed=seed),

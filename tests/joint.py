@@ -12,7 +12,7 @@ from ptymesh.distributed.world import World
 from ptymesh.engines import ENGINES
 from ptymesh.io.checkpoint import store as checkpoint
 from ptymesh.measurement import Measurement
-from ptymesh.simulate.simulation import Simulation, Truth, patterns, truth
+from ptymesh.simulate import Simulated, Simulation, Truth, simulate_scans
 from stopped_runs import end_of_run
 
 
@@ -47,31 +47,26 @@ def two_scans(
         seed: of the simulation.
     """
     options = Simulation(kind="xray", views=views, window=window, photons_per_view=photons, overlap=0.6, seed=seed)
-    first = truth(options)
-    centre = first.nominal.mean(axis=0)
-    turned = (first.nominal - centre)[:, ::-1] * np.array([0.93, -0.93]) + centre
-    shift, probe = np.array(shift_px), first.probe * np.sqrt(dose)
-    if own_probes:  # another defocus: a parabola of phase across the spectrum
-        fy, fx = np.meshgrid(*2 * [np.fft.fftfreq(window)], indexing="ij")
-        probe = np.fft.ifft2(np.fft.fft2(probe) * np.exp(-1j * 90 * (fy**2 + fx**2)))
-    other = options.model_copy(update={"seed": seed + 1, "photons_per_view": photons * dose})
-    second = replace(first, options=other, nominal=turned, positions=turned + shift, probe=probe)
-    scans = [one.measurement(np.concatenate(list(patterns(one)))) for one in (first, second)]
-    named = [replace(scan, name=name, fingerprint=name) for scan, name in zip(scans, ("left", "right"), strict=True)]
-    return TwoScans(named, [first, second], shift)
+    made = simulate_scans(options, further_scans=[second_scan(shift_px, dose * photons, 7e-5 if own_probes else 0.0)])
+    return TwoScans(named(made, ("left", "right")), [one.truth for one in made], np.array(shift_px))
+
+
+def second_scan(shift_px: tuple[float, float], photons: float, defocus_m: float = 0.0) -> dict[str, Any]:
+    """Options of the second scan: a jittered raster, elsewhere than it says, with so many photons and such a probe."""
+    return {"scan": "jitter", "shift_px": shift_px, "photons_per_view": photons, "defocus_m": defocus_m}
+
+
+def named(made: list[Simulated], names: tuple[str, ...]) -> list[Measurement]:
+    """The measurements, by these names."""
+    return [replace(one.measurement, name=name, fingerprint=name) for one, name in zip(made, names, strict=True)]
 
 
 def four_scans() -> list[Measurement]:
-    """Four scans of one object: both of `two_scans`, and each once more from the other end and elsewhere."""
-    both = two_scans(dose=2.0)
-    found = list(both.scans)
-    for number, one in enumerate(both.truths):
-        turned = one.nominal.max(axis=0) + one.nominal.min(axis=0) - one.nominal
-        options = one.options.model_copy(update={"seed": 20 + number})
-        moved = replace(one, options=options, nominal=turned, positions=turned + np.array([0.7, -0.5 * number]))
-        scan = moved.measurement(np.concatenate(list(patterns(moved))))
-        found.append(replace(scan, name=f"turned-{number}", fingerprint=f"turned-{number}"))
-    return found
+    """Four scans of one object: as both of `two_scans`, and two more elsewhere."""
+    options = Simulation(kind="xray", views=60, window=32, photons_per_view=1e5, overlap=0.6, seed=4)
+    others = [{"scan": "jitter", "shift_px": (0.7, shift)} for shift in (0.4, -0.5)]
+    made = simulate_scans(options, further_scans=[second_scan((1.6, -1.2), 2e5), *others])
+    return named(made, ("left", "right", "jitter-1", "jitter-2"))
 
 
 def outcome(world: World, layout: str, engine: str, how: dict[str, Any]) -> dict[str, np.ndarray]:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import ptymesh as pm
+from joint import named
 from ptymesh.compare import compare_results
 from ptymesh.distributed.world import Solo, World
 from ptymesh.errors import BadInput
@@ -18,7 +19,7 @@ from ptymesh.measurement import Measurement
 from ptymesh.models.exit_wave.view_distance import ViewDistance
 from ptymesh.physics.operators import Placed
 from ptymesh.physics.propagate import angular_spectrum_kernel, apply_kernel, fresnel_kernel
-from ptymesh.simulate.simulation import Simulation, Truth, patterns, truth
+from ptymesh.simulate import Simulation, Truth, simulate, simulate_scans
 
 PIECE = {"view_distance": True}
 
@@ -43,15 +44,8 @@ def test_both_ways_together_are_one(propagation: Any) -> None:
 def two_distances(factor: float = 1.5) -> tuple[list[Measurement], list[Truth]]:
     """Two near-field scans of one object with one beam, the second one at another distance and other places."""
     options = Simulation(kind="near", views=36, window=48, photons_per_view=1e6, seed=2)
-    first = truth(options)
-    assert first.geometry.distance_m is not None
-    further = replace(first.geometry, distance_m=factor * first.geometry.distance_m)
-    centre = first.nominal.mean(axis=0)
-    turned = 0.95 * (first.nominal - centre)[:, ::-1] + centre
-    other = options.model_copy(update={"seed": 3})
-    second = replace(first, options=other, geometry=further, nominal=turned, positions=turned)
-    made = [one.measurement(np.concatenate(list(patterns(one)))) for one in (first, second)]
-    return [replace(one, name=name) for one, name in zip(made, ("near", "far"), strict=True)], [first, second]
+    made = simulate_scans(options, further_scans=[{"overlap": 0.905, "distance_ratio": factor}])
+    return named(made, ("near", "far")), [one.truth for one in made]
 
 
 def test_scans_of_two_distances_share_the_object() -> None:
@@ -91,9 +85,8 @@ def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(BadInput, match=r"further_distance of optics\.view_distance would stay as it starts; add"):
         pm.reconstruct(scans[0], pm.RPIE(epochs=1), optics=PIECE)
     far = Simulation(views=6, window=16)
-    scan = truth(far)
     with pytest.raises(BadInput, match=r"optics\.view_distance is for near fields"):
-        pm.Reconstruction(scan.measurement(np.concatenate(list(patterns(scan)))), optics=PIECE)
+        pm.Reconstruction(simulate(far).measurement, optics=PIECE)
     energy = replace(scans[1], geometry=replace(scans[1].geometry, wavelength_m=2e-10))
     with pytest.raises(BadInput, match=r"wavelengths .* reconstruct each by itself, or mend data.energy_eV"):
         pm.Reconstruction([scans[0], energy], optics=PIECE)

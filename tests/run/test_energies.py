@@ -18,8 +18,7 @@ from ptymesh.io.checkpoint import store as checkpoint
 from ptymesh.measurement import Measurement
 from ptymesh.physics.scan_energies import interaction_ratio
 from ptymesh.run_folder.patterns import model_of, modelled
-from ptymesh.simulate.beams import geometry_of
-from ptymesh.simulate.simulation import Simulation, Truth, patterns, truth
+from ptymesh.simulate import Simulation, Truth, patterns, truths
 from stopped_runs import run_to_end_or_stop
 
 POTENTIAL: dict[str, Any] = {"kind": "potential"}
@@ -41,19 +40,14 @@ def two_energies(photons: float = 3e4, kind: str = "electron") -> list[Truth]:
         photons_per_view=photons,
         slices=1,
         energy_eV=hard,
+        amplitude=None if kind == "electron" else (1.0, 1.0),
+        further_scans=[{"energy_eV": soft, "scan": "jitter"}],
         probe_guess="true",
         seed=5,
     )
-    first = truth(options)
-    phase = np.angle(first.object)
-    other = options.model_copy(update={"energy_eV": soft, "seed": 6})
-    middle = first.nominal.mean(axis=0)
-    turned = (first.nominal - middle)[:, ::-1] * np.array([0.93, -0.93]) + middle
-    geometry = geometry_of(other)
-    ratio = interaction_ratio(geometry, first.geometry)
-    assert 1.5 < ratio < 3
-    second = replace(first, options=other, geometry=geometry, nominal=turned, positions=turned)
-    return [replace(first, object=np.exp(1j * phase)), replace(second, object=np.exp(1j * ratio * phase))]
+    made = truths(options)
+    assert 1.5 < interaction_ratio(made[1].geometry, made[0].geometry) < 3
+    return made
 
 
 def measured(truths: list[Truth]) -> list[Measurement]:

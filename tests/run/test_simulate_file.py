@@ -7,6 +7,7 @@ import h5py
 import numpy as np
 import pytest
 import typer
+import yaml
 from typer.testing import CliRunner
 
 from ptymesh.cli.simulate import command
@@ -14,8 +15,11 @@ from ptymesh.errors import BadInput
 from ptymesh.io.load import load_measurement
 from ptymesh.io.options import DataOptions
 from ptymesh.io.results import Result
+from ptymesh.physics.scan_energies import interaction_ratio
+from ptymesh.recipe.scans import load_scan
+from ptymesh.recipe.schema import Recipe
 from ptymesh.run.simulate_file import write
-from ptymesh.simulate import Simulation, checked, simulate, truth
+from ptymesh.simulate import Simulation, checked, simulate, truth, truths
 
 SMALL = {"views": 40, "window": 32}
 
@@ -208,3 +212,72 @@ def test_a_large_object_takes_little_more_memory_than_itself():
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert made.object.nbytes < peak < 3 * made.object.nbytes
+
+
+FURTHER = {"scan": "jitter", "shift_px": (1.5, -1.0), "rotation_deg": 0.5, "scale": 0.02, "defocus_m": 2e-5}
+
+
+def test_further_scans_are_files_that_a_recipe_joins(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    second = {"views": 30, "photons_per_view": 2e6, "background_counts": 3}
+    said = yaml.safe_dump([second, {**FURTHER, "shift_px": list(FURTHER["shift_px"])}])
+    app = typer.Typer()
+    app.command()(command)
+    done = CliRunner().invoke(app, ["scan.cxi", "--views", "40", "--window", "32", "--further-scans", said])
+    assert done.exit_code == 0 and "scan-2.cxi: 30 views" in done.output, done.output
+    joint = load_scan(Recipe.parse({"scans": [{"data": {"path": f"scan{n}.cxi"}} for n in ("", "-2", "-3")]}))
+    assert np.bincount(joint.scan_index).tolist() == [40, 30, 40] and joint.scan_names == ("scan", "scan-2", "scan-3")
+    assert joint.intensity[45] / joint.intensity[0] == pytest.approx(2.0, rel=0.05)
+    made = truths(Simulation.parse({**SMALL, "further_scans": [{"views": 30}, FURTHER]}))
+    result = Result.load("scan.truth.h5")
+    np.testing.assert_allclose(result.positions_px[70:], made[2].positions)
+    np.testing.assert_allclose(result.nominal_px[70:], made[2].nominal)
+    np.testing.assert_allclose(result.scan_probes[2], made[2].probe)
+    assert result.background[1].max() == 3 and result.background[2].max() == 0
+    assert result.parameters["scan_shift"]["rotation2"] == pytest.approx(np.deg2rad(0.5))
+
+
+def test_a_further_scan_lies_where_it_is_put():
+    """A point of it is turned from y towards -x, stretched about the middle of its scan, and shifted."""
+    first, other = truths(Simulation.parse({**SMALL, "further_scans": [FURTHER]}))
+    middle, angle = other.nominal.mean(axis=0), np.deg2rad(0.5)
+    turn = 1.02 * np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
+    np.testing.assert_allclose(other.positions, (other.nominal - middle) @ turn.T + middle + [1.5, -1.0], atol=1e-9)
+    power = [float((abs(one.probe) ** 2).sum()) for one in (first, other)]
+    assert power[1] == pytest.approx(power[0]) and abs(other.probe - first.probe).max() > 0.1 * abs(first.probe).max()
+    room = np.array(first.object.shape[1:]) - 32
+    assert (other.positions >= 0).all() and (other.positions <= room).all()
+
+
+def test_a_scan_at_another_distance_or_energy_sees_the_same_object():
+    near = truths(checked(kind="near", **SMALL, further_scans=[{"distance_ratio": 1.5}]))
+    assert near[1].geometry.distance_m == pytest.approx(1.5 * near[0].geometry.distance_m)
+    assert near[1].geometry.object_pixel_m == near[0].geometry.object_pixel_m
+    hard, soft = truths(checked(kind="electron", slices=1, **SMALL, further_scans=[{"energy_eV": 8e4}]))
+    ratio = interaction_ratio(soft.geometry, hard.geometry)
+    assert ratio > 1.2
+    np.testing.assert_allclose(np.angle(soft.object), ratio * np.angle(hard.object), atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"kind": "crystal", "further_scans": [{}]}, "without a crystal and without optics"),
+        ({"optics": {"fly_scan": True}, "further_scans": [{}]}, "without a crystal and without optics"),
+        ({"further_scans": [{"distance_ratio": 1.5}]}, "distance_ratio is for near fields of a parallel beam"),
+        ({"further_scans": [{"defocus_m": 1.0}]}, "give a shorter distance"),
+        (
+            {"further_scans": [{"shift": 1.0}]},
+            r"further_scans.0.shift is unknown; did you mean further_scans.0.shift_px\?",
+        ),
+    ],
+)
+def test_further_scans_that_cannot_be_are_refused(tmp_path, change, said):
+    with pytest.raises(BadInput, match=said):
+        write(checked(**SMALL, **change), tmp_path / "scan.cxi")
+    assert not list(tmp_path.iterdir())
+
+
+def test_several_scans_are_not_returned_as_one():
+    with pytest.raises(BadInput, match="call simulate_scans"):
+        simulate(**SMALL, further_scans=[{}])

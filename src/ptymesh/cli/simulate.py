@@ -79,6 +79,14 @@ def command(
             "the recipe says of each, such as {defocus: 1e-6}.",
         ),
     ] = "{}",
+    further_scans: Annotated[
+        str,
+        typer.Option(
+            metavar="YAML",
+            help="Further scans of the same object, each by what differs from the first, such as "
+            "[{shift_px: [1.6, -1.2], rotation_deg: 0.5, defocus_m: 20e-6}]; they go to OUT-2.cxi and so on.",
+        ),
+    ] = "[]",
     seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
     compression: Annotated[
         str, typer.Option(help="gzip, or none: larger, but any pattern is read at the disk's speed.")
@@ -102,6 +110,7 @@ def command(
     from ptymesh.recipe.yaml_text import parsed
     from ptymesh.run.simulate_file import write
     from ptymesh.simulate import checked
+    from ptymesh.simulate.options import options_by_scan
 
     if compression not in ("gzip", "none"):
         raise BadInput(f"--compression is {compression}; it should be gzip or none.")
@@ -134,10 +143,13 @@ def command(
         focus_distance_m=focus_distance,
         optics=parsed(optics, "--optics"),
         unknown_errors=parsed(unknown_errors, "--unknown-errors"),
+        further_scans=parsed(further_scans, "--further-scans"),
         seed=seed,
     )
-    data, truth = write(options, out, force=force, compression="gzip" if compression == "gzip" else None)
-    print(f"{data}: {views} views of {window} x {window} pixels, {kind}, seed {seed}")
+    *every, truth = write(options, out, force=force, compression="gzip" if compression == "gzip" else None)
+    data = every[0]
+    for path, one in zip(every, options_by_scan(options), strict=True):
+        print(f"{path}: {one.views} views of {window} x {window} pixels, {kind}, seed {one.seed}")
     print(f"{truth}: the object, probe and positions they were made from")
     if stream is not None:
         play(load_measurement(DataOptions(path=data)), stream, rate, protocol, data.with_suffix(".positions.txt"))

@@ -100,11 +100,23 @@ class ScanShift(Parametrisation):
             after: (n,) float64 on the host.
         """
         assert estimate.scan_index is not None, "checked"
+        return self.place_scans(x, estimate.nominal, estimate.scan_index, before, after)
+
+    def place_scans(self, x: Tensor, nominal: Tensor, scan_index: Tensor, before: Tensor, after: Tensor) -> Tensor:
+        """Return positions (N, 2) as `moved` does.
+
+        Args:
+            x: (N, 2) float64, positions in pixels.
+            nominal: (N, 2) float64, those before; their mean is the middle of a scan.
+            scan_index: (N,) int64, scan of each view.
+            before: (n,) float64 on the host, numbers that `x` has moved by.
+            after: (n,) float64 on the host, those to move by.
+        """
         found = x.clone()
         each = zip(before.reshape(self.scans - 1, -1), after.reshape(self.scans - 1, -1), strict=True)
         for scan, (old, new) in enumerate(each, 1):
-            own = estimate.scan_index == scan
-            centre = means(estimate.nominal[own])
+            own = scan_index == scan
+            centre = means(nominal[own])
             (matrix, shift), (matrix_then, shift_then) = self._map(new), self._map(old)
             (a, b), (c, d) = (matrix @ torch.linalg.inv(matrix_then)).tolist()
             v, u = (x[own] - centre - shift_then.to(x)).unbind(1)

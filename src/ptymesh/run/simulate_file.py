@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -11,18 +13,19 @@ import numpy as np
 from ptymesh.errors import BadInput
 from ptymesh.io.formats.cxi_writer import write_cxi
 from ptymesh.io.results import Result
-from ptymesh.simulate import Simulation, Truth, patterns, truth
+from ptymesh.simulate import Simulation, Truth, patterns, truths
 
 SUFFIXES = (".cxi", ".h5", ".hdf5")
 
 
 def write(
     options: Simulation, path: str | Path, *, force: bool = False, compression: Literal["gzip"] | None = "gzip"
-) -> tuple[Path, Path]:
+) -> tuple[Path, ...]:
     """Simulate into a CXI file, a few views at a time, and write the truth beside it.
 
     The data set is CXI whatever its name's ending (CXI is HDF5). The truth (`scan.cxi` -> `scan.truth.h5`) is a result
-    file, so that `ptymesh compare` and `ptymesh view` read it: object, probe, true and nominal positions.
+    file, so that `ptymesh compare` and `ptymesh view` read it: object, probe, true and nominal positions. Further scans
+    go to files of their own (`scan-2.cxi`), and one truth holds all.
 
     Args:
         options: what to simulate.
@@ -31,7 +34,7 @@ def write(
         compression: None stores the patterns as they are, so that any of them is read at the disk's speed.
 
     Returns:
-        Paths of the data set and of the truth.
+        Paths of the data set, or that of each scan, and of the truth.
 
     Raises:
         BadInput: another ending, a file that exists, or options that cannot be simulated; nothing is written then.
@@ -40,10 +43,20 @@ def write(
     if path.suffix.lower() not in SUFFIXES:
         raise BadInput(f"The name {path} ends in {path.suffix or 'nothing'}; end it in .cxi, .h5 or .hdf5.")
     beside = path.with_suffix(".truth.h5")
-    for file in (path, beside):
+    names = [path, *(path.with_stem(f"{path.stem}-{n + 2}") for n in range(len(options.further_scans)))]
+    for file in (*names, beside):
         if file.is_dir() or (file.exists() and not force):
             raise BadInput(f"{file} exists already; give another name, or --force to replace it.")
-    made = truth(options)
+    made = truths(options)
+    for one, name in zip(made, names, strict=True):
+        _write_scan(one, name, compression)
+    (truth_result(made[0]) if len(made) == 1 else _truth_of_scans(options, made, names)).save(beside)
+    return *names, beside
+
+
+def _write_scan(made: Truth, path: Path, compression: Literal["gzip"] | None) -> None:
+    """Write the data set of one scan."""
+    options = made.options
     write_cxi(
         path,
         patterns=_centred(made),
@@ -57,8 +70,6 @@ def write(
         attributes={"simulation": options.as_json()},
         compression=compression,
     )
-    truth_result(made).save(beside)
-    return path, beside
 
 
 def truth_result(made: Truth) -> Result:
@@ -78,6 +89,33 @@ def truth_result(made: Truth) -> Result:
         unknowns=made.unknowns,
         potential=made.potential,
         object_modes=made.object_modes,
+    )
+
+
+def _truth_of_scans(options: Simulation, made: list[Truth], names: list[Path]) -> Result:
+    """Return the truth of several scans as one result: all views, the probe of each scan, and where it lies."""
+    first, positions, pixel = (
+        truth_result(made[0]),
+        np.concatenate([one.positions for one in made]),
+        made[0].pixel_size_m,
+    )
+    numbers = {
+        f"{name}{scan}": value
+        for scan, one in enumerate(options.further_scans, 1)
+        for name, value in zip(
+            ("y", "x", "rotation", "scale"), (*one.shift_px, math.radians(one.rotation_deg), one.scale), strict=True
+        )
+    }
+    return replace(
+        first,
+        positions_px=positions,
+        positions_m=(positions - np.array(made[0].origin)) * np.array(pixel),
+        nominal_px=np.concatenate([one.nominal for one in made]),
+        background=np.stack([one.background for one in made]) if any(one.background.any() for one in made) else None,
+        scan_index=np.repeat(np.arange(len(made)), [len(one.positions) for one in made]),
+        scan_probes=np.stack([one.probe for one in made]),
+        parameters={"scan_shift": numbers},
+        attrs={**first.attrs, "scan_names": [name.stem for name in names]},
     )
 
 

@@ -73,13 +73,22 @@ def default_spacing_m(geometry: Geometry) -> float:
 
 
 def designed_probe(options: Simulation, geometry: Geometry, error: float = 0.0) -> Tensor:
-    """Return the first probe mode (h, w), sum |P|^2 = 1.
+    """Return the first probe mode (h, w), sum |P|^2 = 1, where the sample is.
 
     Args:
         options: of the simulation.
         geometry: of the window.
         error: relative error of the design's defocus; above 0, a beam behind a diffuser has no speckle.
     """
+    pixel, wavelength = sampling_of(geometry)
+    beam = _beam_of_design(options, geometry, error)
+    if not options.defocus_m:
+        return beam
+    return probes.defocused(beam, pixel, wavelength, (1 + error) * options.defocus_m)
+
+
+def _beam_of_design(options: Simulation, geometry: Geometry, error: float) -> Tensor:
+    """Return the first probe mode where the design has the sample (`designed_probe`)."""
     pixel, wavelength = sampling_of(geometry)
     width_m = DEFAULTS[options.kind].width * options.window * pixel[0]
     if options.kind == "near":

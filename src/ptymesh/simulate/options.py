@@ -21,7 +21,34 @@ Kind = Literal["xray", "near", "electron", "crystal"]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Range = tuple[float, float]
 Lean = Annotated[float, Field(ge=-STEEPEST_DEG, le=STEEPEST_DEG)]
+Shift = Annotated[float, Field(ge=-(2**15), le=2**15)]
 Tilt = Annotated[float, Field(ge=-0.25, le=0.25)]
+
+
+class FurtherScan(Options):
+    """A further scan of the same object, by what differs from the first one.
+
+    Fields:
+        views, scan, overlap, photons_per_view, position_error_px, background_counts: as in `Simulation`.
+        energy_eV: the phase of the object follows the interaction, as that of a potential.
+        shift_px: (y, x) by which it lies elsewhere than its positions say.
+        rotation_deg, scale: by which it is turned and longer about its middle than they say.
+        defocus_m: by which its sample lies further down the beam, which makes its probe another one.
+        distance_ratio: near field only: its distance to the detector over that of the first scan.
+    """
+
+    views: int | None = Field(default=None, ge=1, le=10**7)
+    scan: scans.Scan | None = None
+    overlap: float | None = Field(default=None, ge=0, lt=1)
+    photons_per_view: float | None = Field(default=None, gt=0, le=2e9)
+    position_error_px: float | None = Field(default=None, ge=0, le=2**15)
+    background_counts: float | None = Field(default=None, ge=0, le=1e9)
+    energy_eV: Positive | None = None
+    shift_px: tuple[Shift, Shift] = (0.0, 0.0)
+    rotation_deg: float = Field(default=0.0, ge=-360, le=360)
+    scale: float = Field(default=0.0, ge=-0.5, le=0.5)
+    defocus_m: float = 0.0
+    distance_ratio: float = Field(default=1.0, gt=0, le=1e3)
 
 
 class Simulation(Options):
@@ -58,6 +85,8 @@ class Simulation(Options):
         detector_pixel_m: detector pixel.
         surface_deg: (y, x) angle by which a surface leans from the beam that it reflects; far field only.
         focus_distance_m: near field only: the beam diverges from a focus this far upstream of the sample.
+        defocus_m: by which the sample lies further down the beam than the design of the optics has it.
+        further_scans: of the same object; the seed of each is one higher than that of the scan before.
         probe_guess: probe in the data set: none, the design's (one mode, defocus 10 % off; smoothed in the near field),
             or the true one.
         optics: operators between probe and detector, as in a recipe; their unknowns have the values at which they
@@ -95,6 +124,8 @@ class Simulation(Options):
     detector_pixel_m: Positive | None = None
     surface_deg: tuple[Lean, Lean] = (0.0, 0.0)
     focus_distance_m: Positive | None = None
+    defocus_m: float = 0.0
+    further_scans: tuple[FurtherScan, ...] = Field(default=(), max_length=99)
     probe_guess: Literal["none", "design", "true"] = "design"
     optics: dict[str, SerializeAsAny[Piece]] = Field(default_factory=dict)
     unknown_errors: dict[str, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)
@@ -119,6 +150,7 @@ class Simulation(Options):
         newer = set() if self.optics else {"optics", "unknown_errors"}
         newer |= set() if self.crystal else {"crystal"}
         newer |= set() if self.object_modes > 1 else {"object_modes", "displacement_px"}
+        newer |= {name for name in ("defocus_m", "further_scans") if not getattr(self, name)}
         return self.model_dump_json(exclude=newer if any(self.surface_deg) else newer | {"surface_deg"})
 
 
@@ -174,6 +206,16 @@ def with_crystal(options: Simulation) -> Simulation:
             "of the two."
         )
     return options.model_copy(update={"crystal": crystal})
+
+
+def options_by_scan(options: Simulation) -> list[Simulation]:
+    """Return the options of each scan by itself, the first one's first."""
+    found = [options.model_copy(update={"further_scans": ()})]
+    for number, one in enumerate(options.further_scans, 1):
+        own = {name: value for name, value in one if name in Simulation.model_fields and value is not None}
+        own |= {"seed": options.seed + number, "defocus_m": options.defocus_m + one.defocus_m}
+        found.append(found[0].model_copy(update=own if one.overlap is None else own | {"object_px": None}))
+    return found
 
 
 def incident_power(options: Simulation) -> float:

@@ -9,11 +9,14 @@ Positions are (N, 2) float64, y x, in pixels, centred on zero.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
+import torch
 
 from ptymesh.errors import BadInput
+from ptymesh.models.scan_shift import UNITS, ScanShift
 
 Scan = Literal["fermat", "raster", "jitter"]
 
@@ -51,6 +54,23 @@ def scan(kind: Scan, views: int, step_px: float, *, density_ratio: float = 1.0, 
     if density_ratio != 1 and views > 1:
         positions[:, 1] = _crowded(positions[:, 1], density_ratio)
     return positions - (positions.min(axis=0) + positions.max(axis=0)) / 2
+
+
+def place_scans(told: Sequence[np.ndarray], moves: Sequence[Sequence[float]]) -> list[np.ndarray]:
+    """Return where the scans of one object lie, (N, 2) each, from where their positions say.
+
+    Args:
+        told: (N, 2) pixels of each scan.
+        moves: shift (y, x) in pixels, rotation (rad) and scale about its middle of each scan but the first, as
+            `models.scan_shift` refines them.
+    """
+    if not moves:
+        return list(told)
+    piece, numbers = ScanShift(scans=len(told), terms=list(UNITS)), torch.tensor(moves, dtype=torch.float64)
+    nominal, counts = torch.from_numpy(np.concatenate(told)), [len(one) for one in told]
+    index = torch.arange(len(told)).repeat_interleave(torch.tensor(counts))
+    placed = piece.place_scans(nominal, nominal, index, torch.zeros_like(numbers), numbers)
+    return [one.numpy() for one in placed.split(counts)]
 
 
 def _fermat(views: int) -> np.ndarray:

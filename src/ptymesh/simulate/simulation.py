@@ -33,10 +33,19 @@ from ptymesh.physics.detector.surface import seen_pixels
 from ptymesh.physics.model import Model, SliceStack
 from ptymesh.physics.object_modes import with_object_modes
 from ptymesh.physics.operators import Views, ViewValues, ViewWindows, pieces_for_scan, values_for_views
+from ptymesh.physics.scan_energies import interaction_ratio
 from ptymesh.simulate import phantoms, scans
 from ptymesh.simulate.beams import default_spacing_m, designed_probe, geometry_of, sampling_of
 from ptymesh.simulate.multislice import Specimen
-from ptymesh.simulate.options import DEFAULTS, SLICES, Simulation, incident_power, with_crystal
+from ptymesh.simulate.options import (
+    DEFAULTS,
+    SLICES,
+    FurtherScan,
+    Simulation,
+    incident_power,
+    options_by_scan,
+    with_crystal,
+)
 
 #: Views whose intensities are computed together.
 CHUNK = 16
@@ -49,7 +58,7 @@ class Truth:
     """True values of a simulated measurement: everything except the counts.
 
     Attributes:
-        options: of the simulation.
+        options: of the simulation; where it has several scans, those of this one.
         geometry: of the window.
         object: (L, H, W) complex128.
         probe: (M, h, w) complex128; sum |P|^2 is the number of photons per view.
@@ -199,8 +208,24 @@ def simulate(options: Simulation | None = None, **changes: object) -> Simulated:
     Raises:
         BadInput: options that contradict each other or that the window cannot sample.
     """
-    made = truth(checked(options, **changes))
-    return Simulated(made.measurement(np.concatenate(list(patterns(made)))), made)
+    made = checked(options, **changes)
+    if made.further_scans:
+        raise BadInput("further_scans ask for several scans; call simulate_scans, which returns each of them.")
+    return simulate_scans(made)[0]
+
+
+def simulate_scans(options: Simulation | None = None, **changes: object) -> list[Simulated]:
+    """Simulate all scans of one object (`Simulation.further_scans`) in memory, as `simulate` does one.
+
+    Args:
+        options: of the simulation.
+        changes: options that replace those.
+
+    Raises:
+        BadInput: options that contradict each other or that the window cannot sample.
+    """
+    made = truths(checked(options, **changes))
+    return [Simulated(one.measurement(np.concatenate(list(patterns(one)))), one) for one in made]
 
 
 def checked(options: Simulation | None = None, **changes: object) -> Simulation:
@@ -216,11 +241,23 @@ def checked(options: Simulation | None = None, **changes: object) -> Simulation:
 
 
 def truth(options: Simulation) -> Truth:
-    """Return object, probe, positions and detector of a simulation, without the counts.
+    """Return object, probe, positions and detector of a simulation, of its first scan, without the counts.
 
     Raises:
         BadInput: options that contradict each other or that the window cannot sample.
     """
+    return truths(options)[0]
+
+
+def truths(options: Simulation) -> list[Truth]:
+    """Return the truth of each scan of a simulation, which all have the pixels of one object.
+
+    Raises:
+        BadInput: options that contradict each other or that the window cannot sample.
+    """
+    further = options.further_scans
+    if further and (options.crystal is not None or options.kind == "crystal" or options.optics):
+        raise BadInput("further_scans are for simulations without a crystal and without optics; remove one of the two.")
     if options.kind == "crystal":
         if options.object_modes > 1:
             raise BadInput(
@@ -242,16 +279,19 @@ def truth(options: Simulation) -> Truth:
     if slices == 1 and options.tilt_rad != (0.0, 0.0):
         raise BadInput(f"tilt_rad is {options.tilt_rad} for a single slice; ask for slices=2 or more.")
     width_px = DEFAULTS[options.kind].width * options.window
-    margin = MARGIN_PX + math.ceil(options.position_error_px)
-    centred = _scan(options, width_px, margin)
-    reach = np.ceil(np.abs(centred).max(axis=0)).astype(int)
+    every = options_by_scan(options)
+    margin = MARGIN_PX + math.ceil(max(one.position_error_px for one in every))
+    told = [_scan(one, width_px, margin) for one in every]
+    moves = [(*one.shift_px, math.radians(one.rotation_deg), one.scale) for one in further]
+    placed = scans.place_scans(told, moves)
+    reach = np.ceil(np.abs(np.concatenate([*told, *placed])).max(axis=0)).astype(int)
     sides = [-(-(2 * int(r) + window + 2 * margin) // BLOCK) * BLOCK for r in reach]
     origin = (float((sides[0] - window) // 2), float((sides[1] - window) // 2))
     _check_memory(slices * options.object_modes * sides[0] * sides[1] + (1 + CHUNK) * options.modes * window**2)
-    nominal = centred + np.array(origin)
-    error = np.random.default_rng([options.seed, 7]).uniform(-1, 1, nominal.shape) * options.position_error_px
+    nominal, options = told[0] + np.array(origin), every[0]
+    error = _position_errors(options)
     if options.crystal is not None:
-        return _crystal_truth(options, geometry, (sides[0], sides[1]), nominal, error, origin)
+        return [_crystal_truth(options, geometry, (sides[0], sides[1]), nominal, error, origin)]
     modes = probes.extra_modes(designed_probe(options, geometry), options.modes, options.mode_powers, options.seed)
     lit = (int(2 * reach[0] + width_px), int(2 * reach[1] + width_px))
     obj = _object(options, geometry, (sides[0], sides[1]), lit, slices)
@@ -277,11 +317,59 @@ def truth(options: Simulation) -> Truth:
             raise BadInput("object_modes asks for several objects, whose part a piece of optics takes; remove one.")
         made.object[:] = 1  # an operator's unknowns are in its place
     if not options.optics:
-        return made
+        seen = zip(further, every[1:], told[1:], placed[1:], strict=True)
+        return [made, *(_further_truth(made, modes, *one) for one in seen)]
     pieces, _ = pieces_for_scan(options.optics.values(), _blank(made))
     chosen = options.model_copy(update={"optics": {one.name: one for one in pieces}})
     made = replace(made, options=chosen)
-    return replace(made, unknowns=_unknowns(made))
+    return [replace(made, unknowns=_unknowns(made))]
+
+
+def _position_errors(options: Simulation) -> np.ndarray:
+    """Return by how much true positions of a scan differ from nominal ones, (N, 2) pixels."""
+    drawn = np.random.default_rng([options.seed, 7]).uniform(-1, 1, (options.views, 2))
+    return np.asarray(drawn * options.position_error_px)
+
+
+def _further_truth(
+    first: Truth, modes: Tensor, scan: FurtherScan, options: Simulation, told: np.ndarray, placed: np.ndarray
+) -> Truth:
+    """Return the truth of a further scan.
+
+    Args:
+        first: the truth of the first scan.
+        modes: (M, h, w) its probe, of power 1.
+        scan: what differs.
+        options: of this scan by itself.
+        told: (N, 2) pixels, positions about the middle of the first scan that the data have.
+        placed: (N, 2) pixels, those at which the scan lies.
+
+    Raises:
+        BadInput: a distance in the far field or behind a focus, or a probe that leaves its window.
+    """
+    geometry = geometry_of(options)
+    if scan.distance_ratio != 1:
+        if options.kind != "near" or options.focus_distance_m is not None:
+            raise BadInput("distance_ratio is for near fields of a parallel beam; leave it out.")
+        assert geometry.distance_m is not None
+        geometry = replace(geometry, distance_m=scan.distance_ratio * geometry.distance_m)
+    pixel, wavelength = sampling_of(geometry)
+    own = probes.defocused(modes, pixel, wavelength, scan.defocus_m) if scan.defocus_m else modes
+    # the phase of a potential, and what it absorbs, with the energy
+    ratio = interaction_ratio(geometry, first.geometry) if scan.energy_eV else 1.0
+    origin = np.array(first.origin)
+    return replace(
+        first,
+        options=options,
+        geometry=geometry,
+        probe=probes.rescaled(own, incident_power(options)).numpy(),
+        positions=placed + _position_errors(options) + origin,
+        nominal=told + origin,
+        mask=_mask(options) & seen_pixels(geometry),
+        background=np.full_like(first.background, options.background_counts),
+        object=first.object**ratio,
+        object_modes=None if first.object_modes is None else first.object_modes**ratio,
+    )
 
 
 def _specimen(options: Simulation, geometry: Geometry, sides: tuple[int, int]) -> Specimen:
