@@ -17,7 +17,7 @@ least residual: the vertex of the parabola through them.
 
 In the case `astray`, positions of simulated far fields, whose truth is known, are shaken by 2 pixels and stretched by
 1 %, and found by correlation, with `relocate` and without, and with the geometry of the scan by the patterns; those
-that are right, with `relocate`, too.
+that are right, with `relocate`, too. Those of the star, shaken and stretched as above, are held against its own ones.
 """
 
 from __future__ import annotations
@@ -216,21 +216,30 @@ def found_by_scale(star: Measurement) -> dict[str, Any]:
     }
 
 
-def found_astray() -> dict[str, Any]:
-    """Return how far positions of simulated far fields are from the truth, with views astray looked for and without."""
-    rows: dict[str, Any] = {}
+def search_astray(scan: Measurement, relocate: bool, models: dict[str, Any]) -> Refined:
+    """Find positions by correlation, with views astray looked for or not, and these models."""
+    search = {**SEARCH["positions"], "relocate": relocate}
+    return run_stages(scan, [{**SEARCH, "epochs": ASTRAY_EPOCHS, "positions": search, "models": models}])
+
+
+def found_astray(star: Measurement) -> dict[str, Any]:
+    """Return how far positions are from the truth, or the star's own, with views astray looked for and without."""
+    geometry = {"scan_geometry": {"start": 4, "follow": "patterns", "lr": 1.0}}
+    own, found = (search_astray(one, True, geometry) for one in (star, shaken(star)))
+    both = np.intersect1d(own.views, found.views)
+    rows: dict[str, Any] = {
+        "star": {"left_px": apart(own.positions, found.positions, both), "residual": found.residual}
+    }
     for seed in ASTRAY_SEEDS:
         scan = simulate(kind="xray", views=200, window=64, overlap=0.78, photons_per_view=1e5, seed=seed).measurement
         wrong = shaken(scan, seed + 10, ASTRAY_PX)
-        geometry = {"scan_geometry": {"start": 4, "follow": "patterns", "lr": 1.0}}
         for name, one, relocate, models in (
             ("plain", wrong, False, {}),
             ("relocated", wrong, True, {}),
             ("relocated, geometry by patterns", wrong, True, geometry),
             ("own relocated", scan, True, {}),
         ):
-            search = {**SEARCH["positions"], "relocate": relocate}
-            found = run_stages(one, [{**SEARCH, "epochs": ASTRAY_EPOCHS, "positions": search, "models": models}])
+            found = search_astray(one, relocate, models)
             rows[f"{name}, seed {seed}"] = {
                 "wrong_px": apart(scan.positions, one.positions, found.views),
                 "left_px": apart(scan.positions, found.positions, found.views),
@@ -259,7 +268,7 @@ def main() -> None:
     found: dict[str, Any] = {}
     for case in arguments.cases:
         if case in ("scale", "astray"):
-            found[case] = found_by_scale(star) if case == "scale" else found_astray()
+            found[case] = found_by_scale(star) if case == "scale" else found_astray(star)
             print(case, json.dumps(found[case], indent=1), flush=True)
             continue
         scan, wrong = star if case == "star" else near_field(case), lagging if case == "lag" else shaken
