@@ -25,6 +25,7 @@ OFFERED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "exp": lambda a, b: a.real.exp(),
     "log": lambda a, b: a.real.abs().log(),
     "cos": lambda a, b: a.real.cos(),
+    "sin": lambda a, b: a.real.sin(),
     "polar": lambda a, b: torch.polar(a.real.abs(), b.real),
 }
 N = 70_003

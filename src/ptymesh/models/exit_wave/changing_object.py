@@ -104,4 +104,5 @@ def elapsed(scan_index: np.ndarray) -> np.ndarray:
 def _factors(values: Values) -> Tensor:
     """Return exp(t C), (B, 1, h, w) complex."""
     change, t = values["object_change"], values["elapsed"][:, None, None, None]
-    return torch.polar((t * change.real).exp(), t * change.imag)
+    modulus, phase = (t * change.real).exp(), t * change.imag
+    return torch.complex(modulus * phase.cos(), modulus * phase.sin())  # torch.polar takes twice as long
