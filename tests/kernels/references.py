@@ -473,6 +473,23 @@ class Copies(ShiftOperator):
         return values["line"][:, None] * places[:, None], factors
 
 
+class Ladder(ShiftOperator):
+    """Two copies, each propagated by a distance of each view's own, or by one for all."""
+
+    name: ClassVar[str] = "ladder"
+    shared: bool = False
+
+    @property
+    def fan_out(self) -> int:
+        return 2
+
+    def copies(self, values: Values, tables: Tables) -> tuple[Tensor, Tensor]:
+        return tables[0].new_zeros((1, 2, 2)), tables[1]
+
+    def distances(self, values: Values, tables: Tables) -> tuple[Tensor, Tensor]:
+        return 10 * (values["line"][:1] if self.shared else values["line"]), tables[0]
+
+
 class Turn(ExitScreen):
     """A phase screen behind the last slice that says what it does to products: nothing."""
 
@@ -484,11 +501,16 @@ def _with_copies(case: Case, *others: WaveOperator) -> Model:
     case.chunk = replace(case.chunk, values={"line": line})
     tables = torch.tensor([-1.0, 0.2, 0.9]), torch.tensor([0.6, 0.5, 0.62449980])
     copies = Placed(Copies(), tuple(t.to(case.real).to(case.device) for t in tables), {})
+    if others and isinstance(others[0], Ladder):
+        rate = _with_operator(case, others[0]).operators[0].tables[0]
+        copies, others = Placed(others[0], (rate, copies.tables[1][:2]), {}), others[1:]
     return replace(case.model, operators=(copies, *(_with_operator(case, one).operators[0] for one in others)))
 
 
 AROUND: dict[str, Callable[[Case], Model]] = {
     "copies": _with_copies,
+    "propagated copies": lambda case: _with_copies(case, Ladder()),
+    "copies propagated alike": lambda case: _with_copies(case, Ladder(shared=True), Turn()),
     "copies before a turn": lambda case: _with_copies(case, Turn()),
     "copies before a screen": lambda case: _with_copies(case, Screen()),
     "pieces of the detector": lambda case: replace(case.model, detector=(Placed(Smear(), (), {}),)),

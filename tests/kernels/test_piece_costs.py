@@ -27,7 +27,7 @@ SCREEN = PIECES["operator at the probe"]
         ({}, AROUND["copies before a screen"], [BETWEEN_KERNELS]),
         ({"slices": 2}, SCREEN, [BETWEEN_SLICES]),
         ({"propagation": "angular_spectrum"}, SCREEN, [WITHOUT_KERNELS]),
-        ({"propagation": "angular_spectrum"}, PIECES["response"], [WITHOUT_KERNELS]),
+        ({"propagation": "angular_spectrum"}, PIECES["response"], [BETWEEN_KERNELS]),
     ],
 )
 def test_a_piece_that_no_kernel_computes_is_named_with_its_cost(
@@ -48,7 +48,8 @@ def test_a_model_that_has_no_kernels_at_all_is_not_put_down_to_a_piece() -> None
 
 
 def test_a_reconstruction_has_it_among_its_findings() -> None:
-    made = simulate(views=9, window=32, optics={"view_defocus": True, "fly_scan": {"path": [6e-8, 4e-8], "points": 2}})
+    changing = {"changing_object": {"start": {"object_change": 0.1}}}
+    made = simulate(views=9, window=32, optics={**changing, "fly_scan": {"path": [6e-8, 4e-8], "points": 2}})
     recon = pm.Reconstruction(made.measurement, optics=made.truth.options.optics)
     (said,) = [one for one in recon.findings if "torch" in one]
-    assert said.startswith("optics.view_defocus is computed by torch") and BETWEEN_KERNELS in said
+    assert said.startswith("optics.changing_object is computed by torch") and BETWEEN_KERNELS in said

@@ -27,6 +27,8 @@ CountArray = NDArray[np.number]
 Tables = tuple[RealArray, IntArray, RealArray]
 #: What exit waves are made of: object, corners of windows, beams, amplitudes (cpu/compiled/windows.py).
 ExitInputs = tuple[ComplexArray, IntArray, ComplexArray, RealArray]
+#: Shifts, amplitudes and factors of pixels of copies of a probe (cpu/compiled/probes.py).
+CopyInputs = tuple[RealArray, RealArray, RealArray]
 #: Changes of exit waves, object, corners of windows (cpu/compiled/probes.py).
 BackInputs = tuple[ComplexArray, ComplexArray, IntArray]
 #: Spectrum or probe, fractions, shares (cpu/compiled/shifts.py).
@@ -39,6 +41,8 @@ DetectorInputs = tuple[IntArray, IntArray, RealArray, RealArray]
 DetectorOptions = tuple[int, bool, int, int]
 #: Sums of a background, rounding shifts, limits (cpu/compiled/background.py).
 BackgroundArrays = tuple[RealArray, RealArray, RealArray]
+#: What views hold while pieces of the detector are computed, and their powers or factors (cpu/compiled/detector.py).
+HeldArrays = tuple[RealArray, RealArray]
 #: Windows, light, sums, lights, OPR sums, OPR lights, shifts, reached, probes, asked (cpu/compiled/detector.py).
 SumArrays = tuple[
     ComplexArray, RealArray, RealArray, RealArray, RealArray, RealArray, RealArray, RealArray, RealArray, RealArray

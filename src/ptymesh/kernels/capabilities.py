@@ -56,27 +56,23 @@ _ANY = ONE | SEVERAL | _FIELDS | _POSITIONS | _PROBES | _TRANSFORMS | FIDELITIES
 #: Waves on the detector, wherever they come from; waves that go to a far detector.
 WAVES: Capability = (_ANY | OPERATORS | OBJECT_MODES,)
 FAR_FIELD: Capability = (_ANY - NEAR | OPERATORS | OBJECT_MODES,)
-#: The same with a transform that the kernels know.
-KNOWN_FAR_FIELD: Capability = (_ANY - NEAR - UNKNOWN | OPERATORS | OBJECT_MODES,)
-#: Views without operators; of a single slice, to any field or to a far one.
+#: The same with a transform that the kernels know, also with pieces of the detector.
+KNOWN_FAR_FIELD: Capability = (_ANY - NEAR - UNKNOWN | OPERATORS | OBJECT_MODES | PIECES,)
+#: Views without operators; of a single slice.
 ALL_SLICES: Capability = (_ANY,)
 ONE_SLICE: Capability = (_ANY - SEVERAL,)
-ONE_FAR_SLICE: Capability = (_ANY - SEVERAL - NEAR - UNKNOWN,)
-#: The same with pieces of the detector; and views of a single slice with or without operators at the probe.
-PIECES_IN_FAR_FIELD: Capability = (KNOWN_FAR_FIELD[0] | PIECES,)
-#: Views with operators; of a single slice with those at the probe alone, to a far field; of a single slice with those
-#: alone that keep products of waves behind it.
+#: Views with operators; of a single slice with those at the probe alone, to a far field, also with pieces of the
+#: detector; of a single slice with those alone that keep products of waves behind it.
 WITH_OPERATORS: Capability = (_ANY | OPERATORS,)
-FAR_WITH_OPERATORS: Capability = (ONE_FAR_SLICE[0] | AT_PROBE,)
-FAR_WITH_PIECES: Capability = (ONE_FAR_SLICE[0] | AT_PROBE | PIECES,)
+FAR_WITH_OPERATORS: Capability = (_ANY - SEVERAL - NEAR - UNKNOWN | AT_PROBE | PIECES,)
 PRODUCTS_WITH_OPERATORS: Capability = (ONE_SLICE[0] | AT_PROBE | AT_EXIT,)
 #: Views of a single slice whose probes have no OPR modes.
 ONE_BEAM: Capability = (_ANY - SEVERAL - VARIED,)
 #: Views that the kernels take from the probe to the sums, one after the other: through several slices, to a near field,
 #: or with probes of their own.
-SLICES: Capability = (_ANY - ONE - UNKNOWN,)
-NEAR_FIELD: Capability = (_ANY - SEVERAL - FAR - UNKNOWN,)
-OWN_PROBES: Capability = (_ANY - SEVERAL - NEAR - BILINEAR - SHARED - UNKNOWN,)
+SLICES: Capability = (_ANY - ONE - UNKNOWN | PIECES,)
+NEAR_FIELD: Capability = (_ANY - SEVERAL - FAR - UNKNOWN | PIECES,)
+OWN_PROBES: Capability = (_ANY - SEVERAL - NEAR - BILINEAR - SHARED - UNKNOWN | PIECES,)
 IN_ONE_GO: Capability = SLICES + NEAR_FIELD + OWN_PROBES
 #: Of these, views with OPR modes, or views that carry waves on between object and detector.
 CARRIED_ON: Capability = SLICES + NEAR_FIELD + (OWN_PROBES[0] - SHIFTED,)

@@ -24,8 +24,8 @@ from torch import Tensor
 from ptymesh.geometry import Geometry
 from ptymesh.physics.detector.pieces import DetectorPiece
 from ptymesh.physics.operators import Tables, Values
-from ptymesh.physics.propagate import fft, frequencies, ifft
-from ptymesh.physics.separable import convolve_windows
+from ptymesh.physics.propagate import frequencies
+from ptymesh.physics.separable import convolve_windows, filter_windows
 from ptymesh.unknowns import Unknown
 
 #: Share of a pixel's light below which a kernel ends, by precision: in the single one, of 10^8 counts a hundredth.
@@ -62,7 +62,7 @@ class DetectorBlur(DetectorPiece):
             ends = all(2 * len(taps) < size for taps, size in zip(kernels, S.shape[-2:], strict=True))
             if ends and max(map(len, kernels)) <= LONGEST:
                 return convolve_windows(S, *kernels)
-        return filtered(S, self._transfer(S, values)[0])
+        return filter_windows(S, self._transfer(S, values)[0])
 
     def adjoint(self, x: Tensor, values: Values, tables: Tables) -> Tensor:
         """Return the blurred x: the kernel is symmetric.
@@ -83,7 +83,7 @@ class DetectorBlur(DetectorPiece):
             tables: none.
         """
         transfer, cosines = self._transfer(S, values)
-        return {"blur_width": filtered(S, 2 * values["blur_width"].to(torch.float64) * cosines * transfer)}
+        return {"blur_width": filter_windows(S, 2 * values["blur_width"].to(torch.float64) * cosines * transfer)}
 
     def reach_px(self, values: Values) -> float:
         """Return the standard deviation."""
@@ -109,9 +109,3 @@ def _taps(width: float, size: int, faintest: float) -> Tensor:
     cosines = torch.cos(2 * math.pi * torch.fft.rfftfreq(size, dtype=torch.float64)) - 1
     taps = torch.fft.irfft(torch.exp(width**2 * cosines).to(torch.complex128), size)[: (size + 1) // 2]
     return taps[: int((taps > faintest).nonzero().max()) + 1]
-
-
-def filtered(S: Tensor, transfer: Tensor) -> Tensor:
-    """Return F^H [transfer F S] of real S (..., h, w) in its own precision; transfer is (h, w) real and even in k."""
-    spectrum = fft(S.to(torch.complex128))
-    return ifft(torch.complex(spectrum.real * transfer, spectrum.imag * transfer)).real.to(S.dtype)

@@ -23,10 +23,10 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from ptymesh.models.detector_blur import filtered
 from ptymesh.physics.detector.pieces import DetectorPiece
 from ptymesh.physics.operators import Tables, Values
 from ptymesh.physics.propagate import frequencies
+from ptymesh.physics.separable import filter_windows
 
 #: A table as pairs of frequency and value.
 Table = tuple[tuple[float, float], ...]
@@ -71,7 +71,7 @@ class DetectorTransfer(DetectorPiece):
             tables: none.
         """
         transfer = _transfer(self.pixel_side, tuple(self.table), (S.shape[-2], S.shape[-1]), S.device)
-        return filtered(S, transfer)
+        return filter_windows(S, transfer)
 
     def adjoint(self, x: Tensor, values: Values, tables: Tables) -> Tensor:
         """Return F^H T F x: T is real and even.

@@ -27,15 +27,14 @@ from pydantic import Field
 from torch import Tensor
 
 from ptymesh.geometry import Geometry
-from ptymesh.models.view_defocus import defocus_factors
 from ptymesh.physics.elementwise import times
 from ptymesh.physics.model import inner
-from ptymesh.physics.operators import Place, Tables, Values, WaveOperator, sum_in_order
+from ptymesh.physics.operators import Place, ShiftedCopies, Tables, Values, WaveOperator
 from ptymesh.physics.propagate import fft, ifft, phase_rate
 from ptymesh.unknowns import Unknown
 
 
-class FocalSpread(WaveOperator):
+class FocalSpread(ShiftedCopies, WaveOperator):
     """Focal spread of the beam (`focal_spread`, m, a standard deviation): each mode becomes several defocused states.
 
     It stays as it starts, `start: {focal_spread: 3e-9}`, unless a stage has `unknowns: {focal_spread: true}`.
@@ -83,29 +82,23 @@ class FocalSpread(WaveOperator):
         rate = phase_rate(geometry.shape, geometry.object_pixel_m, geometry.wavelength_m)
         return rate, math.sqrt(2) * nodes, (weights / math.sqrt(math.pi)).sqrt()
 
-    def forward(self, psi: Tensor, values: Values, tables: Tables) -> Tensor:
-        """Return sqrt(w_k) F^H exp(i z_k r) F psi.
+    def copies(self, values: Values, tables: Tables) -> tuple[Tensor, Tensor]:
+        """Return no shifts, and sqrt(w_k).
 
         Args:
-            psi: (B, M, h, w) complex.
-            values: `focal_spread` 0-d, sigma in metres.
+            values: not used.
             tables: r, sqrt(2) x_k and sqrt(w_k).
-
-        Returns:
-            (B, M K, h, w), the K waves of a mode beside each other.
         """
-        return ifft(times(fft(psi)[:, :, None], _factors(values, tables))).flatten(1, 2)
+        return tables[2].new_zeros((1, self.states, 2)), tables[2]
 
-    def adjoint(self, psi: Tensor, values: Values, tables: Tables) -> Tensor:
-        """Return sum_k sqrt(w_k) F^H exp(-i z_k r) F psi_k.
+    def distances(self, values: Values, tables: Tables) -> tuple[Tensor, Tensor]:
+        """Return z_k, (1, K), and r.
 
         Args:
-            psi: (B, M K, h, w) complex.
             values: `focal_spread` 0-d, sigma in metres.
             tables: r, sqrt(2) x_k and sqrt(w_k).
         """
-        waves = times(fft(psi).unflatten(1, (-1, self.states)), _factors(values, tables).conj())
-        return ifft(sum_in_order(waves, 2))
+        return values["focal_spread"] * tables[1][None], tables[0]
 
     def slopes(self, psi: Tensor, values: Values, tables: Tables, back: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
         """Return the slope and norm by the focal spread, (B,) each.
@@ -117,12 +110,6 @@ class FocalSpread(WaveOperator):
             back: (B, M K, h, w) complex, wave taken back to where it ends.
         """
         rate, nodes, _ = tables
-        turned = times(fft(psi)[:, :, None], _factors(values, tables)) * (nodes[:, None, None] * rate)
+        turned = times(fft(psi)[:, :, None], self.turns(psi, values, tables)) * (nodes[:, None, None] * rate)
         moved = ifft(torch.complex(-turned.imag, turned.real)).flatten(1, 2)
         return {"focal_spread": (inner(moved, back), inner(moved, moved))}
-
-
-def _factors(values: Values, tables: Tables) -> Tensor:
-    """Return sqrt(w_k) exp(i z_k r), (K, h, w) complex."""
-    rate, nodes, roots = tables
-    return defocus_factors(values["focal_spread"] * nodes, rate) * roots[:, None, None]

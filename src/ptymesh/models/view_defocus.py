@@ -22,8 +22,8 @@ from torch import Tensor
 from ptymesh.geometry import Geometry
 from ptymesh.physics.elementwise import times
 from ptymesh.physics.model import inner
-from ptymesh.physics.operators import Place, Tables, Values, WaveOperator
-from ptymesh.physics.propagate import fft, ifft, phase_rate
+from ptymesh.physics.operators import Place, ShiftedCopies, Tables, Values, WaveOperator
+from ptymesh.physics.propagate import fft, ifft, phase_rate, turn_phases
 from ptymesh.unknowns import Unknown
 
 
@@ -69,7 +69,7 @@ class PropagatedViews:
         return {name: (inner(moved, back), inner(moved, moved))}
 
 
-class ViewDefocus(PropagatedViews, WaveOperator):
+class ViewDefocus(ShiftedCopies, PropagatedViews, WaveOperator):
     """Defocus z_j of each view (m, downstream positive as C10), refined if a stage has `unknowns: {defocus: true}`."""
 
     name: ClassVar[str] = "view_defocus"
@@ -101,6 +101,24 @@ class ViewDefocus(PropagatedViews, WaveOperator):
         assert geometry.object_pixel_m is not None and geometry.wavelength_m is not None, "checked"
         return (phase_rate(geometry.shape, geometry.object_pixel_m, geometry.wavelength_m),)
 
+    def copies(self, values: Values, tables: Tables) -> tuple[Tensor, Tensor]:
+        """Return no shift and a factor of 1, of the one wave.
+
+        Args:
+            values: not used.
+            tables: r (h, w).
+        """
+        return tables[0].new_zeros((1, 1, 2)), tables[0].new_ones(1)
+
+    def distances(self, values: Values, tables: Tables) -> tuple[Tensor, Tensor]:
+        """Return z, (B, 1), and r.
+
+        Args:
+            values: `defocus` (B,), z in metres.
+            tables: r (h, w).
+        """
+        return values["defocus"][:, None], tables[0]
+
 
 def propagated(psi: Tensor, z: Tensor, rate: Tensor) -> Tensor:
     """Return F^H exp(i z r) F psi, (B, M, h, w).
@@ -110,7 +128,7 @@ def propagated(psi: Tensor, z: Tensor, rate: Tensor) -> Tensor:
         z: (B,), distances in metres.
         rate: r (h, w), rad/m.
     """
-    return ifft(times(fft(psi), defocus_factors(z, rate)[:, None]))
+    return ifft(times(fft(psi), turn_phases(z, rate)[:, None]))
 
 
 def propagated_slope(psi: Tensor, z: Tensor, rate: Tensor) -> Tensor:
@@ -121,16 +139,5 @@ def propagated_slope(psi: Tensor, z: Tensor, rate: Tensor) -> Tensor:
         z: (B,), distances in metres.
         rate: r (h, w), rad/m.
     """
-    turned = times(fft(psi), defocus_factors(z, rate)[:, None]) * rate
+    turned = times(fft(psi), turn_phases(z, rate)[:, None]) * rate
     return ifft(torch.complex(-turned.imag, turned.real))
-
-
-def defocus_factors(z: Tensor, rate: Tensor) -> Tensor:
-    """Return exp(i z r), (n, h, w) complex; the phase is reduced to one turn, so that single precision holds it.
-
-    Args:
-        z: (n,), distances in metres.
-        rate: r (h, w), rad/m.
-    """
-    phase = torch.remainder(z.to(torch.float64)[:, None, None] * rate.to(torch.float64), 2 * math.pi)
-    return torch.polar(torch.ones_like(phase), phase).to(rate.dtype.to_complex())

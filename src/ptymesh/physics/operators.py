@@ -30,7 +30,7 @@ from ptymesh.geometry import Geometry
 from ptymesh.measurement import Measurement
 from ptymesh.options import Options
 from ptymesh.physics.elementwise import times
-from ptymesh.physics.propagate import fft, ifft, try_transforms
+from ptymesh.physics.propagate import fft, ifft, try_transforms, turn_phases
 from ptymesh.physics.window_shifts import cut, ramps
 from ptymesh.units import BY_ENDING, read_quantity
 from ptymesh.unknowns import Unknown
@@ -274,8 +274,9 @@ class MirrorPiece(Piece):
 class ShiftedCopies:
     """The methods of a `WaveOperator` that makes K copies of each wave at places of their own: psi -> c_k T_{d_k} psi.
 
-    It comes before `WaveOperator` among the bases. Kernels make the copies together with the shift of the probe to the
-    view (kernels/cpu/operators.py).
+    Copies may be propagated instead, each by a distance of its own: psi -> c_k F^H exp(i z_k r) F psi. It comes before
+    `WaveOperator` among the bases. Kernels make the copies together with the shift of the probe to the view
+    (kernels/cpu/operators.py).
     """
 
     is_fast: ClassVar[bool] = True
@@ -289,6 +290,17 @@ class ShiftedCopies:
         """
         raise NotImplementedError
 
+    def distances(self, values: Values, tables: Tables) -> tuple[Tensor, Tensor] | None:
+        """Return the distances z_k, (1 or B, K) in metres, by which copies are propagated, and r, (h, w) rad/m.
+
+        None of copies that are shifted: those that are propagated have no places, (1, K, 2) zeros.
+
+        Args:
+            values: theta, by name.
+            tables: from `tables`, in the model's precision.
+        """
+        return None
+
     def forward(self, psi: Tensor, values: Values, tables: Tables) -> Tensor:
         """Return c_k T_{d_k} psi, (B, M K, h, w), the K copies of a mode beside each other.
 
@@ -297,7 +309,7 @@ class ShiftedCopies:
             values: theta, by name.
             tables: from `tables`.
         """
-        return ifft(times(fft(psi)[:, :, None], self._ramps(psi, values, tables))).flatten(1, 2)
+        return ifft(times(fft(psi)[:, :, None], self.turns(psi, values, tables))).flatten(1, 2)
 
     def adjoint(self, psi: Tensor, values: Values, tables: Tables) -> Tensor:
         """Return sum_k c_k T_{-d_k} psi_k.
@@ -307,12 +319,22 @@ class ShiftedCopies:
             values: theta, by name.
             tables: from `tables`.
         """
-        turned = self._ramps(psi, values, tables).conj()
+        turned = self.turns(psi, values, tables).conj()
         return ifft(sum_in_order(times(fft(psi).unflatten(1, (-1, turned.shape[2])), turned), 2))
 
-    def _ramps(self, psi: Tensor, values: Values, tables: Tables) -> Tensor:
-        """Return c_k exp(-2 pi i k.d_k), (1 or B, 1, K, h, w) complex."""
-        places, factors = self.copies(values, tables)
+    def turns(self, psi: Tensor, values: Values, tables: Tables) -> Tensor:
+        """Return c_k exp(-2 pi i k.d_k) or c_k exp(i z_k r), (1 or B, 1, K, h, w) complex.
+
+        Args:
+            psi: (B, M, h, w) complex, for its window.
+            values: theta, by name.
+            tables: from `tables`.
+        """
+        (places, factors), propagated = self.copies(values, tables), self.distances(values, tables)
+        if propagated is not None:
+            z, rate = propagated
+            turned = turn_phases(z.flatten(), rate).unflatten(0, z.shape)
+            return (turned * factors[:, None, None])[:, None]
         window, many = (psi.shape[-2], psi.shape[-1]), factors.repeat(len(places))
         return ramps(places.flatten(0, 1), window, many).unflatten(0, (len(places), 1, -1))
 

@@ -171,6 +171,20 @@ def phase_rate(shape: tuple[int, int], pixel_m: Pair, wavelength_m: float, tilt_
     return straight + _tilt(ky, kx, 1.0, tilt_rad)
 
 
+def turn_phases(z: Tensor, rate: Tensor) -> Tensor:
+    """Return exp(i z r), (n, h, w) complex, the transfer functions of some distances.
+
+    Phases are reduced to one turn in double precision, so that single precision holds them.
+
+    Args:
+        z: (n,), distances in metres.
+        rate: r (h, w), rad/m.
+    """
+    turns = z.to(torch.float64)[:, None, None] * (rate.to(torch.float64) / (2 * math.pi))
+    phase = (turns - turns.round()).to(rate.dtype) * (2 * math.pi)
+    return torch.complex(phase.cos(), phase.sin())  # torch.polar takes twice as long
+
+
 def tilt_rates(shape: tuple[int, int], pixel_m: Pair, distance_m: float, tilt_rad: Pair) -> tuple[Tensor, Tensor]:
     """Return the phase of a tilted transfer function per radian of tilt along y, (h, 1), and x, (1, w), float64.
 

@@ -1,4 +1,4 @@
-"""Products and convolutions of windows with factors of rows and of columns, whose bits depend on the values alone.
+"""Products, convolutions and filters of windows, whose bits depend on the values alone.
 
 B, h, w   views of a chunk, window pixels
 """
@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 from ptymesh.physics.elementwise import times
+from ptymesh.physics.propagate import fft, ifft
 
 #: Faster functions for the same on a CPU, by dtype (kernels/cpu/products.py); None where not applicable.
 TURNS: dict[torch.dtype, Callable[[Tensor, Tensor, Tensor], Tensor | None]] = {}
 CONVOLUTIONS: dict[torch.dtype, Callable[[Tensor, Tensor, Tensor], Tensor | None]] = {}
+FILTERS: dict[torch.dtype, Callable[[Tensor, Tensor], Tensor | None]] = {}
 
 
 def turn_waves(waves: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
@@ -52,3 +54,18 @@ def convolve_windows(S: Tensor, down: Tensor, across: Tensor) -> Tensor:
             total = total + taps[k] * (S.roll(k, axis) + S.roll(-k, axis))
         S = total
     return S
+
+
+def filter_windows(S: Tensor, transfer: Tensor) -> Tensor:
+    """Return F^H [T F S], computed in double precision: bright pixels may be 10^7 times as bright as those beside them.
+
+    Args:
+        S: (..., h, w) real.
+        transfer: T (h, w) float64, even in k.
+    """
+    filtered = FILTERS.get(S.dtype) if S.device.type == "cpu" else None
+    found = filtered(S, transfer) if filtered else None
+    if found is not None:
+        return found
+    spectrum = fft(S.to(torch.complex128))
+    return ifft(torch.complex(spectrum.real * transfer, spectrum.imag * transfer)).real.to(S.dtype)

@@ -18,13 +18,10 @@ from ptymesh.kernels.capabilities import (
     ALL_SLICES,
     CARRIED_ON,
     FAR_WITH_OPERATORS,
-    FAR_WITH_PIECES,
     IN_ONE_GO,
     KNOWN_FAR_FIELD,
     ONE_BEAM,
-    ONE_FAR_SLICE,
     ONE_SLICE,
-    PIECES_IN_FAR_FIELD,
     PRODUCTS_WITH_OPERATORS,
     SHARED_PROBE,
     SHIFTED_BEAM,
@@ -58,7 +55,7 @@ from ptymesh.kernels.cpu.compiled import windows as compiled
 from ptymesh.kernels.cpu.inputs import CpuInputs, kernel_arrays_of, waves_alone
 from ptymesh.kernels.cpu.one_go import OneGo, amplitudes_of
 from ptymesh.kernels.cpu.operators import AroundOperators
-from ptymesh.kernels.cpu.pieces import AroundPieces
+from ptymesh.kernels.cpu.pieces import Call, pass_detector
 from ptymesh.kernels.cpu.ready import make_ready, share_threads
 from ptymesh.kernels.cpu.sums import record_largest
 from ptymesh.kernels.fused import Beams, FusedBackend, FusedIntermediates, corners, steps_of, window_of
@@ -90,17 +87,14 @@ class CpuBackend(CpuInputs, FusedBackend):
             (self.no_windows[0], np.zeros((0, 2), no_numbers.dtype), no_shares),
             (1, no_numbers, no_numbers, False),
         )
-        one_go, around, pieces = OneGo(self, self), AroundOperators(self, self), AroundPieces(self)
+        one_go, around = OneGo(self, self), AroundOperators(self, self)
         self.table = {
             ("forward", ALL_SLICES): self.forward_slices,
             ("forward", WITH_OPERATORS): around.forward,
             ("at_detector", WAVES): self.compare,
             ("apply_at_detector", KNOWN_FAR_FIELD): self.compare_far,
-            ("apply_at_detector", PIECES_IN_FAR_FIELD): pieces.compare_far,
             ("detector", CARRIED_ON): one_go.detector,
-            ("detector", ONE_FAR_SLICE): self.compare_exit_waves,
             ("detector", FAR_WITH_OPERATORS): self.compare_exit_waves,
-            ("detector", FAR_WITH_PIECES): pieces.compare_exit_waves,
             ("adjoint", ALL_SLICES): self.adjoint_of_slices,
             ("adjoint", WITH_OPERATORS): around.adjoint,
             ("sweep", IN_ONE_GO): one_go.sweep,
@@ -164,14 +158,9 @@ class CpuBackend(CpuInputs, FusedBackend):
             amplitudes: (B,) real, amplitude of each view's beam.
             axis: 0 or 1 for the derivative along y or x, which is times 2 pi i k_axis; -1 for none.
         """
-        transform = transform_for(window_of(spectrum), self.real)
-        if not transform.known:
+        if not self.knows_transform(window_of(spectrum)):
             return _ramped(spectrum, fractions, amplitudes, axis)
-        out = torch.empty((len(amplitudes), *spectrum.shape), dtype=spectrum.dtype)
-        given = arrays_of(spectrum, fractions, amplitudes)
-        work = self.work(threads_for(len(out)), out.shape[1:])
-        compiled_probes.ramped(work, *given, axis, transform.tables, out.numpy())
-        return out
+        return self.copies_of_probes(spectrum, (array_of(fractions), array_of(amplitudes), self.no_turns), axis)
 
     # --- the detector ---
 
@@ -185,7 +174,7 @@ class CpuBackend(CpuInputs, FusedBackend):
             chunk: the views.
             detected: (B, M, h, w) complex, waves on the detector, overwritten.
             task: see `Backend.at_detector`.
-            background_sums: sums of the background for "loss_gradient".
+            background_sums: sums of the background, to which the views' terms are added.
 
         Returns:
             (B, 6) float64, see `Backend.at_detector`.
@@ -206,7 +195,7 @@ class CpuBackend(CpuInputs, FusedBackend):
             chunk: the views.
             waves: (B, M, h, w) complex.
             task: see `Backend.at_detector`.
-            background_sums: sums of the background for "loss_gradient".
+            background_sums: sums of the background, to which the views' terms are added.
 
         Returns:
             Waves (B, M, h, w), undefined for "evaluate"; and the columns of `at_detector`, (B, 6) float64.
@@ -228,7 +217,7 @@ class CpuBackend(CpuInputs, FusedBackend):
             chunk: the views.
             intermediates: windows and waves of the views.
             task: see `Backend.at_detector`.
-            background_sums: sums of the background for "loss_gradient".
+            background_sums: sums of the background, to which the views' terms are added.
 
         Returns:
             Waves (B, M, h, w), undefined for "evaluate"; and the columns of `at_detector`, (B, 6) float64.
@@ -293,7 +282,7 @@ class CpuBackend(CpuInputs, FusedBackend):
             data = (counts, places[some], *planes)
             made, into_sums = (obj, at, beams, f), (self.no_sums, background_sums)
             compiled_detector.detector(
-                work, made, *self._no_path, data, how, True, far.tables, chi, terms[some], *into_sums
+                work, made, *self._no_path, data, how, True, far.tables, chi, terms[some], *into_sums, self.nothing_held
             )
             compiled.to_probe(chi, made, by_probe, (windows, light), reached)
             squares = max(squares, float(np.square(f).max()))
@@ -306,7 +295,7 @@ class CpuBackend(CpuInputs, FusedBackend):
         """Return the bytes per view of the largest array that `sweep` without `keep` writes and reads again.
 
         It is 0 where a chunk of any size is swept panel by panel and no waves are kept for steps of positions
-        (`sweep_strips`).
+        (`sweep_strips`). With pieces of the detector what views hold is read once, and few chunks count for more.
 
         Args:
             model: the forward model.
@@ -316,8 +305,10 @@ class CpuBackend(CpuInputs, FusedBackend):
         """
         finds_steps = not steps or (model.kernel is None and model.subpixel == "fourier" and not whole)
         request = Request.of(model, False, whole, self.knows_transform(window_of(probe)))
-        by_panels = finds_steps and self.kernel_of("sweep", request) is not None
-        return 0 if by_panels else super().sweep_bytes(model, probe, steps, whole)
+        waves = super().sweep_bytes(model, probe, steps, whole)
+        if not finds_steps or self.kernel_of("sweep", request) is None:
+            return waves
+        return waves // 2 if model.on_light else 0
 
     def _detector(
         self,
@@ -337,13 +328,13 @@ class CpuBackend(CpuInputs, FusedBackend):
         (_, *wave), count = intermediates[2].shape, len(intermediates[3])
         if out is None:  # an evaluation returns no waves
             out = torch.empty((0 if task == "evaluate" else count, *wave), dtype=self.real.to_complex())
-        data, how, found = self.comparison(model, chunk, task, product)
-        work, arrays = self.work(threads_for(count), tuple(wave)), arrays_of(out, found)
-        into = self.no_sums, self.background_arrays(background_sums)
-        compiled_detector.detector(
-            work, intermediates, *self._no_path, data, how, True, transform.tables, *arrays, *into
-        )
-        return out, found
+        work, waves = self.work(threads_for(count), tuple(wave)), array_of(out)
+
+        def call(one: Call) -> None:
+            given, to = (work, intermediates, *self._no_path, *one[:2], True), (waves, one[2], self.no_sums, *one[3:])
+            compiled_detector.detector(*given, transform.tables, *to)
+
+        return out, pass_detector(self, model, chunk, task, (tuple(wave), 1, product), call, background_sums)
 
     # --- adjoints ---
 
@@ -439,9 +430,9 @@ class CpuBackend(CpuInputs, FusedBackend):
             return
         obj, corner, _, _ = kernel_arrays_of(intermediates)
         work, reached = self.work(threads_for(len(chi)), chi.shape[1:]), np.zeros((len(chi), SUMS))
-        given = (array_of(chi), obj, corner), *arrays_of(amplitudes, chunk.fractions)
+        copies = array_of(chunk.fractions), array_of(amplitudes), self.no_turns
         into_bands = (into.shifts.numpy(), *self.bands_of(into)[:2], reached)
-        compiled_probes.to_spectrum(work, *given, transform.tables, into_bands)
+        compiled_probes.to_spectrum(work, (array_of(chi), obj, corner), copies, transform.tables, into_bands)
         record_largest(into, reached)
 
     # --- sums of single views ---

@@ -9,10 +9,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ptymesh.kernels.arrays import DetectorInputs, DetectorOptions, ExitInputs, RealArray, SumArrays
-from ptymesh.kernels.cpu.arguments import Transform, array_of, numpy_dtype, transform_for
+from ptymesh.kernels.arrays import (
+    CopyInputs,
+    DetectorInputs,
+    DetectorOptions,
+    ExitInputs,
+    HeldArrays,
+    RealArray,
+    SumArrays,
+)
+from ptymesh.kernels.cpu.arguments import Transform, array_of, numpy_dtype, threads_for, transform_for
 from ptymesh.kernels.cpu.compiled import column_panels
 from ptymesh.kernels.cpu.compiled import detector as compiled_detector
+from ptymesh.kernels.cpu.compiled import probes as compiled_probes
 from ptymesh.kernels.cpu.compiled.comparison import KINDS
 from ptymesh.kernels.cpu.compiled.comparison import NATIVE as NATIVE_DTYPES
 from ptymesh.kernels.cpu.kept import Planes
@@ -45,6 +54,9 @@ class CpuInputs(CpuSums):
         no_numbers = np.zeros(0, numpy_dtype(self.real))
         #: Sums of a pass that adds up nothing.
         self.no_sums: SumArrays = (*self.no_windows, none, none, none, none, none, none, no_numbers, none)
+        #: What views hold that are taken to the detector and back at once; and no turns of their probes.
+        self.nothing_held: HeldArrays = no_numbers.reshape(0, 1), no_numbers.reshape(0, 1)
+        self.no_turns = no_numbers.reshape(1, 0)
 
     def knows_transform(self, window: tuple[int, int]) -> bool:
         """Return True if the kernels know the Fourier transform of a window."""
@@ -72,6 +84,19 @@ class CpuInputs(CpuSums):
         array = self.arrays("counts", counts) if stays else array_of(counts)
         data = (array.view(np.uint8), places.numpy(), *planes)
         return data, how, torch.empty((places.shape[0], 6), dtype=torch.float64)
+
+    def copies_of_probes(self, spectrum: Tensor, copies: CopyInputs, axis: int = -1) -> Tensor:
+        """Return copies of probes, (B, M, h, w) complex.
+
+        Args:
+            spectrum: (M, h, w) complex, probes in Fourier space.
+            copies: see `compiled_probes.ramped`.
+            axis: 0 or 1 for the derivative along y or x; -1 for none.
+        """
+        out = torch.empty((len(copies[0]), *spectrum.shape), dtype=spectrum.dtype)
+        work = self.work(threads_for(len(out)), tuple(spectrum.shape))
+        compiled_probes.ramped(work, array_of(spectrum), copies, axis, self.transform(spectrum).tables, out.numpy())
+        return out
 
     def transform(self, like: Tensor) -> Transform:
         """Return the transform of waves like these (..., h, w)."""

@@ -19,9 +19,11 @@ from ptymesh.kernels.cpu.compiled import column_panels
 from ptymesh.kernels.cpu.compiled import detector as compiled_detector
 from ptymesh.kernels.cpu.compiled import moves as compiled_moves
 from ptymesh.kernels.cpu.compiled import slices as compiled_slices
+from ptymesh.kernels.cpu.compiled.detector import EVALUATE
 from ptymesh.kernels.cpu.compiled.row_panels import systems_work_size
 from ptymesh.kernels.cpu.inputs import CpuInputs
 from ptymesh.kernels.cpu.kept import Kernels
+from ptymesh.kernels.cpu.pieces import Call, pass_detector
 from ptymesh.kernels.cpu.sums import record_largest
 from ptymesh.kernels.fused import (
     Beams,
@@ -91,18 +93,25 @@ class OneGo:
         bands, reached, shifts = self.inputs.bands_of(into), np.zeros((count, SUMS)), into.shifts.numpy()
         products = torch.zeros((count if steps else 0, 3 * (1 + len(intermediates.opr)) + 2), dtype=torch.float64)
         probes = self._arrange_in_panels(chunk, probe, shift[0]) if steps else self.inputs.no_sums[-2]
-        (counts, at, *planes), how, found = self.inputs.comparison(model, chunk, task, True)
-        terms, out, background_sums = found.numpy(), waves.numpy(), self.inputs.background_arrays(into.background)
-        for some in strips_of(count, size):
-            each = slice(slices * some.start, slices * some.stop)
-            of_some = shift[0], *(values[some] for values in shift[1:])
-            given = _inputs_of_views(inputs, some), of_some, path, (counts, at[some], *planes), how
-            corners_here, *amounts = (values[each] for values in placed)
-            lines = len(corners_here)
-            gathered = (windows[:lines], light[:lines], *bands, shifts, reached[some], probes, products.numpy()[some])
-            found_here = out[some] if keep else out, terms[some]
-            compiled_detector.detector(work, *given, keep, tables, *found_here, gathered, background_sums)
-            self.inputs.add_windows(into, windows[:lines], light[:lines], corners_here, *amounts)
+        out = waves.numpy()
+
+        def call(one: Call) -> None:
+            (counts, at, *planes), how, terms, background, held = one
+            for some in strips_of(count, size):
+                each = slice(slices * some.start, slices * some.stop)
+                of_some = shift[0], *(values[some] for values in shift[1:])
+                given = _inputs_of_views(inputs, some), of_some, path, (counts, at[some], *planes), how
+                corners_here, *amounts = (values[each] for values in placed)
+                lines = len(corners_here)
+                asked = probes, products.numpy()[some]
+                gathered = (windows[:lines], light[:lines], *bands, shifts, reached[some], *asked)
+                to = out[some] if keep else out, terms[some], gathered, background, (held[0][some], held[1][some])
+                compiled_detector.detector(work, *given, keep, tables, *to)
+                if how[3] != EVALUATE:
+                    self.inputs.add_windows(into, windows[:lines], light[:lines], corners_here, *amounts)
+
+        of_waves = tuple(probe.shape), slices, True
+        found = pass_detector(self.inputs, model, chunk, task, of_waves, call, into.background)
         record_largest(into, reached)
         if by_beams:
             intermediates.beams = Beams(beams, torch.ones_like(chunk.weights[:, 0]))
@@ -125,7 +134,6 @@ class OneGo:
         by_beams, (modes, h, w), threads = shifted and slices == 1, probe.shape, threads_for(count)
         waves, beams = [probe.new_empty((count if made else 0, *probe.shape)) for made in (True, by_beams)]
         windows = probe.new_empty((slices * count, h, w))
-        data, how, found = self.inputs.comparison(model, chunk, task, True)
         none, more = self.inputs.no_sums[-1], len(intermediates.opr)
         bands = [np.zeros((threads, each * column_panels.panel_pixels(h, w) * 2)) for each in (modes, more)]
         lights = [np.zeros((threads, each * h * w)) for each in (1, more)]
@@ -133,9 +141,12 @@ class OneGo:
         nowhere = (*gathered, np.zeros((SUMS, 2)), np.zeros((count, SUMS)), self.inputs.no_sums[-2], none)
         given = self._inputs(model, chunk, intermediates, beams, shifted)
         work, tables = self.inputs.work(threads, probe.shape, slices), self.inputs.transform(probe).tables
-        compiled_detector.detector(
-            work, *given, data, how, True, tables, *arrays_of(waves, found), nowhere, self.inputs.no_background
-        )
+
+        def call(one: Call) -> None:
+            to = waves.numpy(), one[2], nowhere, *one[3:]
+            compiled_detector.detector(work, *given, *one[:2], True, tables, *to)
+
+        pass_detector(self.inputs, model, chunk, task, (tuple(probe.shape), slices, True), call)
         if by_beams:
             intermediates.beams = Beams(beams, torch.ones_like(chunk.weights[:, 0]))
         return waves
@@ -314,7 +325,7 @@ class OneGo:
             chunk: the views.
             intermediates: windows and waves of the views.
             task: see `Backend.at_detector`.
-            background_sums: sums of the background for "loss_gradient".
+            background_sums: sums of the background, to which the views' terms are added.
 
         Returns:
             Waves (B, M, h, w), undefined for "evaluate"; and the columns of `at_detector`, (B, 6) float64.
@@ -324,12 +335,15 @@ class OneGo:
         shifted = shifts_probe(model, chunk)
         out, nothing = (probe.new_empty((n, *probe.shape)) for n in (0 if task == "evaluate" else count, 0))
         given = self._inputs(model, chunk, intermediates, nothing, shifted)
-        data, how, found = self.inputs.comparison(model, chunk, task, True)
-        work = self.inputs.work(threads_for(count), probe.shape, len(intermediates.whole_object))
-        tables, arrays = self.inputs.transform(probe).tables, arrays_of(out, found)
-        into = self.inputs.no_sums, self.inputs.background_arrays(background_sums)
-        compiled_detector.detector(work, *given, data, how, False, tables, *arrays, *into)
-        return out, found
+        slices, tables = len(intermediates.whole_object), self.inputs.transform(probe).tables
+        work, waves = self.inputs.work(threads_for(count), probe.shape, slices), out.numpy()
+
+        def call(one: Call) -> None:
+            to = waves, one[2], self.inputs.no_sums, *one[3:]
+            compiled_detector.detector(work, *given, *one[:2], False, tables, *to)
+
+        of_waves = tuple(probe.shape), slices, True
+        return out, pass_detector(self.inputs, model, chunk, task, of_waves, call, background_sums)
 
     def systems(
         self, model: Model, chunk: Chunk, intermediates: Intermediates, d_object: Tensor, d_probe: Tensor, chi: Tensor

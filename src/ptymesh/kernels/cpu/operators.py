@@ -2,22 +2,24 @@
 
 B, M, h, w   views of the chunk, modes, window pixels;  K  waves that operators make of a mode
 
-An operator that only shifts (`ShiftedCopies`) takes no pass of its own: kernels shift its copies together with the
-probe, as if each were a view.
+An operator that only shifts or propagates (`ShiftedCopies`) takes no pass of its own: kernels shift its copies together
+with the probe, as if each were a view.
 """
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ptymesh.kernels.arrays import RealArray
+from ptymesh.kernels.arrays import CopyInputs, RealArray
 from ptymesh.kernels.capabilities import varies
+from ptymesh.kernels.cpu import panels
 from ptymesh.kernels.cpu.arguments import array_of, arrays_of, threads_for, transform_for
 from ptymesh.kernels.cpu.compiled import probes as compiled_probes
+from ptymesh.kernels.cpu.compiled.column_panels import WIDTH
 from ptymesh.kernels.cpu.inputs import CpuInputs
 from ptymesh.kernels.cpu.ready import share_threads
 from ptymesh.kernels.cpu.sums import record_largest
@@ -26,10 +28,18 @@ from ptymesh.physics.backend import Adjoints, Chunk
 from ptymesh.physics.kinds import PROBE_WEIGHT, SUMS
 from ptymesh.physics.model import Intermediates, Model
 from ptymesh.physics.operators import ShiftedCopies, Values, apply_operator_adjoints, apply_operators, views_for
+from ptymesh.physics.propagate import turn_phases
 
 
 class OperatorIntermediates(FusedIntermediates):
     """Intermediates with operators before the first slice or behind the last, computed when they are asked for."""
+
+    inputs: CpuInputs
+
+    @cached_property
+    def copies(self) -> CopyInputs | None:
+        """Numbers that make the copies; None if operators at the probe make others."""
+        return copies_of(self.model, self.chunk, self.window)
 
     @cached_property
     def probes(self) -> Tensor:
@@ -66,12 +76,10 @@ class OperatorIntermediates(FusedIntermediates):
             probe: (M, h, w) complex.
             opr: (K, h, w) complex, variable-probe modes; None for those of the intermediates.
         """
-        copies = copies_of(self.model, self.chunk)
-        if copies is None or varies(self.chunk):
+        if self.copies is None or varies(self.chunk):
             waves = self.beams_of(probe, opr)
             return apply_operators(self.model.operators, "probe", waves, self.values).contiguous()
-        fractions, amplitudes = copies
-        waves = self.backend.ramped(self.backend.spectrum(self.chunk, probe), fractions, amplitudes, -1)
+        waves = self.inputs.copies_of_probes(self.backend.spectrum(self.chunk, probe), self.copies)
         return by_mode(waves, len(self.chunk.views))
 
 
@@ -104,7 +112,9 @@ class AroundOperators:
         """
         share_threads()
         kind = OperatorIntermediates if model.slice_kernel is None else StackedOperatorIntermediates
-        return kind(self.backend, model, chunk, obj.contiguous(), probe, opr)
+        made = kind(self.backend, model, chunk, obj.contiguous(), probe, opr)
+        made.inputs = self.inputs
+        return made
 
     def adjoint(self, model: Model, chunk: Chunk, intermediates: Intermediates, waves: Tensor, into: Adjoints) -> None:
         """Add the adjoints of waves behind all operators, with their weights, to the sums of the batch.
@@ -131,15 +141,15 @@ class AroundOperators:
             return
         corners, amplitudes = array_of(chunk.anchors), np.ascontiguousarray(array_of(chunk.weights)[:, 0])
         obj, fractions = array_of(first.object), array_of(chunk.fractions)
-        self._add(waves[:, :0], obj, corners, amplitudes, fractions, into, weigh=True)
-        if (copies := copies_of(model, chunk)) is not None:
-            count = model.fan_out
+        copies: CopyInputs = fractions, amplitudes, self.inputs.no_turns
+        self._add(waves[:, :0], obj, corners, copies, into, weigh=True)
+        if intermediates.copies is not None:
+            count, copies = model.fan_out, intermediates.copies
             waves, corners = by_copy(waves, count), corners.repeat(count, axis=0)
-            fractions, amplitudes = arrays_of(*copies)
         else:
             waves = self._to_probes(model, first, chunk.values, waves)
             obj, corners = np.ones(waves.shape[2:], obj.dtype), np.zeros_like(corners)
-        self._add(waves, obj, corners, amplitudes, fractions, into)
+        self._add(waves, obj, corners, copies, into)
 
     def _to_probes(self, model: Model, first: FusedIntermediates, values: Values, waves: Tensor) -> Tensor:
         """Return waves behind the first slice taken back to the probes before the operators, (B, M, h, w)."""
@@ -151,8 +161,7 @@ class AroundOperators:
         waves: Tensor,
         obj: RealArray,
         corners: RealArray,
-        amplitudes: RealArray,
-        fractions: RealArray,
+        copies: CopyInputs,
         into: Adjoints,
         weigh: bool = False,
     ) -> None:
@@ -163,7 +172,7 @@ class AroundOperators:
         reached, work = np.zeros((count, SUMS)), self.inputs.work(threads_for(count), (max(1, waves.shape[1]), h, w))
         back, tables = (array_of(waves), obj, corners), self.inputs.transform(waves).tables
         into_bands = into.shifts.numpy(), sums, lights, reached
-        compiled_probes.to_spectrum(work, back, amplitudes, fractions, tables, into_bands)
+        compiled_probes.to_spectrum(work, back, copies, tables, into_bands)
         if not weigh:
             reached[:, PROBE_WEIGHT] = 0
         record_largest(into, reached)
@@ -202,10 +211,14 @@ def has_probe_operators(model: Model) -> bool:
     return any(placed.operator.at == "probe" for placed in model.operators)
 
 
-def copies_of(model: Model, chunk: Chunk) -> tuple[Tensor, Tensor] | None:
-    """Return the shifts (B K, 2) px and the amplitudes (B K,) of all copies of the views' probes.
+def copies_of(model: Model, chunk: Chunk, window: tuple[int, int]) -> CopyInputs | None:
+    """Return shifts (B K, 2) px, amplitudes (B K,) and turns, as `compiled_probes.ramped` reads them, that make all
+    copies of the views' probes; None if operators at the probe make others.
 
-    None if the operators at the probe do more than shift.
+    Args:
+        model: the forward model.
+        chunk: the views.
+        window: (h, w).
     """
     at_probe = [placed for placed in model.operators if placed.operator.at == "probe"]
     if len(at_probe) != 1:
@@ -214,12 +227,40 @@ def copies_of(model: Model, chunk: Chunk) -> tuple[Tensor, Tensor] | None:
     if not isinstance(operator, ShiftedCopies):
         return None
     kind = type(operator)
-    if (kind.forward, kind.adjoint) != (ShiftedCopies.forward, ShiftedCopies.adjoint):
+    if (kind.forward, kind.adjoint, kind.turns) != (ShiftedCopies.forward, ShiftedCopies.adjoint, ShiftedCopies.turns):
         return None
     places, factors = operator.copies(chunk.values, tables, **views_for(operator, "copies", chunk.values))
     shifted = model.subpixel == "fourier" and not chunk.integer_positions
     own = chunk.fractions[:, None] if shifted else torch.zeros_like(chunk.fractions)[:, None]
-    return (own + places).flatten(0, 1).contiguous(), (chunk.weights[:, :1] * factors).flatten().contiguous()
+    shifts, amplitudes = arrays_of((own + places).flatten(0, 1), (chunk.weights[:, :1] * factors).flatten())
+    propagated = operator.distances(chunk.values, tables, **views_for(operator, "distances", chunk.values))
+    if propagated is None:
+        return shifts, amplitudes, np.empty((1, 0), amplitudes.dtype)
+    if not transform_for(window, chunk.weights.dtype).known:
+        return None
+    z, rate = propagated
+
+    def turn() -> RealArray:
+        return _turns_in_panels(z.detach().flatten(), rate)
+
+    # the same for all views of a batch, if it is for those of a chunk
+    return shifts, amplitudes, chunk.cache.get("turns", rate, turn) if len(z) == 1 else turn()
+
+
+def _turns_in_panels(z: Tensor, rate: Tensor) -> RealArray:
+    """Return exp(i z r) of distances (n,) and r (h, w), panel after panel, (n, 2 h w')."""
+    numbers, places = _distinct_rates(rate)
+    turned = turn_phases(z, numbers[None])[:, 0]
+    return torch.cat((turned.real, turned.imag), dim=1).index_select(1, places).numpy()
+
+
+@lru_cache(maxsize=4)
+def _distinct_rates(rate: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the n numbers that r (h, w) has, as it is even, and the indices of all pixels among these, panel after
+    panel: of real parts, and n further of imaginary ones, (2 h w',)."""
+    numbers, places = np.unique(panels.in_panels(rate.numpy()), return_inverse=True)
+    eight = places.reshape(-1, 1, WIDTH)
+    return torch.from_numpy(numbers), torch.from_numpy(np.concatenate((eight, eight + len(numbers)), axis=1).ravel())
 
 
 def by_mode(waves: Tensor, views: int) -> Tensor:

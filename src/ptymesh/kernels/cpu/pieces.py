@@ -1,117 +1,87 @@
-"""Passes on a CPU to a far detector with pieces between intensities and counts, and back.
+"""Passes on a CPU to a detector and back: at once, or with pieces between intensities and counts.
 
 B, M, h, w   views of the chunk, modes, window pixels, which may be finer than the detector's
 
-Kernels take waves to the detector; the pieces' own methods make signals of their powers; kernels compare these with
-the counts; the pieces take back what comes of that, and kernels the waves.
+With pieces a kernel takes waves to the detector and keeps them; the pieces' own methods make signals of their powers;
+another kernel compares these with the counts; the pieces take back what comes of that, and the first kernel the waves.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from ptymesh.kernels.arrays import ExitInputs, RealArray
+from ptymesh.kernels.arrays import BackgroundArrays, DetectorInputs, DetectorOptions, HeldArrays, RealArray
 from ptymesh.kernels.cpu.arguments import array_of, threads_for, transform_for
 from ptymesh.kernels.cpu.compiled import column_panels
 from ptymesh.kernels.cpu.compiled import signals as compiled_signals
-from ptymesh.kernels.cpu.inputs import CpuInputs, kernel_arrays_of, waves_alone
-from ptymesh.kernels.fused import FusedIntermediates, window_of
+from ptymesh.kernels.cpu.inputs import TASKS, CpuInputs
+from ptymesh.kernels.fused import window_of
 from ptymesh.physics import fidelity
 from ptymesh.physics.backend import Chunk, Task
 from ptymesh.physics.background import BackgroundSums
-from ptymesh.physics.model import Intermediates, Model
+from ptymesh.physics.model import Model
+
+#: Arguments of the detector's kernel: data, options, sums of the views, the background's, what views hold.
+Call = tuple[DetectorInputs, DetectorOptions, RealArray, BackgroundArrays, HeldArrays]
 
 
-class AroundPieces:
-    """Kernels for models with pieces of the detector.
+def pass_detector(
+    inputs: CpuInputs,
+    model: Model,
+    chunk: Chunk,
+    task: Task,
+    waves: tuple[tuple[int, ...], int, bool],
+    call: Callable[[Call], None],
+    background_sums: BackgroundSums | None = None,
+) -> Tensor:
+    """Have the kernel take views to the detector, apply a task there, and bring back what comes of it.
 
     Args:
         inputs: what kernels are given.
+        model: the forward model.
+        chunk: the views.
+        task: see `Backend.at_detector`.
+        waves: shape (M, h, w) of a view's waves, slices, and True if exit waves are made of object and beams.
+        call: calls the kernel with these arguments among its own.
+        background_sums: sums of the background to which the views' terms are added.
+
+    Returns:
+        The columns of `at_detector`, (B, 6) float64.
     """
+    ((modes, h, w), slices, product), response = waves, model.response(chunk.values)
+    if response is None:
+        data, how, found = inputs.comparison(model, chunk, task, product)
+        call((data, how, found.numpy(), inputs.background_arrays(background_sums), inputs.nothing_held))
+        return found
+    # steps along a line need the pieces at every place that they try
+    searches = task == "exit_wave_update" and model.fidelity != "amplitude"
+    data, how, found = inputs.comparison(model, chunk, "evaluate" if searches else task, product)
+    count, real, detector = len(found), inputs.real, window_of(chunk.mask)
+    kept = inputs.workspace("kept", count, (column_panels.kept_size(modes, h, w, slices),), real)
 
-    def __init__(self, inputs: CpuInputs) -> None:
-        self.inputs = inputs
+    def pass_on(planes: Tensor, task: Task) -> None:
+        options = (how[0], product, how[2], TASKS[task])
+        call((data, options, found.numpy(), inputs.no_background, (kept, _flat(planes))))
 
-    def compare_far(
-        self, model: Model, chunk: Chunk, waves: Tensor, task: Task, background_sums: BackgroundSums | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Propagate waves to the detector, apply a task there, and propagate the result back.
-
-        Args:
-            model: the forward model.
-            chunk: the views.
-            waves: (B, M, h, w) complex.
-            task: see `Backend.at_detector`.
-            background_sums: sums of the background for "loss_gradient".
-
-        Returns:
-            Waves (B, M, h, w), undefined for "evaluate"; and the columns of `at_detector`, (B, 6) float64.
-        """
-        return self._compare(model, chunk, *waves_alone(chunk, waves), task, background_sums)
-
-    def compare_exit_waves(
-        self,
-        model: Model,
-        chunk: Chunk,
-        intermediates: Intermediates,
-        task: Task,
-        background_sums: BackgroundSums | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """Apply `apply_at_detector` to exit waves, which are made on the way.
-
-        Args:
-            model: the forward model.
-            chunk: the views.
-            intermediates: windows and waves of the views.
-            task: see `Backend.at_detector`.
-            background_sums: sums of the background for "loss_gradient".
-
-        Returns:
-            Waves (B, M, h, w), undefined for "evaluate"; and the columns of `at_detector`, (B, 6) float64.
-        """
-        assert isinstance(intermediates, FusedIntermediates)
-        return self._compare(model, chunk, kernel_arrays_of(intermediates), True, task, background_sums)
-
-    def _compare(
-        self,
-        model: Model,
-        chunk: Chunk,
-        made_of: ExitInputs,
-        product: bool,
-        task: Task,
-        background_sums: BackgroundSums | None,
-    ) -> tuple[Tensor, Tensor]:
-        """Return what comes back of waves, or of exit waves that are made on the way, and the sums of each view."""
-        (modes, h, w), real = made_of[2].shape[1:], self.inputs.real
-        count, size, pixels = len(made_of[3]), column_panels.panel_pixels(h, w), (h, w)
-        tables, of_detector = transform_for(pixels, real).tables, transform_for(window_of(chunk.mask), real)
-        work = self.inputs.work(threads_for(count), (modes, h, w))
-        planes = self.inputs.workspace("planes", count, (modes, 2 * size), real)
-        S = torch.empty((count, h, w), dtype=real)
-        compiled_signals.to_detector(work, made_of, product, pixels, tables, planes, _flat(S))
-        response = model.response(chunk.values)
-        assert response is not None
-        signal = response.signal(S)
-        # steps along a line need the pieces at every place that they try
-        searches = task == "exit_wave_update" and model.fidelity != "amplitude"
-        data, how, found = self.inputs.comparison(model, chunk, "evaluate" if searches else task, product)
-        changes = torch.empty_like(signal)
-        of_views = _flat(signal.contiguous()), found.numpy(), _flat(changes)
-        compiled_signals.compare_signals(work, window_of(chunk.mask), data, how, of_detector.constants, of_views)
-        if background_sums is not None:
-            background_sums.add(signal, chunk.data)
-        if task == "evaluate":
-            return S.new_empty(0), found
-        if searches:
-            factors = fidelity.revision_through(model.fidelity, response, S, chunk.data) - 1
-        elif task == "exit_wave_update":
-            factors = response.shared_change(changes)
-        else:
-            factors = response.adjoint(changes)
-        out = torch.empty((count, modes, h, w), dtype=real.to_complex())
-        compiled_signals.from_detector(work, planes, _flat(factors.contiguous()), tables, out.numpy())
-        return out, found
+    S = torch.empty((count, h, w), dtype=real)
+    pass_on(S, "evaluate")
+    signal = response.signal(S)
+    changes, work = torch.empty_like(signal), inputs.work(threads_for(count), (modes, h, w))
+    of_views = _flat(signal), found.numpy(), _flat(changes)
+    compiled_signals.compare_signals(work, detector, data, how, transform_for(detector, real).constants, of_views)
+    if background_sums is not None:
+        background_sums.add(signal, chunk.data)
+    if task == "evaluate":
+        return found
+    if searches:
+        factors = fidelity.revision_through(model.fidelity, response, S, chunk.data) - 1
+    else:
+        factors = response.shared_change(changes) if task == "exit_wave_update" else response.adjoint(changes)
+    pass_on(factors, "exit_wave_update")
+    return found
 
 
 def _flat(planes: Tensor) -> RealArray:

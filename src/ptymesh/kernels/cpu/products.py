@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from ptymesh.kernels.arrays import ComplexArray, IntArray
-from ptymesh.kernels.cpu.arguments import array_of, arrays_of, numpy_dtype, threads_for
+from ptymesh.kernels.cpu.arguments import array_of, arrays_of, numpy_dtype, threads_for, transform_for
 from ptymesh.kernels.cpu.compiled import signals as compiled_signals
 from ptymesh.kernels.cpu.compiled import windows as compiled
-from ptymesh.kernels.cpu.compiled.column_panels import WIDTH
+from ptymesh.kernels.cpu.compiled.column_panels import WIDTH, work_size
+from ptymesh.kernels.cpu.kept import Kernels, Workspace
 from ptymesh.kernels.cpu.ready import share_threads
 from ptymesh.physics import elementwise, separable
 
@@ -27,6 +28,7 @@ def offer(dtype: torch.dtype) -> None:
     elementwise.PRODUCTS[dtype] = product
     separable.TURNS[dtype] = turn_waves
     separable.CONVOLUTIONS[dtype.to_real()] = convolve_windows
+    separable.FILTERS[dtype.to_real()] = filter_windows
 
 
 def product(a: Tensor, b: Tensor) -> Tensor | None:
@@ -82,6 +84,30 @@ def convolve_windows(S: Tensor, down: Tensor, across: Tensor) -> Tensor | None:
     work = np.empty((threads_for(many), w + 2 * len(across)), numpy_dtype(S.dtype))
     given = array_of(S).reshape(many, h * w), (h, w), *arrays_of(down.to(S.dtype), across.to(S.dtype))
     compiled_signals.convolved(work, *given, out.numpy().reshape(many, h * w))
+    return out
+
+
+#: Transfer functions as the kernel reads them, and what it works in.
+_transfers, _workspace = Kernels(), Workspace()
+
+
+def filter_windows(S: Tensor, transfer: Tensor) -> Tensor | None:
+    """Return F^H [T F S]; None if torch is to compute it.
+
+    Args:
+        S: (..., h, w) real.
+        transfer: T (h, w) float64.
+    """
+    h, w = S.shape[-2:]
+    transform = transform_for((h, w), torch.float64)
+    if S.requires_grad or transfer.requires_grad or not S.numel() or not transform.known or h % 2 or h < 2 * WIDTH:
+        return None
+    share_threads()
+    out, many = torch.empty(S.shape, dtype=S.dtype), S.numel() // (h * w)
+    work = _workspace("filter", threads_for(many), (work_size(1, h, w),), torch.float64)
+    kernel = _transfers("T", transfer, torch.float64)
+    given = array_of(S).reshape(many, h * w), (h, w), kernel, transform.tables
+    compiled_signals.filtered(work, *given, out.numpy().reshape(many, h * w))
     return out
 
 

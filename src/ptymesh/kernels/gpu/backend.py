@@ -177,7 +177,7 @@ class GpuBackend(FusedBackend):
             chunk: the views.
             waves: (B, M, h, w) complex.
             task: see `Backend.at_detector`.
-            background_sums: sums of the background for "loss_gradient".
+            background_sums: sums of the background, to which the views' terms are added.
 
         Returns:
             Waves (B, M, h, w), undefined for "evaluate"; and the columns of `at_detector`, (B, 6) float64.
@@ -206,7 +206,7 @@ class GpuBackend(FusedBackend):
             chunk: the views.
             detected: (B, M, h, w) complex, waves on the detector, overwritten.
             task: see `Backend.at_detector`.
-            background_sums: sums of the background for "loss_gradient".
+            background_sums: sums of the background, to which the views' terms are added.
             scaled: True if Psi is sqrt(h w) times what it should be, and is to become 1 / sqrt(h w) times that.
 
         Returns:

@@ -29,8 +29,10 @@ from ptymesh.kernels.cpu.compiled.vectors import (
     Vector,
     broadcast,
     load,
+    load_as,
     load_complex,
     load_eight,
+    narrowed,
     number,
     put_number,
     store,
@@ -122,11 +124,24 @@ def panel_pixels(h: int, w: int) -> int:
 
 
 def work_size(modes: int, h: int, w: int, slices: int = 1) -> int:
-    """Return the number of reals that a band of threads works in.
+    """Return the number of reals that a band of threads works in: counts, powers and factors, a row and two spare ones,
+    and what `kept_size` says.
 
-    They hold counts, powers and factors, a row and two spare ones, and planes. For views that go further than to the
-    detector and back (row_panels.py) they also hold a second row, and row panels: of each slice's window and of all
-    modes that enter it, of the gathered window and of its light.
+    Args:
+        modes: number of modes.
+        h: rows of a window.
+        w: columns of a window.
+        slices: number of slices.
+    """
+    panels = 3 * panel_pixels(h, w) + 2 * panel_pixels(WIDTH, w) + 4 * WIDTH * max(h, w)
+    return panels + kept_size(modes, h, w, slices)
+
+
+def kept_size(modes: int, h: int, w: int, slices: int = 1) -> int:
+    """Return the number of reals that a view has on its way back from the detector.
+
+    They hold planes. For views that go further than to the detector and back (row_panels.py) they also hold a second
+    row, and row panels: of each slice's window and of all modes that enter it, of the gathered window and of its light.
 
     Args:
         modes: number of modes.
@@ -135,7 +150,7 @@ def work_size(modes: int, h: int, w: int, slices: int = 1) -> int:
         slices: number of slices.
     """
     row_panels = panel_pixels(h + -h % WIDTH, w) * (2 * slices * (modes + 1) + 3)
-    return (3 + 2 * modes) * panel_pixels(h, w) + 4 * (panel_pixels(WIDTH, w) + WIDTH * max(h, w)) + row_panels
+    return 2 * modes * panel_pixels(h, w) + 2 * panel_pixels(WIDTH, w) + row_panels
 
 
 # --- the transform of panels and rows ---
@@ -632,6 +647,51 @@ def panel_out(plane: RealArray, h: int, w: int, start: int, out: ComplexArray, p
             for c in range(w - start):
                 put_number(out, o + TWO * c, plane[i + c])
                 put_number(out, o + TWO * c + ONE, plane[i + LANES + c])
+
+
+@inlined
+def real_panel_in(rows: RealArray, h: int, w: int, start: int, out: RealArray, at: int, step: int) -> None:
+    """Copy eight columns of a real window to a panel; columns beyond w are 0.
+
+    Args:
+        rows: (h w,) real, row after row.
+        h: rows of a window.
+        w: columns of a window.
+        start: first of the eight columns.
+        out: real, written.
+        at: index of the panel's first number.
+        step: numbers from one row of the panel to the next.
+    """
+    for r in range(h):
+        i, o = w * r + start, at + step * r
+        if start + LANES <= w:
+            store(out, o, load_as(rows, i, out))
+        else:
+            out[o : o + LANES] = 0
+            for c in range(w - start):
+                out[o + c] = rows[i + c]
+
+
+@inlined
+def real_panel_out(panel: RealArray, at: int, step: int, h: int, w: int, start: int, rows: RealArray) -> None:
+    """Copy a panel to eight columns of a real window.
+
+    Args:
+        panel: real.
+        at: index of the panel's first number.
+        step: numbers from one row of the panel to the next.
+        h: rows of a window.
+        w: columns of a window.
+        start: first of the eight columns.
+        rows: (h w,) real, row after row, written.
+    """
+    for r in range(h):
+        i, o = at + step * r, w * r + start
+        if start + LANES <= w:
+            store(rows, o, narrowed(load(panel, i), rows))
+        else:
+            for c in range(w - start):
+                rows[o + c] = panel[i + c]
 
 
 # --- room to work in ---

@@ -21,6 +21,7 @@ from ptymesh.kernels.arrays import (
     DetectorInputs,
     DetectorOptions,
     ExitInputs,
+    HeldArrays,
     PathInputs,
     RealArray,
     ShiftInputs,
@@ -40,6 +41,8 @@ from ptymesh.kernels.cpu.compiled.column_panels import (
     panel_in,
     panel_out,
     plane_of,
+    real_panel_in,
+    real_panel_out,
     rows_back,
     rows_in,
     transform_in,
@@ -128,6 +131,7 @@ class ComparedData(NamedTuple):
         how: dtype of the counts, product, fidelity, task.
         terms: (B, 6) float64, written.
         background_sums: see background.py.
+        held: what views hold while pieces of the detector are computed.
     """
 
     constants: RealArray
@@ -135,6 +139,7 @@ class ComparedData(NamedTuple):
     how: DetectorOptions
     terms: RealArray
     background_sums: BackgroundArrays
+    held: HeldArrays
 
 
 class DetectorWork(NamedTuple):
@@ -174,13 +179,15 @@ class Journey(NamedTuple):
 
 
 @inlined
-def _split_work(work: RealArray, size: int, out: ComplexArray, tables: Tables) -> DetectorWork:
-    """Divide a band's workspace for waves of so many modes and pixels as `out` has; a plane has `size` pixels."""
+def _split_work(j: int, work: RealArray, kept: RealArray, out: ComplexArray, tables: Tables) -> DetectorWork:
+    """Divide a band's workspace for waves of so many modes and pixels as `out` has; planes are in `kept`, if any."""
     M, h, w = U(out.shape[1]), U(out.shape[2]), U(out.shape[3])
+    size = h * ((w + LANES - ONE) // LANES * LANES)
     fourier, at = transform_in(work, THREE * size, h, w, tables)
     panels = work[:size], work[size : TWO * size], work[TWO * size : THREE * size]
-    behind, factors = work[at + TWO * M * size :], empty_factors(h, w, tables[0].dtype)
-    return DetectorWork(panels, fourier, WavePlanes(work[at:], size, M), behind, factors)
+    room = kept[j] if len(kept) > 0 else work[at:]
+    behind, factors = room[TWO * M * size :], empty_factors(h, w, tables[0].dtype)
+    return DetectorWork(panels, fourier, WavePlanes(room, size, M), behind, factors)
 
 
 @inlined
@@ -190,8 +197,8 @@ def _apply_at_detector(
     """Take a view to the detector: its sums, and with a task what comes back in out[j]."""
     (obj, n, beams, a), product, task = intermediates, comparison.how[1], comparison.how[3]
     M, h, w, j = U(out.shape[1]), U(out.shape[2]), U(out.shape[3]), view.j
-    far, parts = tables[1][0, 0] > 0, _split_work(work, U(len(comparison.data[2])), out, tables)
-    for m in range(M):
+    far, parts = tables[1][0, 0] > 0, _split_work(j, work, comparison.held[0], out, tables)
+    for m in range(ZERO if _returns(comparison) else M):
         beam, plane = wave_at(beams, view.beam * M + m), plane_of(parts.planes, m)
         if far:
             rows_in(beam, window_at(obj, n[j], h, w), a[j], a[j], product, parts.fourier, plane)
@@ -210,25 +217,56 @@ def _apply_at_detector(
 
 
 @inlined
+def _returns(comparison: ComparedData) -> bool:
+    """Return True if waves are on the detector already, and their factors known."""
+    return len(comparison.held[0]) > 0 and comparison.how[3] > 0
+
+
+@inlined
+def _exchange(view: View, far: bool, work: DetectorWork, comparison: ComparedData) -> None:
+    """Write the powers of a view's waves, or multiply these by the factors that have been made of the powers."""
+    constants, signals, (_, S, change) = comparison.constants, comparison.held[1][view.j], work.panels
+    fourier, planes, scale = work.fourier, work.planes, constants[6] * constants[6] if far else constants[1]
+    h, w = fourier.h, fourier.w
+    for start in range(ZERO, w, LANES):
+        if _returns(comparison):
+            real_panel_in(signals, h, w, start, change, ZERO, LANES)
+        for m in range(planes.waves):
+            plane = plane_of(planes, m)
+            if _returns(comparison):
+                _change_panel(plane, h * start, change, ZERO, scale, far, fourier)
+                continue
+            if far:
+                transform_panel(plane, TWO * h * start, fourier)
+            _add_power(plane, TWO * h * start, h, m == ZERO, scale, S, ZERO)
+        if not _returns(comparison):
+            real_panel_out(S, ZERO, LANES, h, w, start, signals)
+
+
+@inlined
 def _compare(view: View, far: bool, work: DetectorWork, comparison: ComparedData) -> None:
     """Apply the task to the waves of a view, which stand in planes on the detector, and write their sums.
 
     far: rows are transformed and columns not, and conjugates come back the same way. Otherwise planes hold waves on the
     detector, or their conjugates if our own transform made them.
     """
-    constants, (counts, places, good, b), how, all_terms, background_sums = comparison
+    if len(comparison.held[0]) > 0:
+        _exchange(view, far, work, comparison)
+        return
+    constants, (counts, places, good, b), how, all_terms, background_sums, _ = comparison
     (code, _, kind, task), terms = how, all_terms[view.j]
     (y, S, change), fourier, planes, scale = work.panels, work.fourier, work.planes, constants[1]
     if far:
         scale = constants[6] * constants[6]
     h, w, M, newton = fourier.h, fourier.w, planes.waves, task == 1 and kind != 0
+    whole = newton or len(background_sums[0]) > 0  # powers of all panels are needed in the end
     for t in range(6):
         terms[t] = 0.0
     total_counts = counts_in_panels(counts[places[view.j]], code, h, w, good, constants, y)
     least = constants[7] * total_counts
     for start in range(ZERO, w, LANES):
         at = h * start
-        own = at if newton else ZERO
+        own = at if whole else ZERO
         for m in range(M):
             if far:
                 transform_panel(plane_of(planes, m), TWO * at, fourier)
@@ -238,13 +276,14 @@ def _compare(view: View, far: bool, work: DetectorWork, comparison: ComparedData
         if task > 0 and not newton:
             for m in range(M):
                 _change_panel(plane_of(planes, m), at, change, own, scale, far, fourier)
-        if len(background_sums[0]) > 0:
-            add_background_terms(panel, constants, total_counts, kind, view.band, background_sums)
+    all_panels = Panel(U(len(good)), S, change, ZERO, y, b, ZERO)
     if newton:
-        alpha = scale * newton_step(kind, Panel(U(len(good)), S, change, ZERO, y, b, ZERO), constants)
+        alpha = scale * newton_step(kind, all_panels, constants)
         for start in range(ZERO, w, LANES):
             for m in range(M):
                 _change_panel(plane_of(planes, m), h * start, change, h * start, alpha, far, fourier)
+    if len(background_sums[0]) > 0:
+        add_background_terms(all_panels, constants, total_counts, kind, view.band, background_sums)
 
 
 @inlined
@@ -354,10 +393,11 @@ def _sweep_view(
 ) -> None:
     """Take a view from the probe to the detector and back to the sums, or to waves if there are no sums."""
     (_, fractions, _), path, one, j = journey.shift, journey.path, journey.constants[1], view.j
-    parts, far, ramped = _split_work(work, U(len(comparison.data[2])), out, tables), len(path[2]) == 0, path[3]
+    parts, far, ramped = _split_work(j, work, comparison.held[0], out, tables), len(path[2]) == 0, path[3]
     w, M = parts.fourier.w, parts.planes.waves
-    _through_slices(j, journey, parts)
-    if not far:
+    if not _returns(comparison):
+        _through_slices(j, journey, parts)
+    if not far and not _returns(comparison):
         if ramped:  # on the detector the image moves back with the probe
             ramps(-fractions[j], np.int64(w), -1, one, parts.factors)
         _near_field(one, path, parts)
@@ -389,6 +429,7 @@ def detector(
     terms: RealArray,
     into: SumArrays,
     background_sums: BackgroundArrays,
+    held: HeldArrays,
 ) -> None:
     """Take views to the detector, apply a task there, bring the result back, and add it to the sums of object and
     probe.
@@ -396,6 +437,9 @@ def detector(
     If `shift` has a spectrum of no modes, exit waves are read or made from beams and object, and what comes back is
     `out`. Otherwise beams are made here, and what comes back is added to `into`; if `into` has no windows, it is `out`.
     Without a plan no transform is made: `beams` are waves on the detector, and may be `out`.
+
+    With pieces between powers and counts, which are computed elsewhere, it takes two calls: task 0 writes powers, task
+    1 multiplies waves by factors and brings them back.
 
     Where beams vary, the spectrum is (M + K, h, w), amplitudes are 1, sums and lights of OPR modes follow those of the
     probe, and `asked` is (B, 3 (1 + K) + 2): three numbers for each part of a beam, as if views had it in full.
@@ -421,13 +465,15 @@ def detector(
             of compiled_moves.add_products: if `asked` has rows, the last two numbers of each are ||psi_1||^2 and
             ||psi||^2.
         background_sums: sums of the background, see background.py.
+        held: what views hold between two calls, (B, kept_size) real, and powers, then factors, (B, h w) real; no views
+            without pieces.
     """
     count, bands = len(terms), len(work)
     for i in prange(bands):
         band = np.int64(i)
         for j in range(count * band // bands, count * (band + 1) // bands):
             beam = ZERO if len(intermediates[2]) == 1 else U(j)
-            view, comparison = View(U(j), beam, band), ComparedData(tables[0], data, how, terms, background_sums)
+            view, comparison = View(U(j), beam, band), ComparedData(tables[0], data, how, terms, background_sums, held)
             if len(shift[0]) > 0:
                 journey = Journey(intermediates, shift, path, tables[0], keep)
                 _sweep_view(view, work[band], journey, tables, comparison, out, into)
@@ -438,5 +484,5 @@ def detector(
 #: See compiled.SIGNATURES; what stands in brackets is a tuple.
 SIGNATURES = {
     detector: "r2 (c2 i2 c4 r1) (c3 r2 r2) (i r1 r1 b) (u3 i1 r1 r1) (i b i i) b (r1 i2 r2) c4 d2 "
-    "(c3 r3 d2 d2 d2 d2 d2 d2 r1 d2) (d2 d2 r1)",
+    "(c3 r3 d2 d2 d2 d2 d2 d2 r1 d2) (d2 d2 r1) (r2 r2)",
 }

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numba import prange
 
-from ptymesh.kernels.arrays import BackInputs, ComplexArray, ExitInputs, RealArray, Tables
+from ptymesh.kernels.arrays import BackInputs, ComplexArray, CopyInputs, ExitInputs, RealArray, Tables
 from ptymesh.kernels.cpu.compiled.column_panels import TWO, ZERO, U, panel_out, window_at
 from ptymesh.kernels.cpu.compiled.jit import inlined, parallel
 from ptymesh.kernels.cpu.compiled.shifts import RoundedSums, add_power, add_shifted_back, write_shifted_probes
@@ -24,52 +24,49 @@ from ptymesh.physics.kinds import PROBE_WEIGHT
 def ramped(
     work: RealArray,
     spectrum: ComplexArray,
-    fractions: RealArray,
-    a: RealArray,
+    copies: CopyInputs,
     axis: int,
     tables: Tables,
     out: ComplexArray,
 ) -> None:
-    """Write out_jm: F^H of a_j exp(-2 pi i k.f_j) spectrum_m.
+    """Write out_jm: F^H of a_j turns_j exp(-2 pi i k.f_j) spectrum_m.
 
     Args:
         work: (bands, k) real, workspace of each band.
         spectrum: (M, h, w) complex, probes in Fourier space.
-        fractions: (B, 2) real, sub-pixel parts of the positions in pixels.
-        a: (B,) real, amplitude of each view's beam.
+        copies: f (B, 2) real, sub-pixel parts of the positions in pixels; a (B,) real, amplitude of each view's beam;
+            turns, factors of pixels, (n, 2 h w') or (1, 0) real, panel after panel: view j has those of row j mod n.
         axis: 0 or 1 to take the derivative along y or x, which is times 2 pi i k_axis; -1 for none.
         tables: constants, plan and twiddles of the transform.
         out: (B, M, h, w) complex, written.
     """
     count, bands = len(out), len(work)
     for i in prange(bands):
-        band = np.int64(i)
+        band, (f, a, turns) = np.int64(i), copies
         for j in range(count * band // bands, count * (band + 1) // bands):
-            write_shifted_probes(work[band], spectrum, fractions[j], a[j], axis, tables, out[j])
+            write_shifted_probes(work[band], spectrum, (f[j], a[j], turns[j % len(turns)]), axis, tables, out[j])
 
 
 @parallel
 def to_spectrum(
     work: RealArray,
     back: BackInputs,
-    a: RealArray,
-    fractions: RealArray,
+    copies: CopyInputs,
     tables: Tables,
     into: tuple[RealArray, RealArray, RealArray, RealArray],
 ) -> None:
-    """Add exp(+2 pi i k.f_j) F a_j conj(S_j O) chi_jm and a_j^2 |S_j O|^2, rounded, to the sums and lights of each
-    band.
+    """Add exp(+2 pi i k.f_j) conj(turns_j) F a_j conj(S_j O) chi_jm and a_j^2 |S_j O|^2, rounded, to the sums and
+    lights of each band.
 
     Args:
         work: (bands, k) real, workspace of each band.
         back: changes of the exit waves (B, M, h, w), the object's slice (H, W), corners (B, 2).
-        a: (B,) real, amplitude of each view's beam.
-        fractions: (B, 2) real, sub-pixel parts of the positions in pixels.
+        copies: f, a and turns, as in `ramped`.
         tables: constants, plan and twiddles of the transform.
         into: rounding shifts (n, 2) float64 by kind of sum and part; sums (bands, parts M 2 h w') float64, panel after
             panel; lights (bands, parts h w) float64; largest terms (B, n) float64 of each view by kind of sum, updated.
     """
-    (chi, obj, n), (shifts, sums, lights, reached) = back, into
+    (chi, obj, n), (f, a, turns), (shifts, sums, lights, reached) = back, copies, into
     B, bands, (h, w) = len(chi), len(work), chi.shape[2:]
     for i in prange(bands):
         band = np.int64(i)
@@ -77,7 +74,7 @@ def to_spectrum(
         for j in range(B * band // bands, B * (band + 1) // bands):
             window = window_at(obj, n[j], U(h), U(w))
             to_sums = RoundedSums(sums[band], half, shifts, reached[j])
-            add_shifted_back(work[band], chi[j], window, a[j], fractions[j], tables, to_sums)
+            add_shifted_back(work[band], chi[j], window, (f[j], a[j], turns[j % len(turns)]), tables, to_sums)
             to_lights = RoundedSums(lights[band], light_half, shifts, reached[j])
             add_power(window, a[j], PROBE_WEIGHT, ZERO, to_lights)
 
@@ -178,14 +175,15 @@ def shifted_systems(
         band = np.int64(i)
         for j in range(count * band // bands, count * (band + 1) // bands):
             (change, spectrum, fractions, amplitudes), constants = direction, tables[0]
-            write_shifted_probes(work[band], spectrum, fractions[j], constants[1], -1, tables, d_beams[band])
+            copy = fractions[j], constants[1], constants[:0]
+            write_shifted_probes(work[band], spectrum, copy, -1, tables, d_beams[band])
             step_system(U(j), U(i), chi, made_of, (change, d_beams, amplitudes), constants, out)
 
 
 #: See compiled.SIGNATURES; what stands in brackets is a tuple.
 SIGNATURES = {
-    ramped: "r2 c3 r2 r1 i (r1 i2 r2) c4",
-    to_spectrum: "r2 (c4 c2 i2) r1 r2 (r1 i2 r2) (d2 d2 d2 d2)",
+    ramped: "r2 c3 (r2 r1 r2) i (r1 i2 r2) c4",
+    to_spectrum: "r2 (c4 c2 i2) (r2 r1 r2) (r1 i2 r2) (d2 d2 d2 d2)",
     gather: "i d2 d2 z3 d1",
     add_quotient: "c3 r2 r1 i c3",
     shifted_systems: "r2 c4 (c2 i2 c4 r1) (c2 c3 r2 r1) (r1 i2 r2) c4 d2",

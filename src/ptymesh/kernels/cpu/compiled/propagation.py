@@ -47,7 +47,7 @@ def columns_through(
         factors: of rows and columns.
         fourier: the transform.
     """
-    h, w, (down, across), minus = fourier.h, fourier.w, factors, broadcast(-sign)
+    h, w, (down, across, _), minus = fourier.h, fourier.w, factors, broadcast(-sign)
     for start in range(ZERO, w, LANES):
         at = TWO * h * start
         transform_panel(plane, at, fourier)

@@ -57,10 +57,12 @@ class Ramps(NamedTuple):
     Attributes:
         down: (2, h) real, factors of rows.
         across: (2, w') real, factors of columns, 0 beyond w.
+        turns: (2 h w',) real, factors of pixels, of modulus 1, panel after panel; of no numbers where all are 1.
     """
 
     down: RealArray
     across: RealArray
+    turns: RealArray
 
 
 class ViewBeam(NamedTuple):
@@ -126,7 +128,7 @@ def ramps(f: RealArray, w: int, axis: int, factor: float, out: Ramps) -> None:
         factor: multiplies the factors of rows.
         out: factors of rows and columns, written.
     """
-    down, across = out
+    down, across, _ = out
     ry, rx = np.empty(down.shape[1], np.complex128), np.empty(w, np.complex128)
     _ramp(f[0], ry)
     _ramp(f[1], rx)
@@ -162,7 +164,8 @@ def empty_factors(h: int, w: int, dtype: np.dtype) -> Ramps:
         w: columns of a window.
         dtype: of the factors.
     """
-    return Ramps(np.empty((TWO, h), dtype), np.zeros((TWO, (w + LANES - ONE) // LANES * LANES), dtype))
+    wide = (w + LANES - ONE) // LANES * LANES
+    return Ramps(np.empty((TWO, h), dtype), np.zeros((TWO, wide), dtype), np.empty(0, dtype))
 
 
 @inlined
@@ -219,13 +222,16 @@ def columns_in(beam: ViewBeam, m: int, factors: Ramps, fourier: WindowTransform,
         fourier: the transform.
         plane: (2 h w',) real, written.
     """
-    h, (down, across), minus = fourier.h, factors, broadcast(-fourier.twiddles[0, 0])
+    h, (down, across, turns), minus = fourier.h, factors, broadcast(-fourier.twiddles[0, 0])
     for start in range(ZERO, fourier.w, LANES):
         beam_in(beam, m, start, fourier, plane)
         c, d = load(across[0], start), load(across[1], start)
         for r in range(h):
             i = TWO * h * start + PAIR * r
             p, q = turned_by(plane, i, c, d, down, r)
+            if len(turns) > 0:
+                s, t = load(turns, i), load(turns, i + LANES)
+                p, q = p * s - q * t, p * t + q * s
             store(plane, i, p)
             store(plane, i + LANES, minus * q)
         transform_panel(plane, TWO * h * start, fourier)
@@ -281,16 +287,19 @@ def turn_columns(plane: RealArray, factors: Ramps, fourier: WindowTransform) -> 
 
     Args:
         plane: (2 h w',) real, a wave panel after panel.
-        factors: of rows and columns.
+        factors: of rows and columns, and conjugates of those of pixels.
         fourier: the transform.
     """
-    h, (down, across) = fourier.h, factors
+    h, (down, across, turns) = fourier.h, factors
     for start in range(ZERO, fourier.w, LANES):
         transform_panel(plane, TWO * h * start, fourier)
         c, d = load(across[0], start), load(across[1], start)
         for r in range(h):
             i = TWO * h * start + PAIR * r
             p, q = turned_by(plane, i, c, d, down, r)
+            if len(turns) > 0:
+                s, t = load(turns, i), load(turns, i + LANES)
+                p, q = p * s + q * t, q * s - p * t
             store(plane, i, p)
             store(plane, i + LANES, q)
 
@@ -299,25 +308,24 @@ def turn_columns(plane: RealArray, factors: Ramps, fourier: WindowTransform) -> 
 def write_shifted_probes(
     work: RealArray,
     spectrum: ComplexArray,
-    f: RealArray,
-    a: float,
+    copy: tuple[RealArray, float, RealArray],
     axis: int,
     tables: Tables,
     out: ComplexArray,
 ) -> None:
-    """Write the probes shifted to a view's position: F^H of a exp(-2 pi i k.f) spectrum_m.
+    """Write the probes shifted to a view's position: F^H of a turns exp(-2 pi i k.f) spectrum_m.
 
     Args:
         work: (k,) real, workspace of a band.
         spectrum: (M, h, w) complex, probes in Fourier space.
-        f: (2,) real, the view's fraction y x in pixels.
-        a: amplitude.
+        copy: f (2,) real, the view's fraction y x in pixels; amplitude a; factors of pixels, turns of `Ramps`.
         axis: 0 or 1 to take the derivative along y or x, which is times 2 pi i k_axis; -1 for none.
         tables: constants, plan and twiddles of the transform.
         out: (M, h, w) complex, written.
     """
-    (M, h, w), constants = (U(out.shape[0]), U(out.shape[1]), U(out.shape[2])), tables[0]
-    fourier, plane, factors = split_shift_work(work, h, w, tables)
+    (M, h, w), constants, (f, a, turns) = (U(out.shape[0]), U(out.shape[1]), U(out.shape[2])), tables[0], copy
+    fourier, plane, (down, across, _) = split_shift_work(work, h, w, tables)
+    factors = Ramps(down, across, turns)
     ramps(f, np.int64(w), axis, a * constants[6], factors)
     for m in range(M):
         columns_in(ViewBeam(spectrum, M, constants[:0]), m, factors, fourier, plane)
@@ -329,24 +337,23 @@ def add_shifted_back(
     work: RealArray,
     waves: ComplexArray,
     window: WindowPlace,
-    a: float,
-    f: RealArray,
+    copy: tuple[RealArray, float, RealArray],
     tables: Tables,
     into: RoundedSums,
 ) -> None:
-    """Add exp(+2 pi i k.f) F conj(a O) waves to the sums, O being the object in the view's window.
+    """Add exp(+2 pi i k.f) conj(turns) F conj(a O) waves to the sums, O being the object in the view's window.
 
     Args:
         work: (k,) real, workspace of a band.
         waves: (M, h, w) complex, the view's.
         window: the object's window.
-        a: amplitude.
-        f: (2,) real, the view's fraction y x in pixels.
+        copy: f (2,) real, the view's fraction y x in pixels; amplitude a; factors of pixels, turns of `Ramps`.
         tables: constants, plan and twiddles of the transform.
         into: sums of (parts M 2 h w',) numbers, panel after panel.
     """
-    fourier, plane, factors = split_shift_work(work, window.h, window.w, tables)
-    constants = tables[0]
+    fourier, plane, (down, across, _) = split_shift_work(work, window.h, window.w, tables)
+    constants, (f, a, turns) = tables[0], copy
+    factors = Ramps(down, across, turns)
     ramps(-f, np.int64(window.w), -1, constants[6], factors)
     for m in range(U(len(waves))):
         rows_in(wave_at(waves, m), window, a, -a, True, fourier, plane)

@@ -1,11 +1,11 @@
-"""Waves to a detector with pieces between intensities and counts, and back, compiled by numba for this CPU.
+"""Signals of a detector with pieces between intensities and counts, compiled by numba for this CPU.
 
-B, M, h, w   views of the chunk, modes, window pixels;  h, w >= 8
-planes       (B, M, 2 h w') real, waves on the detector, panel after panel (column_panels.py)
+B, h, w      views of the chunk, window pixels;  h, w >= 8
 signals      (B, h w) real, of each pixel, row after row
+panel, plane, work   see column_panels.py
 
-What stands between powers and counts is computed in between, window by window: by a piece's own methods, or, if it
-convolves with a short kernel, by `convolved`.
+What stands between powers and counts is computed window by window: by a piece's own methods, which call `convolved` for
+short kernels and `filtered` for others. `detector` takes waves there and back.
 """
 
 from __future__ import annotations
@@ -13,141 +13,29 @@ from __future__ import annotations
 import numpy as np
 from numba import prange
 
-from ptymesh.kernels.arrays import ComplexArray, DetectorInputs, DetectorOptions, ExitInputs, RealArray, Tables
+from ptymesh.kernels.arrays import DetectorInputs, DetectorOptions, RealArray, Tables
 from ptymesh.kernels.cpu.compiled.column_panels import (
     PAIR,
     TWO,
     ZERO,
     U,
-    rows_back,
-    rows_in,
+    WindowTransform,
+    real_panel_in,
+    real_panel_out,
+    row_panel_back,
+    row_panel_from,
     transform_in,
-    transform_panel,
-    wave_at,
-    window_at,
+    transform_row,
 )
 from ptymesh.kernels.cpu.compiled.comparison import Panel, compare, counts_in_panels
 from ptymesh.kernels.cpu.compiled.jit import inlined, parallel
+from ptymesh.kernels.cpu.compiled.propagation import columns_through
+from ptymesh.kernels.cpu.compiled.shifts import empty_factors
 from ptymesh.kernels.cpu.compiled.vectors import LANES, Vector, broadcast, load, store
 
 FourVectors = tuple[Vector, Vector, Vector, Vector]
 #: Columns that are convolved together.
 FOUR = U(4) * LANES
-
-# --- to the detector ---
-
-
-@inlined
-def _to_detector(
-    j: int,
-    work: RealArray,
-    made_of: ExitInputs,
-    product: bool,
-    window: tuple[int, int],
-    tables: Tables,
-    out: tuple[RealArray, RealArray],
-) -> None:
-    """Write planes and powers of view j."""
-    (obj, n, beams, a), constants, (planes, powers) = made_of, tables[0], out
-    M, h, w, view = U(planes.shape[1]), U(window[0]), U(window[1]), ZERO if len(beams) == 1 else j
-    fourier, _ = transform_in(work, ZERO, h, w, tables)
-    spare, f, scale, own = fourier.spare, a[j], broadcast(constants[6] * constants[6]), powers[j]
-    place = window_at(obj, n[j], h, w)
-    for m in range(M):
-        plane = planes[j, m]
-        rows_in(wave_at(beams, view * M + m), place, f, f, product, fourier, plane)
-        for start in range(ZERO, w, LANES):
-            at = TWO * h * start
-            transform_panel(plane, at, fourier)
-            for r in range(h):
-                p, q, o = load(plane, at + PAIR * r), load(plane, at + PAIR * r + LANES), w * r + start
-                power = scale * (p * p + q * q)
-                if start + LANES <= w:
-                    store(own, o, power if m == ZERO else load(own, o) + power)
-                    continue
-                store(spare, ZERO, power)
-                for c in range(w - start):
-                    own[o + c] = spare[c] if m == ZERO else own[o + c] + spare[c]
-
-
-@parallel
-def to_detector(
-    work: RealArray,
-    made_of: ExitInputs,
-    product: bool,
-    window: tuple[int, int],
-    tables: Tables,
-    planes: RealArray,
-    powers: RealArray,
-) -> None:
-    """Write waves on the detector, times sqrt(h w), and their powers sum_m |Psi_m|^2.
-
-    Args:
-        work: (bands, k) real, workspace of each band.
-        made_of: object (H, W), corners (B, 2), beams (1 or B, M, h, w) and amplitudes (B,), see windows.py.
-        product: True if exit waves are made of these; False if they are the beams.
-        window: h and w.
-        tables: constants, plan and twiddles of the transform.
-        planes: (B, M, 2 h w') real, written.
-        powers: (B, h w) real, written.
-    """
-    count, bands = len(powers), len(work)
-    for i in prange(bands):
-        band = np.int64(i)
-        for j in range(count * band // bands, count * (band + 1) // bands):
-            _to_detector(U(j), work[band], made_of, product, window, tables, (planes, powers))
-
-
-# --- back from it ---
-
-
-@inlined
-def _from_detector(
-    j: int, work: RealArray, planes: RealArray, factors: RealArray, tables: Tables, out: ComplexArray
-) -> None:
-    """Write what comes back of view j."""
-    M, h, w, constants = U(out.shape[1]), U(out.shape[2]), U(out.shape[3]), tables[0]
-    fourier, _ = transform_in(work, ZERO, h, w, tables)
-    spare, own, scale = fourier.spare, factors[j], constants[6] * constants[6]
-    s, t, zero = broadcast(scale), broadcast(-scale), broadcast(constants[0])
-    for m in range(M):
-        plane = planes[j, m]
-        for start in range(ZERO, w, LANES):
-            at = TWO * h * start
-            for r in range(h):
-                i, o = at + PAIR * r, w * r + start
-                if start + LANES <= w:
-                    f = load(own, o)
-                else:
-                    store(spare, ZERO, zero)
-                    for c in range(w - start):
-                        spare[c] = own[o + c]
-                    f = load(spare, ZERO)
-                store(plane, i, s * f * load(plane, i))
-                store(plane, i + LANES, t * f * load(plane, i + LANES))
-            transform_panel(plane, at, fourier)
-        rows_back(plane, fourier, out, TWO * h * w * (j * M + m))
-
-
-@parallel
-def from_detector(work: RealArray, planes: RealArray, factors: RealArray, tables: Tables, out: ComplexArray) -> None:
-    """Write D^H (factors Psi).
-
-    Args:
-        work: (bands, k) real, workspace of each band.
-        planes: (B, M, 2 h w') real, from `to_detector`, overwritten.
-        factors: (B, h w) real.
-        tables: constants, plan and twiddles of the transform.
-        out: (B, M, h, w) complex, written.
-    """
-    count, bands = len(out), len(work)
-    for i in prange(bands):
-        band = np.int64(i)
-        for j in range(count * band // bands, count * (band + 1) // bands):
-            _from_detector(U(j), work[band], planes, factors, tables, out)
-
-
-# --- there ---
 
 
 @inlined
@@ -162,31 +50,16 @@ def _compare_signals(
 ) -> None:
     """Write the sums and factors of view j."""
     (counts, places, good, b), (code, _, kind, task), (signals, terms, changes) = data, how, of_views
-    h, w, pixels, zero = U(window[0]), U(window[1]), U(len(good)), broadcast(constants[0])
+    h, w, pixels = U(window[0]), U(window[1]), U(len(good))
     y, S, change = work[:pixels], work[pixels : TWO * pixels], work[TWO * pixels : U(3) * pixels]
     for t in range(6):
         terms[j, t] = 0.0
     least = constants[7] * counts_in_panels(counts[places[j]], code, h, w, good, constants, y)
-    of_view, out, size = signals[j], changes[j], LANES * h
     for start in range(ZERO, w, LANES):
         at = h * start
-        for r in range(h):
-            i, o = at + LANES * r, w * r + start
-            if start + LANES <= w:
-                store(S, i, load(of_view, o))
-            else:
-                store(S, i, zero)
-                for c in range(w - start):
-                    S[i + c] = of_view[o + c]
-        panel = Panel(size, S, change, at, y, b, at)
-        compare(panel, constants, least, kind, task, terms[j])
-        for r in range(h):
-            i, o = at + LANES * r, w * r + start
-            if start + LANES <= w:
-                store(out, o, load(change, i))
-            else:
-                for c in range(w - start):
-                    out[o + c] = change[i + c]
+        real_panel_in(signals[j], h, w, start, S, at, LANES)
+        compare(Panel(LANES * h, S, change, at, y, b, at), constants, least, kind, task, terms[j])
+        real_panel_out(change, at, LANES, h, w, start, changes[j])
 
 
 @parallel
@@ -308,10 +181,89 @@ def convolved(
             _convolved(x[j], U(window[0]), U(window[1]), down, across, work[band], out[j])
 
 
+@inlined
+def _part(row: RealArray, w: int, half: Vector, upper: RealArray, lower: RealArray) -> None:
+    """Write the spectra of the real parts of transformed rows, and of their imaginary ones, up to frequency w / 2."""
+    for q in range(w // TWO + U(1)):
+        i, k = PAIR * q, PAIR * ((w - q) % w)
+        s, t, u, v = load(row, i), load(row, i + LANES), load(row, k), load(row, k + LANES)
+        store(upper, i, half * (s + u))
+        store(upper, i + LANES, half * (t - v))
+        store(lower, i, half * (t + v))
+        store(lower, i + LANES, half * (u - s))
+
+
+@inlined
+def _join(upper: RealArray, lower: RealArray, w: int, row: RealArray) -> None:
+    """Write rows whose parts have these spectra."""
+    for q in range(w // TWO + U(1)):
+        i, k = PAIR * q, PAIR * ((w - q) % w)
+        a, b, c, d = load(upper, i), load(upper, i + LANES), load(lower, i), load(lower, i + LANES)
+        store(row, i, a - d)
+        store(row, i + LANES, b + c)
+        store(row, k, a + d)
+        store(row, k + LANES, c - b)
+
+
+@inlined
+def _filtered(x: RealArray, h: int, w: int, kernel: RealArray, tables: Tables, work: RealArray, out: RealArray) -> None:
+    """Write F^H T F of a window of an even number of rows, at least 16.
+
+    Rows of the lower half are transformed as imaginary parts of those of the upper one.
+    """
+    fourier, at = transform_in(work, ZERO, h, w, tables)
+    row, deep, one = fourier.row, h // TWO, fourier.twiddles[0, 0]
+    wide, size = PAIR * ((w + LANES - U(1)) // LANES * LANES), h * ((w + LANES - U(1)) // LANES * LANES)
+    plane, upper, lower = work[at : at + size], work[at + size :], work[at + size + wide :]
+    spectrum, halves = work[at + size + TWO * wide :], (x[: deep * w], x[deep * w :], out[: deep * w], out[deep * w :])
+    columns = WindowTransform(h, w // TWO + U(1), row, fourier.spare, fourier.plan, fourier.twiddles)
+    for start in range(ZERO, w, LANES):
+        real_panel_in(halves[0], deep, w, start, plane, h * start, PAIR)
+        real_panel_in(halves[1], deep, w, start, plane, h * start + LANES, PAIR)
+    for r in range(ZERO, deep, LANES):
+        first = min(r, deep - LANES)
+        row_panel_from(plane, first, deep, w, row, ZERO)
+        transform_row(row, ZERO, fourier)
+        _part(row, w, broadcast(one / (one + one)), upper, lower)
+        row_panel_back(upper, ZERO, spectrum, first, h, columns.w)
+        row_panel_back(lower, ZERO, spectrum, deep + first, h, columns.w)
+    columns_through(spectrum, kernel, one, False, empty_factors(h, w, work.dtype), columns)
+    for r in range(ZERO, deep, LANES):
+        first = min(r, deep - LANES)
+        row_panel_from(spectrum, first, h, columns.w, upper, ZERO)
+        row_panel_from(spectrum, deep + first, h, columns.w, lower, ZERO)
+        _join(upper, lower, w, row)
+        transform_row(row, ZERO, fourier)
+        row_panel_back(row, ZERO, plane, first, deep, w)
+    for start in range(ZERO, w, LANES):
+        real_panel_out(plane, h * start, PAIR, deep, w, start, halves[2])
+        real_panel_out(plane, h * start + LANES, PAIR, deep, w, start, halves[3])
+
+
+@parallel
+def filtered(
+    work: RealArray, x: RealArray, window: tuple[int, int], kernel: RealArray, tables: Tables, out: RealArray
+) -> None:
+    """Write F^H T F of windows, in double precision.
+
+    Args:
+        work: (bands, k) float64, workspace of each band.
+        x: (B, h w) real.
+        window: h, even and at least 16, and w.
+        kernel: (2 h w',) float64, T as a wave, with the scale of two transforms, panel after panel.
+        tables: constants, plan and twiddles of the transform, float64.
+        out: (B, h w) real, written.
+    """
+    count, bands = len(x), len(work)
+    for i in prange(bands):
+        band = np.int64(i)
+        for j in range(count * band // bands, count * (band + 1) // bands):
+            _filtered(x[j], U(window[0]), U(window[1]), kernel, tables, work[band], out[j])
+
+
 #: See compiled.SIGNATURES; what stands in brackets is a tuple.
 SIGNATURES = {
-    to_detector: "r2 (c2 i2 c4 r1) b (i i) (r1 i2 r2) r3 r2",
-    from_detector: "r2 r3 r2 (r1 i2 r2) c4",
+    filtered: "d2 r2 (i i) d1 (d1 i2 d2) r2",
     compare_signals: "r2 (i i) (u3 i1 r1 r1) (i b i i) r1 (r2 d2 r2)",
     convolved: "r2 r2 (i i) r1 r1 r2",
 }
