@@ -1,4 +1,5 @@
-"""What pieces under `optics` cost: epochs with a piece against epochs without one, for each wave on the detector.
+"""What pieces under `optics`, and a background that moves, cost: epochs with a piece against epochs without one, for
+each wave on the detector.
 
     python benchmarks/pieces.py --out F
     python benchmarks/pieces.py --views 300 --turns 3 --engines rpie --pieces descan,detector_blur
@@ -6,7 +7,7 @@
 
 One simulated scan in the far field, one mode, positions between pixels, and one thread. With each engine all models
 take turns, epoch by epoch: in each turn the plain one runs before and after each piece, so that a machine that others
-slow down slows both. Unknowns stay as they start, so that it is the waves that are measured.
+slow down slows both. Unknowns of pieces stay as they start, so that it is the waves that are measured.
 
 Seconds are those of the processor, so that others on the same cores count little.
 
@@ -51,14 +52,20 @@ PIECES: dict[str, dict[str, Any]] = {
     "binned_detector": {"binned_detector": {"factor": 2}},
     "both": {"detector_transfer": {"pixel_side": 1}, "source_size": True},
 }
+#: Row of a background that moves, which is no piece.
+BACKGROUND = "background"
 TIMED = ("rpie", "lsqml", "adam")
 BATCH = 64
 
 
-def epochs(measurement: Any, engine: str, model: dict[str, Any], turns: int) -> tuple[Reconstruction, Iterator[float]]:
-    """Return a reconstruction with such slices, modes and pieces, and the processor seconds of its epochs."""
-    recon = Reconstruction(measurement, **model, subpixel="fourier", device="cpu", seed=1)
-    return recon, timed(recon.run(ENGINES[engine](epochs=turns, batch=BATCH)))
+def epochs(
+    measurement: Any, engine: str, model: dict[str, Any], turns: int, piece: str = ""
+) -> tuple[Reconstruction, Iterator[float]]:
+    """Return a reconstruction with such slices, modes and piece, and the processor seconds of its epochs."""
+    optics = {"optics": PIECES[piece]} if piece in PIECES else {}
+    recon = Reconstruction(measurement, **model, **optics, subpixel="fourier", device="cpu", seed=1)
+    moving = {"unknowns": {"background": True}} if piece == BACKGROUND else {}
+    return recon, timed(recon.run(ENGINES[engine](epochs=turns, batch=BATCH, **moving)))
 
 
 def timed(reports: Iterator[Any]) -> Iterator[float]:
@@ -84,7 +91,7 @@ def measure(measurement: Any, engine: str, model: dict[str, Any], names: list[st
     """Return one row for each piece."""
     count = 1 + turns * (1 + len(names))
     bare, plain = epochs(measurement, engine, model, count)
-    runs = {name: epochs(measurement, engine, model | {"optics": PIECES[name]}, turns + 1) for name in names}
+    runs = {name: epochs(measurement, engine, model, turns + 1, name) for name in names}
     next(plain)
     for _, one in runs.values():
         next(one)
@@ -136,7 +143,7 @@ def main() -> None:
     parser.add_argument("--modes", type=int, default=1, help="modes of the probe")
     parser.add_argument("--turns", type=int, default=7, help="timed epochs of each piece, after one that is not")
     parser.add_argument("--engines", default=",".join(TIMED), help="engines, with commas")
-    parser.add_argument("--pieces", default=",".join(PIECES), help="pieces, with commas")
+    parser.add_argument("--pieces", default=",".join([*PIECES, BACKGROUND]), help="pieces, with commas")
     parser.add_argument("--out", type=Path, help="file that the numbers are written to, as JSON")
     given = parser.parse_args()
     torch.set_num_threads(1)

@@ -69,7 +69,8 @@ def test_sums(dtype: torch.dtype, fidelity: str, subpixel: str, slices: int, pro
             sums.background = begun(case)
             chunk = replace(case.chunk, cache=BatchCache())
             made = backend.forward(case.model, chunk, case.object, case.probe, case.opr)
-            backend.detector(case.model, chunk, made, "loss_gradient", sums.background)
+            for task in ("loss_gradient", "exit_wave_update"):
+                backend.detector(case.model, chunk, made, task, sums.background)  # type: ignore[arg-type]
             backend.at_detector(case.model, chunk, made.exit.clone(), "loss_gradient", sums.background)
             backend.finish(sums)
             found.append(sums.background.sums)

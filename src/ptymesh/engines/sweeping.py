@@ -11,8 +11,8 @@ bounds. An unknown with a row for each view has sums of its own in each row; whe
 have in common (`common_to`), the mean of the batch's steps is left out. Of a tiled one, every pixel has sums of its
 own, and a share of the largest norm of a pixel is added to each (rPIE's step), so that pixels with little light stay.
 
-The background moves likewise, each pixel of the detector by itself; its sum of norms is the squared sum of their roots,
-over the number of views, as a dark speckle would outweigh all others otherwise.
+The background moves likewise, each pixel of the detector by itself; its norm is that of the mean of I^(-1/2), times the
+number of views, as a dark speckle would outweigh all others otherwise.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from ptymesh.estimate import Estimate
 from ptymesh.models import declared, refuse_fixed
 from ptymesh.options import Options
 from ptymesh.physics.elementwise import means
+from ptymesh.physics.fidelity import DARK, fidelity_of
 from ptymesh.problem import Batch, Problem
 from ptymesh.schedule import OnOff, Schedule
 from ptymesh.unknowns import DECLARED, Unknown
@@ -137,13 +138,30 @@ def after_batch(problem: Problem, estimate: Estimate, batch: Batch, gains: dict[
             continue
         if name in problem.model.unknowns_of_copies:
             limit *= OF_COPIES
-        total = problem.fields.reduction(2, *reals.shape)
-        for _, terms in rows:
-            total.add(terms)
-        along, norm = problem.fields.totals(total)[0]
-        if name == "background":  # of which the roots of the norms were added up
-            norm = norm.square() / problem.views_of_backgrounds(estimate, batch.views)
+        if name == "background":
+            along, norm = background_terms(problem, estimate, batch)
+        else:
+            total = problem.fields.reduction(2, *reals.shape)
+            for _, terms in rows:
+                total.add(terms)
+            along, norm = problem.fields.totals(total)[0]
         reals.copy_(_moved(reals, _steps(along, norm, gains[name], limit), one))
+
+
+def background_terms(problem: Problem, estimate: Estimate, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Return the sums of slopes and of norms over a batch, of each pixel of the background.
+
+    Args:
+        problem: the problem that is solved.
+        estimate: the unknowns.
+        batch: the views, with the sums that the engine's step has made.
+    """
+    gradients = batch.view_updates.gradients
+    assert gradients is not None and gradients.background is not None, "summed by the engine's accumulator"
+    slope, dark = gradients.background
+    views = problem.views_of_backgrounds(estimate, batch.views)
+    norm = fidelity_of(problem.model.fidelity).norm((views / dark.clamp(min=DARK)).square())
+    return -slope / 2, norm * views / 2
 
 
 def _move_tiled(

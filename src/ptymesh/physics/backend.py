@@ -231,7 +231,7 @@ class Backend(BlockOperations):
             detected: (B, M, h, w) complex Psi, overwritten: with Psi' - Psi for "exit_wave_update", with -dL/dI Psi for
                 "loss_gradient"; unchanged for "evaluate".
             task: one of these three.
-            background_sums: background sums to which "loss_gradient" adds the terms of these views.
+            background_sums: background sums to which the terms of these views are added.
 
         Returns:
             (B, 6) float64: loss, sum (sqrt I - sqrt y)^2, sum y, sum |sqrt I - sqrt y|, sum sqrt y, sum y^2 of each
@@ -239,6 +239,8 @@ class Backend(BlockOperations):
         """
         S, response = power(detected), model.response(chunk.values)
         signal = S if response is None else response.signal(S)
+        if background_sums is not None:
+            background_sums.add(signal, chunk.data)
         if task == "exit_wave_update":
             kind, data = model.fidelity, chunk.data
             if response is None:
@@ -247,8 +249,6 @@ class Backend(BlockOperations):
                 factor = fidelity.revision_through(kind, response, S, data)
             detected *= (factor - 1)[:, None]
         elif task == "loss_gradient":
-            if background_sums is not None:
-                background_sums.add(signal, chunk.data)
             slope = fidelity.slope(model.fidelity, signal, chunk.data)
             detected *= -(slope if response is None else response.adjoint(slope))[:, None]
         return fidelity_columns(model, chunk, signal)
@@ -264,7 +264,7 @@ class Backend(BlockOperations):
             chunk: the views.
             waves: (B, M, h, w) complex, at the exit of the last slice.
             task: see `at_detector`.
-            background_sums: background sums for "loss_gradient".
+            background_sums: background sums to which the terms of these views are added.
 
         Returns:
             Waves (B, M, h, w), undefined for "evaluate"; and the columns of `at_detector`, (B, 6) float64.
@@ -289,7 +289,7 @@ class Backend(BlockOperations):
             chunk: the views.
             intermediates: from `forward`.
             task: see `at_detector`.
-            background_sums: background sums for "loss_gradient".
+            background_sums: background sums to which the terms of these views are added.
 
         Returns:
             Waves (B, M, h, w), undefined for "evaluate"; and the columns of `at_detector`, (B, 6) float64.

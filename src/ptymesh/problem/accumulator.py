@@ -61,11 +61,11 @@ class Accumulator:
         self.evaluator, self.estimate, self.batch, self.task, self.keep = evaluator, estimate, batch, task, keep
         self.setup, self.loader, self.fields = evaluator.setup, evaluator.loader, evaluator.fields
         self.with_object = only != "probe" and "object" not in batch.frozen
-        self.with_background = background
+        self.with_background = background or "background" in batch.pieces
         at_detector = {one.name for placed in self.setup.model.detector for one in placed.operator.unknowns}
-        at_detector.add("background")
         #: Names of the detector's unknowns, and of those of pieces that act on waves, whose slopes are wanted.
-        self._of_detector, self._of_waves = batch.pieces & at_detector, batch.pieces - at_detector
+        self._of_detector = batch.pieces & at_detector
+        self._of_waves = batch.pieces - at_detector - {"background"}
         self.with_probe = only != "object" and "probe" not in batch.frozen
         blocks = self.loader.local_views.blocks(estimate, batch.views)
         #: Sums of slopes by tiled unknowns of the pieces.
@@ -215,15 +215,13 @@ class Accumulator:
             )
         found = {}
         if self._of_detector:
-            found = self.evaluator.detector_slopes(chunk, intermediates, "background" in self._of_detector)
+            found = self.evaluator.detector_slopes(chunk, intermediates)
         if self._of_waves:
             pairs = self.evaluator.operator_pairs(chunk, intermediates, waves, self._of_waves)
             for name in self.tiled.sums:
                 self.tiled.add(chunk, name, pairs.pop(name))
             found |= self.evaluator.stack_pairs(chunk, pairs)
-        if "background" in found:
-            found["background"] = self.estimate.terms_of_background(found["background"], chunk.setting)
-        for name in self.batch.pieces - self.tiled.sums.keys():
+        for name in self._of_detector | self._of_waves - self.tiled.sums.keys():
             self.batch.view_updates.pieces.setdefault(name, []).append((chunk.views, found[name]))
 
     def exit_wave_update(self, chunk: Chunk, intermediates: Intermediates) -> Tensor:

@@ -20,7 +20,7 @@ from ptymesh.errors import PtymeshError, ran_out_of_memory
 from ptymesh.estimate import Estimate
 from ptymesh.physics import fidelity
 from ptymesh.physics.backend import COUNTS, LOSS, MISFIT, ROOTS, SQUARES, Chunk, fidelity_columns
-from ptymesh.physics.background import BackgroundSums, raised_signals
+from ptymesh.physics.background import BackgroundSums
 from ptymesh.physics.elementwise import over_window
 from ptymesh.physics.halves import Halves
 from ptymesh.physics.kinds import SUMS
@@ -146,16 +146,14 @@ class Evaluator:
         given = estimate.probe_of(chunk.setting), estimate.opr, intermediates, chi
         return self.setup.backend.weight_step(self.setup.model, chunk, *given)
 
-    def detector_slopes(self, chunk: Chunk, intermediates: Intermediates, background: bool) -> dict[str, Tensor]:
+    def detector_slopes(self, chunk: Chunk, intermediates: Intermediates) -> dict[str, Tensor]:
         """Return slope and norm of each view, (B, 2, ...) float64, by name of the unknowns of the detector's pieces.
 
-        Their quotient is the Gauss-Newton step (physics/detector/pieces.py). Of the background it is the root of the
-        norm, as a dark speckle would outweigh all others otherwise.
+        Their quotient is the Gauss-Newton step (physics/detector/pieces.py).
 
         Args:
             chunk: the views.
             intermediates: windows and waves of the chunk.
-            background: True for those of the background, too.
         """
         model, data = self.setup.model, chunk.data
 
@@ -163,11 +161,7 @@ class Evaluator:
             return fidelity.slope(model.fidelity, signal, data), fidelity.norm(model.fidelity, signal, data) / 2
 
         S = power(self.detect(chunk, intermediates.exit))
-        found = self.stack_pairs(chunk, model.detector_slopes(S, data, chunk.values, loss_derivatives))
-        if background:  # which needs no light
-            slope, norm = loss_derivatives(raised_signals(model.signal(S, chunk.values), data))
-            found["background"] = torch.stack((-slope / 2, norm.sqrt()), dim=1).to(torch.float64)
-        return found
+        return self.stack_pairs(chunk, model.detector_slopes(S, data, chunk.values, loss_derivatives))
 
     def stack_pairs(self, chunk: Chunk, pairs: dict[str, tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
         """Return slopes and norms (B, ...) of the pieces' unknowns as (B, 2, ...) float64, as they are summed.
