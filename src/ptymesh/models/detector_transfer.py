@@ -39,6 +39,7 @@ class DetectorTransfer(DetectorPiece):
     """
 
     name: ClassVar[str] = "detector_transfer"
+    is_fast: ClassVar[bool] = True
 
     pixel_side: float = Field(
         0.0, ge=0, le=4, description="side of the square over which a pixel integrates, in pixels; 0 for a point"
