@@ -9,6 +9,8 @@ from torch import Tensor
 from ptymesh.kernels import kernel_backend
 from ptymesh.kernels.cpu import products
 from ptymesh.physics.elementwise import PRODUCTS, times
+from ptymesh.physics.propagate import frequencies
+from ptymesh.physics.separable import filter_windows
 
 SHAPES = [((8, 2, 101, 90), (8, 1, 101, 90)), ((101, 90), (3, 2, 101, 90)), ((5, 1, 64, 64), (64, 64))]
 WAYS = (lambda x: x, lambda x: x.conj(), lambda x: x.mT, lambda x: x.conj().mT)
@@ -36,3 +38,19 @@ def test_what_is_left_to_torch() -> None:
     x = torch.randn(64, 64, dtype=torch.complex64)
     for a, b in ((x[0], x), (x[:, :1], x), (x[:8, :8], x[:8, :8]), (x.clone().requires_grad_(), x)):
         assert products.product(a, b) is None and torch.equal(times(a, b), by_torch(a, b))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("window", [(16, 20), (60, 36), (50, 35), (18, 9)])
+def test_windows_are_filtered_as_torch_does_it(window: tuple[int, int], dtype: torch.dtype) -> None:
+    """And one among many as it is by itself; outside of a pass over the detector it is torch's bits."""
+    kernel_backend(torch.device("cpu"), dtype.to_complex())
+    S = 1e4 * torch.rand(3, *window, generator=torch.Generator().manual_seed(1), dtype=dtype)
+    y, x = frequencies(window, (1.0, 1.0))
+    transfer = torch.sinc(y) * torch.sinc(0.7 * x)
+    wanted = filter_windows(S, transfer)
+    with products.filtering():
+        found, alone = filter_windows(S, transfer), filter_windows(S[1:2].clone(), transfer)
+    assert float((found - wanted).abs().max()) <= 10 * torch.finfo(dtype).eps * float(wanted.abs().max())
+    assert torch.equal(found[1:2], alone)
+    assert torch.equal(filter_windows(S, transfer), wanted)

@@ -16,6 +16,7 @@ from ptymesh.physics.propagate import fft, ifft
 #: Faster functions for the same on a CPU, by dtype (kernels/cpu/products.py); None where not applicable.
 TURNS: dict[torch.dtype, Callable[[Tensor, Tensor, Tensor], Tensor | None]] = {}
 CONVOLUTIONS: dict[torch.dtype, Callable[[Tensor, Tensor, Tensor], Tensor | None]] = {}
+#: The same for filters, while kernels take views to the detector and back.
 FILTERS: dict[torch.dtype, Callable[[Tensor, Tensor], Tensor | None]] = {}
 
 

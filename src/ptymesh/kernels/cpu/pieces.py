@@ -18,6 +18,7 @@ from ptymesh.kernels.cpu.arguments import array_of, threads_for, transform_for
 from ptymesh.kernels.cpu.compiled import column_panels
 from ptymesh.kernels.cpu.compiled import signals as compiled_signals
 from ptymesh.kernels.cpu.inputs import TASKS, CpuInputs
+from ptymesh.kernels.cpu.products import filtering
 from ptymesh.kernels.fused import window_of
 from ptymesh.physics import fidelity
 from ptymesh.physics.backend import Chunk, Task
@@ -28,6 +29,7 @@ from ptymesh.physics.model import Model
 Call = tuple[DetectorInputs, DetectorOptions, RealArray, BackgroundArrays, HeldArrays]
 
 
+@filtering()
 def pass_detector(
     inputs: CpuInputs,
     model: Model,

@@ -4,6 +4,8 @@ convolutions with separable factors (physics/separable.py)."""
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 
 import numpy as np
@@ -28,7 +30,6 @@ def offer(dtype: torch.dtype) -> None:
     elementwise.PRODUCTS[dtype] = product
     separable.TURNS[dtype] = turn_waves
     separable.CONVOLUTIONS[dtype.to_real()] = convolve_windows
-    separable.FILTERS[dtype.to_real()] = filter_windows
 
 
 def product(a: Tensor, b: Tensor) -> Tensor | None:
@@ -89,6 +90,16 @@ def convolve_windows(S: Tensor, down: Tensor, across: Tensor) -> Tensor | None:
 
 #: Transfer functions as the kernel reads them, and what it works in.
 _transfers, _workspace = Kernels(), Workspace()
+
+
+@contextmanager
+def filtering() -> Iterator[None]:
+    """Filter windows by the kernel while this lasts: it rounds otherwise than torch, so elsewhere torch always does."""
+    separable.FILTERS.update(dict.fromkeys((torch.float32, torch.float64), filter_windows))
+    try:
+        yield
+    finally:
+        separable.FILTERS.clear()
 
 
 def filter_windows(S: Tensor, transfer: Tensor) -> Tensor | None:
