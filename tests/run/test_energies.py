@@ -41,7 +41,7 @@ def two_energies(photons: float = 3e4, kind: str = "electron") -> list[Truth]:
         slices=1,
         energy_eV=hard,
         amplitude=None if kind == "electron" else (1.0, 1.0),
-        further_scans=[{"energy_eV": soft, "scan": "jitter"}],
+        further_scans=[{"energy_eV": soft, "overlap": 0.77}],
         probe_guess="true",
         seed=5,
     )
