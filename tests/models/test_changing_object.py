@@ -16,7 +16,7 @@ from torch import Tensor
 import ptymesh as pm
 from ptymesh.distributed.world import Solo, World
 from ptymesh.engines import ENGINES, LBFGS, LSQML, RPIE, Adam, Engine, positions
-from ptymesh.engines.gradients.sweep import covered
+from ptymesh.engines.gradients.sweep import pixels_under_windows
 from ptymesh.errors import BadInput
 from ptymesh.io.checkpoint import store as checkpoint
 from ptymesh.io.results import Result
@@ -271,7 +271,9 @@ def test_slopes_against_differences(monkeypatch: pytest.MonkeyPatch) -> None:
     engine.before_epoch(problem, e)
     batch, here = Batch(np.arange(20)), e.others["fields"].clone()
     slope = engine.gradient(problem, e, batch, {"fields"}).parts["fields"].slope
-    direction = torch.randn(here.shape, generator=torch.Generator().manual_seed(2), dtype=here.dtype) * covered(e)
+    direction = torch.randn(
+        here.shape, generator=torch.Generator().manual_seed(2), dtype=here.dtype
+    ) * pixels_under_windows(e)
     values = []
     for step in (1e-5, -1e-5):
         e.others["fields"].copy_(here + step * direction)
