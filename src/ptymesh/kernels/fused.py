@@ -21,9 +21,9 @@ from torch import Tensor
 from ptymesh.kernels.arrays import ExitInputs
 from ptymesh.kernels.capabilities import Request, Table, capability_for, varies
 from ptymesh.physics import window_shifts
-from ptymesh.physics.backend import Adjoints, Backend, Chunk, Operation, step_along, transmitted_fraction
+from ptymesh.physics.backend import Adjoints, Backend, Chunk, Operation, step_along
 from ptymesh.physics.halves import Halves
-from ptymesh.physics.model import Intermediates, Model, inner
+from ptymesh.physics.model import Intermediates, Model
 from ptymesh.physics.operators import Values
 from ptymesh.physics.propagate import fft
 
@@ -79,7 +79,6 @@ class FusedIntermediates(Intermediates):
     index: int = 0  # which slice
     sweep_products: SweepProducts | None = None  # once a sweep has brought waves back
     kernel_arrays: ExitInputs | None = None  # once numba's kernels have asked for them
-    brought_back: tuple[Tensor, Tensor] | None = None  # waves at the exit that were, and what is behind the first slice
 
     @property
     def values(self) -> Values:
@@ -446,28 +445,27 @@ class FusedBackend(Backend, ABC):
             self.to_probe(first, waves, amplitudes, into)
 
     def to_slices(
-        self, model: Model, chunk: Chunk, intermediates: FusedIntermediates, waves: Tensor, into: Adjoints | None
+        self, model: Model, chunk: Chunk, intermediates: FusedIntermediates, waves: Tensor, into: Adjoints
     ) -> Tensor:
-        """Bring waves back through the slices, and add their adjoints, with their weights, to the sums of all slices.
+        """Add the adjoints of the waves, with their weights, to the sums of all slices.
 
         Args:
             model: the forward model.
             chunk: the views.
             intermediates: windows and waves of the views.
             waves: (B, M, h, w) complex, at the exit of the last slice.
-            into: the sums of the batch; None if they have been added.
+            into: the sums of the batch.
 
         Returns:
             The waves at the exit of the first slice, (B, M, h, w).
         """
-        given, waves = waves, waves.contiguous()
+        waves = waves.contiguous()
         for index in range(len(intermediates.whole_object) - 1, -1, -1):
             one = intermediates.slice(index)
-            if into is not None and into.object is not None and into.object_weight is not None:
+            if into.object is not None and into.object_weight is not None:
                 self.to_object(model, chunk, one, waves, into)
             if index:
                 waves = model.to_next_adjoint(self.to_probes(one, waves)).contiguous()
-        intermediates.brought_back = (given, waves)
         return waves
 
     # --- sums of single views ---
@@ -494,24 +492,12 @@ class FusedBackend(Backend, ABC):
             chi: (B, M, h, w) complex, changes of the exit waves.
         """
         assert isinstance(intermediates, FusedIntermediates)
-        amplitudes, first = chunk.weights[:, 0].contiguous(), intermediates.slice(0)
-        behind = chi if first is intermediates else self._waves_behind_first_slice(model, chunk, intermediates, chi)
+        amplitudes = chunk.weights[:, 0].contiguous()
         by_y, by_x = (self._shifted(chunk, probe, amplitudes, axis) for axis in (0, 1))
-        found = self.along_positions(first, behind, by_y, by_x)
-        norms, left = self.position_derivative_norms(model, chunk, intermediates, probe, opr), found[:, 2]
-        if first is not intermediates:
-            left = inner(intermediates.exit, intermediates.exit)
-            norms = norms * transmitted_fraction(found[:, 2], left)[:, None]
-        return steps_of(found[:, :2], norms, left, chi)
-
-    def _waves_behind_first_slice(
-        self, model: Model, chunk: Chunk, intermediates: FusedIntermediates, chi: Tensor
-    ) -> Tensor:
-        """Return changes of the exit waves brought back to behind the first slice, (B, M, h, w)."""
-        known = intermediates.brought_back
-        if known is not None and known[0] is chi:  # those whose adjoints have been added just before
-            return known[1]
-        return self.to_slices(model, chunk, intermediates, chi, None)
+        found = self.along_positions(intermediates, chi, by_y, by_x)
+        return steps_of(
+            found[:, :2], self.position_derivative_norms(model, chunk, intermediates, probe, opr), found[:, 2], chi
+        )
 
     def step_weights(
         self, model: Model, chunk: Chunk, probe: Tensor, opr: Tensor, intermediates: Intermediates, chi: Tensor

@@ -188,7 +188,7 @@ class OneGo:
         asked = sweep_products_of(intermediates, chi)
         if asked is None:
             given = model, chunk, obj, probe, opr, intermediates, chi
-            if not varies(chunk):
+            if _has_one_beam(model, chunk):
                 return self.backend.step_probe(*given)
             return reference_of(Backend.position_step)(self.backend, *given)
         parts, (behind, left) = _products_of_parts(asked), asked[:, -2:].unbind(1)
