@@ -132,7 +132,7 @@ def test_default_stages_are_taken_as_they_are_unless_more_work_comes_further(sea
     held, search.budget.kept = runner.held, 2 * runner.cost(end, 25)
     runner.close()
     _, chosen = search._choose_over_default(search.recipe, held, end, [{**search.opening, "epochs": 90}])
-    assert "The default stages, as they are, are taken: " in search.reasons["stages"][0]
+    assert "The default stages as they are are taken: " in search.reasons["stages"][0]
     assert [one["engine"] for one in chosen] == [one["engine"] for one in given]
     assert chosen == given or "at as much work are taken" in search.reasons["stages"][1]
 

@@ -161,40 +161,46 @@ class StageSearch(Search):
             stages: the stages found.
         """
         work, self.budget.runs, self.budget.kept = self.budget.kept, 1, 0.0
-        given = default_stages(plain.object, plain.probe)
-        *before, last = ({key: value for key, value in one.items() if key != "epochs"} for one in given)
-        lengths = [one["epochs"] for one in given]
         if end is None:
             return self.recipe, stages
+        given = default_stages(plain.object, plain.probe)
         best, chosen = end, stages
         with closing(CandidateRunner(plain, self.scan, self.context, self.scan.views, held)) as runner:
-            start = runner.start(last)
-            left = work - sum(
-                runner.cost(start.using(one), epochs) for one, epochs in zip(before, lengths[:-1], strict=True)
-            )
-            most = int(left / runner.cost(start, 1000) * 1000)
-            for longest, how in ((lengths[-1], ", as they are,"), (most, " at as much work")):
-                if not 1 <= longest <= most or (longest == most and how == ", as they are,"):
-                    continue
-                made = [{**one, "epochs": n} for one, n in zip((*before, last), (*lengths[:-1], longest), strict=True)]
-                tried = start
-                try:
-                    for one in made:
-                        tried = runner.run(tried.using({k: v for k, v in one.items() if k != "epochs"}), one["epochs"])
-                except OverBudget:
-                    self.note_skipped(f"Whether the default stages{how} come further")
+            *before, last = ((runner.start(_without_epochs(one)), one["epochs"]) for one in given)
+            left = work - sum(runner.cost(*one) for one in before)
+            most = int(left / runner.cost(last[0], 1000) * 1000)
+            longer = [*given[:-1], {**given[-1], "epochs": most}]
+            tries: list[tuple[list[StageOptions], str, Callable[[Candidate, Candidate], bool]]] = []
+            if last[1] < most:
+                tries.append((given, "as they are", _is_no_worse))
+            if most >= 1:
+                tries.append((longer, "at as much work", is_better))
+            for made, how, wins in tries:
+                tried = self._run_default(runner, made, how)
+                if tried is None:
                     break
-                taken = not is_better(best, tried) if how == ", as they are," else is_better(tried, best)
+                beside = "what was found" if best is end else "as they are"
+                taken = wins(tried, best)
                 verdict = "are taken" if taken else "come no further"
                 default = " and ".join(f"{one['epochs']} epochs of {one['engine']}" for one in made)
-                beside = "what was found" if best is end else "as they are"
                 said = f"{default}: {tried.formatted_residual}, {beside} {best.formatted_residual}"
-                self.add_reason("stages", f"The default stages{how} {verdict}: {said}.")
+                self.add_reason("stages", f"The default stages {how} {verdict}: {said}.")
                 best, chosen = (tried, made) if taken else (best, chosen)
         if best is end:
             return self.recipe, stages
         probe = plain.probe.model_copy(update={"modes": best.modes})
         return plain.model_copy(update={"probe": probe}), chosen
+
+    def _run_default(self, runner: CandidateRunner, stages: list[StageOptions], how: str) -> Candidate | None:
+        """Return where default stages lead; None, which is noted, if the budget does not suffice."""
+        tried = runner.start(_without_epochs(stages[0]))
+        try:
+            for one in stages:
+                tried = runner.run(tried.using(_without_epochs(one)), one["epochs"])
+        except OverBudget:
+            self.note_skipped(f"Whether the default stages {how} come further")
+            return None
+        return tried
 
     def _optics(self) -> None:
         """Find defocus or distance if they are not known."""
@@ -541,3 +547,13 @@ class StageSearch(Search):
         others = sorted((one for one in run if one[0] is not kept), key=lambda one: one[0].value)
         close = {name: one for one, name in others[:1] if one.value <= best.value * (1 + CLOSE)}
         return {name: kept, **close}
+
+
+def _without_epochs(stage: StageOptions) -> StageOptions:
+    """Return an engine with its options, without the number of its epochs."""
+    return {key: value for key, value in stage.items() if key != "epochs"}
+
+
+def _is_no_worse(new: Candidate, old: Candidate) -> bool:
+    """Return True if the old candidate explains the held-out views not clearly better than the new one."""
+    return not is_better(old, new)
