@@ -13,7 +13,7 @@ for the number of epochs goes on while sweeps are left for a run of so many.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 
