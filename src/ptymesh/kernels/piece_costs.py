@@ -15,7 +15,7 @@ from ptymesh.physics.scan_energies import ScanEnergies
 #: Times as long as an epoch without the piece that one with it takes for each wave, of one slice in the far field on a
 #: CPU (benchmarks/pieces.py): where kernels do what is before and behind it, and where they do nothing. The same of
 #: several slices, where kernels do all but the piece and the way from slice to slice.
-BETWEEN_KERNELS, WITHOUT_KERNELS, BETWEEN_SLICES = "2 to 5", "2 to 11", "1.5 to 2.5"
+BETWEEN_KERNELS, WITHOUT_KERNELS, BETWEEN_SLICES = "1.5 to 3.5", "2 to 11", "1.5 to 2.5"
 
 
 def costs_of_pieces(backend: Backend, model: Model, window: tuple[int, int]) -> list[str]:
