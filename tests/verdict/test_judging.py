@@ -79,6 +79,14 @@ def test_a_run_that_is_stopped_early_is_told_to_go_on(photons: float) -> None:
     assert reconstruct(scan, STAGES).verdict == "good"
 
 
+def test_a_schedule_that_ends_early_is_told_to_go_on() -> None:
+    """Its last steps are small, and the residual still falls by far."""
+    scan = simulate(views=60, window=32).measurement
+    early = reconstruct(scan, [{"engine": "adam", "epochs": 5, "batch": 20}])
+    assert early.verdict == "poor" and not early.attrs["verdict_causes"]
+    assert early.attrs["verdict_sentence"].startswith("more epochs first, as the residual is still falling by ")
+
+
 def swapped(scan: Measurement, views: list[int]) -> Measurement:
     """Return the scan with the patterns of views half a scan away in these views: no check of the data sees that."""
     return changed(scan, views, scan.patterns.read((np.array(views) + scan.views // 2) % scan.views))

@@ -63,6 +63,8 @@ SETTLED_SHARE = 0.1
 FALLING, LAST_EPOCHS = 0.015, 3
 #: The same where no schedule has made steps small: what views ask for may be that the fit is on its way. Its name.
 UNFINISHED, UNFINISHED_NAME = 0.008, "unfinished"
+#: The same where a schedule has made steps small, by which a residual falls in the end of any run.
+FALLING_AT_REST = 0.05
 #: u above which, without views that stand out, nothing but a fog is there.
 FOG_SHARE = 0.6
 #: u and t of noise that may be another than that of counting, lowest and highest u, highest t.
@@ -263,8 +265,9 @@ def _describe_early_end(history: Mapping[str, np.ndarray], least: float) -> str:
     residual = np.asarray(history.get("residual", ()), dtype=float)
     if 0 < len(residual) < FEWEST:
         return f"more epochs first, as the run has had {len(residual)}: "
-    course = judge_convergence(history)
-    fall = {"falling": course.per_epoch, "unclear": _fall(residual[-LAST_EPOCHS - 1 :])}.get(course.kind, 0.0)
+    course, last = judge_convergence(history), _fall(residual[-LAST_EPOCHS - 1 :])
+    fall = {"falling": course.per_epoch, "unclear": last, "at rest": last}.get(course.kind, 0.0)
+    least = max(least, FALLING_AT_REST) if course.kind == "at rest" else least
     return f"more epochs first, as the residual is still falling by {fall:.1%} an epoch: " if fall > least else ""
 
 

@@ -30,7 +30,7 @@ TRIED = np.concatenate([-np.geomspace(8, 0.3, 20), [0.0], np.geomspace(0.3, 8, 2
 
 
 @dataclass(frozen=True)
-class Order:
+class OrderEvidence:
     """Order in which positions belong to patterns: positions[source] for the patterns `use`."""
 
     source: np.ndarray
@@ -92,7 +92,7 @@ def lag_gain(views: OrderedViews) -> tuple[float, int] | None:
     gains = {}
     for lag in [k for k in range(-MAX_LAG, MAX_LAG + 1) if k and abs(k) < n // 4]:
         use = np.arange(max(0, -lag), min(n, n - lag))
-        gains[lag] = order_gain(views, Order(use + lag, use))
+        gains[lag] = order_gain(views, OrderEvidence(use + lag, use))
     best = max(gains, key=lambda lag: gains[lag])
     return gains[best], best
 
@@ -108,10 +108,10 @@ def serpentine_gain(views: OrderedViews) -> float | None:
     source = np.arange(len(views.positions))
     for row in rows[1::2]:
         source[row] = source[row][::-1]
-    return order_gain(views, Order(source, np.arange(len(source))))
+    return order_gain(views, OrderEvidence(source, np.arange(len(source))))
 
 
-def order_gain(views: OrderedViews, order: Order) -> float:
+def order_gain(views: OrderedViews, order: OrderEvidence) -> float:
     """Return the standard errors by which pairs that only this order makes neighbours are more alike than others.
 
     The others are pairs that only the given order makes neighbours. Each order may move the patterns' features by what
