@@ -72,6 +72,18 @@ def test_what_is_no_scan_no_file_and_no_stage(odd: str, scan: Measurement) -> No
         refused(lambda name=name: pm.Reconstruction(scan, **{name: value}))  # type: ignore[misc]
 
 
+def test_options_that_nobody_knows_and_scans_that_count_twice(scan: Measurement) -> None:
+    said = refused(lambda: pm.reconstruct(scan, pm.RPIE(epochs=1), precison="double"))
+    assert said == "reconstruct has no option precison; do you mean precision?"
+    assert "; it has progress, strict, " in refused(lambda: pm.reconstruct(scan, pm.RPIE(epochs=1), hold_out=0.1))
+    twice = "which would count its views twice"
+    assert twice in refused(lambda: pm.Reconstruction([scan, scan]))
+    assert twice in refused(lambda: pm.reconstruct(["a.cxi", "a.cxi"], pm.RPIE(epochs=1)))
+    assert "The scan is an empty list" in refused(lambda: pm.reconstruct([]))
+    said = refused(lambda: pm.Reconstruction(scan, probe_modes=2, probe={"modes": 3}))
+    assert said == "probe_modes is 2, and probe.modes 3; give one."
+
+
 def test_arrays_are_loaded_by_way_of_a_file(tmp_path: Path) -> None:
     """As the sentence about them says."""
     said = refused(lambda: pm.load(np.zeros((3, 4, 4))))  # type: ignore[arg-type]

@@ -94,6 +94,9 @@ def test_nothing_is_overwritten_without_force(tmp_path):
         path.write_bytes(before)
         beside.touch()
     write(checked(**SMALL, seed=1), path, force=True)
+    (tmp_path / "folder.cxi").mkdir()
+    with pytest.raises(BadInput, match=r"folder.cxi is a folder; give another name\.$"):
+        write(options, tmp_path / "folder.cxi", force=True)
     assert loaded(path).views == 40
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Sequence
 from contextlib import closing, nullcontext
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +60,7 @@ def reconstruct(
     if stages is None and isinstance(scan, str | Path):
         return _find_and_run_stages(Path(scan), progress, strict, options)
     given = None if stages is None else stages_of(stages)
+    _refuse_unknown_options(options, list(inspect.signature(Reconstruction).parameters)[1:])
     recon = Reconstruction(scan, **options)
     engines = recon.default_stages if given is None else given
     with show_progress(engines, progress if recon.world.rank == 0 else False) as recon.callbacks:
@@ -68,6 +71,7 @@ def reconstruct(
 
 def _find_and_run_stages(path: Path, progress: bool | None, strict: bool, options: dict[str, Any]) -> Result:
     """Return the result of stages that are found by trying; arguments as in `reconstruct`."""
+    _refuse_unknown_options(options, [*_TOP, "device", "probe_modes", "subpixel"])
     raw, reasons = described(path)
     device = options.pop("device", "auto")
     if not isinstance(device, str | World):
@@ -76,11 +80,6 @@ def _find_and_run_stages(path: Path, progress: bool | None, strict: bool, option
         options["probe"] = {**dict(options.get("probe") or {}), "modes": modes}
     if (subpixel := options.pop("subpixel", None)) is not None:
         raw["positions"] = {"subpixel": subpixel}
-    if unknown := sorted(options.keys() - set(_TOP)):
-        raise BadInput(
-            f"reconstruct has no option {unknown[0]}; it has progress, strict, {', '.join(_TOP)}, probe_modes and "
-            "subpixel."
-        )
     recipe = Recipe.parse({**raw, **{name: value for name, value in options.items() if value is not None}})
     with nullcontext(device) if isinstance(device, World) else join(device) as world:
         found = decide(recipe, world, reasons=reasons, write=False)
@@ -88,6 +87,14 @@ def _find_and_run_stages(path: Path, progress: bool | None, strict: bool, option
             with show_progress(recon.stages, progress if world.rank == 0 else False) as callbacks:
                 recon.loop(hold_out=found.recipe.hold_out, callbacks=callbacks).run()
             return _judged(recon.result(recipe_text(found.recipe, found.reasons)), world, strict)
+
+
+def _refuse_unknown_options(options: dict[str, Any], known: Sequence[str]) -> None:
+    """Raise BadInput for an option that `reconstruct` does not take."""
+    if unknown := sorted(options.keys() - set(known)):
+        near = get_close_matches(unknown[0], known, 1)
+        may = f"do you mean {near[0]}?" if near else f"it has progress, strict, {', '.join(known)}."
+        raise BadInput(f"reconstruct has no option {unknown[0]}; {may}")
 
 
 def _judged(result: Result, world: World, strict: bool) -> Result:

@@ -87,8 +87,12 @@ def scans_from(given: object) -> list[Measurement]:
     if isinstance(given, str | Path):
         return [load(given)]
     if isinstance(given, list | tuple) and given:
+        for index, one in enumerate(given):
+            if any(one is other or (isinstance(one, str | Path) and one == other) for other in given[:index]):
+                raise BadInput(f"Scan {index + 1} of the list is one before it, which would count its views twice.")
         return [scan for one in given for scan in scans_from(one)]
-    raise BadInput(f"The scan is of type {type(given).__name__}; give what ptymesh.load returned, or a path.")
+    what = "an empty list" if isinstance(given, list | tuple) else f"of type {type(given).__name__}"
+    raise BadInput(f"The scan is {what}; give what ptymesh.load returned, a path, or a list of several.")
 
 
 def seed_of(given: object) -> int:

@@ -45,7 +45,9 @@ def write(
     beside = path.with_suffix(".truth.h5")
     names = [path, *(path.with_stem(f"{path.stem}-{n + 2}") for n in range(len(options.further_scans)))]
     for file in (*names, beside):
-        if file.is_dir() or (file.exists() and not force):
+        if file.is_dir():
+            raise BadInput(f"{file} is a folder; give another name.")
+        if file.exists() and not force:
             raise BadInput(f"{file} exists already; give another name, or --force to replace it.")
     made = truths(options)
     for one, name in zip(made, names, strict=True):
