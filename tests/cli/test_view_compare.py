@@ -25,7 +25,7 @@ from ptymesh.physics.model import Model
 from ptymesh.recipe.schema import Recipe
 from ptymesh.run_folder import figures
 from ptymesh.run_folder.figures import title_of, write_figures
-from ptymesh.run_folder.patterns import compared_patterns, mean_patterns, model_of, modelled
+from ptymesh.run_folder.patterns import compared_patterns, mean_pattern_pair, model_of, modelled
 from ptymesh.simulate import simulate
 from toy import smooth
 
@@ -183,7 +183,7 @@ def test_mean_patterns_are_over_the_same_views_and_pixels(scan: tuple[Path, Resu
     mask = measurement.mask.copy()
     mask[5, 6] = False
     gaps = replace(measurement, patterns=ArraySource(measured.astype(np.float32)), mask=mask)
-    some = mean_patterns(model, scan[1], gaps, views)
+    some = mean_pattern_pair(model, scan[1], gaps, views)
     assert np.isnan([one[5, 6] for one in some]).all()
     assert some[0][3, 4] == pytest.approx(measured[10:, 3, 4].mean())
     assert some[1][3, 4] == pytest.approx(modelled_[10:, 3, 4].mean())

@@ -16,7 +16,7 @@ import torch
 from ptymesh import stopping
 from ptymesh.distributed import heartbeat, watchdog
 from ptymesh.distributed.heartbeat import Heartbeat
-from ptymesh.distributed.watchdog import HeartbeatReport, Watchdog, judge, stilled
+from ptymesh.distributed.watchdog import HeartbeatReport, Watchdog, find_rank_at_fault, stilled
 from ptymesh.errors import BadInput
 from ptymesh.files import pid_space
 
@@ -52,7 +52,7 @@ def post(
 
 
 def judged(*posts: HeartbeatReport | None, silent: tuple[float, ...] = (0, 0, 0)) -> tuple[int | None, str] | None:
-    return judge(dict(enumerate(posts)), dict(enumerate(silent)), 60)
+    return find_rank_at_fault(dict(enumerate(posts)), dict(enumerate(silent)), 60)
 
 
 def test_the_rank_behind_is_at_fault_not_those_who_wait_for_it() -> None:

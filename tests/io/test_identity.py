@@ -85,7 +85,7 @@ def positions(folder: Path) -> None:
 )
 def test_what_changed_is_named(tmp_path: Path, change: Callable[[Path], None], said: str) -> None:
     made(tmp_path / "data")
-    before = identity.identity(read(tmp_path / "data"))
+    before = identity.digests_of_scan(read(tmp_path / "data"))
     change(tmp_path / "data")
     with pytest.raises(BadInput) as error:
         identity.check(before, read(tmp_path / "data"), World())
@@ -95,7 +95,7 @@ def test_what_changed_is_named(tmp_path: Path, change: Callable[[Path], None], s
 
 def test_the_same_data_elsewhere_are_the_same(tmp_path: Path) -> None:
     made(tmp_path / "data")
-    before = identity.identity(read(tmp_path / "data", 30))
+    before = identity.digests_of_scan(read(tmp_path / "data", 30))
     shutil.copytree(tmp_path / "data", tmp_path / "moved")
     found = identity.check(before, read(tmp_path / "moved", 30), World())
     assert found == before | {"path": str(tmp_path / "moved" / "scan.h5")}
@@ -105,7 +105,7 @@ def test_rounding_is_no_difference(tmp_path: Path) -> None:
     """Another machine computes positions that differ in the last bits."""
     made(tmp_path / "data")
     scan = read(tmp_path / "data")
-    before = identity.identity(scan)
+    before = identity.digests_of_scan(scan)
     rounded = replace(scan, stored_positions=np.nextafter(scan.stored_positions, 1))
     assert identity.check(before, rounded, World()) == before
 
@@ -114,7 +114,7 @@ def test_all_of_it_on_request(tmp_path: Path) -> None:
     """A sample does not see every view; all of them do."""
     made(tmp_path / "data")
     scan = read(tmp_path / "data")
-    sample, whole = identity.identity(scan), identity.identity(scan, "all")
+    sample, whole = identity.digests_of_scan(scan), identity.digests_of_scan(scan, "all")
     patterns(tmp_path / "data", 3)
     identity.check(sample, read(tmp_path / "data"), World())
     with pytest.raises(BadInput, match="differ in patterns;"):
@@ -125,7 +125,7 @@ def test_views_are_not_exchanged_for_each_other() -> None:
     scan = in_memory()
     turned = replace(scan, patterns=ArraySource(scan.patterns.read(np.arange(VIEWS)[::-1])))
     with pytest.raises(BadInput, match="differ in patterns;"):
-        identity.check(identity.identity(scan, "all"), turned, World())
+        identity.check(identity.digests_of_scan(scan, "all"), turned, World())
 
 
 @pytest.mark.parametrize("saved", [None, 3, [], {"file": 1}, {"patterns": None}])
@@ -143,7 +143,7 @@ def in_memory() -> Measurement:
 def on_ranks(world: World) -> tuple[str, str]:
     """Each looks at its share; where one rank's file is another's, all hear of it."""
     scan = in_memory()
-    whole = identity.identity(scan, "all", world)
+    whole = identity.digests_of_scan(scan, "all", world)
     counts = scan.patterns.read(np.arange(VIEWS)).copy()
     counts[20] += world.rank == 1  # what rank 1 looks at, on two ranks and on three: views lie side by side
     try:
@@ -155,6 +155,6 @@ def on_ranks(world: World) -> tuple[str, str]:
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_ranks_share_the_work_and_agree(ranks: Callable[..., list[tuple[str, str]]], size: int) -> None:
-    alone = identity.identity(in_memory(), "all")["patterns"]
+    alone = identity.digests_of_scan(in_memory(), "all")["patterns"]
     for digest, said in ranks(size, on_ranks):
         assert digest == alone and "differ in patterns;" in said

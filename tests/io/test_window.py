@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ptymesh.errors import BadInput
 from ptymesh.io.options import DataOptions
-from ptymesh.io.prepare.window import AxisCut, Window, axis, resampled_probe, take_pixels, window_of
+from ptymesh.io.prepare.window import AxisCut, Window, axis, geometry_of_window, resampled_probe, take_pixels
 
 
 def table(n: int, **changes: Any) -> list[list[int]]:
@@ -97,7 +97,7 @@ OPTIONS: list[dict[str, Any]] = [
 def window(options: dict[str, Any], far: bool, centred: bool, shape: tuple[int, int] = (18, 20)) -> Window:
     data = DataOptions(path="unused", **options)
     centre = None if data.centre is None else (int(data.centre[0]), int(data.centre[1]))
-    return window_of(shape, far, centred, centre, data)
+    return geometry_of_window(shape, far, centred, centre, data)
 
 
 def smooth_probe(shape: tuple[int, int], width: float = 1.8) -> np.ndarray:

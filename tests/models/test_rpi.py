@@ -14,7 +14,7 @@ from ptymesh.geometry import far_field
 from ptymesh.io.results import Result
 from ptymesh.measurement import ArraySource, Measurement
 from ptymesh.models import OPTICS
-from ptymesh.models.exit_wave.rpi import finer, finer_adjoint, illumination_of_pixels
+from ptymesh.models.exit_wave.rpi import finer_adjoint, illumination_of_pixels, refined_to_window
 from ptymesh.physics.model import Model
 from ptymesh.run_folder.figures import write_figures
 from toy import relative, smooth
@@ -30,8 +30,8 @@ def noise(*shape: int, seed: int = 0) -> torch.Tensor:
 def test_it_interpolates(window: tuple[int, int], sides: tuple[int, int]) -> None:
     """A constant stays one, the mean square stays, pixels on the old grid stay where the grids meet."""
     o = noise(2, *sides)
-    fine = finer(o, window)
-    assert relative(finer(torch.full_like(o, 3 - 1j), window), np.full((2, *window), 3 - 1j)) < 1e-14
+    fine = refined_to_window(o, window)
+    assert relative(refined_to_window(torch.full_like(o, 3 - 1j), window), np.full((2, *window), 3 - 1j)) < 1e-14
     assert fine.abs().square().mean() == pytest.approx(float(o.abs().square().mean()))
     if all(n == 2 * m for n, m in zip(window, sides, strict=True)):
         corner = [n // 2 % 2 if m % 2 == 0 else (n // 2 - 2 * (m // 2)) % 2 for n, m in zip(window, sides, strict=True)]
@@ -41,11 +41,11 @@ def test_it_interpolates(window: tuple[int, int], sides: tuple[int, int]) -> Non
 @pytest.mark.parametrize(("window", "sides"), SHAPES)
 def test_its_adjoint_and_its_light(window: tuple[int, int], sides: tuple[int, int]) -> None:
     o, psi = noise(2, *sides), noise(2, *window, seed=1)
-    there, back = torch.vdot(finer(o, window).flatten(), psi.flatten()), finer_adjoint(psi, sides)
+    there, back = torch.vdot(refined_to_window(o, window).flatten(), psi.flatten()), finer_adjoint(psi, sides)
     assert abs(there - torch.vdot(o.flatten(), back.flatten())) < 1e-12 * float(psi.abs().square().sum())
     light = psi.abs().square()
     units = torch.eye(sides[0] * sides[1], dtype=torch.complex128).view(-1, *sides)
-    spread = finer(units, window).abs().square()  # of each pixel
+    spread = refined_to_window(units, window).abs().square()  # of each pixel
     wanted = torch.einsum("kyx,byx->bk", spread, light).view(2, *sides)
     assert relative(illumination_of_pixels(light, sides), wanted) < 1e-12
 
@@ -66,7 +66,7 @@ def exposures(views: int, seed: int = 0, counts: float = 1e6) -> tuple[Measureme
     window, rng = (64, 64), np.random.default_rng(seed)
     probe = beam(window, counts, seed=seed)
     samples = (1 - 0.1 * np.abs(smooth((views, 32, 32), 1.5, rng))) * np.exp(0.7j * smooth((views, 32, 32), 1.5, rng))
-    waves = probe * finer(torch.as_tensor(samples), window).numpy()
+    waves = probe * refined_to_window(torch.as_tensor(samples), window).numpy()
     patterns = rng.poisson(np.abs(np.fft.fft2(waves, norm="ortho")) ** 2).astype(np.uint32)
     geometry = far_field(window, 1.24e-10, 2.0, (75e-6, 75e-6))
     scan = Measurement(ArraySource(patterns), np.zeros((views, 2)), geometry, np.ones(window, dtype=bool), probe=probe)

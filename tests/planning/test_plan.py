@@ -23,8 +23,8 @@ from ptymesh.planning import layout_choice
 from ptymesh.planning.batches import balance, draw
 from ptymesh.planning.cost_model import EPOCH
 from ptymesh.planning.device_pace import DevicePace
-from ptymesh.planning.layout_choice import RankSpeed, choose, choose_layout, epoch_seconds, measured_link
-from ptymesh.planning.plan import FULL, LayoutName, LayoutPlan, Scan, plan_layouts, scan_of
+from ptymesh.planning.layout_choice import RankSpeed, choose_by_plans, choose_layout, epoch_seconds, measured_link
+from ptymesh.planning.plan import FULL, LayoutName, LayoutPlan, PlannedScan, plan_layouts, scan_of
 from ptymesh.recipe.starts import ObjectOptions, ProbeOptions
 from ptymesh.run.loop import Loop
 from ptymesh.run.state import RunState
@@ -62,7 +62,7 @@ def counted(world: World, name: str, layout: str) -> tuple[float, float, float, 
 def planned(name: str, ranks: int):  # type: ignore[no-untyped-def]
     toy = make(views=45, modes=2, uneven=True)
     e, h, w = toy.truth, *toy.truth.window
-    scan = Scan(toy.measurement.positions, (h, w), e.extent, (0.0, 0.0), 2, 1, 0, 8 * h * w, 8, 0)
+    scan = PlannedScan(toy.measurement.positions, (h, w), e.extent, (0.0, 0.0), 2, 1, 0, 8 * h * w, 8, 0)
     return plan_layouts(scan, engine(name), 3, ranks)
 
 
@@ -87,7 +87,9 @@ def test_messages_of_ranks_that_share_memory(ranks, name: str, layout: str) -> N
     whole."""
     found = np.array(ranks(2, counted, name, layout)).max(0)
     toy = make(views=45, modes=2, uneven=True)
-    scan = Scan(toy.measurement.positions, toy.truth.window, toy.truth.extent, (0.0, 0.0), 2, 1, 0, 8 * 672, 8, 0)
+    scan = PlannedScan(
+        toy.measurement.positions, toy.truth.window, toy.truth.extent, (0.0, 0.0), 2, 1, 0, 8 * 672, 8, 0
+    )
     plans = plan_layouts(scan, engine(name), 3, 2, shares_memory=True)
     cost = plans["tiled" if layout == "tiled" else "replicated"]
     assert cost.reductions == found[3] and cost.messages == found[1] == 0 == found[0]
@@ -102,9 +104,9 @@ def test_ranks_that_share_memory_keep_panels() -> None:
     assert two.balance == one.balance, "views are dealt alike"
 
 
-def big(extent: int, views: int = 3000) -> Scan:
+def big(extent: int, views: int = 3000) -> PlannedScan:
     positions = np.random.default_rng(0).random((views, 2)) * (extent - 150)
-    return Scan(positions, (128, 128), (extent, extent), (4.0, 4.0), 1, 1, 0, 2 * 128 * 128, 4, 0)
+    return PlannedScan(positions, (128, 128), (extent, extent), (4.0, 4.0), 1, 1, 0, 2 * 128 * 128, 4, 0)
 
 
 def test_memory_falls_with_ranks() -> None:
@@ -134,7 +136,9 @@ def taken(ranks: int, link: float, latency: float, rate: float, memory: float = 
     """The layout that ranks of such a speed and memory take."""
     scan, stage, speed = big(2048), engine("rpie"), RankSpeed(link, latency, DevicePace(rate, 0.0))
     plans = plan_layouts(scan, stage, 0, ranks)
-    return choose(plans, {name: epoch_seconds(plan, scan, stage, speed) for name, plan in plans.items()}, memory)
+    return choose_by_plans(
+        plans, {name: epoch_seconds(plan, scan, stage, speed) for name, plan in plans.items()}, memory
+    )
 
 
 def test_choice() -> None:
@@ -209,7 +213,7 @@ def test_a_gpu_is_planned_with_its_own_rate(monkeypatch: pytest.MonkeyPatch) -> 
         lambda window, device, dtype, threads: found.append(device) or DevicePace(1e4, 0.0),
     )
     monkeypatch.setattr(layout_choice, "measured_link", lambda world: (1e9, 1e-5))
-    monkeypatch.setattr(layout_choice, "memory_of", lambda device: 80e9)
+    monkeypatch.setattr(layout_choice, "memory_of_device", lambda device: 80e9)
     planned = layout_choice.plan_layouts
     monkeypatch.setattr(layout_choice, "plan_layouts", lambda *given, **more: found.append(given[4]) or planned(*given))
     world = World("meta")
@@ -256,7 +260,7 @@ def test_balance_is_that_of_a_whole_epoch() -> None:
     assert shares < compute_seconds(found["replicated"], scan, ENGINES["rpie"](batch=64)) < 1.1 * shares
 
 
-def compute_seconds(plan: LayoutPlan, scan: Scan, stage: Engine, speed: RankSpeed = SPEED) -> float:
+def compute_seconds(plan: LayoutPlan, scan: PlannedScan, stage: Engine, speed: RankSpeed = SPEED) -> float:
     """What an epoch takes where messages take no time."""
     return epoch_seconds(plan, scan, stage, replace(speed, link=math.inf, latency=0.0))
 
@@ -326,7 +330,9 @@ def test_speeds_are_refused(option: str, monkeypatch: pytest.MonkeyPatch, capfd:
 
 def test_an_object_of_which_no_pixel_is_kept() -> None:
     """10^10 pixels would take 80 GB."""
-    scan = Scan(np.array([[0.0, 0.0], [99_000, 99_000]]), (32, 32), (99_072, 99_072), (8.0, 8.0), 1, 1, 0, 2048, 4, 0)
+    scan = PlannedScan(
+        np.array([[0.0, 0.0], [99_000, 99_000]]), (32, 32), (99_072, 99_072), (8.0, 8.0), 1, 1, 0, 2048, 4, 0
+    )
     assert plan_layouts(scan, ENGINES["rpie"](batch=2), 0, 2)["replicated"].object > 1 << 36
 
 

@@ -12,7 +12,7 @@ import pytest
 import ptymesh as pm
 from ptymesh.distributed.world import Solo, World
 from ptymesh.engines import RPIE
-from ptymesh.engines.base import Positions
+from ptymesh.engines.base import PositionRefinement
 from ptymesh.errors import Interrupted
 from ptymesh.io.checkpoint import store as checkpoint
 from ptymesh.run.checkpoint_counters import counters_of
@@ -35,7 +35,7 @@ def outcome(world: World, layout: str, how: tuple[float, float], folder: Path | 
     """What one rank ends with: a run from the start, which stops after so many batches, or one from a checkpoint."""
     saved = checkpoint.load(folder, world) if folder and not stop else None
     recon = pm.Reconstruction(scan(*how), device=world, layout=layout, seed=1, saved=saved)  # type: ignore[arg-type]
-    recon.stages = [RPIE(epochs=EPOCHS, batch=BATCH, positions=Positions(start=2))]
+    recon.stages = [RPIE(epochs=EPOCHS, batch=BATCH, positions=PositionRefinement(start=2))]
     left = iter(range(stop or 1 << 30))
     loop = recon.loop(hold_out=0.15, stop=lambda: next(left, None) is None)
     if folder:
@@ -81,7 +81,7 @@ def test_wrong_positions_go_on_as_if_nobody_had_judged() -> None:
     assert "explain held-out pixels better than the recorded ones by" in notes[0]
     assert np.abs(found[1] - found[2]).max() > 0.5
     recon = pm.Reconstruction(scan(*WRONG), seed=1)
-    recon.stages = [RPIE(epochs=EPOCHS, batch=BATCH, positions=Positions(start=2, judge=False))]
+    recon.stages = [RPIE(epochs=EPOCHS, batch=BATCH, positions=PositionRefinement(start=2, judge=False))]
     reports = list(recon.loop(hold_out=0.15).epochs())
     assert not any(report.note for report in reports)
     np.testing.assert_array_equal(found[1], recon.state.estimate.positions.numpy())
@@ -103,9 +103,9 @@ def test_a_run_that_goes_on_remembers_what_was_judged(ranks: Any, tmp_path: Path
 
 
 def test_positions_are_judged_halfway() -> None:
-    assert check_epoch(Positions(), 10) == 5
-    assert check_epoch(Positions(start=5), 80) == 42
-    assert check_epoch(Positions(start=5, stop=11), 80) == 8
-    assert check_epoch(Positions(judge=False), 10) == 0
-    assert check_epoch(Positions(affine=True), 10) == 0, "the object is stretched with the positions"
-    assert check_epoch(Positions(start=10), 10) == 0
+    assert check_epoch(PositionRefinement(), 10) == 5
+    assert check_epoch(PositionRefinement(start=5), 80) == 42
+    assert check_epoch(PositionRefinement(start=5, stop=11), 80) == 8
+    assert check_epoch(PositionRefinement(judge=False), 10) == 0
+    assert check_epoch(PositionRefinement(affine=True), 10) == 0, "the object is stretched with the positions"
+    assert check_epoch(PositionRefinement(start=10), 10) == 0

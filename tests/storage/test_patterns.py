@@ -23,7 +23,7 @@ from ptymesh.physics.resample import corner_crop
 from ptymesh.storage import fetched, scratch
 from ptymesh.storage import memory_budget as memory
 from ptymesh.storage.fetched import BufferPool, Hosted, Staged
-from ptymesh.storage.memory_budget import MemoryBudget, choose, stored
+from ptymesh.storage.memory_budget import MemoryBudget, choose_storage, stored
 from ptymesh.storage.patterns import Patterns, Resident, Slotted
 from warm import python
 
@@ -186,12 +186,12 @@ def test_choice(
     device: torch.device, budget: int | None, free: int, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory, "free_bytes", lambda _: free)
-    assert choose(1000, 10, device, MemoryBudget(budget)) == kind
+    assert choose_storage(1000, 10, device, MemoryBudget(budget)) == kind
 
 
 def test_a_budget_holds_some_patterns() -> None:
     with pytest.raises(BadInput, match=r"memory_budget is 159 bytes, and one pattern takes 10 bytes; .* 160 bytes"):
-        choose(1000, 10, CPU, MemoryBudget(159))
+        choose_storage(1000, 10, CPU, MemoryBudget(159))
 
 
 def test_all_ranks_choose_alike(tmp_path: Path) -> None:

@@ -83,14 +83,14 @@ def test_contrast_is_free_of_what_ptychography_leaves_open() -> None:
     obj, probe = toy.truth.object.numpy(), toy.truth.probe.numpy()
     y, x = np.indices(obj.shape[1:])
     seen = objectives.CurrentResult(obj, probe, toy.measurement.positions, None, None)
-    plain = objectives.contrast(seen)
+    plain = objectives.object_contrast(seen)
     assert 0.2 < plain < 1
     seen.object = 3j * obj * np.exp(0.02j * y - 0.01j * x)
-    assert objectives.contrast(seen) == pytest.approx(plain, rel=0.02)
+    assert objectives.object_contrast(seen) == pytest.approx(plain, rel=0.02)
     seen.object = np.ones_like(obj)
-    assert objectives.contrast(seen) == pytest.approx(0, abs=1e-6)
+    assert objectives.object_contrast(seen) == pytest.approx(0, abs=1e-6)
     seen.object = np.exp(0.3j * np.angle(obj))
-    assert objectives.contrast(seen) < 0.5 * plain, "a weaker object"
+    assert objectives.object_contrast(seen) < 0.5 * plain, "a weaker object"
 
 
 def test_contrast_of_a_run(recipe: Recipe) -> None:
@@ -115,8 +115,8 @@ def test_a_function(recipe: Recipe, tmp_path: Path) -> None:
         f"{tmp_path / 'mine.py'}:number": "is no function",
     }.items():
         with pytest.raises(BadInput, match=said):
-            objectives.entry(call)
-    assert objectives.entry("os.path:join").__name__ == "join"
+            objectives.metric_entry(call)
+    assert objectives.metric_entry("os.path:join").__name__ == "join"
 
 
 def test_no_numbers_from_coarse_pixels(recipe: Recipe) -> None:

@@ -23,7 +23,7 @@ from ptymesh.calibrate.disc import Disc, fit_disc
 from ptymesh.calibrate.parallax import BrightField, Lens, fit_parallax
 from ptymesh.calibrate.pattern_sums import VirtualDetectors, add_patterns, count_virtually, places_of
 from ptymesh.calibrate.scan_grid import ScanGrid, scan_grid
-from ptymesh.calibrate.twins import PhaseSign, Sign, choose_twin
+from ptymesh.calibrate.twins import DefocusSign, PhaseSign, choose_twin
 from ptymesh.distributed.world import Solo, World
 from ptymesh.errors import BadInput
 from ptymesh.io.prepare.survey import upright
@@ -37,7 +37,7 @@ SPACINGS_M = (3e-11, 1e-8)
 def calibrate(
     recipe: dict[str, Any],
     *,
-    c10: Sign = "unknown",
+    c10: DefocusSign = "unknown",
     phase: PhaseSign = "bright",
     lattice_m: float | None = None,
     world: World | None = None,

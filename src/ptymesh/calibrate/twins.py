@@ -25,11 +25,11 @@ BORDER = 0.12
 #: Skewness of a phase image from which on its sign is believed, and in its standard errors.
 SKEWED, SKEWED_ERRORS = 0.15, 3.0
 
-Sign = Literal["negative", "positive", "unknown"]
+DefocusSign = Literal["negative", "positive", "unknown"]
 PhaseSign = Literal["bright", "dark"]
 
 
-def choose_twin(found: Calibration, image: np.ndarray, c10: Sign, phase: PhaseSign) -> tuple[Lens, str]:
+def choose_twin(found: Calibration, image: np.ndarray, c10: DefocusSign, phase: PhaseSign) -> tuple[Lens, str]:
     """Return the lens or its twin, and what tells them apart; empty where nothing does.
 
     Args:

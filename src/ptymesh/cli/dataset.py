@@ -27,11 +27,11 @@ def load_dataset(file: Path, settings: Sequence[str]) -> Measurement:
 
         return load_scan(load_recipe(file, settings))
 
-    _, data, positions = options_of(file, settings)
+    _, data, positions = data_options_of(file, settings)
     return load_measurement(data, positions)
 
 
-def options_of(
+def data_options_of(
     source: Path | dict[str, Any], settings: Sequence[str]
 ) -> tuple[dict[str, Any], DataOptions, PositionOptions]:
     """Return the groups `data` and `positions`, as plain dicts and checked.

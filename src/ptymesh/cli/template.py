@@ -31,11 +31,11 @@ def recipe_template(file: Path, settings: Sequence[str]) -> str:
     """
     import yaml
 
-    from ptymesh.cli.dataset import options_of
+    from ptymesh.cli.dataset import data_options_of
     from ptymesh.io.load import open_scan
     from ptymesh.io.samples import located
 
-    raw, data, _ = options_of(file, settings)
+    raw, data, _ = data_options_of(file, settings)
     data = data.model_copy(update={"path": located(data.path)})
     doubts = []
     if data.keys is None:
@@ -45,7 +45,7 @@ def recipe_template(file: Path, settings: Sequence[str]) -> str:
         if found is not None:
             raw["data"]["keys"], why = found
             doubts.append(f"data.keys is a guess: {why}")
-            _, data, _ = options_of(raw, ())
+            _, data, _ = data_options_of(raw, ())
     scan = open_scan(data)
     lines = [f"# {text}" for text in (*doubts, *scan.notes)]
     groups = {"data": dict(raw["data"]), "positions": dict(raw["positions"])}

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 
-class Precision(StrEnum):
+class WarmPrecision(StrEnum):
     """Precisions of the waves for which kernels are compiled."""
 
     SINGLE = "single"
@@ -17,7 +17,7 @@ class Precision(StrEnum):
 
 
 def command(
-    precision: Annotated[Precision, typer.Option(help="Of the runs to come.")] = Precision.BOTH,
+    precision: Annotated[WarmPrecision, typer.Option(help="Of the runs to come.")] = WarmPrecision.BOTH,
 ) -> None:
     """Compile the kernels for this machine's processor, which otherwise takes the first run a minute or two.
 

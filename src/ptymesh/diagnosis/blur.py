@@ -148,7 +148,7 @@ def find_lost_contrast(view: ResultView) -> Evidence | None:
     bright = mean > BRIGHT
     if np.count_nonzero(bright) < MIN_BRIGHT_PIXELS:
         return None
-    number = 1 - contrast(view.y, view.y, bright) / max(contrast(view.modelled, None, bright), 1e-30)
+    number = 1 - fringe_contrast(view.y, view.y, bright) / max(fringe_contrast(view.modelled, None, bright), 1e-30)
     if max(explained_blur(view).share.values()) < LEAST_SHARE:
         number = min(number, 0.0)
     sentence = f"fringes have {100 * number:.2g} % less contrast than those of the model"
@@ -158,7 +158,7 @@ def find_lost_contrast(view: ResultView) -> Evidence | None:
     return Evidence(number, sentence, (more_modes(view, 2), more_modes(view, 4)))
 
 
-def contrast(patterns: np.ndarray, noise: np.ndarray | None, where: np.ndarray) -> float:
+def fringe_contrast(patterns: np.ndarray, noise: np.ndarray | None, where: np.ndarray) -> float:
     """Return the variance of patterns about their local means, over those means squared, without that of counting.
 
     Args:

@@ -141,7 +141,7 @@ def available_backends() -> list[str]:
     return [name for name in BACKENDS[1:] if dist.is_available() and dist.is_backend_available(name)]
 
 
-def identity(device: torch.device) -> str:
+def identity_of_device(device: torch.device) -> str:
     """Return a name of a GPU that is unique across machines and processes, however each process numbers its devices."""
     about = torch.get_device_module(device).get_device_properties(device)
     unique = getattr(about, "uuid", None)
@@ -160,7 +160,7 @@ def claimed(store: dist.Store, rank: int, device: torch.device) -> None:
     Raises:
         BadInput: another rank has claimed the same GPU.
     """
-    gpu = identity(device)
+    gpu = identity_of_device(device)
     owner = store.compare_set(f"ptymesh/gpu/{gpu}", "", str(rank)).decode()
     if owner != str(rank):
         raise BadInput(

@@ -158,7 +158,7 @@ def _go_on_from(store: Store) -> str:
     return f" {held}"
 
 
-def judge(
+def find_rank_at_fault(
     posts: dict[int, HeartbeatReport | None], silent_s: dict[int, float], patience_s: float
 ) -> tuple[int | None, str] | None:
     """Return the rank at fault and a sentence about it.
@@ -317,7 +317,7 @@ class Watchdog(threading.Thread):
         if verdict is not None or idle < min(LOOK_S, budget / 2):
             return verdict
         posts, silent_s = self._posts()
-        found = judge(posts, silent_s, budget) if idle > budget else None
+        found = find_rank_at_fault(posts, silent_s, budget) if idle > budget else None
         timeout = self.heartbeat.budgets_s["batch"]
         if found is None and idle > timeout and (self.heartbeat.waiting or self.heartbeat.queued):
             found = stilled(posts, silent_s, timeout, self._space)

@@ -50,7 +50,7 @@ AffineTerm = Literal["scale", "rotation", "aspect", "shear"]
 AFFINE_TERMS: tuple[AffineTerm, ...] = ("scale", "rotation", "aspect", "shear")
 
 
-class Positions(Schedule, Options):
+class PositionRefinement(Schedule, Options):
     """Position refinement: gradient steps normalised by each view's own ||d psi/d p_a||^2, or by another method.
 
     Attributes:
@@ -95,7 +95,7 @@ class Positions(Schedule, Options):
         return given
 
     @model_validator(mode="after")
-    def _refuse_what_has_no_effect(self) -> Positions:
+    def _refuse_what_has_no_effect(self) -> PositionRefinement:
         annealing = self.method == "annealing"
         for name in ("trials", "radius_px"):
             if getattr(self, name) is not None and not annealing:
@@ -227,7 +227,7 @@ class Engine(Options):
     order: Order = "random"
     fidelity: str = "amplitude"
     coarsen: Literal[1, 2, 4] = 1
-    positions: Annotated[Positions | None, OnOff] = None
+    positions: Annotated[PositionRefinement | None, OnOff] = None
     probe: ProbeConstraints = ProbeConstraints()
     object: ObjectConstraints = ObjectConstraints()
     models: dict[str, SerializeAsAny[Parametrisation]] = Field(default_factory=dict)

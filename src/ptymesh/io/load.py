@@ -18,7 +18,7 @@ from ptymesh.io.prepare.preprocess import measurement_of
 from ptymesh.io.rasters import select_frames
 from ptymesh.io.samples import located
 from ptymesh.io.scan import RawScan
-from ptymesh.io.series import files_of, join_scans
+from ptymesh.io.series import files_of, join_raw_scans
 from ptymesh.io.staging import is_npz, npz_members, unpacked
 from ptymesh.measurement import Measurement
 from ptymesh.paths import is_zarr_folder, refuse_folder
@@ -100,7 +100,7 @@ def open_scan(data: DataOptions) -> RawScan:
     for path in paths:
         one, reader = _open_file(whole.model_copy(update={"path": path}), reader)
         scans.append(one)
-    scan = scans[0] if len(scans) == 1 else join_scans(scans, paths)
+    scan = scans[0] if len(scans) == 1 else join_raw_scans(scans, paths)
     return select_frames(scan, data.frames, str(data.path))
 
 

@@ -45,7 +45,7 @@ def numbered_key(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
-def join_scans(scans: Sequence[RawScan], paths: Sequence[Path]) -> RawScan:
+def join_raw_scans(scans: Sequence[RawScan], paths: Sequence[Path]) -> RawScan:
     """Return one scan with the views of all.
 
     Optics, mask, dark and probe are the first one's. Its positions are those of all files if they are as many as all

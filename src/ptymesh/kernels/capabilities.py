@@ -26,7 +26,7 @@ FOURIER, BILINEAR, WHOLE = (frozenset({f"{name} positions"}) for name in ("fouri
 SHARED, SHIFTED, VARIED = frozenset({"shared probe"}), frozenset({"shifted probes"}), frozenset({"varied probes"})
 #: Windows whose Fourier transform the kernels know, and others.
 KNOWN, UNKNOWN = frozenset({"known transform"}), frozenset({"unknown transform"})
-FIDELITIES = frozenset(f"{name} fidelity" for name in ("amplitude", "poisson", "intensity"))
+FIDELITY_WORDS = frozenset(f"{name} fidelity" for name in ("amplitude", "poisson", "intensity"))
 NONE = frozenset[str]()
 #: Operators at the probe, behind the last slice, and there such as do not keep products of waves.
 AT_PROBE, AT_EXIT = frozenset({"operators at the probe"}), frozenset({"operators at the exit"})
@@ -49,7 +49,7 @@ _FIELDS, _POSITIONS, _PROBES, _TRANSFORMS = (
     SHARED | SHIFTED | VARIED,
     KNOWN | UNKNOWN,
 )
-_ANY = ONE | SEVERAL | _FIELDS | _POSITIONS | _PROBES | _TRANSFORMS | FIDELITIES
+_ANY = ONE | SEVERAL | _FIELDS | _POSITIONS | _PROBES | _TRANSFORMS | FIDELITY_WORDS
 
 # --- capabilities ---
 

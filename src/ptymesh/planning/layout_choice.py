@@ -21,7 +21,7 @@ from ptymesh.distributed.world import World
 from ptymesh.engines import Engine
 from ptymesh.planning.cost_model import cost_of_stage
 from ptymesh.planning.device_pace import DevicePace, measure_pace
-from ptymesh.planning.plan import LayoutName, LayoutPlan, Scan, plan_layouts, why_tiles
+from ptymesh.planning.plan import LayoutName, LayoutPlan, PlannedScan, plan_layouts, why_tiles
 
 #: Tiles are taken for speed alone where they are expected to be faster by more than this.
 GAIN = 1.25
@@ -46,7 +46,7 @@ class RankSpeed:
     threads: int = 1
 
 
-def choose_layout(world: World, scan: Scan, engine: Engine, seed: int) -> tuple[LayoutName, str]:
+def choose_layout(world: World, scan: PlannedScan, engine: Engine, seed: int) -> tuple[LayoutName, str]:
     """Return the layout for these ranks, the same on all of them, and why. Collective.
 
     Links are tried for some 0.1 s.
@@ -62,14 +62,16 @@ def choose_layout(world: World, scan: Scan, engine: Engine, seed: int) -> tuple[
     threads, kind = torch.get_num_threads(), world.device.type
     link, latency = measured_link(world)
     pace = measure_pace(scan.window, world.device, scan.dtype, threads)
-    here = torch.tensor([-pace.rate, pace.batch_s, -memory_of(world.device)], dtype=torch.float64)
+    here = torch.tensor([-pace.rate, pace.batch_s, -memory_of_device(world.device)], dtype=torch.float64)
     slowest, batch_s, least = world.max(here.to(world.device))[0].tolist()
     speed = RankSpeed(link, latency, DevicePace(-slowest, batch_s), threads if kind == "cpu" else 1)
     plans = plan_layouts(scan, engine, seed, world.size, kind, shares_memory=world.shares_memory)
-    return choose(plans, {name: epoch_seconds(plan, scan, engine, speed) for name, plan in plans.items()}, -least)
+    return choose_by_plans(
+        plans, {name: epoch_seconds(plan, scan, engine, speed) for name, plan in plans.items()}, -least
+    )
 
 
-def choose(
+def choose_by_plans(
     plans: dict[LayoutName, LayoutPlan], seconds: dict[LayoutName, float], memory: float
 ) -> tuple[LayoutName, str]:
     """Return the layout to take, and why, in words.
@@ -87,7 +89,7 @@ def choose(
     return "replicated", f"tiles would be {gain:.2f} times as fast, and the whole object fits on every rank"
 
 
-def epoch_seconds(plan: LayoutPlan, scan: Scan, engine: Engine, speed: RankSpeed) -> float:
+def epoch_seconds(plan: LayoutPlan, scan: PlannedScan, engine: Engine, speed: RankSpeed) -> float:
     """Return the seconds that an epoch is expected to take.
 
     Args:
@@ -107,7 +109,7 @@ def epoch_seconds(plan: LayoutPlan, scan: Scan, engine: Engine, speed: RankSpeed
     return compute + plan.epoch.batches * talk
 
 
-def memory_of(device: torch.device) -> float:
+def memory_of_device(device: torch.device) -> float:
     """Return the bytes that a rank may count on: its device's, or its share of what is free on this host."""
     if device.type in KINDS:
         return float(torch.get_device_module(device).get_device_properties(device).total_memory)

@@ -58,7 +58,7 @@ FULL = 0.8
 
 
 @dataclass(frozen=True)
-class Scan:
+class PlannedScan:
     """Numbers of a scan and a recipe that a plan depends on.
 
     Attributes:
@@ -169,7 +169,7 @@ def scan_of(
     precision: Precision,
     margin_px: int,
     optics: Sequence[Piece] = (),
-) -> Scan:
+) -> PlannedScan:
     """Return what a plan depends on, of a data set and the keys of a recipe; no pattern is read.
 
     Args:
@@ -193,7 +193,7 @@ def scan_of(
         f"Planning an object of {height} x {width} pixels",
         "check positions.unit and the object pixel",
     )
-    return Scan(
+    return PlannedScan(
         measurement.positions,
         window,
         extent,
@@ -231,7 +231,7 @@ def _value_numbers(kind: str) -> int:
 
 
 def plan_layouts(
-    scan: Scan, engine: Engine, seed: int, ranks: int, device: str = "cpu", *, shares_memory: bool = False
+    scan: PlannedScan, engine: Engine, seed: int, ranks: int, device: str = "cpu", *, shares_memory: bool = False
 ) -> dict[LayoutName, LayoutPlan]:
     """Return the plans of both layouts for the first epoch of a stage.
 
@@ -268,7 +268,7 @@ def _plan(
     name: LayoutName,
     layout: Replicated | Tiled,
     world: _Rank,
-    scan: Scan,
+    scan: PlannedScan,
     engine: Engine,
     drawn: list[np.ndarray],
     device: str,
@@ -313,7 +313,7 @@ def _plan(
     )
 
 
-def _blocks(layout: Replicated | Tiled, scan: Scan, part: Rect, batch: np.ndarray) -> Blocks:
+def _blocks(layout: Replicated | Tiled, scan: PlannedScan, part: Rect, batch: np.ndarray) -> Blocks:
     """Return the blocks that a batch touches as the run's layout finds them; no pixel of the object is allocated."""
     pixel = torch.empty((scan.planes, *part.shape), dtype=torch.complex64, device="meta")
     probe = torch.empty((scan.modes, *scan.window), dtype=torch.complex64, device="meta")
@@ -325,7 +325,7 @@ def _blocks(layout: Replicated | Tiled, scan: Scan, part: Rect, batch: np.ndarra
 
 
 def _traffic(
-    layout: Replicated | Tiled, scan: Scan, engine: Engine, blocks: Blocks, views: int
+    layout: Replicated | Tiled, scan: PlannedScan, engine: Engine, blocks: Blocks, views: int
 ) -> tuple[float, float, float]:
     """Return bytes and messages sent to neighbours, and bytes of all-reduces, of one rank and batch."""
     needs = engine.step_needs
@@ -353,7 +353,7 @@ def _traffic(
     return float(needs.object_sums * block * blocks_sent), float(messages), others + maxima + inner_products
 
 
-def _sum_bytes(scan: Scan, engine: Engine) -> int:
+def _sum_bytes(scan: PlannedScan, engine: Engine) -> int:
     """Return the bytes of a real number in a sum over views, all its parts."""
     return 8 * (2 if scan.real_bytes == 8 else engine.step_needs.parts)
 
@@ -365,7 +365,7 @@ def _reductions(layout: Replicated | Tiled, engine: Engine) -> int:
     return shared + (needs.maxima + 2 * needs.inner_product_rounds if isinstance(layout, Tiled) else 0)
 
 
-def _object_bytes(scan: Scan, engine: Engine, layout: Replicated | Tiled, part: Rect, touched: int) -> int:
+def _object_bytes(scan: PlannedScan, engine: Engine, layout: Replicated | Tiled, part: Rect, touched: int) -> int:
     """Return the bytes of the object's arrays on a rank whose batches touch so many blocks.
 
     These are the estimate, accumulators, what a first step begins with, what the engine remembers, and a batch's sums
@@ -388,25 +388,25 @@ def _object_bytes(scan: Scan, engine: Engine, layout: Replicated | Tiled, part: 
     return int(of_object + (tiled + tiled_sums) * pixels + 2 * tiled_sums * blocks)
 
 
-def _constraint_bytes(scan: Scan, engine: Engine) -> int:
+def _constraint_bytes(scan: PlannedScan, engine: Engine) -> int:
     """Return the bytes of whole planes of the object that a constraint of the stage holds, the most of any."""
     planes = max((constraint.whole_planes for constraint in engine.all_constraints()), default=0)
     return planes * 2 * scan.real_bytes * math.prod(scan.extent)
 
 
-def _chunk_bytes(scan: Scan, share: int, device: str) -> int:
+def _chunk_bytes(scan: PlannedScan, share: int, device: str) -> int:
     """Return the bytes of the waves of a chunk, of a rank with `share` views of a batch."""
     wave = _view_wave_bytes(scan)
     return max(wave, min(wave * share, CHUNK_BYTES.get(device, CHUNK_BYTES["cuda"])))
 
 
-def _wave_bytes(scan: Scan, engine: Engine, owned: int, share: int) -> int:
+def _wave_bytes(scan: PlannedScan, engine: Engine, owned: int, share: int) -> int:
     """Return the bytes of waves besides chunks: those that the engine keeps of its `owned` views, and of a batch."""
     wave, needs = _view_wave_bytes(scan), engine.step_needs
     kept = wave * (scan.kept_bytes or scan.real_bytes) // scan.real_bytes
     return 12 * wave + (needs.waves_per_view * owned + needs.waves_per_batch_view * share) * kept
 
 
-def _view_wave_bytes(scan: Scan) -> int:
+def _view_wave_bytes(scan: PlannedScan) -> int:
     """Return the bytes of the exit waves of one view, all modes."""
     return 2 * scan.real_bytes * scan.modes * scan.fan_out * scan.window[0] * scan.window[1]

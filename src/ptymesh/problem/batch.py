@@ -21,7 +21,7 @@ from ptymesh.physics.model import Intermediates
 from ptymesh.problem.tiled_sums import TiledSlopes
 
 #: Pairs of this rank's views (B,) and their steps, a row each.
-Rows = list[tuple[Tensor, Tensor]]
+RowsByChunk = list[tuple[Tensor, Tensor]]
 
 
 @dataclass
@@ -37,9 +37,9 @@ class ViewUpdates:
         stop: 0-d, number of ranks that were asked to stop; None if nothing was summed.
     """
 
-    positions: Rows = field(default_factory=list)
-    weights: Rows = field(default_factory=list)
-    pieces: dict[str, Rows] = field(default_factory=dict)
+    positions: RowsByChunk = field(default_factory=list)
+    weights: RowsByChunk = field(default_factory=list)
+    pieces: dict[str, RowsByChunk] = field(default_factory=dict)
     tiled: TiledSlopes = field(default_factory=dict)
     gradients: Gradients | None = None
     stop: Tensor | None = None

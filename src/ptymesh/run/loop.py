@@ -23,7 +23,7 @@ from ptymesh.distributed.devices import Later
 from ptymesh.distributed.layouts.handover import follow_draw
 from ptymesh.distributed.world import World
 from ptymesh.engines import Engine, object_values, parametrised, positions, sweeping, variable
-from ptymesh.engines.base import Positions
+from ptymesh.engines.base import PositionRefinement
 from ptymesh.engines.remarks import naming_stage
 from ptymesh.errors import BadInput, Diverged, Interrupted
 from ptymesh.estimate import Estimate
@@ -239,7 +239,7 @@ class Loop:
         own = own_unknowns(stages, optics, len(state.estimate.opr))
         return own - {"positions"} if state.refused_positions else own
 
-    def _refined(self, engine: Engine, epoch: int) -> Positions | None:
+    def _refined(self, engine: Engine, epoch: int) -> PositionRefinement | None:
         """Return the options of position refinement in this epoch, None where positions are not refined."""
         options = engine.positions
         return options if options and options.active(epoch) and not self.state.refused_positions else None

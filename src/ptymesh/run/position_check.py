@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from ptymesh.engines import Engine
-from ptymesh.engines.base import Positions
+from ptymesh.engines.base import PositionRefinement
 from ptymesh.estimate import Estimate
 from ptymesh.measurement import evenly_spread
 from ptymesh.physics.elementwise import means
@@ -62,7 +62,7 @@ class PositionCheck:
         return f"refined positions explain held-out pixels better than the recorded ones by {self.gain:.1%}"
 
 
-def check_epoch(options: Positions, epochs: int) -> int:
+def check_epoch(options: PositionRefinement, epochs: int) -> int:
     """Return the epoch of a stage (from 1) after which its positions are judged, 0 if they are not.
 
     Args:

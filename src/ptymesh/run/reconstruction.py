@@ -145,6 +145,8 @@ class Reconstruction(Displayed):
         object_options = object if isinstance(object, ObjectOptions) else options_of(ObjectOptions, object, "object")
         probe_options = probe if isinstance(probe, ProbeOptions) else options_of(ProbeOptions, probe, "probe")
         if probe_modes is not None:
+            if "modes" in probe_options.model_fields_set and probe_options.modes != probe_modes:
+                raise BadInput(f"probe_modes is {quote(probe_modes)}, and probe.modes {probe_options.modes}; give one.")
             probe_options = options_of(ProbeOptions, {**probe_options.model_dump(), "modes": probe_modes}, "probe")
         if not isinstance(device, str | World):
             raise BadInput(
@@ -268,7 +270,7 @@ class Reconstruction(Displayed):
     def identity(self, extent: identity.Extent = "sample") -> dict[str, str]:
         """Return digests by which a checkpoint tells whether it is given the same scan again. Collective."""
         if self._identity.get("extent") != extent:
-            self._identity = self._everywhere(lambda: identity.identity(self.scan, extent, self.world))
+            self._identity = self._everywhere(lambda: identity.digests_of_scan(self.scan, extent, self.world))
         return self._identity
 
     @property

@@ -97,11 +97,13 @@ def compared_patterns(result: Result, scan: Measurement) -> PatternPairs:
         title = f"{name}: view {view[0]}, residual {residuals[index]:.3g}"
         pairs[title] = (scan.patterns.read(view)[0].astype(np.float64), modelled(model, result, view, scan)[0])
     drawn = _averaged_views(result)
-    mean = mean_patterns(model, result, scan, drawn)
+    mean = mean_pattern_pair(model, result, scan, drawn)
     return PatternPairs(pairs, scan.mask, scan.geometry.propagation == "far_field", mean, len(drawn))
 
 
-def mean_patterns(model: Model, result: Result, scan: Measurement, views: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def mean_pattern_pair(
+    model: Model, result: Result, scan: Measurement, views: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Return the mean of measured patterns, and that of their models where the same pixels have data.
 
     Args:

@@ -38,7 +38,7 @@ class FurtherScan(Options):
     """
 
     views: int | None = Field(default=None, ge=1, le=10**7)
-    scan: scans.Scan | None = None
+    scan: scans.ScanPattern | None = None
     overlap: float | None = Field(default=None, ge=0, lt=1)
     photons_per_view: float | None = Field(default=None, gt=0, le=2e9)
     position_error_px: float | None = Field(default=None, ge=0, le=2**15)
@@ -100,7 +100,7 @@ class Simulation(Options):
     kind: Kind = "xray"
     views: int = Field(default=400, ge=1, le=10**7)
     window: int = Field(default=128, ge=16, le=2**15)
-    scan: scans.Scan = "fermat"
+    scan: scans.ScanPattern = "fermat"
     overlap: float | None = Field(default=None, ge=0, lt=1)
     object_px: int | None = Field(default=None, ge=1, le=2**20)
     density_ratio: float = Field(default=1.0, ge=1e-3, le=1e3)

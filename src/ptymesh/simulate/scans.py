@@ -18,10 +18,10 @@ import torch
 from ptymesh.errors import BadInput
 from ptymesh.models.scan_shift import UNITS, ScanShift
 
-Scan = Literal["fermat", "raster", "jitter"]
+ScanPattern = Literal["fermat", "raster", "jitter"]
 
 
-def scan(kind: Scan, views: int, step_px: float, *, density_ratio: float = 1.0, seed: int = 0) -> np.ndarray:
+def scan(kind: ScanPattern, views: int, step_px: float, *, density_ratio: float = 1.0, seed: int = 0) -> np.ndarray:
     """Return the positions of a scan pattern.
 
     Args:

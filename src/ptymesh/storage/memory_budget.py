@@ -38,7 +38,7 @@ class MemoryBudget:
     scratch: Path | None = None
 
 
-def choose(needed: int, frame: int, device: torch.device, memory: MemoryBudget) -> Kind:
+def choose_storage(needed: int, frame: int, device: torch.device, memory: MemoryBudget) -> Kind:
     """Return where patterns are kept: on the device, else the host, else, beyond the budget, the disk.
 
     A CPU is both device and host.
@@ -78,7 +78,7 @@ def stored(source: PatternSource, own: np.ndarray, most: int, device: torch.devi
         BadInput: the budget is too small, or the scratch folder cannot be used. Errors of the source pass through.
     """
     frame = int(np.prod(source.shape[1:])) * source.dtype.itemsize
-    kind = choose(most * frame, frame, device, memory)
+    kind = choose_storage(most * frame, frame, device, memory)
     if isinstance(source, CachedViews) and kind == "host" and device.type == "cpu":
         return source.lend_patterns(own)
     shape, dtype = (len(own), *source.shape[1:]), _torch_dtype(source.dtype)

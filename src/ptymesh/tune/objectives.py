@@ -62,14 +62,16 @@ def values(goal: Goal, recipe: Recipe, world: World, stop: Stop) -> Values:
 
 def _one(goal: Goal, recipe: Recipe, world: World, stop: Stop) -> Values:
     recon = reconstruction(recipe, world)
-    call = entry(goal.call) if isinstance(goal, Function) else None
+    call = metric_entry(goal.call) if isinstance(goal, Function) else None
     loop = recon.loop(hold_out=recipe.hold_out, stop=stop)
 
     def value(held_out: float | None) -> float:
         if isinstance(goal, HeldOut):
             assert held_out is not None, "a tune file's recipes hold views out"
             return held_out
-        return contrast(CurrentResult.of(recon)) if call is None else function(call, recon.result(recipe.to_yaml()))
+        return (
+            object_contrast(CurrentResult.of(recon)) if call is None else function(call, recon.result(recipe.to_yaml()))
+        )
 
     report = None
     for report in loop.epochs():
@@ -135,7 +137,7 @@ def ring_mean(a: CurrentResult, b: CurrentResult) -> float:
     return float(np.mean(compare_results(a, b).rings.correlation))
 
 
-def contrast(result: CurrentResult | Result) -> float:
+def object_contrast(result: CurrentResult | Result) -> float:
     """Return sqrt(1 - |<O>|^2 / <|O|^2>) over the illuminated pixels without their phase ramp; from 0 to 1.
 
     0 for an object of ones; what shows neither in amplitude nor in phase adds nothing. Does not depend on what
@@ -162,7 +164,7 @@ def function(call: Callable[[Result], Any], result: Result) -> float:
         raise PtymeshError(f"The objective {call.__name__} returned {found!r}; it should return a number.") from error
 
 
-def entry(call: str) -> Callable[[Result], Any]:
+def metric_entry(call: str) -> Callable[[Result], Any]:
     """Return the function that `module:name` or `file.py:name` names. Raises BadInput where there is none."""
     where, _, name = call.rpartition(":")
     try:

@@ -135,7 +135,7 @@ def checked(tuning: Tuning, space: Space) -> list[str]:
     TrialSampler(space, tuning.sampler, tuning.seed)
     pruner(tuning.pruner.name, tuning.pruner.options)
     if isinstance(tuning.objective, Function):
-        objectives.entry(tuning.objective.call)
+        objectives.metric_entry(tuning.objective.call)
     refused: list[BadInput] = []
     points = [_random_point(space, random.Random(number)) for number in range(CHECKED)]
     for values in points:

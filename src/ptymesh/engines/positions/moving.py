@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ptymesh.engines.base import AFFINE_TERMS, AffineTerm, Engine, Positions
+from ptymesh.engines.base import AFFINE_TERMS, AffineTerm, Engine, PositionRefinement
 from ptymesh.estimate import Estimate
 from ptymesh.models.scan_geometry import moves_of_terms
 from ptymesh.physics.elementwise import means
@@ -90,7 +90,7 @@ def _within(positions: Tensor, centre: Tensor, limit: float) -> Tensor:
     return torch.minimum(torch.maximum(positions, centre - limit), centre + limit)
 
 
-def _carry_on(engine: Engine, options: Positions, estimate: Estimate, start: Tensor) -> None:
+def _carry_on(engine: Engine, options: PositionRefinement, estimate: Estimate, start: Tensor) -> None:
     """Add what is left of the velocity of earlier epochs to the moves of this one, within limit_px."""
     velocity = estimate.positions - start
     if "position_velocity" in engine.state:

@@ -30,7 +30,7 @@ SAMPLED = 8
 SHARE = 1e-7
 
 
-def identity(scan: Measurement, extent: Extent = "sample", world: World | None = None) -> dict[str, str]:
+def digests_of_scan(scan: Measurement, extent: Extent = "sample", world: World | None = None) -> dict[str, str]:
     """Return digests of a scan by what they are of; `path` and `extent` are entered as they are.
 
     Collective with "all": each rank reads its share of the patterns.
@@ -68,7 +68,7 @@ def check(saved: Any, scan: Measurement, world: World) -> dict[str, str]:
     """
     if not isinstance(saved, Mapping) or not all(isinstance(value, str) for value in saved.values()):
         raise BadInput("The checkpoint does not say which data it is of; go on with --other-data if they are the same.")
-    now = identity(scan, "all" if saved.get("extent") == "all" else "sample", world)
+    now = digests_of_scan(scan, "all" if saved.get("extent") == "all" else "sample", world)
     told = {name for name in saved.keys() & now.keys() if saved[name] and now[name]} - {"path", "extent"}
     differ = [name for name in now if name in told and now[name] != saved[name]]
     if differ:

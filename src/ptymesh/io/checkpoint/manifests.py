@@ -103,7 +103,7 @@ def read_meta(directory: Path) -> dict[str, Any]:
     raise _none_sound(directory, notes)
 
 
-def choose(directory: Path, world: World) -> tuple[Manifest, str]:
+def choose_generation(directory: Path, world: World) -> tuple[Manifest, str]:
     """Return the manifest of the newest sound generation, and a sentence about damaged ones that came before it.
 
     Collective: every rank checks its share of the files, and all return the same.

@@ -241,7 +241,7 @@ def load(directory: Path, world: World | None = None) -> Checkpoint:
     Raises:
         BadInput: on every rank, if there is none, if none is sound, or if views are missing.
     """
-    manifest, note = manifests.choose(directory, world or World())
+    manifest, note = manifests.choose_generation(directory, world or World())
     generation = directory / manifests.folder(manifest["generation"])
     paths = {generation / entry["name"]: entry.get("arrays") for entry in manifest["files"]}
     shared: dict[str, np.ndarray] = {}

@@ -20,7 +20,7 @@ from ptymesh.io.arrays import detector_array, load_array
 from ptymesh.io.options import DataOptions, PositionOptions, Region
 from ptymesh.io.prepare.positions import stored_positions, window_paths, window_positions
 from ptymesh.io.prepare.selected_views import central, selected_views
-from ptymesh.io.prepare.window import Window, resampled_probe, window_of
+from ptymesh.io.prepare.window import Window, geometry_of_window, resampled_probe
 from ptymesh.io.scan import RawScan
 from ptymesh.io.source import SLAB_BYTES, SlabSource, slabs
 from ptymesh.limits import check_room
@@ -216,7 +216,7 @@ def measurement_of(raw: RawScan, data: DataOptions, positions: PositionOptions, 
     centre = _centre(raw, data, good, far)
     if checked is not None:  # after the centre was found, as it was before they were
         good = _exclude_regions(good, checked.regions, data)
-    window = window_of(shape, far, raw.centred, centre, data)
+    window = geometry_of_window(shape, far, raw.centred, centre, data)
     unturned = window.shape[::-1] if data.transpose else window.shape
     final = geometry.rewindowed(unturned, data.bin).flipped(data.flip_y, data.flip_x)
     final = final.transposed() if data.transpose else final

@@ -219,7 +219,7 @@ def _runs(index: np.ndarray) -> list[tuple[slice, slice]]:
     return [(slice(a, b), slice(index[a], index[a] + b - a)) for a, b in pairwise(ends)]
 
 
-def window_of(
+def geometry_of_window(
     shape: tuple[int, int], far: bool, centred: bool, centre: tuple[int, int] | None, options: DataOptions
 ) -> Window:
     """Return the window that the options cut out of a detector.

@@ -74,7 +74,7 @@ class RPI(WaveOperator):
             values: `sample` (B, n, m) complex, the objects o_j.
             tables: not used.
         """
-        return times(psi, finer(values["sample"], _sides_of(psi))[:, None])
+        return times(psi, refined_to_window(values["sample"], _sides_of(psi))[:, None])
 
     def adjoint(self, psi: Tensor, values: Values, tables: Tables) -> Tensor:
         """Return conj(u) psi.
@@ -84,7 +84,7 @@ class RPI(WaveOperator):
             values: `sample` (B, n, m) complex, the objects o_j.
             tables: not used.
         """
-        return times(psi, finer(values["sample"], _sides_of(psi))[:, None].conj())
+        return times(psi, refined_to_window(values["sample"], _sides_of(psi))[:, None].conj())
 
     def slopes(self, psi: Tensor, values: Values, tables: Tables, back: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
         """Return U^H sum_m conj(psi_m) back_m, and the illumination of each pixel of the objects, (B, n, m) each.
@@ -107,7 +107,7 @@ class RPI(WaveOperator):
         return given if isinstance(given, tuple) else (given, given)
 
 
-def finer(x: Tensor, window: tuple[int, int]) -> Tensor:
+def refined_to_window(x: Tensor, window: tuple[int, int]) -> Tensor:
     """Return U x: (B, n, m) -> (B, h, w)."""
     sides = _sides_of(x)
     pads: list[int] = []

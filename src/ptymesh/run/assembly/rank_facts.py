@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from ptymesh.distributed.agreement import flatten
 from ptymesh.engines import Engine
-from ptymesh.io.checkpoint.identity import identity
+from ptymesh.io.checkpoint.identity import digests_of_scan
 from ptymesh.io.hdf5 import digests
 from ptymesh.measurement import ArraySource, Measurement
 from ptymesh.recipe.schema import Recipe
@@ -37,7 +37,7 @@ def _is_of_a_machine(name: str) -> bool:
 
 def scan_facts(scan: Measurement) -> dict[str, str]:
     """Return digests of a scan's arrays, and its geometry. Patterns that lie in a file are looked at here and there."""
-    known = identity(scan)
+    known = digests_of_scan(scan)
     facts = {f"data ({name})": value for name, value in known.items() if name not in ("path", "extent")}
     facts |= {f"geometry.{name}": value for name, value in flatten(vars(scan.geometry)).items()}
     facts["data (views)"] = str(scan.views)
