@@ -12,6 +12,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import h5py
+import numpy as np
 import pytest
 
 from ptymesh.distributed import program
@@ -270,6 +272,21 @@ def test_demo_leaves_other_folders_alone(run: Run, tmp_path: Path) -> None:
     assert (
         status == 2 and "mine holds files that are not of a demo" in err and files(tmp_path / "mine") == {"recipe.yaml"}
     )
+
+
+def test_causes_that_data_show_are_found_on_any_number_of_ranks(run: Run, tmp_path: Path) -> None:
+    """Two ranks share memory, of which each holds a panel of the object: the cause is looked for in the whole one."""
+    assert run("simulate", "scan.cxi", "--views", "60", "--window", "32")[0] == 0
+    with h5py.File(tmp_path / "scan.cxi", "r+") as file:
+        counts = file["entry_1/data_1/data"]
+        counts[...] = np.minimum(counts[:], counts[:].max() // 4)
+    settings = "data: {path: scan.cxi}\nstages: [{engine: rpie, epochs: 8, batch: 12}]\noutput: {figures: false}\n"
+    (tmp_path / "recipe.yaml").write_text(settings)
+    assert "Likely cause: The detector saturates" in run("run", "recipe.yaml", "--out", "one")[1]
+    done = python(["-m", "ptymesh", "run", "recipe.yaml", "--out", "two", "--ranks", "2"], tmp_path, spares=2)
+    assert "Likely cause: The detector saturates" in done.communicate(timeout=120)[0]
+    for out in ("one", "two"):
+        assert Result.load(tmp_path / out / "result.h5").attrs["first_cause"] == "saturation"
 
 
 def test_a_poor_result_has_a_status_where_that_is_asked_for(

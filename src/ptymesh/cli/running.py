@@ -415,7 +415,7 @@ def _diagnose(outcome: RunOutcome) -> None:
             typer.echo(f"`ptymesh diagnose {outcome.path}` looks at the whole object, which no rank has held.")
             return
         result = outcome.result
-        if result.attrs["layout"] == "tiled":  # this rank holds a part of the object
+        if result.attrs["ranks"] > 1:  # this rank holds a part of the object
             result = Result.load(outcome.path)
         lines, cause = last_words(result, outcome.path, lambda: data_of(result))
         if cause is not None:
