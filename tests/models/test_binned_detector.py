@@ -161,6 +161,6 @@ def test_what_cannot_be_is_refused() -> None:
     coarse = binned(16)[1]
     with pytest.raises(BadInput, match=r"geometry is for windows of \(48, 48\), the patterns are \(24, 24\)"):
         pm.Reconstruction(replace(coarse, geometry=coarse.geometry.binned(0.5)))
-    two = [binned(16)[1]] * 2
+    two = [coarse, replace(coarse)]
     with pytest.raises(BadInput, match="Objects of single scans lie a window of the detector apart"):
         pm.Reconstruction(two, object={"scans": "own"}, optics=TWICE)
