@@ -209,7 +209,7 @@ def test_positions_that_nobody_gives_are_asked_for(played: Played, tmp_path: Pat
     source = open_source(str(tmp_path / ("frames" if kind == "folder" else "frames.h5")))
     keys = {"path": "none.cxi", "distance_m": 1, "detector_pixel_m": played.said.detector_pixel_m, **BEAM}
     recipe = Recipe.parse({"data": keys, "stages": [{"engine": "rpie", "epochs": 2, "batch": 16}]})
-    said = rf"{VIEWS} frames are there, and positions \(y and x in metres, in positions.txt .* names\) have not come"
+    said = r"Frames are there, and positions \(y and x in metres, in positions.txt .* names\) have not come"
     with pytest.raises(PtymeshError, match=said):
         reconstruct_live(recipe, source, tmp_path / "out", LiveOptions(uses=1, timeout_s=0.3))
 

@@ -142,9 +142,9 @@ class Admissions:
         """Wait a moment for frames, and say once if the source does not answer; count: frames so far."""
         silent, timeout, lacking = receiver.silent_s, self.options.timeout_s, receiver.lacking
         what = "The source has not answered"
-        late = f", and {lacking} wait for their positions" if lacking else ""
+        late = ", and others wait for their positions" if lacking else ""
         if lacking and not count:
-            what, late = f"{lacking} frames are there, and positions ({WHERE_POSITIONS_ARE}) have not come", ""
+            what, late = f"Frames are there, and positions ({WHERE_POSITIONS_ARE}) have not come", ""
         if silent > SILENT_S and not self._silence_said:
             self.say(f"{what} for {SILENT_S:g} s, and waiting goes on; {count} frames so far{late}.")
         self._silence_said = silent > SILENT_S

@@ -30,7 +30,7 @@ class Frames(NamedTuple):
         numbers: (n,) int64, of the frames in the detector's count; None: those asked for and what follows.
         times_s: (n,) float64, when the exposure of each frame began; None where that is not known.
         samples: (m, 3) float64, t y x: positions at a rate of their own that follow those given before.
-        lacking: number of the frames that follow these and are kept back, as they have no positions so far.
+        lacking: number of the frames of the same file that are kept back, as they have no positions so far.
     """
 
     frames: np.ndarray

@@ -42,7 +42,7 @@ class Receiver:
         self._samples, self._has_source_ended = GrowingRows("the stream"), False
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="frames", daemon=True)
-        #: Number of frames that the source keeps back, as they have no positions.
+        #: Number of frames of a file that the source keeps back, as they have no positions.
         self._lacking = 0
         #: The spool, once the source has described its frames.
         self.spool: Spool | None = None
@@ -85,7 +85,7 @@ class Receiver:
 
     @property
     def lacking(self) -> int:
-        """Number of frames that wait for their positions, in the spool or at the source."""
+        """Number of frames that are known to wait for their positions, in the spool or at the source."""
         return self.waiting + self._lacking
 
     def check(self) -> None:
