@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 from ptymesh.errors import BadInput
 from ptymesh.io.formats.cxi_writer import write_cxi
 from ptymesh.io.results import Result
+from ptymesh.models.scan_shift import UNITS, ScanShift
 from ptymesh.simulate import Simulation, Truth, patterns, truths
 
 SUFFIXES = (".cxi", ".h5", ".hdf5")
@@ -96,18 +96,10 @@ def truth_result(made: Truth) -> Result:
 
 def _truth_of_scans(options: Simulation, made: list[Truth], names: list[Path]) -> Result:
     """Return the truth of several scans as one result: all views, the probe of each scan, and where it lies."""
-    first, positions, pixel = (
-        truth_result(made[0]),
-        np.concatenate([one.positions for one in made]),
-        made[0].pixel_size_m,
-    )
-    numbers = {
-        f"{name}{scan}": value
-        for scan, one in enumerate(options.further_scans, 1)
-        for name, value in zip(
-            ("y", "x", "rotation", "scale"), (*one.shift_px, math.radians(one.rotation_deg), one.scale), strict=True
-        )
-    }
+    first, pixel = truth_result(made[0]), made[0].pixel_size_m
+    positions = np.concatenate([one.positions for one in made])
+    names_of_moves = ScanShift(scans=len(made), terms=list(UNITS)).units()
+    moves = [number for one in options.further_scans for number in one.move]
     return replace(
         first,
         positions_px=positions,
@@ -116,7 +108,7 @@ def _truth_of_scans(options: Simulation, made: list[Truth], names: list[Path]) -
         background=np.stack([one.background for one in made]) if any(one.background.any() for one in made) else None,
         scan_index=np.repeat(np.arange(len(made)), [len(one.positions) for one in made]),
         scan_probes=np.stack([one.probe for one in made]),
-        parameters={"scan_shift": numbers},
+        parameters={"scan_shift": dict(zip(names_of_moves, moves, strict=True))},
         attrs={**first.attrs, "scan_names": [name.stem for name in names]},
     )
 

@@ -5,6 +5,7 @@ N, M, L     views, probe modes, slices
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -49,6 +50,11 @@ class FurtherScan(Options):
     scale: float = Field(default=0.0, ge=-0.5, le=0.5)
     defocus_m: float = 0.0
     distance_ratio: float = Field(default=1.0, gt=0, le=1e3)
+
+    @property
+    def move(self) -> tuple[float, float, float, float]:
+        """Shift (y, x) in pixels, rotation in rad and scale, as `models.scan_shift` refines them."""
+        return (*self.shift_px, math.radians(self.rotation_deg), self.scale)
 
 
 class Simulation(Options):

@@ -282,8 +282,7 @@ def truths(options: Simulation) -> list[Truth]:
     every = options_by_scan(options)
     margin = MARGIN_PX + math.ceil(max(one.position_error_px for one in every))
     told = [_scan(one, width_px, margin) for one in every]
-    moves = [(*one.shift_px, math.radians(one.rotation_deg), one.scale) for one in further]
-    placed = scans.place_scans(told, moves)
+    placed = scans.place_scans(told, [one.move for one in further])
     reach = np.ceil(np.abs(np.concatenate([*told, *placed])).max(axis=0)).astype(int)
     sides = [-(-(2 * int(r) + window + 2 * margin) // BLOCK) * BLOCK for r in reach]
     origin = (float((sides[0] - window) // 2), float((sides[1] - window) // 2))
