@@ -123,8 +123,8 @@ def test_from_python(scan: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.count("epoch") == len(result.history["residual"])
     assert "# A position of each view: " in result.recipe and "modes: 1" in result.recipe
     assert result.attrs["final_residual"] < 0.1
-    with pytest.raises(BadInput, match="reconstruct has no option colour; it has progress, strict, object, "):
-        pm.reconstruct(scan, colour=3)
+    with pytest.raises(BadInput, match="zigzag is unknown; the keys here are progress, strict, object, "):
+        pm.reconstruct(scan, zigzag=3)
     with pytest.raises(BadInput, match=r"tries no operators of optics .descan.; name the stages"):
         pm.reconstruct(scan, device="cpu", optics={"descan": True})
 

@@ -74,8 +74,9 @@ def test_what_is_no_scan_no_file_and_no_stage(odd: str, scan: Measurement) -> No
 
 def test_options_that_nobody_knows_and_scans_that_count_twice(scan: Measurement) -> None:
     said = refused(lambda: pm.reconstruct(scan, pm.RPIE(epochs=1), precison="double"))
-    assert said == "reconstruct has no option precison; do you mean precision?"
-    assert "; it has progress, strict, " in refused(lambda: pm.reconstruct(scan, pm.RPIE(epochs=1), hold_out=0.1))
+    assert said == "precison is unknown; did you mean precision?"
+    said = refused(lambda: pm.reconstruct(scan, pm.RPIE(epochs=1), zigzag=3))
+    assert said.startswith("zigzag is unknown; the keys here are progress, strict, ")
     twice = "which would count its views twice"
     assert twice in refused(lambda: pm.Reconstruction([scan, scan]))
     assert twice in refused(lambda: pm.reconstruct(["a.cxi", "a.cxi"], pm.RPIE(epochs=1)))

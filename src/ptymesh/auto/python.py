@@ -6,7 +6,6 @@ import inspect
 import sys
 from collections.abc import Sequence
 from contextlib import closing, nullcontext
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from ptymesh.recipe.schema import Recipe
 from ptymesh.run.reconstruction import Reconstruction
 from ptymesh.run.session import reconstruction
 from ptymesh.run_folder.progress import show_progress
-from ptymesh.sentences import quote
+from ptymesh.sentences import quote, unknown_key
 
 #: Options of a reconstruction that are top keys of a recipe.
 _TOP = ("object", "probe", "optics", "precision", "seed", "layout", "memory_budget", "scratch", "auto")
@@ -66,7 +65,7 @@ def reconstruct(
     with show_progress(engines, progress if recon.world.rank == 0 else False) as recon.callbacks:
         for _ in recon.run(engines):
             pass
-    return _judged(recon.result(), recon.world, strict)
+    return _refuse_or_warn(recon.result(), recon.world, strict)
 
 
 def _find_and_run_stages(path: Path, progress: bool | None, strict: bool, options: dict[str, Any]) -> Result:
@@ -86,19 +85,17 @@ def _find_and_run_stages(path: Path, progress: bool | None, strict: bool, option
         with closing(reconstruction(found.recipe, world)) as recon:
             with show_progress(recon.stages, progress if world.rank == 0 else False) as callbacks:
                 recon.loop(hold_out=found.recipe.hold_out, callbacks=callbacks).run()
-            return _judged(recon.result(recipe_text(found.recipe, found.reasons)), world, strict)
+            return _refuse_or_warn(recon.result(recipe_text(found.recipe, found.reasons)), world, strict)
 
 
 def _refuse_unknown_options(options: dict[str, Any], known: Sequence[str]) -> None:
     """Raise BadInput for an option that `reconstruct` does not take."""
     if unknown := sorted(options.keys() - set(known)):
-        near = get_close_matches(unknown[0], known, 1)
-        may = f"do you mean {near[0]}?" if near else f"it has progress, strict, {', '.join(known)}."
-        raise BadInput(f"reconstruct has no option {unknown[0]}; {may}")
+        raise BadInput(unknown_key(unknown[0], ["progress", "strict", *known]))
 
 
-def _judged(result: Result, world: World, strict: bool) -> Result:
-    """Return a result, after the first rank has said on standard error if its picture is not to be believed.
+def _refuse_or_warn(result: Result, world: World, strict: bool) -> Result:
+    """Return the result; say on standard error, on the first rank, if its picture is not to be believed.
 
     Raises:
         Poor: it is not, and strict is set.
