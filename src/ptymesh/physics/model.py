@@ -546,8 +546,8 @@ class Model:
             chi = self.pass_slice_back(chi, intermediates.windows, index)
             if index:
                 incoming = self.pass_slice(intermediates.incoming[index - 1], intermediates.windows, index - 1)
-                between = slopes(self._between, "between", self._free(incoming), values, chi)
-                found |= {name: _added(pair, found.get(name)) for name, pair in between}
+                between = slopes(self._between, "between", self._propagate(incoming), values, chi)
+                found |= {name: _add_changes(pair, found.get(name)) for name, pair in between}
                 chi = self.to_next_adjoint(chi, values)
         assert intermediates.probes is not None, "made by a model with operators"
         return found | dict(slopes(self.operators, "probe", intermediates.probes, values, chi))
@@ -698,7 +698,7 @@ class Model:
             waves: (..., h, w) complex; with operators between slices (B, M, h, w).
             values: unknowns of these operators, by name.
         """
-        return apply_operators(self._between, "between", self._free(waves), values)
+        return apply_operators(self._between, "between", self._propagate(waves), values)
 
     def to_next_adjoint(self, waves: Tensor, values: Values = NOTHING) -> Tensor:
         """Propagate waves from a slice back to the one before: the adjoint of `to_next`.
@@ -710,8 +710,8 @@ class Model:
         waves = apply_operator_adjoints(self._between, "between", waves, values)
         return apply_kernel_adjoint(waves, self._kernel_to_next)
 
-    def _free(self, waves: Tensor) -> Tensor:
-        """Propagate waves (..., h, w) to the next slice through nothing."""
+    def _propagate(self, waves: Tensor) -> Tensor:
+        """Propagate waves (..., h, w) from behind a slice to the next one, through vacuum."""
         return apply_kernel(waves, self._kernel_to_next)
 
     @property
@@ -750,7 +750,7 @@ def inner(a: Tensor, b: Tensor) -> Tensor:
     return over_few(over_window(a * b).flatten(1))
 
 
-def _added(pair: tuple[Tensor, Tensor], before: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:
+def _add_changes(pair: tuple[Tensor, Tensor], before: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:
     """Return slope and norm of the sum of two changes: slopes add up, and norms at most as lengths do."""
     return pair if before is None else (pair[0] + before[0], (pair[1].sqrt() + before[1].sqrt()).square())
 

@@ -155,16 +155,16 @@ class Reconstruction(Displayed):
         if planned is not None and not isinstance(planned, Engine):
             raise BadInput(f"planned is {quote(planned)}; give an engine, such as ptymesh.RPIE().")
         options = StartOptions(
-            object_options,
-            probe_options,
-            operators_of(optics),
-            subpixel,
-            precision,
-            seed,
-            layout,
-            in_own_memory,
-            planned,
-            memory_of(memory_budget, scratch),
+            object=object_options,
+            probe=probe_options,
+            pieces=operators_of(optics),
+            subpixel=subpixel,
+            precision=precision,
+            seed=seed,
+            layout=layout,
+            in_own_memory=in_own_memory,
+            planned=planned,
+            memory=memory_of(memory_budget, scratch),
         )
         #: Options by which a part of the scan is reconstructed alike.
         self._options: dict[str, Any] = {

@@ -55,7 +55,7 @@ from ptymesh.kernels.cpu.compiled import windows as compiled
 from ptymesh.kernels.cpu.inputs import CpuInputs, kernel_arrays_of, waves_alone
 from ptymesh.kernels.cpu.one_go import OneGo, amplitudes_of
 from ptymesh.kernels.cpu.operators import AroundOperators
-from ptymesh.kernels.cpu.pieces import Call, pass_detector
+from ptymesh.kernels.cpu.pieces import DetectorCall, pass_detector
 from ptymesh.kernels.cpu.ready import make_ready, share_threads
 from ptymesh.kernels.cpu.sums import record_largest
 from ptymesh.kernels.fused import Beams, FusedBackend, FusedIntermediates, corners, steps_of, window_of
@@ -330,7 +330,7 @@ class CpuBackend(CpuInputs, FusedBackend):
             out = torch.empty((0 if task == "evaluate" else count, *wave), dtype=self.real.to_complex())
         work, waves = self.work(threads_for(count), tuple(wave)), array_of(out)
 
-        def call(one: Call) -> None:
+        def call(one: DetectorCall) -> None:
             given, to = (work, intermediates, *self._no_path, *one[:2], True), (waves, one[2], self.no_sums, *one[3:])
             compiled_detector.detector(*given, transform.tables, *to)
 

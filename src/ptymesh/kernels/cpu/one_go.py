@@ -23,7 +23,7 @@ from ptymesh.kernels.cpu.compiled.detector import EVALUATE
 from ptymesh.kernels.cpu.compiled.row_panels import systems_work_size
 from ptymesh.kernels.cpu.inputs import CpuInputs
 from ptymesh.kernels.cpu.kept import Kernels
-from ptymesh.kernels.cpu.pieces import Call, pass_detector
+from ptymesh.kernels.cpu.pieces import DetectorCall, pass_detector
 from ptymesh.kernels.cpu.sums import record_largest
 from ptymesh.kernels.fused import (
     Beams,
@@ -95,7 +95,7 @@ class OneGo:
         probes = self._arrange_in_panels(chunk, probe, shift[0]) if steps else self.inputs.no_sums[-2]
         out = waves.numpy()
 
-        def call(one: Call) -> None:
+        def call(one: DetectorCall) -> None:
             (counts, at, *planes), how, terms, background, held = one
             for some in strips_of(count, size):
                 each = slice(slices * some.start, slices * some.stop)
@@ -142,7 +142,7 @@ class OneGo:
         given = self._inputs(model, chunk, intermediates, beams, shifted)
         work, tables = self.inputs.work(threads, probe.shape, slices), self.inputs.transform(probe).tables
 
-        def call(one: Call) -> None:
+        def call(one: DetectorCall) -> None:
             to = waves.numpy(), one[2], nowhere, *one[3:]
             compiled_detector.detector(work, *given, *one[:2], True, tables, *to)
 
@@ -338,7 +338,7 @@ class OneGo:
         slices, tables = len(intermediates.whole_object), self.inputs.transform(probe).tables
         work, waves = self.inputs.work(threads_for(count), probe.shape, slices), out.numpy()
 
-        def call(one: Call) -> None:
+        def call(one: DetectorCall) -> None:
             to = waves, one[2], self.inputs.no_sums, *one[3:]
             compiled_detector.detector(work, *given, *one[:2], False, tables, *to)
 

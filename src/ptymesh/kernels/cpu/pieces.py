@@ -26,7 +26,7 @@ from ptymesh.physics.background import BackgroundSums
 from ptymesh.physics.model import Model
 
 #: Arguments of the detector's kernel: data, options, sums of the views, the background's, what views hold.
-Call = tuple[DetectorInputs, DetectorOptions, RealArray, BackgroundArrays, HeldArrays]
+DetectorCall = tuple[DetectorInputs, DetectorOptions, RealArray, BackgroundArrays, HeldArrays]
 
 
 @filtering()
@@ -36,7 +36,7 @@ def pass_detector(
     chunk: Chunk,
     task: Task,
     waves: tuple[tuple[int, ...], int, bool],
-    call: Callable[[Call], None],
+    call: Callable[[DetectorCall], None],
     background_sums: BackgroundSums | None = None,
 ) -> Tensor:
     """Have the kernel take views to the detector, apply a task there, and bring back what comes of it.

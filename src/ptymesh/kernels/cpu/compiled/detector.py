@@ -180,14 +180,17 @@ class Journey(NamedTuple):
 
 @inlined
 def _split_work(j: int, work: RealArray, kept: RealArray, out: ComplexArray, tables: Tables) -> DetectorWork:
-    """Divide a band's workspace for waves of so many modes and pixels as `out` has; planes are in `kept`, if any."""
+    """Divide a band's workspace for waves of so many modes and pixels as `out` has.
+
+    Waves are in `kept`, of view j, where views hold them between two calls.
+    """
     M, h, w = U(out.shape[1]), U(out.shape[2]), U(out.shape[3])
     size = h * ((w + LANES - ONE) // LANES * LANES)
     fourier, at = transform_in(work, THREE * size, h, w, tables)
     panels = work[:size], work[size : TWO * size], work[TWO * size : THREE * size]
-    room = kept[j] if len(kept) > 0 else work[at:]
-    behind, factors = room[TWO * M * size :], empty_factors(h, w, tables[0].dtype)
-    return DetectorWork(panels, fourier, WavePlanes(room, size, M), behind, factors)
+    waves = kept[j] if len(kept) > 0 else work[at:]
+    behind, factors = waves[TWO * M * size :], empty_factors(h, w, tables[0].dtype)
+    return DetectorWork(panels, fourier, WavePlanes(waves, size, M), behind, factors)
 
 
 @inlined
@@ -198,7 +201,7 @@ def _apply_at_detector(
     (obj, n, beams, a), product, task = intermediates, comparison.how[1], comparison.how[3]
     M, h, w, j = U(out.shape[1]), U(out.shape[2]), U(out.shape[3]), view.j
     far, parts = tables[1][0, 0] > 0, _split_work(j, work, comparison.held[0], out, tables)
-    for m in range(ZERO if _returns(comparison) else M):
+    for m in range(ZERO if _has_factors(comparison) else M):
         beam, plane = wave_at(beams, view.beam * M + m), plane_of(parts.planes, m)
         if far:
             rows_in(beam, window_at(obj, n[j], h, w), a[j], a[j], product, parts.fourier, plane)
@@ -217,7 +220,7 @@ def _apply_at_detector(
 
 
 @inlined
-def _returns(comparison: ComparedData) -> bool:
+def _has_factors(comparison: ComparedData) -> bool:
     """Return True if waves are on the detector already, and their factors known."""
     return len(comparison.held[0]) > 0 and comparison.how[3] > 0
 
@@ -229,17 +232,17 @@ def _exchange(view: View, far: bool, work: DetectorWork, comparison: ComparedDat
     fourier, planes, scale = work.fourier, work.planes, constants[6] * constants[6] if far else constants[1]
     h, w = fourier.h, fourier.w
     for start in range(ZERO, w, LANES):
-        if _returns(comparison):
+        if _has_factors(comparison):
             real_panel_in(signals, h, w, start, change, ZERO, LANES)
         for m in range(planes.waves):
             plane = plane_of(planes, m)
-            if _returns(comparison):
+            if _has_factors(comparison):
                 _change_panel(plane, h * start, change, ZERO, scale, far, fourier)
                 continue
             if far:
                 transform_panel(plane, TWO * h * start, fourier)
             _add_power(plane, TWO * h * start, h, m == ZERO, scale, S, ZERO)
-        if not _returns(comparison):
+        if not _has_factors(comparison):
             real_panel_out(S, ZERO, LANES, h, w, start, signals)
 
 
@@ -395,9 +398,9 @@ def _sweep_view(
     (_, fractions, _), path, one, j = journey.shift, journey.path, journey.constants[1], view.j
     parts, far, ramped = _split_work(j, work, comparison.held[0], out, tables), len(path[2]) == 0, path[3]
     w, M = parts.fourier.w, parts.planes.waves
-    if not _returns(comparison):
+    if not _has_factors(comparison):
         _through_slices(j, journey, parts)
-    if not far and not _returns(comparison):
+    if not far and not _has_factors(comparison):
         if ramped:  # on the detector the image moves back with the probe
             ramps(-fractions[j], np.int64(w), -1, one, parts.factors)
         _near_field(one, path, parts)

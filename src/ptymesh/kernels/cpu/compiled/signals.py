@@ -182,7 +182,7 @@ def convolved(
 
 
 @inlined
-def _part(row: RealArray, w: int, half: Vector, upper: RealArray, lower: RealArray) -> None:
+def _separate_spectra(row: RealArray, w: int, half: Vector, upper: RealArray, lower: RealArray) -> None:
     """Write the spectra of the real parts of transformed rows, and of their imaginary ones, up to frequency w / 2."""
     for q in range(w // TWO + U(1)):
         i, k = PAIR * q, PAIR * ((w - q) % w)
@@ -194,7 +194,7 @@ def _part(row: RealArray, w: int, half: Vector, upper: RealArray, lower: RealArr
 
 
 @inlined
-def _join(upper: RealArray, lower: RealArray, w: int, row: RealArray) -> None:
+def _join_spectra(upper: RealArray, lower: RealArray, w: int, row: RealArray) -> None:
     """Write rows whose parts have these spectra."""
     for q in range(w // TWO + U(1)):
         i, k = PAIR * q, PAIR * ((w - q) % w)
@@ -224,7 +224,7 @@ def _filtered(x: RealArray, h: int, w: int, kernel: RealArray, tables: Tables, w
         first = min(r, deep - LANES)
         row_panel_from(plane, first, deep, w, row, ZERO)
         transform_row(row, ZERO, fourier)
-        _part(row, w, broadcast(one / (one + one)), upper, lower)
+        _separate_spectra(row, w, broadcast(one / (one + one)), upper, lower)
         row_panel_back(upper, ZERO, spectrum, first, h, columns.w)
         row_panel_back(lower, ZERO, spectrum, deep + first, h, columns.w)
     columns_through(spectrum, kernel, one, False, empty_factors(h, w, work.dtype), columns)
@@ -232,7 +232,7 @@ def _filtered(x: RealArray, h: int, w: int, kernel: RealArray, tables: Tables, w
         first = min(r, deep - LANES)
         row_panel_from(spectrum, first, h, columns.w, upper, ZERO)
         row_panel_from(spectrum, deep + first, h, columns.w, lower, ZERO)
-        _join(upper, lower, w, row)
+        _join_spectra(upper, lower, w, row)
         transform_row(row, ZERO, fourier)
         row_panel_back(row, ZERO, plane, first, deep, w)
     for start in range(ZERO, w, LANES):
