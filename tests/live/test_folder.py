@@ -85,7 +85,7 @@ def test_files_one_after_the_other(suffix: str, each: int, played: Played, tmp_p
         write_table(tmp_path / "positions.csv", played.positions_m)
     source = open_source(str(tmp_path))
     said = source.describe()
-    assert said is not None and (said.shape, said.dtype) == (played.said.shape, played.said.dtype)
+    assert said is not None and (said.shape, said.dtype) == (played.description.shape, played.description.dtype)
     for first in (0, 7):
         got = taken(FramesFolder(tmp_path, "/patterns", "/positions"), first)
         assert np.array_equal(np.concatenate([one.frames for one in got]), played.frames[first:])
@@ -98,8 +98,8 @@ def test_files_one_after_the_other(suffix: str, each: int, played: Played, tmp_p
 
 def test_a_thread_writes_files_while_the_run_goes_on(played: Played, tmp_path: Path) -> None:
     """Renamed once they are complete; a replay has the same bits as the run of all frames."""
-    keys = {"data": {"path": "none.cxi", "distance_m": played.said.distance_m, **BEAM}}
-    keys["data"]["detector_pixel_m"] = played.said.detector_pixel_m
+    keys = {"data": {"path": "none.cxi", "distance_m": played.description.distance_m, **BEAM}}
+    keys["data"]["detector_pixel_m"] = played.description.detector_pixel_m
     recipe = Recipe.parse({**keys, "stages": [{"engine": "rpie", "epochs": 2, "batch": 16}]})
     files, out = tmp_path / "files", tmp_path / "out"
     files.mkdir()
@@ -128,9 +128,9 @@ def test_a_data_set_says_what_it_knows(scan: Measurement, played: Played, tmp_pa
     write_measurement(scan, tmp_path / "scan_0001.cxi")
     source = FramesFolder(tmp_path, "/patterns", "/positions")
     said = source.describe()
-    assert said is not None and said.radiation == "photon" and said.distance_m == played.said.distance_m
-    assert said.energy_eV == pytest.approx(played.said.energy_eV) and said.views is None
-    assert said.detector_pixel_m == pytest.approx(played.said.detector_pixel_m)
+    assert said is not None and said.radiation == "photon" and said.distance_m == played.description.distance_m
+    assert said.energy_eV == pytest.approx(played.description.energy_eV) and said.views is None
+    assert said.detector_pixel_m == pytest.approx(played.description.detector_pixel_m)
     (got,) = taken(source)
     assert np.array_equal(got.frames, played.frames)
     assert got.positions_m is not None and np.abs(got.positions_m - played.positions_m).max() < 1e-12
@@ -207,7 +207,7 @@ def test_positions_that_nobody_gives_are_asked_for(played: Played, tmp_path: Pat
     else:
         write_file(tmp_path / "frames.h5", played.frames, np.empty((0, 2)))
     source = open_source(str(tmp_path / ("frames" if kind == "folder" else "frames.h5")))
-    keys = {"path": "none.cxi", "distance_m": 1, "detector_pixel_m": played.said.detector_pixel_m, **BEAM}
+    keys = {"path": "none.cxi", "distance_m": 1, "detector_pixel_m": played.description.detector_pixel_m, **BEAM}
     recipe = Recipe.parse({"data": keys, "stages": [{"engine": "rpie", "epochs": 2, "batch": 16}]})
     said = r"Frames are there, and positions \(y and x in metres, in positions.txt .* names\) have not come"
     with pytest.raises(PtymeshError, match=said):
@@ -230,8 +230,8 @@ def test_positions_from_elsewhere(played: Played, tmp_path: Path) -> None:
         np.save(files / f"{k}.npy", played.frames[k])
     write_table(table, played.positions_m)
     (files / "ended").touch()
-    keys = {"path": "none.cxi", "distance_m": played.said.distance_m, **BEAM}
-    keys["detector_pixel_m"] = played.said.detector_pixel_m
+    keys = {"path": "none.cxi", "distance_m": played.description.distance_m, **BEAM}
+    keys["detector_pixel_m"] = played.description.detector_pixel_m
     recipe = Recipe.parse({"data": keys, "stages": [{"engine": "rpie", "epochs": 2, "batch": 16}]})
     stream = ApartStream(open_source(str(files), "/patterns", None), open_positions(table, "/positions"))
     outcome, _ = reconstruct_live(recipe, stream, tmp_path / "out", LiveOptions(uses=1))

@@ -39,7 +39,7 @@ def hand_over(source: HandedFrames, played: Played, first: int, last: int) -> No
 
 
 def test_a_thread_hands_frames_over_and_a_replay_has_the_same_bits(played: Played, tmp_path: Path) -> None:
-    source = HandedFrames(played.said)
+    source = HandedFrames(played.description)
 
     def acquire() -> None:
         hand_over(source, played, 0, VIEWS)
@@ -61,12 +61,12 @@ def test_a_thread_hands_frames_over_and_a_replay_has_the_same_bits(played: Playe
 @pytest.mark.parametrize("again", [True, False])
 def test_a_run_that_was_stopped_goes_on(played: Played, tmp_path: Path, again: bool) -> None:
     """With all frames handed over again, or with those that it has not stored."""
-    source, segments = HandedFrames(played.said), iter((False, True))
+    source, segments = HandedFrames(played.description), iter((False, True))
     hand_over(source, played, 0, 40)
     with pytest.raises(Interrupted):
         reconstruct_live(RECIPE, source, tmp_path, LiveOptions(uses=1), stop=lambda: next(segments))
     assert not source.take(40).frames.size
-    rest = HandedFrames(played.said, first=0 if again else 40)
+    rest = HandedFrames(played.description, first=0 if again else 40)
     hand_over(rest, played, 0 if again else 40, VIEWS)
     rest.end()
     assert reconstruct_live(RECIPE, rest, tmp_path, LiveOptions(uses=1))[0].views == VIEWS
@@ -122,7 +122,7 @@ def test_values_go_from_segment_to_segment(kind: str, radiation: str, most: floa
     planned = ((20, False), (30, False), (40, False))
 
     def run(folder: Path, stops: int = 0) -> Result:
-        source = HandedFrames(played.said)
+        source = HandedFrames(played.description)
         hand_over(source, played, 0, 60)
         source.end()
         options = LiveOptions(uses=8, admissions=planned)

@@ -313,7 +313,7 @@ def test_the_clock_of_the_command(tmp_path: Path) -> None:
         made.attrs["ended"] = True
     rows = samples_at(np.arange(0.0, 4.1, 0.5)) * [1, 1e-6, 1e-6]
     (tmp_path / "encoder.txt").write_text("".join(f"{t} {y} {x}\n" for t, y, x in rows.tolist()))
-    said = played.said
+    said = played.description
     assert said.detector_pixel_m is not None
     (tmp_path / "live.yaml").write_text(
         f"data: {{path: none.cxi, energy_eV: {said.energy_eV}, radiation: {said.radiation}, "

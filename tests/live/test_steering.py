@@ -43,7 +43,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def handed(played: Played, count: int) -> HandedFrames:
     """Return a source that has the first frames, and does not end."""
-    source = HandedFrames(played.said)
+    source = HandedFrames(played.description)
     source.hand(played.frames[:count], played.positions_m[:count])
     return source
 
@@ -89,7 +89,7 @@ def test_asked_to_stop_it_ends_with_the_frames_that_have_come(played: Played, tm
     assert (status(tmp_path)["phase"], status(tmp_path)["outcome"]) == ("done", None)
     assert read_request(tmp_path) is None and not Spool(tmp_path / "spool").has_ended
     # the same command goes on with the frames that follow
-    rest = HandedFrames(played.said, first=SOME)
+    rest = HandedFrames(played.description, first=SOME)
     rest.hand(played.frames[SOME:], played.positions_m[SOME:])
     rest.end()
     outcome, scan = reconstruct_live(RECIPE, rest, tmp_path, LiveOptions(uses=9))
@@ -120,7 +120,7 @@ def test_asked_again_it_stops_at_once(played: Played, tmp_path: Path) -> None:
 def test_nothing_to_end_with(played: Played, tmp_path: Path) -> None:
     steered = once(lambda: True, lambda: write_request(tmp_path, "stop"))
     with pytest.raises(Interrupted, match="Stopped with 0 frames"):
-        reconstruct_live(RECIPE, HandedFrames(played.said), tmp_path, LiveOptions(), stop=steered)
+        reconstruct_live(RECIPE, HandedFrames(played.description), tmp_path, LiveOptions(), stop=steered)
     assert status(tmp_path)["outcome"] == "interrupted"
 
 
@@ -151,13 +151,13 @@ def test_what_fails_says_so_and_what_is_refused_leaves_all_as_it_was(played: Pla
                 raise BadInput("The detector has caught fire; put it out.")
             return super().take(first)
 
-    source = Broken(played.said)
+    source = Broken(played.description)
     source.hand(played.frames[:SOME], played.positions_m[:SOME])
     with pytest.raises(BadInput, match="caught fire"):
         reconstruct_live(RECIPE, source, tmp_path, LiveOptions())
     assert status(tmp_path)["outcome"] == "failed" and "caught fire" in status(tmp_path)["sentence"]
     before = (tmp_path / "status.json").read_bytes()
-    other = HandedFrames(played.said.__class__((16, 16), "<u2"))
+    other = HandedFrames(played.description.__class__((16, 16), "<u2"))
     with pytest.raises(BadInput, match="choose another folder"):
         reconstruct_live(RECIPE, other, tmp_path, LiveOptions())
     assert (tmp_path / "status.json").read_bytes() == before

@@ -125,13 +125,13 @@ class Admissions:
         if ended and not count:
             raise BadInput("The stream has ended without a single frame; check the detector.")
         if segment < len(planned):
-            wanted, then_ended = planned[segment]
-            if count >= wanted:
-                return wanted, then_ended, True
+            planned_count, then_ended = planned[segment]
+            if count >= planned_count:
+                return planned_count, then_ended, True
             if ended:
                 raise BadInput(
-                    f"Segment {segment + 1} of the run that is replayed had {wanted} frames, and its spool holds "
-                    f"{count}; give a whole folder to --from."
+                    f"Segment {segment + 1} of the run that is replayed had {planned_count} frames, and its spool "
+                    f"holds {count}; give a whole folder to --from."
                 )
         ready = segment >= len(planned) and (segment > 0 or ended or count >= FIRST)
         if not ended and (waiting or not ready):
@@ -141,16 +141,16 @@ class Admissions:
     def _wait(self, receiver: Receiver, count: int) -> None:
         """Wait a moment for frames, and say once if the source does not answer; count: frames so far."""
         silent, timeout, lacking = receiver.silent_s, self.options.timeout_s, receiver.lacking
-        what = "The source has not answered"
-        late = ", and others wait for their positions" if lacking else ""
+        silence = "The source has not answered"
+        lacking_positions = ", and others wait for their positions" if lacking else ""
         if lacking and not count:
-            what, late = f"Frames are there, and positions ({WHERE_POSITIONS_ARE}) have not come", ""
+            silence, lacking_positions = f"Frames are there, and positions ({WHERE_POSITIONS_ARE}) have not come", ""
         if silent > SILENT_S and not self._silence_said:
-            self.say(f"{what} for {SILENT_S:g} s, and waiting goes on; {count} frames so far{late}.")
+            self.say(f"{silence} for {SILENT_S:g} s, and waiting goes on; {count} frames so far{lacking_positions}.")
         self._silence_said = silent > SILENT_S
         if timeout is not None and silent > timeout:
             raise PtymeshError(
-                f"{what} for {silent:.0f} s (--timeout); mend that, and start this command again: the {count} frames "
-                f"that have arrived are kept{late}."
+                f"{silence} for {silent:.0f} s (--timeout); mend that, and start this command again: the {count} "
+                f"frames that have arrived are kept{lacking_positions}."
             )
         time.sleep(POLL_S)

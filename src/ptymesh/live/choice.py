@@ -20,7 +20,7 @@ MOST_USES = 4
 BATCH_BEHIND = 256
 
 
-def choose_views(uses: np.ndarray, wanted: int, seed: int, segment: int, *, ended: bool) -> np.ndarray:
+def choose_views(uses: np.ndarray, uses_wanted: int, seed: int, segment: int, *, ended: bool) -> np.ndarray:
     """Return the views of the next segment: new ones, then those that fewest updates have seen, and some of all others.
 
     Rings of a scan that are only joined to the one before drift apart, so a part of each segment is from anywhere; time
@@ -28,7 +28,7 @@ def choose_views(uses: np.ndarray, wanted: int, seed: int, segment: int, *, ende
 
     Args:
         uses: (N,) int64, updates that have seen each view.
-        wanted: number of updates that are to see each view.
+        uses_wanted: number of updates that are to see each view.
         seed: of the random choice among equals.
         segment: number of the segment.
         ended: True where no more frames come: segments may be long, and have no view that was used often enough.
@@ -40,14 +40,14 @@ def choose_views(uses: np.ndarray, wanted: int, seed: int, segment: int, *, ende
     if len(new) >= SEGMENT:
         return new[:LARGEST]
     rng = np.random.default_rng([seed, segment, 1])
-    room, due = size - len(new), np.flatnonzero((uses > 0) & (uses < wanted))
+    room, due = size - len(new), np.flatnonzero((uses > 0) & (uses < uses_wanted))
     due = due[np.lexsort((rng.random(len(due)), uses[due]))]
     if ended:
         return np.sort(np.concatenate((new, due[:room])))
     due = due[: room - room // MIXED]
-    others = np.setdiff1d(np.flatnonzero((uses > 0) & (uses < MOST_USES * wanted)), due)
-    some = rng.permutation(others)[: room - len(due)]
-    return np.sort(np.concatenate((new, due, some)))
+    used_less = np.setdiff1d(np.flatnonzero((uses > 0) & (uses < MOST_USES * uses_wanted)), due)
+    filling = rng.permutation(used_less)[: room - len(due)]
+    return np.sort(np.concatenate((new, due, filling)))
 
 
 def choose_batch(positions: np.ndarray, window: tuple[int, int], most: int) -> int:

@@ -88,7 +88,7 @@ class DectrisSource:
         start, image = self._start, self._waiting[1]
         pixel = start.get("pixel_size_y"), start.get("pixel_size_x")
         away = start.get("detector_translation")
-        said = {
+        facts = {
             "shape": image.shape,
             "dtype": image.dtype.str,
             "energy_eV": start.get("incident_energy") or None,
@@ -98,7 +98,7 @@ class DectrisSource:
             "frame_period_s": start.get("frame_time") or None,
             "exposure_s": start.get("count_time") or None,
         }
-        return StreamDescription.parse(said, self._address)
+        return StreamDescription.parse(facts, self._address)
 
     def take(self, first: int) -> Frames | None:
         """Return the frames that have come since, None while none have.
@@ -122,8 +122,8 @@ class DectrisSource:
             nothing = np.empty((0, 0, 0)), None, True, np.empty(0, np.int64)
             return Frames(*nothing) if self._has_ended else None
         numbers, times = np.array([image[0] for image in images], np.int64), np.array([image[2] for image in images])
-        own = None if np.isnan(times).any() else times
-        return Frames(np.stack([image[1] for image in images]), None, self._has_ended, numbers, own)
+        detector_times = None if np.isnan(times).any() else times
+        return Frames(np.stack([image[1] for image in images]), None, self._has_ended, numbers, detector_times)
 
     def _next_image(self, wait_ms: int) -> tuple[int, np.ndarray, float] | None:
         """Return number, frame (H, W) and time of the next image, None where none comes in time or all have come."""
@@ -141,12 +141,12 @@ class DectrisSource:
     def _parse(self, message: bytes) -> dict[str, Any]:
         """Return the map of a message."""
         try:
-            found = self._cbor.loads(message)
+            message_fields = self._cbor.loads(message)
         except (ValueError, EOFError, self._cbor.CBORDecodeError) as error:
             raise self._refusal(f"no CBOR ({error})") from error
-        if not isinstance(found, dict):
+        if not isinstance(message_fields, dict):
             raise self._refusal("no map")
-        return found
+        return message_fields
 
     def _image(self, message: dict[str, Any]) -> tuple[int, np.ndarray, float]:
         """Return number, frame (H, W) and time in seconds, NaN where it says none, of the message of an image."""
@@ -165,8 +165,8 @@ class DectrisSource:
         except (ValueError, TypeError, AttributeError, OSError, ZeroDivisionError) as error:
             raise self._refusal(f"image {number}, whose data are not understood ({error})") from error
 
-    def _refusal(self, what: str) -> BadInput:
-        return BadInput(f"{self._address} has sent {what}; it is no stream of Dectris' version 2.")
+    def _refusal(self, problem: str) -> BadInput:
+        return BadInput(f"{self._address} has sent {problem}; it is no stream of Dectris' version 2.")
 
     def close(self) -> None:
         """Let go of the socket."""
@@ -238,8 +238,8 @@ class Unpacker:
         key = algorithm, size, "numbers", length
         if key not in self._datasets:
             shape, name = (length // size,), f"{algorithm}-{size}-{length}"
-            made = self._file.create_dataset(name, shape, f"<u{size}", chunks=shape, **FILTERS[algorithm])
-            self._datasets[key] = made
+            dataset = self._file.create_dataset(name, shape, f"<u{size}", chunks=shape, **FILTERS[algorithm])
+            self._datasets[key] = dataset
         return self._datasets[key]
 
 
@@ -252,9 +252,9 @@ def _check_lz4_blocks(packed: bytes, length: int) -> None:
     """
     if len(packed) < LZ4_HEADER_BYTES:
         raise ValueError("they end too early")
-    whole, block = struct.unpack_from(">QI", packed)
-    if whole != length or not 0 < block < 1 << 31:
-        raise ValueError(f"they say that they are {whole} bytes in blocks of {block}, not {length} bytes")
+    total_bytes, block = struct.unpack_from(">QI", packed)
+    if total_bytes != length or not 0 < block < 1 << 31:
+        raise ValueError(f"they say that they are {total_bytes} bytes in blocks of {block}, not {length} bytes")
     at = LZ4_HEADER_BYTES
     for first in range(0, length, min(block, length)):
         if at + 4 > len(packed):
@@ -275,32 +275,37 @@ class Encoder:
     """Makes messages as a detector does.
 
     Args:
-        said: description of the frames.
+        description: of the frames.
         compression: bslz4 or lz4; None: bytes as they are.
     """
 
-    def __init__(self, said: StreamDescription, compression: str | None = "bslz4") -> None:
-        self._cbor, self._said, self._compression, self._packer = cbor_module(), said, compression, Unpacker()
+    def __init__(self, description: StreamDescription, compression: str | None = "bslz4") -> None:
+        self._cbor, self._description, self._compression, self._packer = (
+            cbor_module(),
+            description,
+            compression,
+            Unpacker(),
+        )
         kinds = {dtype: tag for tag, dtype in TYPES.items()}
-        if said.dtype not in kinds:
-            raise BadInput(f"Frames are {said.dtype}; streams of Dectris' version 2 hold {', '.join(kinds)}.")
-        self._tag, self._series = kinds[said.dtype], {"series_id": 1, "series_unique_id": str(uuid.uuid4())}
+        if description.dtype not in kinds:
+            raise BadInput(f"Frames are {description.dtype}; streams of Dectris' version 2 hold {', '.join(kinds)}.")
+        self._tag, self._series = kinds[description.dtype], {"series_id": 1, "series_unique_id": str(uuid.uuid4())}
 
     def start(self) -> bytes:
         """Return the message that begins a series."""
-        said = self._said
-        pixel = said.detector_pixel_m or (0.0, 0.0)
+        description = self._description
+        pixel = description.detector_pixel_m or (0.0, 0.0)
         message = {
             "type": "start",
             **self._series,
             "channels": ["threshold_1"],
-            "image_size_x": said.shape[1],
-            "image_size_y": said.shape[0],
-            "incident_energy": said.energy_eV or 0.0,
-            "number_of_images": said.views,
+            "image_size_x": description.shape[1],
+            "image_size_y": description.shape[0],
+            "incident_energy": description.energy_eV or 0.0,
+            "number_of_images": description.views,
             "pixel_size_x": pixel[1],
             "pixel_size_y": pixel[0],
-            "detector_translation": [0.0, 0.0, said.distance_m or 0.0],
+            "detector_translation": [0.0, 0.0, description.distance_m or 0.0],
         }
         return bytes(self._cbor.dumps(message))
 

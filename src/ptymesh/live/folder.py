@@ -119,29 +119,31 @@ class FramesFolder:
         rows = self._listed_positions()
         frames: list[np.ndarray] = []
         positions: list[np.ndarray] = []
-        given = lacking = 0
-        while given < MOST and (file := self._open(index)) is not None:
-            start = first + given - before
-            stop = min(file.count, start + MOST - given)
-            known = self._positions_of(index, file, before, rows)
-            if known is not None:
-                positions.append(known[start:stop])
+        frames_given = lacking = 0
+        while frames_given < MOST and (file := self._open(index)) is not None:
+            start = first + frames_given - before
+            stop = min(file.count, start + MOST - frames_given)
+            frame_positions = self._positions_of(index, file, before, rows)
+            if frame_positions is not None:
+                positions.append(frame_positions[start:stop])
                 stop = start + len(positions[-1])
             if stop > start:
                 frames.append(self._frames_of(index, file, start, stop))
-            given += max(0, stop - start)
+            frames_given += max(0, stop - start)
             if stop < file.count:  # no more frames, or no more positions, are there
                 lacking = file.count - stop
                 break
             index, before = index + 1, before + file.count
         ended = self._ended and index == len(self._paths)
-        self._check_positions(waiting=self._ended and not given and index < len(self._paths), frame=first, index=index)
-        if given:
+        self._check_positions(
+            waiting=self._ended and not frames_given and index < len(self._paths), frame=first, index=index
+        )
+        if frames_given:
             return Frames(np.concatenate(frames), np.concatenate(positions) if positions else None, ended)
         if not (ended or lacking) or self._last is None:
             return None
-        said = self._last[1].description
-        return Frames(np.empty((0, *said.shape), said.dtype), np.empty((0, 2)), ended, lacking=lacking)
+        description = self._last[1].description
+        return Frames(np.empty((0, *description.shape), description.dtype), np.empty((0, 2)), ended, lacking=lacking)
 
     def _frames_of(self, index: int, file: FramesFile, first: int, last: int) -> np.ndarray:
         """Return frames of a file, (last - first, H, W).
@@ -200,18 +202,22 @@ class FramesFolder:
             return
         began = time.monotonic()
         self._ended = (self._folder / ENDED).exists()  # before the files: none follows
-        known = set(self._paths)
-        found = (path for path in self._folder.iterdir() if path.suffix.lower() in SUFFIXES and path.name[0] != ".")
+        listed = set(self._paths)
+        candidates = (
+            path for path in self._folder.iterdir() if path.suffix.lower() in SUFFIXES and path.name[0] != "."
+        )
         # folders and links to nothing are no files of frames, and pipes would be waited for
-        new = sorted((p for p in found if p not in known and p.is_file()), key=lambda path: numbered_key(path.name))
-        taken = self._paths[: len(self._counts)]
-        if new and taken and numbered_key(new[0].name) < numbered_key(taken[-1].name):
+        new = sorted(
+            (p for p in candidates if p not in listed and p.is_file()), key=lambda path: numbered_key(path.name)
+        )
+        counted_paths = self._paths[: len(self._counts)]
+        if new and counted_paths and numbered_key(new[0].name) < numbered_key(counted_paths[-1].name):
             raise BadInput(
-                f"{new[0]} has come when {taken[-1].name} had been read; name files so that each follows those that "
-                "are there, such as frame_0001.npy, frame_0002.npy."
+                f"{new[0]} has come when {counted_paths[-1].name} had been read; name files so that each follows "
+                "those that are there, such as frame_0001.npy, frame_0002.npy."
             )
-        waiting = sorted([*self._paths[len(taken) :], *new], key=lambda path: numbered_key(path.name))
-        self._paths = [*taken, *waiting]
+        waiting = sorted([*self._paths[len(counted_paths) :], *new], key=lambda path: numbered_key(path.name))
+        self._paths = [*counted_paths, *waiting]
         for path in waiting:  # all at the same time, so that none waits for the one before it
             self._age_s(path)
         self._listing.count(time.monotonic() - began)
@@ -268,8 +274,8 @@ class FramesFolder:
         if self._positions is None:
             return None
         if self._table is None:
-            found = next((self._folder / name for name in POSITIONS if (self._folder / name).exists()), None)
-            self._table = None if found is None else TextPositions(found)
+            table_path = next((self._folder / name for name in POSITIONS if (self._folder / name).exists()), None)
+            self._table = None if table_path is None else TextPositions(table_path)
         return None if self._table is None else self._table.read()
 
     def _positions_of(self, index: int, file: FramesFile, before: int, rows: np.ndarray | None) -> np.ndarray | None:
@@ -291,13 +297,13 @@ class FramesFolder:
         beside = next((path.with_suffix(end) for end in BESIDE if path.with_suffix(end).exists()), None)
         if beside is None or not self._is_complete(beside):
             return np.empty((0, 2))
-        found = np.atleast_2d(read_table(beside, "", str(beside)))
-        if found.shape != (file.count, 2):
+        rows_beside = np.atleast_2d(read_table(beside, "", str(beside)))
+        if rows_beside.shape != (file.count, 2):
             raise BadInput(
-                f"{beside} holds {found.shape[0]} rows of {found.shape[1]} numbers, and {path.name} {file.count} "
-                "frames; give each frame a line with y and x in metres."
+                f"{beside} holds {rows_beside.shape[0]} rows of {rows_beside.shape[1]} numbers, and {path.name} "
+                f"{file.count} frames; give each frame a line with y and x in metres."
             )
-        return found
+        return rows_beside
 
     def _read_file(self, path: Path) -> FramesFile:
         """Return the frames of a file that is complete. Raises BadInput where it cannot be read."""
@@ -330,11 +336,11 @@ class FramesFolder:
             raise BadInput(f"{path} has {name} of shape {patterns.shape}; frames are (n, H, W), or one (H, W).")
         dtype = _plain_type(patterns.dtype, path)
         places = None if self._positions is None else file.get(self._positions)
-        found = None
+        positions = None
         if places is not None:
-            found = np.asarray(places[()], np.float64)
-            found = found[None] if found.shape == (2,) else found
-            if found.shape != (shape[0], 2):
+            positions = np.asarray(places[()], np.float64)
+            positions = positions[None] if positions.shape == (2,) else positions
+            if positions.shape != (shape[0], 2):
                 raise BadInput(
                     f"{path} has {self._positions} of shape {places.shape} for {shape[0]} frames; each needs its y "
                     "and x in metres."
@@ -345,7 +351,7 @@ class FramesFolder:
                 stored = opened[name]
                 return np.ascontiguousarray(stored[()][None] if stored.ndim == 2 else stored[first:last], dtype)
 
-        return FramesFile(shape[0], StreamDescription((shape[1], shape[2]), dtype.str), read, found)
+        return FramesFile(shape[0], StreamDescription((shape[1], shape[2]), dtype.str), read, positions)
 
 
 def _plain_type(dtype: np.dtype, path: Path) -> np.dtype:
@@ -359,11 +365,11 @@ def _scan_frames(path: Path, scan: RawScan) -> FramesFile:
     """Return the frames of a file that a reader knows, with beam, detector and positions as far as it has them."""
     count, height, width = scan.patterns.shape
     dtype = _plain_type(scan.patterns.dtype, path)
-    said = StreamDescription((height, width), dtype.str)
+    description = StreamDescription((height, width), dtype.str)
     with suppress(BadInput):  # about what is missing, which the recipe may say
         beam = scan.optics.geometry((height, width))
-        said = replace(
-            said,
+        description = replace(
+            description,
             energy_eV=beam.energy_eV,
             radiation=beam.radiation,
             distance_m=beam.distance_m,
@@ -380,4 +386,4 @@ def _scan_frames(path: Path, scan: RawScan) -> FramesFile:
         frames = scan.patterns.read(np.arange(first, last), slice(0, height), slice(0, width))
         return np.ascontiguousarray(frames if scan.centred else np.fft.fftshift(frames, axes=(-2, -1)), dtype)
 
-    return FramesFile(count, said, read, None if positions is None else positions * METRES[scan.unit])
+    return FramesFile(count, description, read, None if positions is None else positions * METRES[scan.unit])

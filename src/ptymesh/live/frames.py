@@ -72,19 +72,19 @@ class FrameClock(NamedTuple):
     period_s: float | None = None
     exposure_s: float | None = None
 
-    def exposure_of(self, said: StreamDescription) -> float:
+    def exposure_of(self, description: StreamDescription) -> float:
         """Return the seconds over which a position is averaged, 0 where nobody says any."""
-        return (said.exposure_s or 0.0) if self.exposure_s is None else self.exposure_s
+        return (description.exposure_s or 0.0) if self.exposure_s is None else self.exposure_s
 
-    def times_of(self, numbers: np.ndarray, own_s: np.ndarray | None, said: StreamDescription) -> np.ndarray:
+    def times_of(self, numbers: np.ndarray, own_s: np.ndarray | None, description: StreamDescription) -> np.ndarray:
         """Return the times (n,) float64 of frames, NaN where nobody knows them.
 
         Args:
             numbers: (n,) int64, of the frames in the detector's count.
             own_s: (n,) their own times, if they have any.
-            said: what the source says of its frames.
+            description: what the source says of its frames.
         """
-        period = said.frame_period_s if self.period_s is None else self.period_s
+        period = description.frame_period_s if self.period_s is None else self.period_s
         if self.period_s is None and own_s is not None:
             return self.start_s + own_s
         return np.full(len(numbers), np.nan) if period is None else self.start_s + period * numbers
@@ -113,12 +113,12 @@ def zmq_module() -> Any:
     return zmq
 
 
-def check_port(address: str, given: str) -> None:
+def check_port(address: str, text: str) -> None:
     """Check that an address over TCP has a port that can be: ZeroMQ takes 99999 for 34463.
 
     Args:
         address: tcp://HOST:PORT, or one over another transport, of which nothing is checked.
-        given: the address as the user wrote it, for the message.
+        text: the address as the user wrote it, for the message.
 
     Raises:
         BadInput: it has none, or one that is too large.
@@ -126,7 +126,7 @@ def check_port(address: str, given: str) -> None:
     port = address.rpartition(":")[2]
     is_port = port == "*" or (port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= LAST_PORT)
     if address.startswith("tcp://") and not is_port:
-        scheme = given.split(":")[0]
+        scheme = text.split(":")[0]
         raise BadInput(
-            f"{given} has no port up to {LAST_PORT}; give {scheme}://HOST:PORT, such as {scheme}://127.0.0.1:5599."
+            f"{text} has no port up to {LAST_PORT}; give {scheme}://HOST:PORT, such as {scheme}://127.0.0.1:5599."
         )

@@ -26,7 +26,7 @@ class HandedFrames:
     """
 
     def __init__(self, description: StreamDescription, first: int = 0) -> None:
-        self._said, self._first, self._ended = description, first, False
+        self._description, self._first, self._ended = description, first, False
         self._frames: list[np.ndarray] = []
         self._positions: list[np.ndarray] = []
         self._lock = Lock()
@@ -41,7 +41,7 @@ class HandedFrames:
         Raises:
             BadInput: they are not of this stream, or it has been ended.
         """
-        shape, dtype = self._said.shape, np.dtype(self._said.dtype)
+        shape, dtype = self._description.shape, np.dtype(self._description.dtype)
         if frames.ndim != 3 or frames.shape[1:] != shape or frames.dtype != dtype:
             raise BadInput(
                 f"Frames are {frames.shape} {frames.dtype}; they must be (n, {shape[0]}, {shape[1]}) {dtype}."
@@ -51,11 +51,11 @@ class HandedFrames:
             raise BadInput(f"Positions of {len(frames)} frames must be ({len(frames)}, 2), not {places.shape}.")
         if not np.isfinite(places).all():
             raise BadInput("Some positions of these frames are not finite numbers; hand over only views with a place.")
-        kept = frames.copy()
+        own_copy = frames.copy()
         with self._lock:
             if self._ended:
                 raise BadInput("Frames come after the stream has been ended; end it when all are handed over.")
-            self._frames.extend(kept)
+            self._frames.extend(own_copy)
             self._positions.extend(places)
 
     def end(self) -> None:
@@ -65,7 +65,7 @@ class HandedFrames:
 
     def describe(self) -> StreamDescription:
         """Return what the program says of its frames."""
-        return self._said
+        return self._description
 
     def take(self, first: int) -> Frames:
         """Return frames from number `first` on, and let go of those before it, which have been stored.
@@ -86,10 +86,12 @@ class HandedFrames:
             del self._frames[:stored], self._positions[:stored]
             self._first += stored
             missing = first - self._first
-            given = 0 if missing else min(len(self._frames), MOST)
-            frames = np.array(self._frames[:given], self._said.dtype).reshape(given, *self._said.shape)
-            positions = np.array(self._positions[:given]).reshape(given, 2)
-            return Frames(frames, positions, self._ended and given == len(self._frames))
+            count_given = 0 if missing else min(len(self._frames), MOST)
+            frames = np.array(self._frames[:count_given], self._description.dtype).reshape(
+                count_given, *self._description.shape
+            )
+            positions = np.array(self._positions[:count_given]).reshape(count_given, 2)
+            return Frames(frames, positions, self._ended and count_given == len(self._frames))
 
     def close(self) -> None:
         """Do nothing: what has not been stored stays with the program."""

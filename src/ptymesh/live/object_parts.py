@@ -49,8 +49,8 @@ def join_part(
     high = np.maximum(before.shape[-2:], corner + np.array(part.shape[-2:]))
     if low.any() or (high != before.shape[-2:]).any():
         sides = (high - low).tolist()
-        made = torch.full((len(before), *sides), outside, dtype=before.dtype, device=before.device)
-        paste(before, made, -low)
-        before, zero, corner = made, zero - low, corner - low
+        joined = torch.full((len(before), *sides), outside, dtype=before.dtype, device=before.device)
+        paste(before, joined, -low)
+        before, zero, corner = joined, zero - low, corner - low
     paste(part, before, corner)
     return before, zero

@@ -57,13 +57,13 @@ class LiveOutcome:
 
     def summary(self) -> dict[str, object]:
         """Return what live.json holds: numbers alone; latencies are None where no frame has come to this process."""
-        late = self.latencies_s
+        latencies_s = self.latencies_s
         return {
             "views": self.views,
             "uses": {"least": int(self.uses.min()), "mean": float(self.uses.mean())},
             "uses_at_end_of_stream": {"least": int(self.uses_at_end.min()), "mean": float(self.uses_at_end.mean())},
-            "latency_median_s": float(np.median(late)) if len(late) else None,
-            "latency_95_s": float(np.quantile(late, 0.95)) if len(late) else None,
+            "latency_median_s": float(np.median(latencies_s)) if len(latencies_s) else None,
+            "latency_95_s": float(np.quantile(latencies_s, 0.95)) if len(latencies_s) else None,
             "seconds": self.seconds,
             "after_s": self.after_s,
             "all_seen_after_s": self.all_seen_after_s,

@@ -69,10 +69,10 @@ class GrowingRows:
         """
         before, last = self._count, self._count + len(rows)
         if last > len(self._held) or not before:  # with room for as many again: each is copied seldom
-            held = np.empty((2 * last, rows.shape[1]))
+            larger = np.empty((2 * last, rows.shape[1]))
             if before:  # else the number of columns was not known
-                held[:before] = self._held[:before]
-            self._held = held
+                larger[:before] = self._held[:before]
+            self._held = larger
         self._held[before:last] = rows
         if (odd := np.flatnonzero(~np.isfinite(rows).all(axis=1))).size:
             raise BadInput(
@@ -111,13 +111,13 @@ class TextPositions:
         added: list[list[float]] = []
         with suppress(FileNotFoundError), self._path.open("rb") as file:
             file.seek(self._read_bytes)
-            whole, newline, _ = file.read().rpartition(b"\n")  # the last line may be half written
-            for line in whole.split(b"\n") if newline else ():
+            complete_lines, newline, _ = file.read().rpartition(b"\n")  # the last line may be half written
+            for line in complete_lines.split(b"\n") if newline else ():
                 self._lines += 1
                 columns = len(added[0]) if added else before.shape[1] if len(before) else None
                 if row := self._parse(line.decode("utf-8", errors="replace"), columns):
                     added.append(row)
-            self._read_bytes += len(whole) + len(newline)
+            self._read_bytes += len(complete_lines) + len(newline)
         if added:
             self._rows.add(np.array(added))
         return self._rows.read()
@@ -160,13 +160,13 @@ class Hdf5Positions:
         """
         with open_hdf5(self._path) as file:
             if file is not None:
-                found = file.get(self._dataset)
-                if not isinstance(found, h5py.Dataset) or found.ndim != 2 or found.shape[1] not in (2, 3):
+                dataset = file.get(self._dataset)
+                if not isinstance(dataset, h5py.Dataset) or dataset.ndim != 2 or dataset.shape[1] not in (2, 3):
                     raise BadInput(
                         f"{self._path} has no dataset {self._dataset} of two or three columns; name the positions "
                         "(N, 2) in metres, y x, or samples (N, 3), t y x, with --positions."
                     )
-                self._rows.add(np.asarray(found[len(self._rows.read()) :], np.float64))
+                self._rows.add(np.asarray(dataset[len(self._rows.read()) :], np.float64))
         return self._rows.read()
 
 
@@ -214,10 +214,10 @@ def _integrate(samples: np.ndarray, until_s: np.ndarray) -> np.ndarray:
     """
     t, places = samples[:, 0], samples[:, 1:]
     steps = 0.5 * np.diff(t)[:, None] * (places[1:] + places[:-1])
-    whole = np.concatenate((np.zeros((1, 2)), np.cumsum(steps, axis=0)))
+    integral = np.concatenate((np.zeros((1, 2)), np.cumsum(steps, axis=0)))
     before = np.searchsorted(t, until_s, side="right") - 1
-    there = np.stack([np.interp(until_s, t, column) for column in places.T], axis=1)
-    return whole[before] + 0.5 * (until_s - t[before])[:, None] * (places[before] + there)
+    at_times = np.stack([np.interp(until_s, t, column) for column in places.T], axis=1)
+    return integral[before] + 0.5 * (until_s - t[before])[:, None] * (places[before] + at_times)
 
 
 @contextmanager

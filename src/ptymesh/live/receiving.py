@@ -99,10 +99,10 @@ class Receiver:
         Args:
             views: (n,) numbers of frames.
         """
-        known = list(self.arrivals)
-        if not known:
+        arrivals = list(self.arrivals)
+        if not arrivals:
             return np.full(len(views), np.nan)
-        counts, times = np.array([c for c, _ in known]), np.array([t for _, t in known])
+        counts, times = np.array([c for c, _ in arrivals]), np.array([t for _, t in arrivals])
         place = np.searchsorted(counts, views, side="right")
         return np.where((views >= counts[0]) & (place < len(counts)), times[np.minimum(place, len(times) - 1)], np.nan)
 
@@ -123,10 +123,10 @@ class Receiver:
     def _step(self) -> bool:
         """Ask the sources once; return True if more frames are there."""
         if self.spool is None:
-            said = self._source.describe()
-            if said is None:
+            description = self._source.describe()
+            if description is None:
                 return False
-            spool = Spool(self._folder, said)
+            spool = Spool(self._folder, description)
             self._reserve(spool)
             self.heard = time.monotonic()
             self.arrivals.append((spool.held, time.monotonic()))
@@ -146,7 +146,7 @@ class Receiver:
 
     def _take_frames(self, spool: Spool) -> bool:
         """Ask the source of frames once; return True if it has given as many as it may at a time."""
-        held, got = spool.held, self._source.take(spool.held)
+        held_before, got = spool.held, self._source.take(spool.held)
         if got is None:
             return False
         self._lacking = got.lacking
@@ -158,7 +158,7 @@ class Receiver:
             self._positions = self._positions or self._samples
         if len(got.frames):
             if self._positions is not None:
-                numbers = np.arange(held, held + len(got.frames)) if got.numbers is None else got.numbers
+                numbers = np.arange(held_before, held_before + len(got.frames)) if got.numbers is None else got.numbers
                 times = self._clock.times_of(numbers, got.times_s, spool.description)
                 spool.append_frames(got.frames, numbers, times)
                 # the message of the end may have gone to a process that was killed
@@ -168,7 +168,7 @@ class Receiver:
                 spool.append(got.frames, got.positions_m)
             if got.numbers is None:
                 ended = False  # the source learns from the next question that these have been stored
-            self.arrivals.append((held + len(got.frames), self.heard))
+            self.arrivals.append((held_before + len(got.frames), self.heard))
         if ended:
             spool.mark_frames_ended()
         return len(got.frames) >= MOST
@@ -178,13 +178,13 @@ class Receiver:
         numbers = spool.waiting_numbers()
         if not len(numbers):
             return
-        known = source.read()
-        if known.shape[1] == 3:
+        positions = source.read()
+        if positions.shape[1] == 3:
             exposure = self._clock.exposure_of(spool.description)
-            ready = interpolate_positions(known, spool.waiting_times(), exposure)
+            ready = interpolate_positions(positions, spool.waiting_times(), exposure)
         else:
-            late = np.flatnonzero(numbers >= len(known))
-            ready = known[numbers[: late[0]] if len(late) else numbers]
+            without_position = np.flatnonzero(numbers >= len(positions))
+            ready = positions[numbers[: without_position[0]] if len(without_position) else numbers]
         if len(ready):
             spool.append_positions(ready)
             self.heard = time.monotonic()

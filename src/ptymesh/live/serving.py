@@ -25,12 +25,12 @@ class Played(NamedTuple):
     """Frames that are played.
 
     Attributes:
-        said: description of the frames.
+        description: of the frames.
         frames: (N, H, W), with DC in the middle where the field is far.
         positions_m: (N, 2) float64, y x.
     """
 
-    said: StreamDescription
+    description: StreamDescription
     frames: np.ndarray
     positions_m: np.ndarray
 
@@ -46,7 +46,7 @@ def read_scan(measurement: Measurement) -> Played:
     if pixel is None:
         raise BadInput(f"{measurement.name} has no object pixel in metres; a stream needs positions in metres.")
     dtype = np.dtype(measurement.patterns.dtype).newbyteorder("<")
-    said = StreamDescription(
+    description = StreamDescription(
         measurement.window,
         dtype.str,
         radiation=geometry.radiation,
@@ -59,7 +59,7 @@ def read_scan(measurement: Measurement) -> Played:
     if geometry.propagation == "far_field":
         frames = np.fft.fftshift(frames, axes=(-2, -1))
     positions = np.ascontiguousarray(measurement.positions * np.array(pixel), "<f8")
-    return Played(said, np.ascontiguousarray(frames, dtype), positions)
+    return Played(description, np.ascontiguousarray(frames, dtype), positions)
 
 
 def serve_scan(measurement: Measurement, address: str, rate: float, served: list[str] | None = None) -> None:
@@ -92,12 +92,12 @@ def serve_scan(measurement: Measurement, address: str, rate: float, served: list
 
 def _parse_request(request: bytes) -> tuple[int, int]:
     """Return from which number on, and how many frames at most, a request asks for; none where it is no request."""
-    asked: object = None
+    fields: object = None
     with suppress(ValueError):
-        asked = json.loads(request)
-    if not isinstance(asked, dict):
+        fields = json.loads(request)
+    if not isinstance(fields, dict):
         return 0, 0
-    first, most = asked.get("next"), asked.get("most")
+    first, most = fields.get("next"), fields.get("most")
     return (first, most) if isinstance(first, int) and isinstance(most, int) and first >= 0 <= most else (0, 0)
 
 
@@ -109,14 +109,19 @@ def _answer(socket: zmq.Socket[bytes], played: Played, rate: float) -> None:
         played: the frames.
         rate: frames per second.
     """
-    began, (said, frames, positions), total = None, played, len(played.frames)
+    began, (description, frames, positions), total = None, played, len(played.frames)
     while True:
         first, most = _parse_request(socket.recv())
         if most and began is None:
             began = time.monotonic() - first / rate
-        there = 0 if began is None else min(total, int((time.monotonic() - began) * rate))
-        last = max(first, min(there, first + most))
-        head = {"first": first, "count": last - first, "ended": bool(most) and last == total, "stream": asdict(said)}
+        played_count = 0 if began is None else min(total, int((time.monotonic() - began) * rate))
+        last = max(first, min(played_count, first + most))
+        head = {
+            "first": first,
+            "count": last - first,
+            "ended": bool(most) and last == total,
+            "stream": asdict(description),
+        }
         socket.send_multipart(
             [json.dumps(head).encode(), frames[first:last].tobytes(), positions[first:last].tobytes()]
         )
@@ -142,7 +147,7 @@ def serve_dectris(
         BadInput: the address cannot be bound, or the scan has no lengths.
     """
     zmq, played = zmq_module(), read_scan(measurement)
-    encoder = Encoder(played.said)
+    encoder = Encoder(played.description)
     context = zmq.Context()
     socket = context.socket(zmq.PUSH)
     socket.setsockopt(zmq.LINGER, 60_000)

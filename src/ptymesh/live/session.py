@@ -145,10 +145,10 @@ def reconstruct_live(
 def _check(recipe: Recipe) -> None:
     """Raise BadInput where a recipe asks for what a stream does not allow."""
     if not recipe.stages[0].meets_new_views:
-        *known, last = (name for name in ENGINES.names() if ENGINES[name].meets_new_views)
+        *engines, last = (name for name in ENGINES.names() if ENGINES[name].meets_new_views)
         raise BadInput(
             f"The first stage is {recipe.stages[0].name}, which remembers views or needs all of them from the start; "
-            f"make it {', '.join(known)} or {last}: other stages polish the result afterwards."
+            f"make it {', '.join(engines)} or {last}: other stages polish the result afterwards."
         )
     moving = [*recipe.stages[0].unknowns.moving()] if isinstance(recipe.stages[0], Elementwise | Sweeping) else []
     for name in moving:
@@ -233,56 +233,56 @@ class _Session:
     def spool(self) -> Spool:
         """The spool, which is there once a segment may begin."""
         if self._opened is None:
-            kept = None if self.receiver is None else self.receiver.spool
-            self._opened = kept or Spool(self.folder / "spool")
+            spool = None if self.receiver is None else self.receiver.spool
+            self._opened = spool or Spool(self.folder / "spool")
             self.cache.expected = self._opened.description.views
         return self._opened
 
     def follow(self) -> LiveOutcome:
         """Run segments until the stream has ended and every view was used often enough. Collective."""
-        state, updates, seen, waiting = self.state, 0, 0.0, False
+        state, updates, last_new_s, waiting = self.state, 0, 0.0, False
         uses_at_end: np.ndarray | None = None
         while True:
-            there = self.admissions.decide_frames(state.segments, waiting)
-            self._report_progress(there)
-            if there.stop:
+            admission = self.admissions.decide_frames(state.segments, waiting)
+            self._report_progress(admission)
+            if admission.stop:
                 self._save()
                 raise Interrupted(
-                    f"Stopped with {there.frames} frames; the same command goes on with them, and live.h5 is the "
+                    f"Stopped with {admission.frames} frames; the same command goes on with them, and live.h5 is the "
                     f"picture so far, if there was one."
                 )
-            if waiting := not there.ready:
+            if waiting := not admission.ready:
                 continue
             if not self._began:
                 self._began, self._cpu_began = time.monotonic(), time.process_time()
                 self._next_line = self._began + SAY_S
                 self._truncate_log()
-            state.admit_frames(max(there.frames, len(state.uses)))
-            if there.ended and uses_at_end is None:
+            state.admit_frames(max(admission.frames, len(state.uses)))
+            if admission.ended and uses_at_end is None:
                 uses_at_end = state.uses.copy()
                 self._next_picture = 0.0  # people wait for what the last frames show
-            views = choose_views(state.uses, self.options.uses, self.recipe.seed, state.segments, ended=there.ended)
+            views = choose_views(state.uses, self.options.uses, self.recipe.seed, state.segments, ended=admission.ended)
             if waiting := not len(views):
-                if there.ended:
+                if admission.ended:
                     break
                 continue
             row = self._run_segment(views)
-            seen = time.monotonic() if row["new"] else seen
+            last_new_s = time.monotonic() if row["new"] else last_new_s
             updates += len(views)
             if self.world.rank == 0:
                 with (self.folder / LOG).open("a") as log:
-                    log.write(json.dumps(row | {"ended": there.ended}) + "\n")
+                    log.write(json.dumps(row | {"ended": admission.ended}) + "\n")
                 self._show(row)
         assert uses_at_end is not None
-        return self._finish(uses_at_end, updates, seen)
+        return self._finish(uses_at_end, updates, last_new_s)
 
-    def _report_progress(self, there: Admission) -> None:
+    def _report_progress(self, admission: Admission) -> None:
         """Write how far the run is where that is due, and the picture where it was asked for."""
         if self.steering.take_save():
             self._save()
         spool = None if self.receiver is None else self.receiver.spool
         expected, engine = None if spool is None else spool.description.views, self.recipe.stages[0].name
-        report = StreamReport(engine, self.world.size, there.frames, expected, there.ended, self._residual)
+        report = StreamReport(engine, self.world.size, admission.frames, expected, admission.ended, self._residual)
         self.steering.report(report)
 
     def _truncate_log(self) -> None:
@@ -295,16 +295,16 @@ class _Session:
             with replacing(self.folder / LOG) as path:
                 path.write_text("".join(json.dumps(row) + "\n" for row in self._rows))
 
-    def _finish(self, uses_at_end: np.ndarray, updates: int, seen: float) -> LiveOutcome:
+    def _finish(self, uses_at_end: np.ndarray, updates: int, last_new_s: float) -> LiveOutcome:
         """Write what there is in the end, and return the outcome.
 
         Args:
             uses_at_end: (N,) int64, uses of each view when the last frame had come.
             updates: number of views that updates have seen.
-            seen: time (time.monotonic) of the last first use.
+            last_new_s: time (time.monotonic) of the last first use.
         """
-        done = time.monotonic()
-        last = done if self.receiver is None else self.receiver.arrivals[-1][1]
+        ended_s = time.monotonic()
+        last = ended_s if self.receiver is None else self.receiver.arrivals[-1][1]
         self._save()
         if self.receiver is not None and (missing := self.spool.missing()):
             self.say(
@@ -316,10 +316,10 @@ class _Session:
             self.state.uses,
             uses_at_end,
             np.concatenate(self.latencies),
-            done - self._began,
-            done - last,
-            max(0.0, seen - last),
-            updates / max(done - self._began, 1e-9),
+            ended_s - self._began,
+            ended_s - last,
+            max(0.0, last_new_s - last),
+            updates / max(ended_s - self._began, 1e-9),
             (time.process_time() - self._cpu_began) / max(updates, 1),
         )
         if self.world.rank == 0:
@@ -339,8 +339,8 @@ class _Session:
 
     def measured(self, count: int) -> Measurement:
         """Return the first `count` frames as the recipe prepares them, without checks of the data."""
-        made = measurement_of(self.spool.scan(count), self.recipe.data, self.recipe.positions, f"live-{count}")
-        return replace(made, checks=NO_CHECKS)
+        measurement = measurement_of(self.spool.scan(count), self.recipe.data, self.recipe.positions, f"live-{count}")
+        return replace(measurement, checks=NO_CHECKS)
 
     def _model(self, geometry: Geometry) -> Model:
         """Return the forward model."""
@@ -363,13 +363,13 @@ class _Session:
             self._problem = self._problem.with_views(part, layout)
         return self._problem
 
-    def _engine(self, positions: np.ndarray, window: tuple[int, int], *, behind: bool) -> Engine:
+    def _engine(self, positions: np.ndarray, window: tuple[int, int], *, is_behind: bool) -> Engine:
         """Return the engine of a segment, whose learning rate is that of a first epoch.
 
         Args:
             positions: (n, 2) float, of its views, in pixels.
             window: (h, w).
-            behind: True if frames come faster than they are used, so that large batches are better, as they are faster.
+            is_behind: True if frames come faster than they are used: large batches are faster.
         """
         first = self.recipe.stages[0]
         steady = {"scheduler": None} if "scheduler" in type(first).model_fields else {}
@@ -377,7 +377,7 @@ class _Session:
         if engine.batch is None:
             return engine
         most = engine.batch
-        batch = max(most, BATCH_BEHIND) if behind else choose_batch(positions, window, most)
+        batch = max(most, BATCH_BEHIND) if is_behind else choose_batch(positions, window, most)
         return engine.model_copy(update={"batch": batch})
 
     def _run_segment(self, views: np.ndarray) -> dict[str, object]:
@@ -390,15 +390,15 @@ class _Session:
             A line of live.jsonl.
         """
         state, recipe = self.state, self.recipe
-        whole = self.measured(len(state.uses))
+        measurement = self.measured(len(state.uses))
         part = replace(
-            whole,
-            patterns=CachedViews(self.cache, whole.patterns, views),
-            positions=whole.positions[views],
+            measurement,
+            patterns=CachedViews(self.cache, measurement.patterns, views),
+            positions=measurement.positions[views],
             stored_positions=None,
             steps=None,
-            paths=None if whole.paths is None else whole.paths[views],
-            intensity=None if whole.intensity is None else whole.intensity[views],
+            paths=None if measurement.paths is None else measurement.paths[views],
+            intensity=None if measurement.intensity is None else measurement.intensity[views],
         )
         problem = self._problem_of(part)
         first = state.object is None or state.probe is None
@@ -418,7 +418,7 @@ class _Session:
             if estimate.object_values is not None and state.values is not None:
                 paste(state.values, estimate.object_values, zero - state.zero)
             estimate.probe.copy_(state.probe)  # which has not been rescaled
-        engine = self._engine(part.positions, part.window, behind=int((state.uses == 0).sum()) >= SEGMENT)
+        engine = self._engine(part.positions, part.window, is_behind=int((state.uses == 0).sum()) >= SEGMENT)
         run = RunState(estimate)
         if engine.memory_meets_new_views:  # others begin anew with each segment
             run.engines[0] = state.part_of_memory(estimate.object, zero)
@@ -438,7 +438,7 @@ class _Session:
             self.latencies.append(waited[np.isfinite(waited)])
         state.uses[views] += 1
         state.segments += 1
-        late = self.latencies[-1]
+        latencies_s = self.latencies[-1]
         return {
             "segment": state.segments,
             "frames": len(state.uses),
@@ -448,7 +448,7 @@ class _Session:
             "unseen": int((state.uses == 0).sum()),
             "least_uses": int(state.uses.min()),
             "mean_uses": round(float(state.uses.mean()), 4),
-            "latency_s": round(float(np.median(late)), 4) if len(late) else None,
+            "latency_s": round(float(np.median(latencies_s)), 4) if len(latencies_s) else None,
             "residual": self._residual,
             "seconds": round(time.monotonic() - self._began, 4),
         }
@@ -488,6 +488,6 @@ class _Session:
     def _progress(self, row: dict[str, object]) -> str:
         """Return a line on how far the reconstruction is; row: as in live.jsonl."""
         recent = np.concatenate(self.latencies[-20:])
-        late = f"  frames are used {np.median(recent):.2f} s after they arrive" if len(recent) else ""
+        latency = f"  frames are used {np.median(recent):.2f} s after they arrive" if len(recent) else ""
         unseen = f", {row['unseen']} of them not used yet" if row["unseen"] else ""
-        return f"{row['frames']} frames{unseen}  residual {row['residual']:.4f}{late}"
+        return f"{row['frames']} frames{unseen}  residual {row['residual']:.4f}{latency}"

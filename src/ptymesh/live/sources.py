@@ -120,14 +120,14 @@ class ZmqSource:
         if answer is None:
             return None
         head, frames, positions, times = answer
-        said = StreamDescription.parse(head.get("stream"), self._address)
+        description = StreamDescription.parse(head.get("stream"), self._address)
         count, samples = head.get("count"), head.get("samples")
         rows, row_bytes = (count, POSITION_BYTES) if samples is None else (samples, SAMPLE_BYTES)
         if (
             not isinstance(count, int)
             or not isinstance(rows, int)
             or head.get("first") != first
-            or len(frames) != count * said.frame_bytes
+            or len(frames) != count * description.frame_bytes
             or (self._with_positions and len(positions) != rows * row_bytes)
             or len(times) not in (0, count * NUMBER_BYTES)
         ):
@@ -139,7 +139,7 @@ class ZmqSource:
         numbers = np.frombuffer(positions, "<f8") if self._with_positions else None
         self._samples += samples or 0
         return Frames(
-            np.frombuffer(frames, said.dtype).reshape(count, *said.shape),
+            np.frombuffer(frames, description.dtype).reshape(count, *description.shape),
             None if numbers is None or samples is not None else numbers.reshape(count, 2),
             head.get("ended") is True,
             times_s=np.frombuffer(times, "<f8") if times else None,
@@ -201,9 +201,9 @@ class GrowingFile:
             ended = bool(patterns.attrs.get("ended", False))  # before the length: nothing is appended after it
             count = len(patterns) if positions is None else min(len(patterns), len(positions))
             last = min(count, first + MOST)
-            where = None if positions is None else np.asarray(positions[first:last], np.float64)
+            positions_m = None if positions is None else np.asarray(positions[first:last], np.float64)
             lacking = len(patterns) - count
-            return Frames(patterns[first:last], where, ended and last == count, lacking=lacking)
+            return Frames(patterns[first:last], positions_m, ended and last == count, lacking=lacking)
 
     def _description(self, file: h5py.File) -> StreamDescription:
         for name, axes in ((self._patterns, 3), (self._positions, 2)):
@@ -252,8 +252,8 @@ class SpooledStream:
             BadInput: it had another one.
         """
         rows = read_log(self._folder / LOG)
-        for wanted in {row.get("wanted", uses) for row in rows} - {uses}:
-            raise BadInput(f"{self._folder} was made with --uses {wanted}; give the same to replay it.")
+        for uses_wanted in {row.get("wanted", uses) for row in rows} - {uses}:
+            raise BadInput(f"{self._folder} was made with --uses {uses_wanted}; give the same to replay it.")
         return tuple((int(row["frames"]), bool(row["ended"])) for row in rows)
 
     def close(self) -> None:

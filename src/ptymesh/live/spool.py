@@ -66,32 +66,32 @@ class StreamDescription:
     exposure_s: float | None = None
 
     @classmethod
-    def parse(cls, said: object, source: str) -> StreamDescription:
+    def parse(cls, fields: object, source: str) -> StreamDescription:
         """Return the description that JSON holds.
 
         Args:
-            said: what was read from the JSON.
+            fields: what was read from the JSON.
             source: for messages.
 
         Raises:
             BadInput: it is none.
         """
         try:
-            known = {name: said[name] for name in cls.__dataclass_fields__ if name in said}  # type: ignore[operator,index]
-            shape, dtype = tuple(int(n) for n in known.pop("shape")), np.dtype(str(known.pop("dtype")))
-            pixel = known.pop("detector_pixel_m", None)
+            known_fields = {name: fields[name] for name in cls.__dataclass_fields__ if name in fields}  # type: ignore[operator,index]
+            shape, dtype = tuple(int(n) for n in known_fields.pop("shape")), np.dtype(str(known_fields.pop("dtype")))
+            pixel = known_fields.pop("detector_pixel_m", None)
             named = ("energy_eV", "distance_m", "frame_period_s", "exposure_s")
-            numbers = {name: float(known[name]) for name in named if known.get(name) is not None}
+            numbers = {name: float(known_fields[name]) for name in named if known_fields.get(name) is not None}
             if min(numbers.get("frame_period_s", 1.0), numbers.get("exposure_s", 1.0)) <= 0:
                 raise ValueError("times that are not above 0 s")
             if len(shape) != 2 or min(shape) < 1 or dtype.kind not in "uif" or dtype.hasobject:
                 raise ValueError(f"frames of shape {shape} and type {dtype}")
-            made = cls(
+            description = cls(
                 shape=(shape[0], shape[1]),
                 dtype=dtype.str,
-                radiation=known.get("radiation"),
+                radiation=known_fields.get("radiation"),
                 detector_pixel_m=None if pixel is None else (float(pixel[0]), float(pixel[1])),
-                views=None if known.get("views") is None else int(known["views"]),
+                views=None if known_fields.get("views") is None else int(known_fields["views"]),
                 **numbers,
             )
         except (TypeError, KeyError, ValueError, IndexError) as error:
@@ -99,9 +99,9 @@ class StreamDescription:
                 f"{source} describes its frames in a way that is not understood ({error}); it should say shape "
                 f"[H, W] and dtype, such as <u2."
             ) from error
-        if made.radiation not in (None, "photon", "electron"):
-            raise BadInput(f"{source} says radiation {made.radiation}; it should be photon or electron.")
-        return made
+        if description.radiation not in (None, "photon", "electron"):
+            raise BadInput(f"{source} says radiation {description.radiation}; it should be photon or electron.")
+        return description
 
     @property
     def frame_bytes(self) -> int:
@@ -121,9 +121,9 @@ class Spool:
     """
 
     def __init__(self, folder: Path, description: StreamDescription | None = None) -> None:
-        self.folder, said = folder, folder / "stream.json"
-        if said.exists():
-            self.description = StreamDescription.parse(json.loads(said.read_text()), str(said))
+        self.folder, description_path = folder, folder / "stream.json"
+        if description_path.exists():
+            self.description = StreamDescription.parse(json.loads(description_path.read_text()), str(description_path))
             if description is not None and (description.shape, description.dtype) != (
                 self.description.shape,
                 self.description.dtype,
@@ -137,7 +137,7 @@ class Spool:
         else:
             self.description = description
             folder.mkdir(parents=True, exist_ok=True)
-            with replacing(said) as path:
+            with replacing(description_path) as path:
                 path.write_text(json.dumps(asdict(description)))
         self._frames, self._positions = folder / "frames.raw", folder / "positions.raw"
         self._numbers, self._times = folder / "numbers.raw", folder / "times.raw"
@@ -282,9 +282,11 @@ class Spool:
 
     def frames(self, first: int, last: int) -> np.ndarray:
         """Return the frames (last - first, H, W) from number `first` on, before `last`."""
-        said, pixels = self.description, self.description.shape[0] * self.description.shape[1]
-        offset, count = first * said.frame_bytes, max(0, last - first) * pixels
-        return np.fromfile(self._frames, np.dtype(said.dtype), count, offset=offset).reshape(-1, *said.shape)
+        description, pixels = self.description, self.description.shape[0] * self.description.shape[1]
+        offset, count = first * description.frame_bytes, max(0, last - first) * pixels
+        return np.fromfile(self._frames, np.dtype(description.dtype), count, offset=offset).reshape(
+            -1, *description.shape
+        )
 
     def scan(self, count: int) -> RawScan:
         """Return the first frames as a scan that readers would have found in a file.
@@ -292,14 +294,14 @@ class Spool:
         Args:
             count: number of frames.
         """
-        said = self.description
+        description = self.description
         return RawScan(
-            patterns=MappedSource(self._frames, (count, *said.shape), np.dtype(said.dtype)),
+            patterns=MappedSource(self._frames, (count, *description.shape), np.dtype(description.dtype)),
             optics=Optics(
-                radiation=said.radiation,
-                energy_eV=said.energy_eV,
-                distance_m=said.distance_m,
-                detector_pixel_m=said.detector_pixel_m,
+                radiation=description.radiation,
+                energy_eV=description.energy_eV,
+                distance_m=description.distance_m,
+                detector_pixel_m=description.detector_pixel_m,
             ),
             positions=self.positions(count),
             name=self.folder.parent.name or "live",

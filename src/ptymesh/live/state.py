@@ -65,13 +65,13 @@ class LiveState:
             part: (L, H', W') complex.
             zero: (2,) its pixel at which the scan's own coordinates have their zero.
         """
-        found = {}
-        for name, kept in self.memory.items():
-            found[name] = kept.clone()
-            if self.object is not None and kept.shape == self.object.shape:
-                found[name] = torch.zeros(part.shape, dtype=kept.dtype, device=kept.device)
-                paste(kept, found[name], zero - self.zero)
-        return found
+        by_name = {}
+        for name, memory in self.memory.items():
+            by_name[name] = memory.clone()
+            if self.object is not None and memory.shape == self.object.shape:
+                by_name[name] = torch.zeros(part.shape, dtype=memory.dtype, device=memory.device)
+                paste(memory, by_name[name], zero - self.zero)
+        return by_name
 
     def keep_memory(self, memory: dict[str, torch.Tensor], part: torch.Tensor, zero: np.ndarray) -> None:
         """Keep what the engine remembers after an update, before the object itself is kept.
@@ -96,16 +96,16 @@ def kept_fields(state: LiveState, kind: str) -> dict[str, Any]:
         kind: of the object.
     """
     unknowns = {MEMORY + name: tensor.cpu().numpy() for name, tensor in state.memory.items()}
-    found: dict[str, Any] = {"unknowns": unknowns}
+    fields: dict[str, Any] = {"unknowns": unknowns}
     if (values := state.values) is None:
-        return found
+        return fields
     is_phase = object_model_of(kind).is_phase
     if is_phase:
-        found["potential"] = values.real.cpu().numpy()
+        fields["potential"] = values.real.cpu().numpy()
     if not is_phase or values.is_complex():
         reals = torch.view_as_real(values) if values.is_complex() else values
         unknowns[OBJECT_VALUES] = reals.cpu().numpy()
-    return found
+    return fields
 
 
 def _values_of(result: Result) -> torch.Tensor | None:
@@ -121,8 +121,8 @@ def read_log(path: Path) -> list[dict[str, Any]]:
     """Return the whole lines of live.jsonl, none where there is no such file."""
     if not path.exists():
         return []
-    whole, _, _ = path.read_text().rpartition("\n")  # the last line may have been cut short
-    return [json.loads(line) for line in whole.splitlines()]
+    complete_lines, _, _ = path.read_text().rpartition("\n")  # the last line may have been cut short
+    return [json.loads(line) for line in complete_lines.splitlines()]
 
 
 def restore_state(folder: Path, recipe: str, seed: int) -> tuple[LiveState, list[dict[str, Any]]]:
@@ -156,8 +156,8 @@ def restore_state(folder: Path, recipe: str, seed: int) -> tuple[LiveState, list
         values=_values_of(result),
         about_object={name: result.attrs[name] for name in ABOUT_OBJECT if name in result.attrs},
         memory={
-            name.removeprefix(MEMORY): torch.from_numpy(kept)
-            for name, kept in result.unknowns.items()
+            name.removeprefix(MEMORY): torch.from_numpy(values)
+            for name, values in result.unknowns.items()
             if name.startswith(MEMORY)
         },
     )

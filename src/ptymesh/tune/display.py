@@ -37,25 +37,25 @@ class StudyDisplay:
         stream = stream or sys.stdout
         self._console = Terminal(stream, force_jupyter=False)
         self._lives = stream.isatty() and not self._console.is_dumb_terminal and not runs_in_notebook(os.environ)
-        self._told: set[int] = set()
+        self._shown_numbers: set[int] = set()
         self._live: Live | None = None
 
-    def start(self, found: list[Record]) -> None:
+    def start(self, trials: list[Record]) -> None:
         """Show the study at its start; trials of an earlier run get no line of their own."""
-        self._told = {one.number for one in found if one.state in ENDED}
-        done = sum(one.state != "released" for one in found if one.state in ENDED)
-        before = f", {done} of them done before" if done else ""
+        self._shown_numbers = {one.number for one in trials if one.state in ENDED}
+        ended_count = sum(one.state != "released" for one in trials if one.state in ENDED)
+        before = f", {ended_count} of them done before" if ended_count else ""
         self._console.out(f"{self.total} trials by {self.objective}{before}", highlight=False)
         if self._lives:
-            self._live = Live(self.table(found), console=self._console, auto_refresh=False)
+            self._live = Live(self.table(trials), console=self._console, auto_refresh=False)
             self._live.start()
 
-    def show(self, found: list[Record]) -> None:
+    def show(self, trials: list[Record]) -> None:
         """Show the study as it stands."""
-        new = [one for one in found if one.state in ENDED and one.number not in self._told]
-        self._told |= {one.number for one in new}
+        new = [one for one in trials if one.state in ENDED and one.number not in self._shown_numbers]
+        self._shown_numbers |= {one.number for one in new}
         if self._live:
-            self._live.update(self.table(found), refresh=True)
+            self._live.update(self.table(trials), refresh=True)
             return
         for one in new:
             self._console.out(self.line(one), highlight=False)
@@ -71,29 +71,32 @@ class StudyDisplay:
         """Return one line about a finished trial."""
         seconds = "" if one.seconds is None else f"  {one.seconds:.1f} s"
         why = f"  ({one.why})" if one.why else ""
-        where = f"  {one.device}" if one.device else ""
-        return (
-            f"trial {one.number}  {one.state}  {_number(one.value)}{seconds}{where}  {settings_line(one.settings)}{why}"
-        )
+        device = f"  {one.device}" if one.device else ""
+        value, settings = _number(one.value), settings_line(one.settings)
+        return f"trial {one.number}  {one.state}  {value}{seconds}{device}  {settings}{why}"
 
-    def table(self, found: list[Record]) -> Table:
+    def table(self, trials: list[Record]) -> Table:
         """Return a table of the best and the latest trials."""
-        ended = [one for one in found if one.state in ENDED and one.state != "released"]
+        ended = [one for one in trials if one.state in ENDED and one.state != "released"]
         seconds = [one.seconds for one in ended if one.seconds is not None]
-        running = [one for one in found if one.state == "running"]
-        left = ""
+        running = [one for one in trials if one.state == "running"]
+        time_left = ""
         if seconds and running:
             remaining = sum(seconds) / len(seconds) * (self.total - len(ended)) / len(running)
-            left = f", about {timedelta(seconds=math.ceil(remaining))} left"
-        made = Table(title=f"{len(ended)} of {self.total} trials by {self.objective}{left}")
+            time_left = f", about {timedelta(seconds=math.ceil(remaining))} left"
+        table = Table(title=f"{len(ended)} of {self.total} trials by {self.objective}{time_left}")
         for column in ("trial", "state", "value", "seconds", "device", "settings"):
-            made.add_column(column)
-        done = sorted((one for one in ended if one.state == "done"), key=lambda one: self.sign * (one.value or 0.0))
-        for place, one in enumerate(done[:BEST]):
-            made.add_row(*_row(one), style="bold" if place == 0 else None, end_section=place == len(done[:BEST]) - 1)
+            table.add_column(column)
+        best_first = sorted(
+            (one for one in ended if one.state == "done"), key=lambda one: self.sign * (one.value or 0.0)
+        )
+        for place, one in enumerate(best_first[:BEST]):
+            table.add_row(
+                *_row(one), style="bold" if place == 0 else None, end_section=place == len(best_first[:BEST]) - 1
+            )
         for one in [*ended[-LAST:], *running]:
-            made.add_row(*_row(one))
-        return made
+            table.add_row(*_row(one))
+        return table
 
 
 def settings_line(settings: Mapping[str, object]) -> str:

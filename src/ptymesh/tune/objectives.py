@@ -96,12 +96,12 @@ def _halves(goal: FourierRings, recipe: Recipe, world: World, stop: Stop) -> Val
     first = hold_out(recons[0].problem.unturned, 0.5, recipe.seed)
     second = np.setdiff1d(np.arange(recons[0].scan.views), first)
     loops = [_of(recon, half, stop) for recon, half in zip(recons, (first, second), strict=True)]
-    done = 0
+    epochs_done = 0
     for report, _ in zip_longest(*(loop.epochs() for loop in loops)):
-        done = report.done_epochs
+        epochs_done = report.done_epochs
         if _due(goal.every, report, recipe):
-            yield done, ring_mean(*map(CurrentResult.of, recons))
-    yield done, ring_mean(*map(CurrentResult.of, recons))
+            yield epochs_done, ring_mean(*map(CurrentResult.of, recons))
+    yield epochs_done, ring_mean(*map(CurrentResult.of, recons))
 
 
 def _of(recon: Reconstruction, views: np.ndarray, stop: Stop) -> Loop:
@@ -145,37 +145,37 @@ def object_contrast(result: CurrentResult | Result) -> float:
     """
     obj = np.prod(result.object, axis=0).astype(np.complex128)
     light = illumination((obj.shape[0], obj.shape[1]), result.probe, result.positions_px, result.weights)
-    lit = illuminated(light)
+    illuminated_mask = illuminated(light)
     for axis, count in enumerate(obj.shape):
         neighbours = np.roll(obj, -1, axis) * obj.conj()
-        slope = np.angle(neighbours[lit & np.roll(lit, -1, axis)].sum())
+        slope = np.angle(neighbours[illuminated_mask & np.roll(illuminated_mask, -1, axis)].sum())
         ramp = np.exp(-1j * slope * np.arange(count))
         obj = obj * (ramp[:, None] if axis == 0 else ramp)
-    power = float((np.abs(obj[lit]) ** 2).mean())
-    return float(np.sqrt(max(0.0, 1 - np.abs(obj[lit].mean()) ** 2 / power))) if power else 0.0
+    power = float((np.abs(obj[illuminated_mask]) ** 2).mean())
+    return float(np.sqrt(max(0.0, 1 - np.abs(obj[illuminated_mask].mean()) ** 2 / power))) if power else 0.0
 
 
 def function(call: Callable[[Result], Any], result: Result) -> float:
     """Return the number that a user's function gives a result. Raises PtymeshError if it returns anything else."""
-    found = call(result)
+    value = call(result)
     try:
-        return float(found)
+        return float(value)
     except (TypeError, ValueError) as error:
-        raise PtymeshError(f"The objective {call.__name__} returned {found!r}; it should return a number.") from error
+        raise PtymeshError(f"The objective {call.__name__} returned {value!r}; it should return a number.") from error
 
 
 def metric_entry(call: str) -> Callable[[Result], Any]:
     """Return the function that `module:name` or `file.py:name` names. Raises BadInput where there is none."""
-    where, _, name = call.rpartition(":")
+    module_name, _, name = call.rpartition(":")
     try:
-        if where.endswith(".py"):
-            spec = importlib.util.spec_from_file_location(f"ptymesh_objective_{Path(where).stem}", where)
+        if module_name.endswith(".py"):
+            spec = importlib.util.spec_from_file_location(f"ptymesh_objective_{Path(module_name).stem}", module_name)
             if spec is None or spec.loader is None:
-                raise ImportError(f"no module in {where}")
+                raise ImportError(f"no module in {module_name}")
             module: Any = importlib.util.module_from_spec(spec)
             spec.loader.exec_module(module)
         else:
-            module = importlib.import_module(where)
+            module = importlib.import_module(module_name)
         for part in name.split("."):
             module = getattr(module, part)
     except (ImportError, AttributeError, FileNotFoundError) as error:

@@ -69,15 +69,15 @@ class Offer:
         """Return the classes that are offered, by name."""
         need_optuna()
         module = import_module(self._module)
-        found = [name for name in module.__all__ if name.endswith(self._ending) and not name.startswith("Base")]
-        return {_snake(name.removesuffix(self._ending)): getattr(module, name) for name in found}
+        names = [name for name in module.__all__ if name.endswith(self._ending) and not name.startswith("Base")]
+        return {_snake(name.removesuffix(self._ending)): getattr(module, name) for name in names}
 
     def find(self, what: str, name: str) -> type:
         """Return the class with this name. Raises BadInput, with the nearest name, where there is none."""
-        wanted = _plain(name).removesuffix(self._ending.lower())
-        for known, found in self.classes().items():
-            if _plain(known) == wanted:
-                return found
+        plain_name = _plain(name).removesuffix(self._ending.lower())
+        for offered_name, offered_class in self.classes().items():
+            if _plain(offered_name) == plain_name:
+                return offered_class
         raise BadInput(unknown_word(f"{what}.name", name, sorted(self.classes())))
 
     def check(self, what: str, name: str, options: Mapping[str, object]) -> None:
@@ -91,15 +91,19 @@ class Offer:
         Raises:
             BadInput: Optuna does not know the name or an option, or a package is not installed.
         """
-        found = self.find(what, name)
-        package = NEEDS.get(found.__name__)
+        offered_class = self.find(what, name)
+        package = NEEDS.get(offered_class.__name__)
         if package and find_spec(package) is None:
             raise BadInput(f"The {what} {name} needs the package {package}; `pip install {package}`, or use another.")
-        known = [key for key in inspect.signature(found).parameters if key not in OURS]
+        option_names = [key for key in inspect.signature(offered_class).parameters if key not in OURS]
         for key, value in options.items():
-            if key not in known:
-                near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-                hint = f"did you mean {what}.{near[0]}?" if near else f"{name} has {', '.join(known) or 'no options'}."
+            if key not in option_names:
+                near = difflib.get_close_matches(key, option_names, n=1, cutoff=0.5)
+                hint = (
+                    f"did you mean {what}.{near[0]}?"
+                    if near
+                    else f"{name} has {', '.join(option_names) or 'no options'}."
+                )
                 raise BadInput(f"{what}.{key} is unknown; {hint}")
             if key in INNER:
                 inner = value if isinstance(value, Mapping) else {"name": value}
@@ -118,17 +122,17 @@ class Offer:
         Raises:
             BadInput: Optuna refuses a value.
         """
-        found = self.find(what, name)
-        known = inspect.signature(found).parameters
-        given = dict(options)
+        offered_class = self.find(what, name)
+        parameters = inspect.signature(offered_class).parameters
+        arguments = dict(options)
         for key in INNER:
-            if key in given:
-                inner = given[key] if isinstance(given[key], Mapping) else {"name": given[key]}
+            if key in arguments:
+                inner = arguments[key] if isinstance(arguments[key], Mapping) else {"name": arguments[key]}
                 rest = {k: v for k, v in inner.items() if k != "name"}
-                given[key] = self.make(f"{what}.{key}", inner["name"], rest, **ours)
+                arguments[key] = self.make(f"{what}.{key}", inner["name"], rest, **ours)
         try:
             with quiet():
-                return found(**given, **{key: value for key, value in ours.items() if key in known})
+                return offered_class(**arguments, **{key: value for key, value in ours.items() if key in parameters})
         except (TypeError, ValueError, AssertionError) as error:
             raise BadInput(f"The {what} {name} refuses its options: {' '.join(str(error).split())}") from error
 
@@ -139,14 +143,14 @@ PRUNERS = Offer("optuna.pruners", "Pruner")
 
 def sampler(name: str, options: Mapping[str, Any], **ours: Any) -> BaseSampler:
     """Return a sampler of Optuna's; `ours`: seed, and the search space of a grid."""
-    made: BaseSampler = SAMPLERS.make("sampler", name, options, **ours)
-    return made
+    chosen: BaseSampler = SAMPLERS.make("sampler", name, options, **ours)
+    return chosen
 
 
 def pruner(name: str, options: Mapping[str, Any]) -> BasePruner:
     """Return a pruner of Optuna's."""
-    made: BasePruner = PRUNERS.make("pruner", name, options)
-    return made
+    chosen: BasePruner = PRUNERS.make("pruner", name, options)
+    return chosen
 
 
 def _snake(name: str) -> str:

@@ -62,8 +62,10 @@ class Parameter(FrozenOptions):
             return {"choices": value}
         if isinstance(value, dict) and value.get("type") is None and "choices" not in value:
             numbers = [value[key] for key in ("low", "high", "step") if value.get(key) is not None]
-            whole = numbers and all(isinstance(number, int) and not isinstance(number, bool) for number in numbers)
-            return {**value, "type": "int" if whole else "float"}
+            are_integers = numbers and all(
+                isinstance(number, int) and not isinstance(number, bool) for number in numbers
+            )
+            return {**value, "type": "int" if are_integers else "float"}
         return value
 
     @model_validator(mode="after")
@@ -203,8 +205,8 @@ class Tuning(FrozenOptions):
 
     @model_validator(mode="after")
     def _offered(self) -> Tuning:
-        for what, chosen, offered in (("sampler", self.sampler, SAMPLERS), ("pruner", self.pruner, PRUNERS)):
-            offered.check(what, chosen.name, chosen.options)
+        for kind, chosen, offered in (("sampler", self.sampler, SAMPLERS), ("pruner", self.pruner, PRUNERS)):
+            offered.check(kind, chosen.name, chosen.options)
         return self
 
     @property
@@ -291,15 +293,15 @@ def inline_recipe(recipe: dict[str, Any], folder: Path, overrides: Sequence[str]
         raise BadInput(
             f"recipe holds what no recipe can say ({' '.join(str(error).split())[:120]}); mend it."
         ) from error
-    made: dict[str, Any] = parsed(text, "The recipe")
-    unknown = [key for key in made if key not in Recipe.model_fields]
+    raw: dict[str, Any] = parsed(text, "The recipe")
+    unknown = [key for key in raw if key not in Recipe.model_fields]
     if unknown:
-        Recipe.parse(made)
-    anchor(made, folder)
-    return apply_overrides(made, overrides)
+        Recipe.parse(raw)
+    anchor(raw, folder)
+    return apply_overrides(raw, overrides)
 
 
 def _absolute_call(call: str, folder: Path) -> str:
     """Return `file.py:name` with the file's absolute path; `module:name` as it is."""
-    where, _, name = call.rpartition(":")
-    return f"{(folder / where).absolute()}:{name}" if where.endswith(".py") else call
+    module_name, _, name = call.rpartition(":")
+    return f"{(folder / module_name).absolute()}:{name}" if module_name.endswith(".py") else call

@@ -158,10 +158,10 @@ def orient(
     with tempfile.TemporaryDirectory(prefix="ptymesh-orient-") as temporary:
         folder = out or Path(temporary)
         if rotation_step_deg:
-            found = search.rotations(folder, rotation_step_deg, tried)
+            orientations = search.rotations(folder, rotation_step_deg, tried)
         else:
-            found = search.discrete(folder, tried)
-    return _choose_orientation(search, found, world, c10, tried, phase, by_rotation=bool(rotation_step_deg))
+            orientations = search.discrete(folder, tried)
+    return _choose_orientation(search, orientations, world, c10, tried, phase, by_rotation=bool(rotation_step_deg))
 
 
 def _cover(step_deg: float) -> None:
@@ -233,8 +233,8 @@ def _defocus(c10: C10 | Sequence[float], key: str, current: float | None) -> lis
         if c10 in ("recipe", "unknown"):
             return []
         if not key or not current:
-            what = "is given as an array" if not key else "has none"
-            raise BadInput(f"The sign of C10 is known, but the recipe's probe {what}; give values in metres instead.")
+            reason = "is given as an array" if not key else "has none"
+            raise BadInput(f"The sign of C10 is known, but the recipe's probe {reason}; give values in metres instead.")
         return [math.copysign(current, 1 if c10 == "positive" else -1)]
     if not key:
         raise BadInput("The recipe's probe is given as an array, which has no C10 to set; use another probe.start.")
@@ -283,11 +283,11 @@ class _Search:
         """
         circle = [wrapped(k * step_deg) for k in range(round(360 / step_deg))]
         space: dict[str, object] = {KEYS[2]: [False, True], KEYS[3]: sorted(circle)}
-        found = self._study(folder / "coarse", space, c10)
-        best = min(found, key=lambda one: one.residual)
+        trials = self._study(folder / "coarse", space, c10)
+        best = min(trials, key=lambda one: one.residual)
         finer = [wrapped(best.orientation.rotation_deg + k * step_deg / 3) for k in (-2, -1, 1, 2)]
         space = {KEYS[2]: [best.orientation.transpose], KEYS[3]: finer}
-        return found + self._study(folder / "fine", space, [] if best.c10_m is None else [best.c10_m])
+        return trials + self._study(folder / "fine", space, [] if best.c10_m is None else [best.c10_m])
 
     def _study(self, folder: Path, space: dict[str, Any], c10: list[float]) -> list[_Tried]:
         raw = copy.deepcopy(self.raw)
@@ -324,8 +324,8 @@ class _Search:
         if one.state != "done" or one.value is None or not math.isfinite(one.value):
             return None
         orientation = Orientation.of({**Orientation().settings(), **one.settings})
-        given = one.settings.get(self.key)
-        c10 = None if given is None else float(given) * (1 if self.key.endswith("C10") else -1)
+        nominal = one.settings.get(self.key)
+        c10 = None if nominal is None else float(nominal) * (1 if self.key.endswith("C10") else -1)
         relative = orientation.relative(self.parsed.positions.model_dump())
         return _Tried(orientation, c10, relative, one.value, one.recipe)
 
@@ -335,7 +335,7 @@ class _Search:
 
 def _choose_orientation(
     search: _Search,
-    found: list[_Tried],
+    orientations: list[_Tried],
     world: Solo,
     c10: C10 | Sequence[float],
     values: list[float],
@@ -347,7 +347,7 @@ def _choose_orientation(
 
     Args:
         search: the scan and the recipe.
-        found: orientations that were tried.
+        orientations: orientations that were tried.
         world: of the reruns that judge the best one and the second.
         c10: what is known of C10: "recipe", "negative", "positive" or "unknown"; or the values that were asked for.
         values: C10 (m) that were tried; none for the recipe's probe as it stands.
@@ -355,12 +355,12 @@ def _choose_orientation(
         by_rotation: True to express the twin by a rotation of the scan instead of flips.
     """
     scan = search.scan
-    if len(found) < 2:
+    if len(orientations) < 2:
         raise PtymeshError("Fewer than two orientations came to a residual; check the recipe with ptymesh run.")
-    best = min(found, key=lambda one: one.residual)
-    others = [one for one in found if apart_but_for_twin_deg(one.relative, best.relative) > DISTINCT_DEG]
-    second = min(others, key=lambda one: one.residual)
-    twins = [one for one in found if np.linalg.norm(one.relative + best.relative) < 0.3]
+    best = min(orientations, key=lambda one: one.residual)
+    distinct = [one for one in orientations if apart_but_for_twin_deg(one.relative, best.relative) > DISTINCT_DEG]
+    second = min(distinct, key=lambda one: one.residual)
+    twins = [one for one in orientations if np.linalg.norm(one.relative + best.relative) < 0.3]
     first = _rerun(best, world)
     errors = _standard_errors(first, _rerun(second, world))
     used = best.c10_m if best.c10_m is not None else defocus_key(search.parsed, scan)[1]
@@ -388,7 +388,7 @@ def _choose_orientation(
         c10_m=used,
         set_c10=best.c10_m is not None or orientation != best.orientation,
         c10_key=search.key,
-        trials=len(found),
+        trials=len(orientations),
         views=scan.views,
         window=scan.window,
     )
@@ -432,8 +432,8 @@ def _standard_errors(a: _Rerun, b: _Rerun) -> float:
 def _residuals(one: _Rerun, views: np.ndarray) -> np.ndarray:
     """Return the residual (n,) of each of these held-out views."""
     problem, estimate = one.recon.problem, one.recon.state.estimate
-    own = own_unknowns(one.recon.stages, problem.model.unknowns, len(estimate.opr))
-    judged = judge_held_out(problem, estimate, views, own)
+    moved_unknowns = own_unknowns(one.recon.stages, problem.model.unknowns, len(estimate.opr))
+    judged = judge_held_out(problem, estimate, views, moved_unknowns)
     return judged.misfit / judged.counts
 
 
@@ -459,9 +459,9 @@ def phase_sign(recon: Reconstruction) -> int:
     estimate = recon.state.estimate
     obj = np.prod(recon.object, axis=0).astype(np.complex128)
     light = illumination((obj.shape[0], obj.shape[1]), recon.probe, estimate.positions.cpu().numpy())
-    lit = illuminated(light, 0.3)
-    smooth = ndimage.gaussian_filter(np.where(lit, obj, 0), 12)
-    phase = ndimage.gaussian_filter(np.where(lit, np.angle(obj * smooth.conj()), 0), 1.0)[lit]
+    illuminated_mask = illuminated(light, 0.3)
+    smooth = ndimage.gaussian_filter(np.where(illuminated_mask, obj, 0), 12)
+    phase = ndimage.gaussian_filter(np.where(illuminated_mask, np.angle(obj * smooth.conj()), 0), 1.0)[illuminated_mask]
     spread = phase.std()
     skewness = float(((phase - phase.mean()) ** 3).mean() / spread**3) if spread else 0.0
     return 0 if abs(skewness) < SKEWED else int(math.copysign(1, skewness))

@@ -54,9 +54,9 @@ class Orientation:
         return cls(*(settings.get(key, default) for key, default in zip(KEYS, (False, False, False, 0.0), strict=True)))
 
     def __str__(self) -> str:
-        done = [name for name, on in (("rows reversed", self.flip_y), ("columns reversed", self.flip_x)) if on]
-        done += ["transposed"] if self.transpose else []
-        detector = "detector " + (" and ".join(done) if done else "as stored")
+        operations = [name for name, on in (("rows reversed", self.flip_y), ("columns reversed", self.flip_x)) if on]
+        operations += ["transposed"] if self.transpose else []
+        detector = "detector " + (" and ".join(operations) if operations else "as stored")
         return f"{detector}, scan rotated by {self.rotation_deg:g} degrees"
 
 

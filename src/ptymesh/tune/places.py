@@ -33,9 +33,9 @@ def is_given_up(trial: FrozenTrial) -> bool:
 def reason(trial: FrozenTrial) -> str:
     """Return why a trial was pruned, failed or given up; empty where nothing went wrong."""
     notes = trial.user_attrs
-    told = next((notes[name] for name in ("pruned", ERROR, RELEASED, UNUSED) if notes.get(name)), None)
-    if told or trial.state != TrialState.FAIL:
-        return str(told or "")
+    note = next((notes[name] for name in ("pruned", ERROR, RELEASED, UNUSED) if notes.get(name)), None)
+    if note or trial.state != TrialState.FAIL:
+        return str(note or "")
     return "its worker died" + ("" if is_given_up(trial) else "; the worker that tried it before has died, too")
 
 
@@ -46,14 +46,14 @@ def trials_that_count(trials: Sequence[FrozenTrial], total: int) -> list[FrozenT
     """
     by_number = {trial.number: trial for trial in trials}
     first = [trial for trial in trials if RETRY_OF not in trial.user_attrs and UNUSED not in trial.user_attrs]
-    counted = {trial.number: trial for trial in first[:total]}
+    counting = {trial.number: trial for trial in first[:total]}
     followed: set[int] = set()
     for trial in trials:
         before = trial.user_attrs.get(RETRY_OF)
-        if before in counted and before not in followed and is_given_up(by_number[before]):
+        if before in counting and before not in followed and is_given_up(by_number[before]):
             followed.add(before)
-            counted[trial.number] = trial
-    return sorted(counted.values(), key=lambda trial: trial.number)
+            counting[trial.number] = trial
+    return sorted(counting.values(), key=lambda trial: trial.number)
 
 
 def finished_trials(trials: Sequence[FrozenTrial], total: int) -> list[FrozenTrial]:

@@ -57,18 +57,20 @@ def tune(
     if isinstance(what, Tuning):
         if space is not None or keys:
             raise BadInput("A Tuning is complete; give its space and keys when it is made.")
-        made = what if folder is None else what.model_copy(update={"output": {"dir": folder}})
+        tuning_options = what if folder is None else what.model_copy(update={"output": {"dir": folder}})
     elif space is None and isinstance(what, str | Path):
-        made = load_tuning(Path(what), out=folder, **keys)
+        tuning_options = load_tuning(Path(what), out=folder, **keys)
     else:
         recipe: Any = what.model_dump(mode="json") if isinstance(what, Recipe) else what
         if isinstance(what, Recipe):
             recipe["stages"] = [{"engine": stage.name, **stage.model_dump(mode="json")} for stage in what.stages]
         raw = {"recipe": recipe, "space": space, "output": {"dir": str(folder or "tune")}, **keys}
-        made = tuning(raw, Path())
-    found = run_study(made, workers=workers, device=device, force=force, quiet=quiet, reconstruct=reconstruct)
-    assert found is not None, "only those who join get nothing"
-    return found
+        tuning_options = tuning(raw, Path())
+    outcome = run_study(
+        tuning_options, workers=workers, device=device, force=force, quiet=quiet, reconstruct=reconstruct
+    )
+    assert outcome is not None, "only those who join get nothing"
+    return outcome
 
 
 def _entry(function: Callable[[Result], float]) -> dict[str, str]:

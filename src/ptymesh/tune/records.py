@@ -97,20 +97,20 @@ def records(study: Study, total: int, tuning: Tuning, space: Space) -> list[Reco
         tuning: the tune file.
         space: its search space.
     """
-    counted = trials_that_count(study.get_trials(deepcopy=False), total)
-    return [record(trial, tuning, space) for trial in counted if trial.state != TrialState.WAITING]
+    counting_trials = trials_that_count(study.get_trials(deepcopy=False), total)
+    return [record(trial, tuning, space) for trial in counting_trials if trial.state != TrialState.WAITING]
 
 
-def write_trials(folder: Path, found: list[Record]) -> None:
+def write_trials(folder: Path, trials: list[Record]) -> None:
     """Write OUT/trials.jsonl, which is whole at every moment."""
-    _write(folder / TRIALS, "".join(f"{one.line()}\n" for one in found))
+    _write(folder / TRIALS, "".join(f"{one.line()}\n" for one in trials))
 
 
-def best_of(study: Study, found: list[Record]) -> Record | None:
+def best_of(study: Study, trials: list[Record]) -> Record | None:
     """Return the best trial that was done to its end, the first of equals; None where there is none."""
-    done = [one for one in found if one.state == "done" and one.value is not None]
+    finished = [one for one in trials if one.state == "done" and one.value is not None]
     sign = 1 if study.direction == StudyDirection.MINIMIZE else -1
-    return min(done, key=lambda one: sign * (one.value or 0.0), default=None)
+    return min(finished, key=lambda one: sign * (one.value or 0.0), default=None)
 
 
 def best_recipe(one: Record, folder: Path) -> Recipe:

@@ -51,18 +51,18 @@ def write_report(folder: Path) -> StudyReport:
     study = storage.reopen_study(folder)
     tuning = storage.tuning_of(study, folder)
     space = Space(tuning.space)
-    wanted = total(tuning, space)
-    found = records(study, wanted, tuning, space)
-    best = best_of(study, found)
+    trial_count = total(tuning, space)
+    trials = records(study, trial_count, tuning, space)
+    best = best_of(study, trials)
     if best is None:
         raise BadInput(f"No trial of {folder} is done yet; report it later.")
-    write_trials(folder, found)
+    write_trials(folder, trials)
     write_best(folder, best, named(tuning))
-    clean = _finished(study, wanted)
+    clean = _finished(study, trial_count)
     importance = _importance(clean)
-    counts = {state: sum(one.state == state for one in found) for state in dict.fromkeys(one.state for one in found)}
+    counts = {state: sum(one.state == state for one in trials) for state in dict.fromkeys(one.state for one in trials)}
     lines = [
-        f"{wanted} trials by {named(tuning)}: {', '.join(f'{n} {state}' for state, n in counts.items())}",
+        f"{trial_count} trials by {named(tuning)}: {', '.join(f'{n} {state}' for state, n in counts.items())}",
         f"Best: trial {best.number}, {best.value:.6g}: {settings_line(best.settings)}",
     ]
     if importance:

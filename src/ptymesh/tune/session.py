@@ -106,19 +106,21 @@ def run_study(
     space = Space(tuning.space)
     notes = checked(tuning, space)
     refuse_featureless_data(tuning, space)
-    given = share_devices(device, workers, tuning.ranks_per_trial, ("--workers", "ranks_per_trial"))
+    devices = share_devices(device, workers, tuning.ranks_per_trial, ("--workers", "ranks_per_trial"))
     if force and not join:
         storage.remove_study(tuning)
     study = storage.open_study(tuning, objectives.direction(tuning.objective), join=join)
     tuning = storage.tuning_of(study, tuning.output.dir)
-    wanted = total(tuning, space)
-    if wanted < tuning.trials:
-        notes.append(f"The space has {wanted} different points: so many trials are run instead of {tuning.trials}.")
-    watch = _Watch(tuning, space, study, wanted, quiet=quiet or join)
+    trial_count = total(tuning, space)
+    if trial_count < tuning.trials:
+        notes.append(
+            f"The space has {trial_count} different points: so many trials are run instead of {tuning.trials}."
+        )
+    watch = _Watch(tuning, space, study, trial_count, quiet=quiet or join)
     with StopSignal() as stop:
         try:
             watch.start()
-            _work(tuning.output.dir, given, device, watch, lambda: stop.requested)
+            _work(tuning.output.dir, devices, device, watch, lambda: stop.requested)
         finally:
             watch.close()
         if join:
@@ -166,11 +168,11 @@ def _random_point(space: Space, rng: random.Random) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for key, distribution in space.distributions.items():
         if space.active(key, values):
-            made: Any = distribution
-            if hasattr(made, "choices"):
-                values[key] = rng.choice(made.choices)
+            sampled_from: Any = distribution
+            if hasattr(sampled_from, "choices"):
+                values[key] = rng.choice(sampled_from.choices)
             else:
-                values[key] = rng.choice([made.low, made.high])
+                values[key] = rng.choice([sampled_from.low, sampled_from.high])
     return values
 
 
@@ -217,17 +219,17 @@ def named(tuning: Tuning) -> str:
     return goal.call.rpartition(":")[2] if isinstance(goal, Function) else goal.kind.replace("_", " ")
 
 
-def _work(folder: Path, given: list[Share], device: str, watch: _Watch, stop: Callable[[], bool]) -> None:
+def _work(folder: Path, devices: list[Share], device: str, watch: _Watch, stop: Callable[[], bool]) -> None:
     """Run workers until the study is finished. Raises Interrupted if stopped, PtymeshError if workers failed."""
-    if len(given) == 1:
-        worker = Worker(folder, device, given[0].name, stop)
+    if len(devices) == 1:
+        worker = Worker(folder, device, devices[0].name, stop)
         worker.between = watch.update
         try:
             worker.run()
         except Interrupted as error:
             raise _interrupted(watch) from error
         return
-    workers = WorkerProcesses(folder, given)
+    workers = WorkerProcesses(folder, devices)
     try:
         while not stop() and workers.any_running():
             watch.update()
@@ -248,16 +250,16 @@ def _interrupted(watch: _Watch) -> Interrupted:
 
 
 def _conclude(
-    tuning: Tuning, study: Study, found: list[Record], device: str, notes: tuple[str, ...], reconstruct: bool
+    tuning: Tuning, study: Study, trials: list[Record], device: str, notes: tuple[str, ...], reconstruct: bool
 ) -> StudyOutcome:
     folder = tuning.output.dir
-    best = best_of(study, found)
+    best = best_of(study, trials)
     if best is None:
-        why = next((one.why for one in found if one.why), "none has a value")
-        raise PtymeshError(f"None of the {len(found)} trials came to a value; the first says: {why}")
+        why = next((one.why for one in trials if one.why), "none has a value")
+        raise PtymeshError(f"None of the {len(trials)} trials came to a value; the first says: {why}")
     recipe = write_best(folder, best, named(tuning))
     path = _reconstructed(recipe, tuning.ranks_per_trial, device) if reconstruct else None
-    return StudyOutcome(folder, best, found, recipe, path, notes)
+    return StudyOutcome(folder, best, trials, recipe, path, notes)
 
 
 def without_checks(text: str) -> dict[str, Any]:

@@ -30,11 +30,11 @@ class Space:
 
     def active(self, key: str, values: Mapping[str, object]) -> bool:
         """Return True if the parameter exists, given the values of those before it."""
-        for other, wanted in self.parameters[key].when.items():
+        for other, accepted in self.parameters[key].when.items():
             if other not in values:
                 return False
-            meant = label(self.meaning(other, values[other]))
-            if meant not in [label(choice) for choice in (wanted if isinstance(wanted, list) else [wanted])]:
+            meaning = label(self.meaning(other, values[other]))
+            if meaning not in [label(choice) for choice in (accepted if isinstance(accepted, list) else [accepted])]:
                 return False
         return True
 
@@ -130,10 +130,10 @@ def _ordered(parameters: Mapping[str, Parameter]) -> list[str]:
     for key, parameter in parameters.items():
         if not all(key.split(".")):
             raise BadInput(f"space.{key} is no key of a recipe; write for example stages.0.epochs.")
-        for other, wanted in parameter.when.items():
+        for other, accepted in parameter.when.items():
             if other not in parameters:
                 raise BadInput(unknown_word(f"space.{key}.when", other, [name for name in parameters if name != key]))
-            _possible(key, other, parameters[other], wanted)
+            _possible(key, other, parameters[other], accepted)
     order: list[str] = []
     while len(order) < len(parameters):
         ready = [key for key in parameters if key not in order and set(parameters[key].when) <= set(order)]
@@ -144,9 +144,9 @@ def _ordered(parameters: Mapping[str, Parameter]) -> list[str]:
     return order
 
 
-def _possible(key: str, other: str, parameter: Parameter, wanted: object) -> None:
+def _possible(key: str, other: str, parameter: Parameter, accepted: object) -> None:
     """Raise BadInput for a condition that never holds."""
-    for value in wanted if isinstance(wanted, list) else [wanted]:
+    for value in accepted if isinstance(accepted, list) else [accepted]:
         if parameter.choices is not None:
             labels = [label(choice) for choice in parameter.choices]
             if label(value) not in labels:

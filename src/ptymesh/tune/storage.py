@@ -52,8 +52,8 @@ def open_storage(url: str | None, folder: Path, heartbeat_s: float = 10.0) -> Ba
     except OSError as error:
         raise BadInput(f"{folder} cannot be written ({error.strerror}); choose another folder with --out.") from error
     except Exception as error:  # whatever a database driver raises
-        said = " ".join(str(error).split())[:200]
-        raise BadInput(f"The storage {_hide_password(url)} cannot be opened ({said}); check its URL.") from error
+        message = " ".join(str(error).split())[:200]
+        raise BadInput(f"The storage {_hide_password(url)} cannot be opened ({message}); check its URL.") from error
 
 
 def open_study(tuning: Tuning, direction: Literal["minimize", "maximize"], *, join: bool) -> Study:
@@ -71,8 +71,8 @@ def open_study(tuning: Tuning, direction: Literal["minimize", "maximize"], *, jo
     if join and tuning.storage is None and not (folder / JOURNAL).exists():
         raise BadInput(f"{folder} holds no study to join; start it without --join, or name its folder with --out.")
     storage = open_storage(tuning.storage, folder, tuning.heartbeat_s)
-    known = name in [study.study_name for study in storage.get_all_studies()]
-    if join and not known:
+    exists = name in [study.study_name for study in storage.get_all_studies()]
+    if join and not exists:
         raise BadInput(f"The storage has no study {name} to join; start it without --join.")
     study = optuna.create_study(storage=storage, study_name=name, direction=direction, load_if_exists=True)
     agreed = study.user_attrs.get(DEFINITION)

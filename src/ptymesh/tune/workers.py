@@ -67,8 +67,10 @@ class WorkerProcesses:
         for place, status in self.statuses.items():
             if status not in (0, Interrupted.exit_status):
                 lines = self._log(place).read_text(encoding="utf-8", errors="replace").split("\n")
-                said = next((line for line in reversed(lines) if line.strip()), "nothing").removeprefix("ptymesh: ")
-                raise PtymeshError(f"Worker {place} ended with status {status} ({said}); see {self._log(place)}.")
+                last_line = next((line for line in reversed(lines) if line.strip()), "nothing").removeprefix(
+                    "ptymesh: "
+                )
+                raise PtymeshError(f"Worker {place} ended with status {status} ({last_line}); see {self._log(place)}.")
 
     def _start(self, place: int) -> subprocess.Popen[bytes]:
         share = self.shares[place]
