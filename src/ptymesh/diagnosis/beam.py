@@ -31,13 +31,13 @@ def find_background(view: ResultView) -> Evidence | None:
         return None
     good = view.good.all(axis=0)
     background = view.result.background
-    known = 0.0 if background is None else background.reshape(-1, *good.shape).mean(axis=0)[good]
+    modelled = 0.0 if background is None else background.reshape(-1, *good.shape).mean(axis=0)[good]
     patterns = view.y[:, good]
     mean = patterns.mean(axis=0)
     dark = mean <= np.quantile(mean, 0.2)
     m = patterns[:, dark].mean()
     speckle = np.sqrt(max(0.0, patterns[:, dark].var() - m))
-    even = m - speckle - np.broadcast_to(known, mean.shape)[dark].mean()
+    even = m - speckle - np.broadcast_to(modelled, mean.shape)[dark].mean()
     number = float(even / max(mean.mean(), 1e-30))
     sentence = f"the darkest fifth of the detector has light without speckle, {100 * number:.2g} % of all if it is even"
     moved = Remedy({"stage.unknowns.background": True}, unless="stage.unknowns.background")

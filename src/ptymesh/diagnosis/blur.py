@@ -46,9 +46,9 @@ def explained_blur(view: ResultView) -> Explained:
     """Return how well blurs along the scan's motion, across it, and over the detector explain the misfit."""
     if "blur" not in view.memo:
         view.memo["blur"] = _explained_blur(view)
-    found = view.memo["blur"]
-    assert isinstance(found, Explained)
-    return found
+    stored = view.memo["blur"]
+    assert isinstance(stored, Explained)
+    return stored
 
 
 def _explained_blur(view: ResultView) -> Explained:
@@ -64,8 +64,8 @@ def _explained_blur(view: ResultView) -> Explained:
     right = np.array([float((basis[a] * view.misfit).sum()) for a in names])
     power = max(float((view.misfit**2).sum()), 1e-30)
     x = np.linalg.lstsq(gram, right, rcond=1e-6)[0]
-    alone = right * np.abs(right) / np.maximum(np.diag(gram), 1e-30) / power
-    return Explained(dict(zip(names, x.tolist(), strict=True)), dict(zip(names, alone.tolist(), strict=True)))
+    share_alone = right * np.abs(right) / np.maximum(np.diag(gram), 1e-30) / power
+    return Explained(dict(zip(names, x.tolist(), strict=True)), dict(zip(names, share_alone.tolist(), strict=True)))
 
 
 def _time_laplacian(patterns: np.ndarray) -> np.ndarray:
@@ -89,13 +89,13 @@ def _directions(view: ResultView) -> np.ndarray:
 
 def _second_derivative(view: ResultView, ways: np.ndarray) -> np.ndarray:
     """Return the second derivative of I by the position along unit vectors (B, 2), (B, h, w)."""
-    found = []
+    derivatives = []
     for sign in (1, -1):
         positions = view.result.positions_px.copy()
         positions[view.views] += sign * STEP_PX * ways
         most = np.array(view.result.object.shape[-2:]) - view.result.probe.shape[-2:]
-        found.append(view.model(replace(view.result, positions_px=np.clip(positions, 0, most - 1e-9))))
-    return np.asarray((found[0] - 2 * view.modelled + found[1]) / STEP_PX**2)
+        derivatives.append(view.model(replace(view.result, positions_px=np.clip(positions, 0, most - 1e-9))))
+    return np.asarray((derivatives[0] - 2 * view.modelled + derivatives[1]) / STEP_PX**2)
 
 
 def find_fly_scan(view: ResultView) -> Evidence | None:
@@ -158,17 +158,17 @@ def find_lost_contrast(view: ResultView) -> Evidence | None:
     return Evidence(number, sentence, (more_modes(view, 2), more_modes(view, 4)))
 
 
-def fringe_contrast(patterns: np.ndarray, noise: np.ndarray | None, where: np.ndarray) -> float:
+def fringe_contrast(patterns: np.ndarray, noise: np.ndarray | None, mask: np.ndarray) -> float:
     """Return the variance of patterns about their local means, over those means squared, without that of counting.
 
     Args:
         patterns: (B, h, w) counts or intensities; means are over 5 x 5 pixels.
         noise: (B, h, w) variance of counting, or None for none.
-        where: (B, h, w) bool, pixels that count.
+        mask: (B, h, w) bool, pixels that count.
     """
     mean = ndimage.uniform_filter(patterns, (0, 5, 5), mode="wrap")
     square = (patterns - mean) ** 2
     if noise is not None:
         square = square - noise * (1 - 1 / 25)
-    weight = where / (mean + 1e-3 * mean.mean() + 1e-30)
+    weight = mask / (mean + 1e-3 * mean.mean() + 1e-30)
     return float((square * weight).sum() / (mean**2 * weight).sum())

@@ -54,17 +54,19 @@ def find_over_subtraction(view: ResultView) -> Evidence | None:
     sound = (totals > 0.2 * middle) & (totals < 5 * middle)  # a lost beam leaves zeros, too
     usual = view.y[sound]
     mean = usual.mean(axis=0)
-    lit = view.good.all(axis=0) & (mean > LIT)
-    if lit.sum() < MIN_LIT or len(usual) < MIN_SOUND:
+    illuminated = view.good.all(axis=0) & (mean > LIT)
+    if illuminated.sum() < MIN_LIT or len(usual) < MIN_SOUND:
         return None
-    m, variance = mean[lit], usual[:, lit].var(axis=0, ddof=1)
+    m, variance = mean[illuminated], usual[:, illuminated].var(axis=0, ddof=1)
     # 1 at most: what cuts off small counts takes variance as well
     modes = np.clip(m**2 / np.maximum(variance - m, 1e-9), LEAST_MODES, 1.0)
-    zeros, speckle = float((usual[:, lit] == 0).mean(axis=0).sum()), float(((1 + m / modes) ** -modes).sum())
-    most = max(speckle, float(np.exp(-np.maximum(view.modelled[sound][:, lit], 0)).mean(axis=0).sum()))
+    zeros, speckle = float((usual[:, illuminated] == 0).mean(axis=0).sum()), float(((1 + m / modes) ** -modes).sum())
+    most = max(speckle, float(np.exp(-np.maximum(view.modelled[sound][:, illuminated], 0)).mean(axis=0).sum()))
     sentence = f"{zeros / most:.2g} times as many pixels are without a count as speckle and the model leave so"
-    told = view.recipe is not None and view.recipe.data.dark is not None
-    source = "data.dark, which the file may have had subtracted already" if told else "a dark pattern subtracted twice"
+    has_dark = view.recipe is not None and view.recipe.data.dark is not None
+    source = (
+        "data.dark, which the file may have had subtracted already" if has_dark else "a dark pattern subtracted twice"
+    )
     return Evidence(zeros / most, sentence, (Remedy(advice=f"look for what was subtracted from the file: {source}"),))
 
 
@@ -74,18 +76,18 @@ def find_hot_pixels(view: ResultView) -> Evidence | None:
     if not len(hot):
         return Evidence(0.0)
     count = f"{len(hot)} pixels stay" if len(hot) > 1 else "a pixel stays"
-    where = f"row {hot[0][0]}, column {hot[0][1]} as the model has it"
-    sentence = f"{count} far above all neighbours in nine views of ten, such as {where}"
+    place = f"row {hot[0][0]}, column {hot[0][1]} as the model has it"
+    sentence = f"{count} far above all neighbours in nine views of ten, such as {place}"
     return Evidence(float(len(hot)), sentence, (mask_pixels(view, hot),))
 
 
 def _hot_pixels(view: ResultView) -> np.ndarray:
     """Return the pixels (h, w) that stay far above their neighbours in nine views of ten."""
     low = np.quantile(view.y, 0.1, axis=0)
-    around = np.median([np.roll(low, shift, axis=(0, 1)) for shift in np.argwhere(RING) - 1], axis=0)
+    neighbours = np.median([np.roll(low, shift, axis=(0, 1)) for shift in np.argwhere(RING) - 1], axis=0)
     best = ndimage.maximum_filter(low, footprint=RING, mode="wrap")
-    known = view.good.all(axis=0)
-    return np.asarray(known & (low > 5 + 3 * around + 5 * np.sqrt(around)) & (low > 2 * best))
+    good = view.good.all(axis=0)
+    return np.asarray(good & (low > 5 + 3 * neighbours + 5 * np.sqrt(neighbours)) & (low > 2 * best))
 
 
 def mask_pixels(view: ResultView, pixels: np.ndarray) -> Remedy:
@@ -98,8 +100,8 @@ def mask_pixels(view: ResultView, pixels: np.ndarray) -> Remedy:
     far, (h, w) = scan.geometry.propagation == "far_field", scan.window
     places = (pixels + (np.array([h // 2, w // 2]) if far else 0)) % (h, w)
     stored = [[int(n) for n in one] for y, x in places for one in scan.patterns.window.stored(int(y), int(x))]
-    known = [list(one) for one in view.recipe.data.bad_pixels] if view.recipe is not None else []
-    every = known + [one for one in stored if one not in known]
+    masked = [list(one) for one in view.recipe.data.bad_pixels] if view.recipe is not None else []
+    every = masked + [one for one in stored if one not in masked]
     return Remedy({"data.bad_pixels": every}) if len(every) <= MOST_BAD_PIXELS else mask
 
 
@@ -107,9 +109,9 @@ def find_dead_region(view: ResultView) -> Evidence | None:
     """Return how many pixels without counts in any view lie between bright ones, where the model expects counts."""
     shape = upright(view, view.y.mean(axis=0))
     expected = upright(view, view.modelled.mean(axis=0)) * len(view.views)
-    known = upright(view, np.asarray(view.good.all(axis=0)))
-    dead = known & (shape == 0)
-    bright = known & (shape * len(view.views) > MIN_EXPECTED)
+    good = upright(view, np.asarray(view.good.all(axis=0)))
+    dead = good & (shape == 0)
+    bright = good & (shape * len(view.views) > MIN_EXPECTED)
     between = np.zeros_like(dead)
     for axis in (0, 1):
         before = np.maximum.accumulate(bright, axis=axis)
@@ -120,9 +122,9 @@ def find_dead_region(view: ResultView) -> Evidence | None:
     pixels = np.zeros_like(dark)
     for label in range(1, count + 1):
         region = labels == label
-        rim = ndimage.binary_dilation(region, structure=np.ones((3, 3))) & ~region & known
-        around = float(np.median(shape[rim])) * len(view.views) if rim.any() else 0.0
-        if around > MIN_EXPECTED and float(np.median(expected[region])) > 1:
+        rim = ndimage.binary_dilation(region, structure=np.ones((3, 3))) & ~region & good
+        rim_counts = float(np.median(shape[rim])) * len(view.views) if rim.any() else 0.0
+        if rim_counts > MIN_EXPECTED and float(np.median(expected[region])) > 1:
             pixels |= region
     places = np.argwhere(pixels)
     if not len(places):
@@ -147,12 +149,12 @@ def find_amplitudes(view: ResultView) -> Evidence | None:
     unit = float(squares.min())
     ratio = squares / unit
     use = ratio < MAX_RATIO
-    whole = float(np.mean(np.abs(ratio[use] - np.round(ratio[use])) < 1e-4 * np.maximum(ratio[use], 1)))
+    share_of_integers = float(np.mean(np.abs(ratio[use] - np.round(ratio[use])) < 1e-4 * np.maximum(ratio[use], 1)))
     levels = len(np.unique(np.round(ratio[use])))
     plain = y[y > 0] / float(y[y > 0].min())
     plain = plain[plain < MAX_RATIO]
     counts = float(np.mean(np.abs(plain - np.round(plain)) < 1e-4 * np.maximum(plain, 1)))
-    number = whole if levels >= MIN_LEVELS and counts < 0.5 else 0.0
+    number = share_of_integers if levels >= MIN_LEVELS and counts < 0.5 else 0.0
     sentence = (
         f"the squares of the patterns are whole multiples of {unit:.4g}: they are amplitudes, square roots of counts"
     )

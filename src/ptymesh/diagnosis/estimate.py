@@ -20,16 +20,18 @@ RISE, EXCESS = 1.03, 1.25
 
 def find_unfinished(view: ResultView) -> Evidence | None:
     """Return the percentage by which the residual falls in an epoch; 0 where it does not, or steps were made small."""
-    found = judge_convergence(view.result.history, view.noise_level)
-    if found.kind != "falling":
+    convergence = judge_convergence(view.result.history, view.noise_level)
+    if convergence.kind != "falling":
         return Evidence(0.0)
     stage = 0 if view.recipe is None else len(view.recipe.stages) - 1
     epochs = len(view.result.history.get("residual", ()))
     if view.recipe is not None:
         epochs = view.recipe.stages[-1].epochs
     folder = "OUT" if view.path is None else str(view.path.parent)
-    command = shlex.join(["ptymesh", "resume", folder, "--set", f"stages.{stage}.epochs={epochs + found.more_epochs}"])
-    return Evidence(100 * found.per_epoch, f"the residual is {found}", (Remedy(advice=command),))
+    command = shlex.join(
+        ["ptymesh", "resume", folder, "--set", f"stages.{stage}.epochs={epochs + convergence.more_epochs}"]
+    )
+    return Evidence(100 * convergence.per_epoch, f"the residual is {convergence}", (Remedy(advice=command),))
 
 
 def find_vortices(view: ResultView) -> Evidence | None:
@@ -82,8 +84,8 @@ def _object_slope(view: ResultView) -> float:
     window = view.result.probe.shape[-2:]
     slopes = []
     for axis in range(2):
-        both = bright & np.roll(bright, -1, axis)
-        slopes.append(np.angle((np.roll(o, -1, axis) * o.conj())[both].sum()) / (2 * np.pi) * window[axis])
+        both_bright = bright & np.roll(bright, -1, axis)
+        slopes.append(np.angle((np.roll(o, -1, axis) * o.conj())[both_bright].sum()) / (2 * np.pi) * window[axis])
     return float(np.hypot(*slopes))
 
 
@@ -103,15 +105,15 @@ def find_over_fitting(view: ResultView) -> Evidence | None:
     None where no views were held out, or in older results with refined positions: of these, held-out views kept those
     of the start.
     """
-    held = np.asarray(view.result.history.get("held_out", ()), dtype=float)
+    held_out = np.asarray(view.result.history.get("held_out", ()), dtype=float)
     residual = np.asarray(view.result.history.get("residual", ()), dtype=float)
-    known = np.isfinite(held)
+    is_measured = np.isfinite(held_out)
     refined = view.result.nominal_px is not None and "positions" not in (view.result.attrs.get("held_out_fitted") or ())
-    if refined or not known.any() or len(held) != len(residual) or not known[-1]:
+    if refined or not is_measured.any() or len(held_out) != len(residual) or not is_measured[-1]:
         return None
-    stage = np.asarray(view.result.history.get("stage", np.zeros(len(held))))
-    last = known & (stage == stage[-1])
-    lowest, end = float(held[last].min()), float(held[-1])
+    stage = np.asarray(view.result.history.get("stage", np.zeros(len(held_out))))
+    last = is_measured & (stage == stage[-1])
+    lowest, end = float(held_out[last].min()), float(held_out[-1])
     rise = end / max(lowest, 1e-30)
     ratio = end / max(float(residual[-1]), 1e-30)
     explained = view.held_out_by_noise

@@ -46,10 +46,10 @@ def find_bad_frames(view: ResultView) -> Evidence | None:
     bad = np.flatnonzero(odd)
     if not len(bad) or len(bad) > FEW * len(totals):
         return Evidence(0.0)
-    some = ", ".join(str(one) for one in bad[:NAMED]) + (" ..." if len(bad) > NAMED else "")
+    names = ", ".join(str(one) for one in bad[:NAMED]) + (" ..." if len(bad) > NAMED else "")
     counts = f"{totals[bad].min():.3g} to {totals[bad].max():.3g} counts, and the others {middle:.3g}"
-    sentence = f"{len(bad)} view{'s' * (len(bad) > 1)} ({some}) hold {counts}"
-    remedies = (*_left_out(view, bad), Remedy(advice=f"leave out views {some}"))
+    sentence = f"{len(bad)} view{'s' * (len(bad) > 1)} ({names}) hold {counts}"
+    remedies = (*_left_out(view, bad), Remedy(advice=f"leave out views {names}"))
     return Evidence(float(len(bad)), sentence, remedies)
 
 
@@ -67,11 +67,11 @@ def find_astray_views(view: ResultView) -> Evidence | None:
     astray = np.setdiff1d(astray, _find_other_brightness(view))
     if not len(astray):
         return Evidence(0.0)
-    some = ", ".join(str(one) for one in astray[:NAMED]) + (" ..." if len(astray) > NAMED else "")
+    names = ", ".join(str(one) for one in astray[:NAMED]) + (" ..." if len(astray) > NAMED else "")
     one = len(astray) == 1
-    named = f"{len(astray)} view{'' if one else 's'} ({some}) {'does' if one else 'do'} not fit where positions say"
+    named = f"{len(astray)} view{'' if one else 's'} ({names}) {'does' if one else 'do'} not fit where positions say"
     sentence = f"{named}, though the others do and {'it is' if one else 'they are'} as bright as these"
-    advice = "look for what went wrong at views " + some
+    advice = "look for what went wrong at views " + names
     return Evidence(float(len(astray)), sentence, (*_left_out(view, astray), Remedy(advice=advice)))
 
 
@@ -101,18 +101,18 @@ def find_two_beams(view: ResultView) -> Evidence | None:
     """
     scan = view.scan
     assert scan is not None
-    asked = defocus_asked(view) if len(view.views) >= PARTS * 2 else np.empty(0)
+    defocus = defocus_asked(view) if len(view.views) >= PARTS * 2 else np.empty(0)
     best = None
     for one in range(scan.scans):
         views = np.arange(scan.views) if scan.scan_index is None else np.flatnonzero(scan.scan_index == one)
-        found = _change_of_patterns(view, views)
-        if found is not None:
-            best = max(best or found, found, _change_of_focus(view, views, asked))
+        change = _change_of_patterns(view, views)
+        if change is not None:
+            best = max(best or change, change, _change_of_focus(view, views, defocus))
     if best is None:
         return None
-    number, what, view_index = best
-    of = "beam that views ask for" if what == FOCUS else "patterns"
-    sentence = f"from about view {view_index} on the {what} of the {of} is another than before"
+    number, quantity, view_index = best
+    of = "beam that views ask for" if quantity == FOCUS else "patterns"
+    sentence = f"from about view {view_index} on the {quantity} of the {of} is another than before"
     if scan.scan_index is not None:
         return Evidence(number, sentence, (Remedy(advice="run the parts of that scan by themselves"),))
     split = Remedy({"data.views.stop": view_index}, advice=f"and the rest with data.views.start={view_index}")
@@ -129,8 +129,8 @@ def _change_of_patterns(view: ResultView, views: np.ndarray) -> tuple[float, str
     n = len(views)
     if n < PARTS * 2:
         return None
-    seen, bright = view.scan_pass, view.brightness[views]
-    shapes = seen.thumbnails[views].reshape(n, -1) / np.sqrt(np.maximum(seen.totals[views], 1e-30))[:, None]
+    statistics, bright = view.scan_pass, view.brightness[views]
+    shapes = statistics.thumbnails[views].reshape(n, -1) / np.sqrt(np.maximum(statistics.totals[views], 1e-30))[:, None]
     middle = np.median(bright)
     sound = (bright > DARK * middle) & (bright < GLARING * middle)
     brightness = np.log(np.maximum(bright, 1e-30) / middle)[:, None]
@@ -139,35 +139,39 @@ def _change_of_patterns(view: ResultView, views: np.ndarray) -> tuple[float, str
     if any(len(part) == 0 for part in parts):
         return None
     best = (0.0, "", 0)
-    for what, values in (("brightness", brightness), ("mean pattern", shapes), ("speckles", seen.speckles[views])):
+    for quantity, values in (
+        ("brightness", brightness),
+        ("mean pattern", shapes),
+        ("speckles", statistics.speckles[views]),
+    ):
         means = np.stack([values[part].mean(axis=0) for part in parts])
         for cut in CUTS:
-            best = max(best, (_change(means, cut), what, int(views[edges[cut]])))
+            best = max(best, (_change(means, cut), quantity, int(views[edges[cut]])))
     return best
 
 
-def _change_of_focus(view: ResultView, views: np.ndarray, asked: np.ndarray) -> tuple[float, str, int]:
+def _change_of_focus(view: ResultView, views: np.ndarray, defocus: np.ndarray) -> tuple[float, str, int]:
     """Return weighted F of the defocus that views before and after a cut ask for, its name, and the cut's view.
 
     Args:
         view: the result.
         views: of one scan.
-        asked: (B,) defocus that each view that is looked at asks for; empty where these are too few.
+        defocus: (B,) defocus that each view that is looked at asks for; empty where these are too few.
     """
     looked_at = np.isin(view.views, views)
     if looked_at.sum() < PARTS * 2:
         return 0.0, FOCUS, 0
-    at, asked = view.views[looked_at], asked[looked_at]
+    at, defocus = view.views[looked_at], defocus[looked_at]
     parts = np.array_split(np.arange(len(at)), PARTS)
-    means = np.array([[np.median(asked[part])] for part in parts])  # single views may be bad
+    means = np.array([[np.median(defocus[part])] for part in parts])  # single views may be bad
     # a change within a part leaves that part on neither side
-    whole = [(_change(means, cut), FOCUS, int(at[parts[cut][0]])) for cut in CUTS]
+    whole_scan = [(_change(means, cut), FOCUS, int(at[parts[cut][0]])) for cut in CUTS]
     within = [
         (_change(np.delete(means, cut, axis=0), cut), FOCUS, int(at[parts[cut][len(parts[cut]) // 2]]))
         for cut in CUTS[:-1]
     ]
-    number, what, cut = max(whole + within)
-    return FOCUS_WEIGHT * number, what, cut
+    number, quantity, cut = max(whole_scan + within)
+    return FOCUS_WEIGHT * number, quantity, cut
 
 
 def _change(means: np.ndarray, cut: int) -> float:
@@ -188,11 +192,13 @@ def find_descan(view: ResultView) -> Evidence | None:
     assert scan is not None
     if scan.geometry.propagation != "far_field" or scan.views < MIN_VIEWS:
         return None
-    linear, left = linear_centres(view)
+    linear, unexplained_px = linear_centres(view)
     p = view.result_positions
     reach = np.ptp(p, axis=0)
     curl = 0.5 * abs(linear[0, 1] - linear[1, 0]) * float(reach.mean())
-    error = float(np.sqrt((left**2).mean() / max((p - p.mean(axis=0)).var() * len(p), 1e-30))) * float(reach.mean())
+    error = float(np.sqrt((unexplained_px**2).mean() / max((p - p.mean(axis=0)).var() * len(p), 1e-30))) * float(
+        reach.mean()
+    )
     number = curl / max(error, 1e-12) if curl > MIN_WANDER else 0.0
     sentence = f"patterns wander over the detector along the scan, by {curl:.2g} px from side to side"
     refined = {f"stage.unknowns.{name}": True for name in ("object", "probe", "descan")}

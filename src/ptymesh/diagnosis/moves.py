@@ -55,8 +55,8 @@ def find_vibration(view: ResultView) -> Evidence | None:
     moves = move_statistics(view)
     if moves is None:
         return None
-    known = min(1.0, max(0.0, moves.share) / USUAL_SHARE)
-    number = known * moves.parts["vibration"] if moves.kind == "vibration" else 0.0
+    confidence = min(1.0, max(0.0, moves.share) / USUAL_SHARE)
+    number = confidence * moves.parts["vibration"] if moves.kind == "vibration" else 0.0
     sentence = f"views ask to be moved by {moves.parts['vibration']:.2g} px each in its own direction"
     return Evidence(number, sentence, (_refine_positions(),))
 
@@ -101,8 +101,8 @@ def move_statistics(view: ResultView) -> MoveStatistics | None:
     terms = {"rotation": (-x, y), "scale": (y, x), "aspect": (y, -x), "shear": (x, y)}
     power = max(float((p**2).sum()), 1e-12)
     sizes = {name: float((d * np.stack(along, axis=1)).sum()) / power for name, along in terms.items()}
-    left = d - sum(sizes[name] * np.stack(along, axis=1) for name, along in terms.items())
-    error_of_size = float(np.sqrt((left**2).mean() / power))
+    unexplained_moves = d - sum(sizes[name] * np.stack(along, axis=1) for name, along in terms.items())
+    error_of_size = float(np.sqrt((unexplained_moves**2).mean() / power))
     linear = float(np.linalg.norm(list(sizes.values())) * np.sqrt(power / len(p)))
     rest = max(0.0, float((d**2).sum(axis=1).mean()) - max(linear**2, smooth) - noise)
     parts = {"geometry": linear, "drift": smooth**0.5, "vibration": rest**0.5}
@@ -118,6 +118,6 @@ def _explained(d: np.ndarray, basis: np.ndarray) -> float:
     """Return the mean square of d (n, 2) that the basis (n, k) explains, without what it would by chance."""
     basis = basis - basis.mean(axis=0)
     fitted = basis @ np.linalg.lstsq(basis, d, rcond=None)[0]
-    explained, whole = (float((part**2).sum(axis=1).mean()) for part in (fitted, d))
-    chance = basis.shape[1] / max(1, len(d) - 1 - basis.shape[1]) * (whole - explained)
+    explained, total = (float((part**2).sum(axis=1).mean()) for part in (fitted, d))
+    chance = basis.shape[1] / max(1, len(d) - 1 - basis.shape[1]) * (total - explained)
     return max(0.0, explained - chance)

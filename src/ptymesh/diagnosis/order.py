@@ -13,10 +13,10 @@ MAX_VIEWS = 4000
 
 def find_lag(view: ResultView) -> Evidence | None:
     """Return the standard errors by which patterns of neighbours are more alike if positions lag by whole frames."""
-    found = lag_gain(_ordered(view))
-    if found is None:
+    gains = lag_gain(_ordered(view))
+    if gains is None:
         return None
-    gain, lag = found
+    gain, lag = gains
     frames = f"{abs(lag)} frame{'s' * (abs(lag) > 1)}"
     way = "behind" if lag > 0 else "ahead of"
     sentence = f"patterns of neighbouring views are alike only if the positions are {frames} {way} the patterns"

@@ -35,10 +35,10 @@ def find_orientation(view: ResultView) -> Evidence | None:
     if scan.geometry.propagation != "far_field" or scan.views < MIN_VIEWS:
         return None
     _, centres = linear_centres(view)  # patterns that wander along with the scan would look like another orientation
-    left = unexplained(centres, view.result_positions)
-    best = min(left, key=lambda name: left[name])
-    as_given = next(iter(left))
-    number = min(left[as_given] / max(left[best], 1e-30), MAX_RATIO)
+    unexplained_share = unexplained(centres, view.result_positions)
+    best = min(unexplained_share, key=lambda name: unexplained_share[name])
+    as_given = next(iter(unexplained_share))
+    number = min(unexplained_share[as_given] / max(unexplained_share[best], 1e-30), MAX_RATIO)
     if best == as_given:
         return Evidence(number)
     sentence = f"with {best} the centres of mass of the patterns are {number:.2g} times closer to a gradient"

@@ -35,8 +35,8 @@ def find_wrong_distance(view: ResultView) -> Evidence | None:
     step = float((slope * view.misfit).sum() / max((slope**2).sum(), 1e-30))
     way = "longer" if step > 0 else "shorter"
     sentence = f"the patterns ask for a {way} distance, in a first step by {100 * abs(step):.2g} %"
-    further = float(f"{geometry.distance_m * (1 + FURTHER * step):.4g}")
-    return Evidence(abs(step), sentence, (Remedy({"data.distance_m": further}, advice="and try others"),))
+    tried_distance_m = float(f"{geometry.distance_m * (1 + FURTHER * step):.4g}")
+    return Evidence(abs(step), sentence, (Remedy({"data.distance_m": tried_distance_m}, advice="and try others"),))
 
 
 def defocus_asked(view: ResultView) -> np.ndarray:
@@ -56,5 +56,5 @@ def defocus_asked(view: ResultView) -> np.ndarray:
         probe = np.fft.ifft2(wave * np.exp(1j * step * phase)).astype(view.result.probe.dtype)
         roots.append(np.sqrt(view.model(replace(view.result, probe=probe))))
     slope = (roots[0] - roots[1]) / (2 * DEFOCUS_STEP)
-    asked = (slope * view.misfit).sum(axis=(1, 2)) / np.maximum((slope**2).sum(axis=(1, 2)), 1e-30)
-    return np.asarray(asked)
+    steps = (slope * view.misfit).sum(axis=(1, 2)) / np.maximum((slope**2).sum(axis=(1, 2)), 1e-30)
+    return np.asarray(steps)

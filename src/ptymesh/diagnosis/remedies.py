@@ -107,14 +107,14 @@ def _value(group: object, key: str) -> object:
 def _absolute(recipe: Recipe, remedy: Remedy) -> dict[str, object]:
     """Return a remedy's settings with the number of the stage that each is meant for."""
     last = len(recipe.stages) - 1
-    found = {}
+    settings = {}
     for key, value in remedy.settings.items():
         if key == ADDED_STAGE:
             key = f"stages.{last + 1}"
         elif key.startswith(LAST_STAGE):
             key = f"stages.{last}.{key[len(LAST_STAGE) :]}"
-        found[key] = value
-    return found
+        settings[key] = value
+    return settings
 
 
 def setting(key: str, value: object) -> str:
@@ -133,8 +133,8 @@ def command(view: ResultView, settings: tuple[str, ...], cause: str) -> str:
     """
     recipe, out = RECIPE, None
     if view.path is not None:
-        written = view.path.parent / "recipe.yaml"
-        recipe = str(written) if written.exists() else RECIPE
+        recipe_path = view.path.parent / "recipe.yaml"
+        recipe = str(recipe_path) if recipe_path.exists() else RECIPE
         out = f"{view.path.parent}-{cause}"
     words = ["ptymesh", "run", recipe, *([] if out is None else ["--out", out])]
     return shlex.join([*words, *(word for one in settings for word in ("--set", one))])
@@ -143,27 +143,27 @@ def command(view: ResultView, settings: tuple[str, ...], cause: str) -> str:
 def _python(remedy: Remedy) -> str:
     """Return a remedy as arguments of the functions of Python that take them."""
     loaded: dict[str, Any] = {}
-    made: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     stage: dict[str, Any] = {}
     for key, value in remedy.settings.items():
         group, _, rest = key.partition(".")
         if group in LOADED:
-            where = loaded if group == "data" else loaded.setdefault("positions", {})
+            target = loaded if group == "data" else loaded.setdefault("positions", {})
         elif group == "stage":
-            where = stage
+            target = stage
         elif key == ADDED_STAGE:
-            where, rest = stage, ""
+            target, rest = stage, ""
             stage |= value
         else:
-            where = made.setdefault(group, {}) if rest else made
+            target = arguments.setdefault(group, {}) if rest else arguments
             rest = rest or group
         if rest:
-            _put(where, rest, value)
+            _put(target, rest, value)
     calls = []
     if loaded:
         calls.append(f"ptymesh.load(..., {_arguments(loaded)})")
-    if made:
-        calls.append(f"ptymesh.Reconstruction(..., {_arguments(made)})")
+    if arguments:
+        calls.append(f"ptymesh.Reconstruction(..., {_arguments(arguments)})")
     if stage:
         calls.append(f".run({{..., {str(stage)[1:-1]}}})")
     return " and ".join(calls)

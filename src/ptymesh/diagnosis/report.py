@@ -122,26 +122,26 @@ def report(result: Result, scan: Measurement | None = None, path: Path | None = 
         raise BadInput("The result has a single view, and causes show between views; give a result of more views.")
     view = ResultView(result, scan, path)
     numbers: dict[str, tuple[float, float]] = {}
-    found: list[tuple[Cause, Evidence]] = []
+    causes_found: list[tuple[Cause, Evidence]] = []
     for cause in CAUSES:
         if cause.needs_patterns and scan is None:
             continue
         evidence = cause.find(view) if is_open(view, cause) else None
         if cause.try_out is not None and trials_s > 0:
             evidence = cause.try_out(view, evidence)
-        mistaken = any(cause.name in other.mistaken_for for other, _ in found)
+        mistaken = any(cause.name in other.mistaken_for for other, _ in causes_found)
         if cause.name in view.signs and not mistaken:
             evidence = _strengthen(evidence, cause, view)
         numbers[cause.name] = (math.nan if evidence is None else evidence.number, cause.threshold)
         if evidence is not None and evidence.number > cause.threshold:
-            found.append((cause, evidence))
+            causes_found.append((cause, evidence))
     trials = Trials(view, trials_s) if trials_s > 0 and scan is not None else None
     attrs = result.attrs
     return Report(
         residual=attrs.get("final_residual"),
         noise_floor=attrs.get("noise_floor"),
         convergence=judge_convergence(result.history, attrs.get("noise_level", attrs.get("noise_floor"))),
-        findings=_findings(view, found, trials),
+        findings=_findings(view, causes_found, trials),
         views=len(view.views) if scan is not None else 0,
         numbers=numbers,
         verdict=result.verdict,
@@ -170,15 +170,19 @@ def _strengthen(evidence: Evidence | None, cause: Cause, view: ResultView) -> Ev
         cause: one that the verdict has named as a sign.
         view: the result, whose signs are sorted by their weight.
     """
-    said = evidence or Evidence(0.0)
-    sentence = said.sentence if said.number > cause.threshold else str(view.result.attrs.get("verdict_sentence", ""))
+    evidence_now = evidence or Evidence(0.0)
+    sentence = (
+        evidence_now.sentence
+        if evidence_now.number > cause.threshold
+        else str(view.result.attrs.get("verdict_sentence", ""))
+    )
     sure = cause.threshold * (SURE / (1 + view.signs.index(cause.name))) ** (1 / cause.weight)
-    return replace(said, number=max(said.number, sure), sentence=sentence)
+    return replace(evidence_now, number=max(evidence_now.number, sure), sentence=sentence)
 
 
-def _findings(view: ResultView, found: list[tuple[Cause, Evidence]], trials: Trials | None) -> list[Finding]:
+def _findings(view: ResultView, causes_found: list[tuple[Cause, Evidence]], trials: Trials | None) -> list[Finding]:
     """Return what is reported, the likeliest first; causes that need a trial only where that helps much."""
-    certain = sorted((one for one in found if not one[0].needs_trial), key=lambda one: -strength(*one))
+    certain = sorted((one for one in causes_found if not one[0].needs_trial), key=lambda one: -strength(*one))
     findings = []
     for place, (cause, evidence) in enumerate(certain):
         is_tried = place < SHOWN and cause.try_out is None
@@ -186,10 +190,10 @@ def _findings(view: ResultView, found: list[tuple[Cause, Evidence]], trials: Tri
     # a thick sample asks for moves a little, and nothing else is known to leave so much
     weak = all(one.cause == "vibration" and one.strength < WEAK for one in findings)
     if weak and trials is None and view.is_of_electrons:
-        untried = [finding(view, *one) for one in found if one[0].needs_trial]
+        untried = [finding(view, *one) for one in causes_found if one[0].needs_trial]
         return [*untried, *findings]
     sure = bool(findings) and findings[0].strength > CERTAIN
-    for cause, evidence in found:
+    for cause, evidence in causes_found:
         if cause.needs_trial and trials is not None and not sure:
             tried = tried_finding(view, cause, evidence, trials)
             findings += [] if tried is None else [tried]
@@ -205,8 +209,8 @@ def tried_finding(view: ResultView, cause: Cause, evidence: Evidence, trials: Tr
         evidence: for it.
         trials: by which remedies are tried.
     """
-    made = [(trials.run(one), one) for one in usable_remedies(view, evidence.remedies, cause.name)]
-    helped = [(trial, one) for trial, one in made if trial is not None and trial.with_remedy < MUCH * trial.without]
+    results = [(trials.run(one), one) for one in usable_remedies(view, evidence.remedies, cause.name)]
+    helped = [(trial, one) for trial, one in results if trial is not None and trial.with_remedy < MUCH * trial.without]
     if not helped:
         return None
     trial, remedy = min(helped, key=lambda one: one[0].with_remedy)
@@ -275,12 +279,12 @@ def last_words(
     lines = [f"Convergence of the iteration: {result.convergence}."] if result.convergence else []
     if result.verdict not in BAD:
         return lines, None
-    found = None
+    causes = None
     if scan is not None:
         with suppress(PtymeshError):
-            found = report(result, scan(), path)
-    found = found or report(result, path=path)  # the data may be gone
-    if not found.findings:
+            causes = report(result, scan(), path)
+    causes = causes or report(result, path=path)  # the data may be gone
+    if not causes.findings:
         return [*lines, f"No cause is recognised; `ptymesh diagnose {path}` shows all numbers (--json)."], None
-    first = found.findings[0]
+    first = causes.findings[0]
     return [*lines, f"Likely cause: {first}", f"What would help: {first.remedy}"], first.cause

@@ -83,13 +83,13 @@ def find_raster(view: ResultView) -> Evidence | None:
     steps = grid_steps(view.result.positions_px)
     if steps is None:
         return Evidence(0.0)
-    lit = view.light > 0.3 * view.light.max()
-    y, x = np.nonzero(lit)
-    log_object = np.log(np.maximum(np.abs(view.object[lit]), 1e-6))
+    illuminated = view.light > 0.3 * view.light.max()
+    y, x = np.nonzero(illuminated)
+    log_object = np.log(np.maximum(np.abs(view.object[illuminated]), 1e-6))
     window = _window(y, x)
     h, w = view.power.shape
     v, u = (n.ravel() for n in np.indices((h, w)))
-    top, left = view.result.positions_px[0]
+    first_row, first_column = view.result.positions_px[0]
     log_probe = 0.5 * np.log(np.maximum(view.power.ravel(), 1e-6 * view.power.max()))
     weight = view.power.ravel() / view.power.max()
     at, beside, shared = 0.0, 0.0, 0.0
@@ -100,16 +100,16 @@ def find_raster(view: ResultView) -> Evidence | None:
         beside += float(
             np.mean([abs(_modulation(log_object, window, y, x, (fy * s, fx * s))) ** 2 for s in (0.65, 0.75, 1.3, 1.4)])
         )
-        shared -= (np.conj(inside) * _modulation(log_probe, weight, v + top, u + left, (fy, fx))).real
+        shared -= (np.conj(inside) * _modulation(log_probe, weight, v + first_row, u + first_column, (fy, fx))).real
     number = at / max(beside, 1e-30) if shared > SHARED * at else 0.0
     sentence = (
         f"the scan is a grid of {steps[0]:.3g} x {steps[1]:.3g} px, at its period the object has {number:.2g} "
         "times the power beside it, and the probe has the inverse"
     )
-    known = Remedy({"probe.start.kind": "file"} if view.scan is not None and view.scan.probe is not None else {})
+    remedy = Remedy({"probe.start.kind": "file"} if view.scan is not None and view.scan.probe is not None else {})
     smooth = Remedy({"stage.object.smooth": True}, unless="stage.object.smooth")
     scan = Remedy(advice="start from a well-known probe; scan on a spiral next time")
-    return Evidence(number, sentence, (known, smooth, scan))
+    return Evidence(number, sentence, (remedy, smooth, scan))
 
 
 def _modulation(

@@ -34,9 +34,9 @@ def shadow_map(view: ResultView) -> Shadows | None:
     """Return how features of the measured patterns move; None where too few views have neighbours."""
     if "shadow_map" not in view.memo:
         view.memo["shadow_map"] = _shadow_map(view)
-    found = view.memo["shadow_map"]
-    assert found is None or isinstance(found, Shadows)
-    return found
+    stored = view.memo["shadow_map"]
+    assert stored is None or isinstance(stored, Shadows)
+    return stored
 
 
 def _shadow_map(view: ResultView) -> Shadows | None:
@@ -98,9 +98,9 @@ def find_hidden_near_field(view: ResultView) -> Evidence | None:
     )
     distance = scan.geometry.distance_m
     focus = None if distance is None else signs.focus_distance_m(distance)
-    known = {} if focus is None else {"data.focus_distance_m": float(f"{focus:.4g}")}
+    focus_settings = {} if focus is None else {"data.focus_distance_m": float(f"{focus:.4g}")}
     remedies = (
-        Remedy({"data.propagation": "angular_spectrum"} | known, unless="data.focus_distance_m"),
+        Remedy({"data.propagation": "angular_spectrum"} | focus_settings, unless="data.focus_distance_m"),
         Remedy({"stages": "auto"}, advice="which looks for the distance"),
     )
     return Evidence(number, sentence, remedies)
@@ -130,5 +130,5 @@ def find_defocus_sign(view: ResultView) -> Evidence | None:
 def _start_defocus(view: ResultView) -> float:
     """Return the defocus of the start in metres, 0 where the recipe does not give one."""
     start = None if view.recipe is None else view.recipe.probe.start
-    found = getattr(start, "defocus_m", 0.0)
-    return float(found) if isinstance(found, int | float) else 0.0
+    defocus_m = getattr(start, "defocus_m", 0.0)
+    return float(defocus_m) if isinstance(defocus_m, int | float) else 0.0

@@ -82,10 +82,10 @@ class Trials:
             if self._without is None:
                 self._without = _residual(scan, chosen, recipe)
             other = self._changed_scan(recipe, changed)
-            ended = _residual(other, chosen, changed)
+            residual_after = _residual(other, chosen, changed)
         except PtymeshError:
             return None
-        return RemedyTrial(self._without, ended, EPOCHS, len(chosen))
+        return RemedyTrial(self._without, residual_after, EPOCHS, len(chosen))
 
     def _changed_scan(self, recipe: Recipe, changed: Recipe) -> Measurement:
         """Return the scan as the changed recipe reads it. Raises BadInput."""

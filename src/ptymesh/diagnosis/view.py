@@ -104,8 +104,8 @@ class ResultView:
             return math.inf
         products = []
         for axis in (1, 2):
-            both = self.good & np.roll(self.good, 1, axis)
-            products.append((self.misfit * np.roll(self.misfit, 1, axis))[both].mean())
+            both_good = self.good & np.roll(self.good, 1, axis)
+            products.append((self.misfit * np.roll(self.misfit, 1, axis))[both_good].mean())
         share = float(np.mean(products) / max((self.misfit[self.good] ** 2).mean(), 1e-30)) / STRUCTURE
         return 1 / max(1 - share, 0.01)
 
@@ -177,8 +177,12 @@ class ResultView:
     def brightness(self) -> np.ndarray:
         """Counts of each view over the incident intensity that is known of it, (N,)."""
         assert self.scan is not None
-        known = self.scan.intensity
-        return self.scan_pass.totals if known is None else self.scan_pass.totals / np.maximum(known, LEAST_INTENSITY)
+        intensity = self.scan.intensity
+        return (
+            self.scan_pass.totals
+            if intensity is None
+            else self.scan_pass.totals / np.maximum(intensity, LEAST_INTENSITY)
+        )
 
     @cached_property
     def views(self) -> np.ndarray:
@@ -222,8 +226,8 @@ class ResultView:
         assert self.scan is not None
         how = model_of(result, geometry or self.scan.geometry, self.scan)
         chunks = [self.views[start : start + CHUNK] for start in range(0, len(self.views), CHUNK)]
-        found = np.concatenate([intensities_of(how, result, chunk, self.scan) for chunk in chunks])
-        return np.where(self.good, np.maximum(found, 0), 0)
+        modelled = np.concatenate([intensities_of(how, result, chunk, self.scan) for chunk in chunks])
+        return np.where(self.good, np.maximum(modelled, 0), 0)
 
     @cached_property
     def misfit(self) -> np.ndarray:
@@ -255,20 +259,20 @@ class ResultView:
         moves, errors = self.moves
         gains = (moves**2 / (4 * errors**2)).sum(axis=1)
         expected, _ = misfit_of(torch.from_numpy(self.modelled))
-        left = np.where(self.good, self.misfit**2 - expected.numpy(), 0).sum()
+        excess = np.where(self.good, self.misfit**2 - expected.numpy(), 0).sum()
         by_noise = 0.5
-        return float((np.minimum(gains, np.quantile(gains, 0.95)) - by_noise).sum() / max(left, 1e-30))
+        return float((np.minimum(gains, np.quantile(gains, 0.95)) - by_noise).sum() / max(excess, 1e-30))
 
     def _along(self, axis: int) -> np.ndarray:
         """Return the derivative of sqrt I by the position, (B, h, w)."""
-        found = []
+        slopes = []
         for sign in (1, -1):
             positions = self.result.positions_px.copy()
             positions[:, axis] += sign * STEP_PX
             most = np.array(self.result.object.shape[-2:]) - self.result.probe.shape[-2:]
             inside = np.clip(positions, 0, most - 1e-9)
-            found.append(np.sqrt(self.model(replace(self.result, positions_px=inside))))
-        return np.asarray((found[0] - found[1]) / (2 * STEP_PX))
+            slopes.append(np.sqrt(self.model(replace(self.result, positions_px=inside))))
+        return np.asarray((slopes[0] - slopes[1]) / (2 * STEP_PX))
 
     @cached_property
     def speckle_px(self) -> float:

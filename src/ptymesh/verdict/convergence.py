@@ -68,17 +68,17 @@ def judge_convergence(history: Mapping[str, np.ndarray], noise: float | None = N
         Convergence of the held-out residual where views were held out, else of the training residual. Over-fitting
         is said of a held-out residual alone.
     """
-    residual, held, rate = _last_stage(history)
+    residual, held_out, rate = _last_stage(history)
     if len(residual) < FEWEST:
         word = f"{len(residual)} epoch{'s' * (len(residual) != 1)}"
         return Convergence("unclear", f"too early to tell: the last stage has {word}")
-    known = len(held) == len(residual) and bool(np.isfinite(held).all() and (held > 0).all())
-    curve, name = (held, "held-out residual") if known else (residual, "residual")
+    has_held_out = len(held_out) == len(residual) and bool(np.isfinite(held_out).all() and (held_out > 0).all())
+    curve, name = (held_out, "held-out residual") if has_held_out else (residual, "residual")
     if not (np.isfinite(curve).all() and (curve > 0).all()):
         return Convergence("unclear", "unclear: the residual is not a positive number in every epoch")
     return (
         _worse(curve, residual, name)
-        or _judge_by_noise(curve, None if known else noise)
+        or _judge_by_noise(curve, None if has_held_out else noise)
         or _judge_by_schedule(curve, rate)
         or _better(curve, name)
     )
@@ -124,9 +124,9 @@ def _last_stage(history: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarr
     residual = np.asarray(history.get("residual", ()), dtype=float)
     stage = np.asarray(history.get("stage", np.zeros(len(residual))))
     last = stage == stage[-1] if len(stage) == len(residual) and len(stage) else np.ones(len(residual), dtype=bool)
-    others = (np.asarray(history.get(name, ()), dtype=float) for name in ("held_out", "rate"))
-    held, rate = (column[last] if len(column) == len(residual) else column for column in others)
-    return residual[last], held, rate
+    further_columns = (np.asarray(history.get(name, ()), dtype=float) for name in ("held_out", "rate"))
+    held_out, rate = (column[last] if len(column) == len(residual) else column for column in further_columns)
+    return residual[last], held_out, rate
 
 
 def _worse(curve: np.ndarray, residual: np.ndarray, name: str) -> Convergence | None:
@@ -150,18 +150,22 @@ def _judge_by_noise(curve: np.ndarray, noise: float | None) -> Convergence | Non
     """Return "converged" where nothing but noise is left to be fitted."""
     if noise is None or curve[-1] > AT_NOISE * noise:
         return None
-    said = f"the residual {curve[-1]:.3g} is no more than counting alone makes of the true intensities ({noise:.3g})"
-    return Convergence("converged", f"converged: {said}", _now(curve)[1])
+    sentence = (
+        f"the residual {curve[-1]:.3g} is no more than counting alone makes of the true intensities ({noise:.3g})"
+    )
+    return Convergence("converged", f"converged: {sentence}", _now(curve)[1])
 
 
 def _judge_by_schedule(curve: np.ndarray, rate: np.ndarray) -> Convergence | None:
     """Return "at rest" where a scheduler has made steps small."""
     if not (len(rate) and rate.max() > 0) or rate[-1] > SMALL * rate.max():
         return None
-    said = f"at rest: the stage's schedule has lowered its learning rate to {100 * rate[-1] / rate.max():.2g} % of the"
+    sentence = (
+        f"at rest: the stage's schedule has lowered its learning rate to {100 * rate[-1] / rate.max():.2g} % of the"
+    )
     return Convergence(
         "at rest",
-        f"{said} largest, so that hardly anything moves; more epochs in the stage may lower the residual",
+        f"{sentence} largest, so that hardly anything moves; more epochs in the stage may lower the residual",
         _now(curve)[1],
     )
 
@@ -192,20 +196,20 @@ def _better(curve: np.ndarray, name: str) -> Convergence:
     gain = _gain(end, power, n, more)
     if gain < WORTH:
         return Convergence("converged", f"converged: the {name} falls by {100 * end:.2g} % an epoch", per_epoch)
-    said = f"still falling by {100 * (1 - math.exp(-end)):.2g} % an epoch: {more} more epochs would pay"
-    return Convergence("falling", said, per_epoch, more)
+    sentence = f"still falling by {100 * (1 - math.exp(-end)):.2g} % an epoch: {more} more epochs would pay"
+    return Convergence("falling", sentence, per_epoch, more)
 
 
 def _count_epochs_until_slow(slope: float, power: float, n: int) -> int:
     """Return the epochs until the fall is slow, at most as many again as there were; in round numbers."""
     most = max(20, n)
     if slope <= SLOW:
-        wanted = float(most)
+        epochs = float(most)
     else:
         exponent = math.log(slope / SLOW) / power if power > 0 else math.inf
-        wanted = min(float(most), n * math.expm1(min(exponent, 50.0)))
-    step = 5 if wanted < 50 else 10
-    return max(5, step * round(wanted / step))
+        epochs = min(float(most), n * math.expm1(min(exponent, 50.0)))
+    step = 5 if epochs < 50 else 10
+    return max(5, step * round(epochs / step))
 
 
 def _gain(slope: float, power: float, n: int, more: int) -> float:

@@ -129,9 +129,11 @@ def _derivatives(
     iv, iu = 2j * np.pi * v, 2j * np.pi * u
     rows = weighted @ np.stack([along, along * iu, along * iu**2], axis=2)  # (k, h, 3)
     columns = np.stack([down, down * iv, down * iv**2], axis=1)  # (k, 3, h)
-    found = (columns @ rows).real  # (k, 3, 3): derivatives by the move along y, along x
-    first = np.stack([found[:, 1, 0], found[:, 0, 1]], axis=1)
-    second = np.stack([found[:, 2, 0], found[:, 1, 1], found[:, 1, 1], found[:, 0, 2]], axis=1).reshape(-1, 2, 2)
+    derivatives = (columns @ rows).real  # (k, 3, 3): derivatives by the move along y, along x
+    first = np.stack([derivatives[:, 1, 0], derivatives[:, 0, 1]], axis=1)
+    second = np.stack(
+        [derivatives[:, 2, 0], derivatives[:, 1, 1], derivatives[:, 1, 1], derivatives[:, 0, 2]], axis=1
+    ).reshape(-1, 2, 2)
     gradients = np.einsum("ka,kb->kab", first, steps).reshape(-1, 4)
     hessian = np.einsum("kac,kb,kd->abcd", second, steps, steps).reshape(4, 4) / len(steps)
     return gradients, hessian

@@ -62,8 +62,8 @@ def measure_noise_floor(problem: Problem) -> NoiseFloor | None:
         y = Data.of(counts, problem.loader.mask, None, torch.float64).y
         is_count = is_count and are_counts(y, counts.dtype)
         if is_count and divisor != 1:
-            whole = y.clamp(max=2.0**62).cpu().numpy().astype(np.int64)
-            divisor = int(np.gcd.reduce(whole.ravel(), initial=divisor))
+            integers = y.clamp(max=2.0**62).cpu().numpy().astype(np.int64)
+            divisor = int(np.gcd.reduce(integers.ravel(), initial=divisor))
         views += len(y)
         total.add(torch.stack([over_window(term) for term in (expected_misfit(y), expected_spread(y), y)], dim=1))
     (sampled,) = problem.world.sum(torch.tensor(float(views), dtype=torch.float64, device=problem.device))
@@ -71,10 +71,10 @@ def measure_noise_floor(problem: Problem) -> NoiseFloor | None:
         return None
     if math.gcd(*map(int, problem.world.gather_strings(str(divisor)))) > 1:
         return None
-    misfit, spread, counted = (float(number) for number in problem.fields.totals(total)[0])
-    if counted <= 0:
+    misfit, spread, pixels = (float(number) for number in problem.fields.totals(total)[0])
+    if pixels <= 0:
         return None
-    return NoiseFloor(misfit / counted, spread / counted, counted * problem.views / float(sampled))
+    return NoiseFloor(misfit / pixels, spread / pixels, pixels * problem.views / float(sampled))
 
 
 def are_counts(y: Tensor, dtype: torch.dtype) -> bool:
@@ -102,17 +102,17 @@ def count_fitted(problem: Problem, estimate: Estimate, moved: Set[str], *, phase
     tiled = [one.name for one in problem.model.tiled]
     if moved & {"object", *tiled}:
         light = problem.evaluator.illumination(estimate)
-        lit = (light >= LIT_COUNTS) & problem.layout.owned(estimate)
-        pixels = round(float(problem.layout.totals(estimate, lit.to(torch.float64))[0]))
+        illuminated = (light >= LIT_COUNTS) & problem.layout.owned(estimate)
+        pixels = round(float(problem.layout.totals(estimate, illuminated.to(torch.float64))[0]))
         if "object" in moved:
             count += pixels * len(estimate.object) * (1 if phase_only else 2)
         for name in tiled:
             planes = estimate.others[name]
             sizes[name] = pixels * len(planes) * (2 if planes.is_complex() else 1)
     if "probe" in moved:
-        own = estimate.probe_count
+        probes = estimate.probe_count
         # unitary mixtures of modes change nothing
-        count += 2 * _lit_pixels(estimate.probe, views) - own * (modes // own) ** 2
+        count += 2 * _lit_pixels(estimate.probe, views) - probes * (modes // probes) ** 2
     if "opr" in moved:
         count += 2 * _lit_pixels(estimate.opr, views)
     if "positions_px" in moved:

@@ -132,46 +132,46 @@ def own_unknowns(stages: Iterable[Engine], optics: Sequence[Unknown], opr_modes:
     return frozenset[str]().union(*(stage.view_unknowns(optics, opr_modes) for stage in stages))
 
 
-def fit_steps(own: frozenset[str]) -> int:
+def fit_steps(unknowns: frozenset[str]) -> int:
     """Return the number of steps of a fit of what each view has for itself, 0 where that is nothing."""
-    return 0 if not own else STEPS if own <= BUILT_IN else OPERATOR_STEPS
+    return 0 if not unknowns else STEPS if unknowns <= BUILT_IN else OPERATOR_STEPS
 
 
-def judge_held_out(problem: Problem, estimate: Estimate, views: np.ndarray, own: frozenset[str]) -> Judged:
+def judge_held_out(problem: Problem, estimate: Estimate, views: np.ndarray, unknowns: frozenset[str]) -> Judged:
     """Return how well an estimate explains views once their own unknowns have been fitted. Collective.
 
     Args:
         problem: the data and the model.
         estimate: object, probe and all else; it is not changed.
         views: (n,) int64, the held-out views.
-        own: what each view has for itself (`own_unknowns`).
+        unknowns: what each view has for itself (`own_unknowns`).
     """
-    sums = sum_held_out(problem, estimate, views, own)
+    sums = sum_held_out(problem, estimate, views, unknowns)
     return Judged(sums[:, 0], sums[:, 1])
 
 
-def sum_held_out(problem: Problem, estimate: Estimate, views: np.ndarray, own: frozenset[str]) -> np.ndarray:
+def sum_held_out(problem: Problem, estimate: Estimate, views: np.ndarray, unknowns: frozenset[str]) -> np.ndarray:
     """Return the sums of the residual of each view once its own unknowns have been fitted. Collective.
 
     Args:
         problem: the data and the model.
         estimate: object, probe and all else; it is not changed.
         views: (n,) int64, the held-out views.
-        own: what each view has for itself (`own_unknowns`).
+        unknowns: what each view has for itself (`own_unknowns`).
 
     Returns:
         (n, 4) float64: sum (sqrt I - sqrt y)^2, sum y, sum |sqrt I - sqrt y|, sum sqrt y; the same on every rank.
     """
-    if not own:
+    if not unknowns:
         return _residual_sums(problem, estimate, views, problem.loader.mask)
     v, u = problem.loader.mask.shape
     black = checkerboard((v, u), problem.device, _square(problem, estimate))
     halves = [problem.loader.mask & black, problem.loader.mask & ~black]
-    found = [
-        _residual_sums(problem, _fit(problem, estimate, views, fitted, own), views, judged)
+    rows = [
+        _residual_sums(problem, _fit(problem, estimate, views, fitted, unknowns), views, judged)
         for fitted, judged in (halves, halves[::-1])
     ]
-    return found[0] + found[1]
+    return rows[0] + rows[1]
 
 
 def _square(problem: Problem, estimate: Estimate) -> int:
@@ -200,9 +200,9 @@ def checkerboard(window: tuple[int, int], device: torch.device, square: int = SQ
 
 def _seeing(problem: Problem, mask: Tensor) -> ViewLoader:
     """Return the problem's views with another mask (h, w) of usable pixels."""
-    made = copy(problem.loader)
-    made.mask = mask
-    return made
+    loader = copy(problem.loader)
+    loader.mask = mask
+    return loader
 
 
 def _residual_sums(problem: Problem, estimate: Estimate, views: np.ndarray, mask: Tensor) -> np.ndarray:
@@ -212,8 +212,8 @@ def _residual_sums(problem: Problem, estimate: Estimate, views: np.ndarray, mask
     def sweep() -> Tensor:
         table = torch.zeros(problem.views, ROOTS + 1 - MISFIT, dtype=torch.float64, device=problem.device)
         for chunk in _seeing(problem, mask).chunks(estimate, views, filled=filled):
-            found = problem.backend.detector(model, chunk, problem.evaluator.forward(estimate, chunk), "evaluate")[1]
-            table[chunk.views] = found[:, MISFIT : ROOTS + 1]
+            columns = problem.backend.detector(model, chunk, problem.evaluator.forward(estimate, chunk), "evaluate")[1]
+            table[chunk.views] = columns[:, MISFIT : ROOTS + 1]
         return table
 
     table = problem.layout.merge(problem.evaluator.in_memory(sweep))
@@ -221,23 +221,23 @@ def _residual_sums(problem: Problem, estimate: Estimate, views: np.ndarray, mask
     return rows
 
 
-def _fit(problem: Problem, estimate: Estimate, views: np.ndarray, mask: Tensor, own: frozenset[str]) -> Estimate:
+def _fit(problem: Problem, estimate: Estimate, views: np.ndarray, mask: Tensor, unknowns: frozenset[str]) -> Estimate:
     """Return the estimate with the views' own unknowns fitted on the pixels of a mask; each rank fits its own views.
 
     Each view takes the best of all steps, because steps of such lengths do not always lower the misfit. Those far from
     where they belong, by several pixels, take more steps than others.
     """
-    names = _fitted_unknowns(problem, own)
+    names = _fitted_unknowns(problem, unknowns)
     fitted = replace(_copy_unknowns(estimate, names), moving=True)
     best = _copy_unknowns(fitted, names)
     least = torch.full((problem.views,), math.inf, dtype=torch.float64, device=problem.device)
-    known = {"positions": POSITION_GAINS, "weights": WEIGHT_GAINS}
-    gains = {name: Gains(*known.get(name, OPERATOR_GAINS)) for name in names}
+    first_gains = {"positions": POSITION_GAINS, "weights": WEIGHT_GAINS}
+    gains = {name: Gains(*first_gains.get(name, OPERATOR_GAINS)) for name in names}
     filled = problem.loader.fill_halos(estimate)
-    steps = fit_steps(own)
+    steps = fit_steps(unknowns)
     for number in range(MOST_TIMES * steps):
-        misfit, asked = problem.evaluator.in_memory(
-            partial(_view_steps, problem, _seeing(problem, mask), fitted, views, own, filled)
+        misfit, view_steps = problem.evaluator.in_memory(
+            partial(_view_steps, problem, _seeing(problem, mask), fitted, views, unknowns, filled)
         )
         falls = (misfit < (1 - STILL_FALLS) * least).cpu().numpy()
         better, least = misfit < least, torch.minimum(misfit, least)
@@ -245,7 +245,7 @@ def _fit(problem: Problem, estimate: Estimate, views: np.ndarray, mask: Tensor, 
             rows = better.view(-1, *[1] * (best[name].ndim - 1))
             best[name].copy_(torch.where(rows, fitted[name], best[name]))
         for name in names:
-            _move(problem, fitted, name, gains[name], asked[name])
+            _move(problem, fitted, name, gains[name], view_steps[name])
         if number + 1 >= steps:
             views = views[falls[views]]
             if not len(views):
@@ -253,21 +253,21 @@ def _fit(problem: Problem, estimate: Estimate, views: np.ndarray, mask: Tensor, 
     return best
 
 
-def _fitted_unknowns(problem: Problem, own: frozenset[str]) -> list[str]:
+def _fitted_unknowns(problem: Problem, unknowns: frozenset[str]) -> list[str]:
     """Return the names of the declared unknowns that are fitted, in the same order on all ranks."""
     built_in = {"positions": {"positions"}, "weights": {"intensity", "opr"}}
-    names = [name for name, parts in built_in.items() if own & parts]
-    return names + [one.name for one in problem.model.unknowns if one.name in own and one.scope == "view"]
+    names = [name for name, parts in built_in.items() if unknowns & parts]
+    return names + [one.name for one in problem.model.unknowns if one.name in unknowns and one.scope == "view"]
 
 
 def _copy_unknowns(estimate: Estimate, names: Sequence[str]) -> Estimate:
     """Return the estimate with tensors of its own for these unknowns."""
-    others = {name: rows.clone() if name in names else rows for name, rows in estimate.others.items()}
+    copies = {name: rows.clone() if name in names else rows for name, rows in estimate.others.items()}
     positions, weights = estimate.positions.clone(), estimate.weights.clone()
-    return replace(estimate, positions=positions, weights=weights, others=others)
+    return replace(estimate, positions=positions, weights=weights, others=copies)
 
 
-def _move(problem: Problem, fitted: Estimate, name: str, gains: Gains, asked: Tensor) -> None:
+def _move(problem: Problem, fitted: Estimate, name: str, gains: Gains, view_steps: Tensor) -> None:
     """Move an unknown of all views by the steps (N, n) that they ask for, within what a step may be.
 
     Args:
@@ -275,10 +275,10 @@ def _move(problem: Problem, fitted: Estimate, name: str, gains: Gains, asked: Te
         fitted: the unknowns, changed in place.
         name: of the unknown.
         gains: its step lengths.
-        asked: (N, n) float64.
+        view_steps: (N, n) float64.
     """
     x = _flatten_views(fitted[name])
-    step = gains(x, asked)
+    step = gains(x, view_steps)
     if name == "weights":
         x += step.to(x.dtype)
         x[:, 0].clamp_(min=LEAST_WEIGHT)
@@ -301,7 +301,7 @@ def _view_steps(
     seeing: ViewLoader,
     fitted: Estimate,
     views: np.ndarray,
-    own: frozenset[str],
+    unknowns: frozenset[str],
     filled: Mapping[str, Tensor],
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the misfit (N,) of these views, infinite for all others, and the steps (N, n) by name of the unknown.
@@ -313,22 +313,22 @@ def _view_steps(
         seeing: loads the views, with the pixels that are fitted.
         fitted: the unknowns.
         views: (n,) int64, the held-out views.
-        own: what each view has for itself.
+        unknowns: what each view has for itself.
         filled: what `ViewLoader.fill_halos` returned.
     """
-    evaluator, names = problem.evaluator, _fitted_unknowns(problem, own)
+    evaluator, names = problem.evaluator, _fitted_unknowns(problem, unknowns)
     steps = {name: torch.zeros_like(_flatten_views(fitted[name]), dtype=torch.float64) for name in names}
     misfit = torch.full((problem.views,), math.inf, dtype=torch.float64, device=problem.device)
     for chunk in seeing.chunks(fitted, views, filled=filled):
         intermediates = evaluator.forward(fitted, chunk)
-        chi, found = problem.backend.detector(problem.model, chunk, intermediates, "exit_wave_update")
-        misfit[chunk.views] = found[:, MISFIT]
+        chi, columns = problem.backend.detector(problem.model, chunk, intermediates, "exit_wave_update")
+        misfit[chunk.views] = columns[:, MISFIT]
         if "positions" in names:
             steps["positions"][chunk.views] = evaluator.position_step(fitted, chunk, intermediates, chi)
         if "weights" in names:
             weighs = evaluator.weight_step(fitted, chunk, intermediates, chi).to(torch.float64)
-            steps["weights"][chunk.views, 0] = weighs[:, 0] * ("intensity" in own)
-            steps["weights"][chunk.views, 1:] = weighs[:, 1:] * ("opr" in own)
+            steps["weights"][chunk.views, 0] = weighs[:, 0] * ("intensity" in unknowns)
+            steps["weights"][chunk.views, 1:] = weighs[:, 1:] * ("opr" in unknowns)
         if steps.keys() - {"positions", "weights"}:
             for name, (slope, norm) in problem.model.operator_slopes(intermediates, chi).items():
                 if name in steps:

@@ -183,9 +183,9 @@ def _judge_misfits(
     share = excess / (to_explain - expected) if to_explain > expected else 1.0
     unexplained = times > MOST_TIMES and excess > STANDARD_ERRORS * math.sqrt(variance)
     many_odd = len(odd) >= max(2.0, ODD_SHARE * len(misfits.by_all))
-    said = f"the residual is {factor_in_words(times)} times what counting leaves"
+    sentence = f"the residual is {factor_in_words(times)} times what counting leaves"
     pixels = "" if odd else _odd_pixels(misfits)
-    named = f"{said}{_named_views(misfits, odd)}{pixels}"
+    named = f"{sentence}{_named_views(misfits, odd)}{pixels}"
     if unexplained and not odd and times < NOISE_TIMES and NOISE_SHARES[0] < share < NOISE_SHARES[1]:
         why = f"the views differ by {factor_in_words(times)} times what counting makes, and the model explains next to"
         more = "nothing of it: the patterns are noisier than counts (data.gain?), or the picture is a fog"
@@ -200,8 +200,10 @@ def _judge_misfits(
         return Verdict("poor", f"{early}{named}{more}", residual, bound, times, odd)
     if pixels and times > ODD_PIXELS_TIMES:
         return Verdict("poor", named, residual, bound, times)
-    alike = len(misfits.by_view) > 1 and to_explain - misfit < NOTHING_SEEN * _explained_by_chance(misfits, fitted)
-    if alike and not unexplained and not odd:
+    is_nothing_seen = len(misfits.by_view) > 1 and to_explain - misfit < NOTHING_SEEN * _explained_by_chance(
+        misfits, fitted
+    )
+    if is_nothing_seen and not unexplained and not odd:
         why = "a single pattern for all views fits about as well, and so much would be explained of mere noise"
         return Verdict("unknown", f"{why}: nothing of an object is seen", residual, bound, times)
     if unexplained:
@@ -230,8 +232,8 @@ def unexplained_views(misfits: Misfits) -> tuple[int, ...]:
     odd = (times > limit) & (misfit - expected > STANDARD_ERRORS * deviation)
     if odd.sum() > 0.5 * len(odd):  # then these are what is usual
         return ()
-    found = np.flatnonzero(odd)
-    return tuple(int(view) for view in found[np.argsort(-times[found], kind="stable")])
+    odd_views = np.flatnonzero(odd)
+    return tuple(int(view) for view in odd_views[np.argsort(-times[odd_views], kind="stable")])
 
 
 def _named_views(misfits: Misfits, odd: Sequence[int]) -> str:
@@ -247,12 +249,11 @@ def _odd_pixels(misfits: Misfits) -> str:
     misfit, expected = misfits.by_pixel[MISFIT], misfits.by_pixel[EXPECTED]
     excess = misfit - expected
     odd = (misfit > ODD_PIXEL * expected) & (excess > 0)
-    held, total = float(excess[odd].sum()), float(excess.sum())
-    if total <= 0 or held < ODD_EXCESS * total or not 0 < odd.mean() < ODD_AREA:
+    odd_excess, total = float(excess[odd].sum()), float(excess.sum())
+    if total <= 0 or odd_excess < ODD_EXCESS * total or not 0 < odd.mean() < ODD_AREA:
         return ""
-    return (
-        f"; {int(odd.sum())} of {odd.size} detector pixels hold {min(1.0, held / total):.0%} of what is not explained"
-    )
+    share = min(1.0, odd_excess / total)
+    return f"; {int(odd.sum())} of {odd.size} detector pixels hold {share:.0%} of what is not explained"
 
 
 def _describe_early_end(history: Mapping[str, np.ndarray], least: float) -> str:

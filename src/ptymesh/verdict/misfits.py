@@ -133,8 +133,8 @@ def _slopes(
     evaluator, obj = problem.evaluator, problem.evaluator.cut_from(estimate, chunk)
     roots = I.sqrt()
     bright = I.amax(dim=(-2, -1), keepdim=True) * DIM < I
-    around = sum(I.roll(shift, axis) for axis in (-2, -1) for shift in (-1, 1))
-    blur = (around - 4 * I) / (2 * torch.maximum(roots, 0.1 * over_window(roots)[:, None, None] / roots[0].numel()))
+    neighbours = sum(I.roll(shift, axis) for axis in (-2, -1) for shift in (-1, 1))
+    blur = (neighbours - 4 * I) / (2 * torch.maximum(roots, 0.1 * over_window(roots)[:, None, None] / roots[0].numel()))
     blur = torch.where(bright, blur, 0)
     if problem.model.subpixel == "none":
         return torch.zeros_like(I), torch.zeros_like(I), blur

@@ -74,9 +74,9 @@ class OrderedViews:
             positions: (n, 2) object pixels.
             places: (k, 2) indices of their positions among these.
         """
-        found = correlations(self.waves, patterns, self.shapes.shape[1:])
+        likeness = correlations(self.waves, patterns, self.shapes.shape[1:])
         steps = (positions[places[:, 1]] - positions[places[:, 0]]) / self.pixels
-        return correlation_at(found, TRIED[:, None, None] * steps)
+        return correlation_at(likeness, TRIED[:, None, None] * steps)
 
 
 def lag_gain(views: OrderedViews) -> tuple[float, int] | None:
@@ -119,34 +119,34 @@ def order_gain(views: OrderedViews, order: OrderEvidence) -> float:
     """
     other = views.positions[order.source]
     places = neighbour_pairs(other)
-    tried, given = np.sort(order.use[places], axis=1), views.neighbours
+    tried, nominal = np.sort(order.use[places], axis=1), views.neighbours
     used = np.zeros(len(views.positions), dtype=bool)
     used[order.use] = True
-    kept = used[given].all(axis=1)
-    given = given[kept]
-    as_tried, as_given = (pairs @ (len(views.positions), 1) for pairs in (tried, given))  # one number for each pair
+    complete = used[nominal].all(axis=1)
+    nominal = nominal[complete]
+    as_tried, as_given = (pairs @ (len(views.positions), 1) for pairs in (tried, nominal))  # one number for each pair
     tried_only, given_only = ~np.isin(as_tried, as_given), ~np.isin(as_given, as_tried)
     if min(tried_only.sum(), given_only.sum()) < MIN_PAIRS:
         return 0.0
-    alike = []
+    likenesses = []
     for values, only in (
         (views.likeness_of(order.use[places], other, places), tried_only),
-        (views.likeness[:, kept], given_only),
+        (views.likeness[:, complete], given_only),
     ):
         best = int(values.mean(axis=1).argmax())
-        alike.append(values[best, only])
-    if alike[0].mean() < MORE_ALIKE * alike[1].mean():
+        likenesses.append(values[best, only])
+    if likenesses[0].mean() < MORE_ALIKE * likenesses[1].mean():
         return 0.0
-    error = np.sqrt(sum(values.var() / len(values) for values in alike))
-    return float((alike[0].mean() - alike[1].mean()) / max(float(error), 1e-12))
+    error = np.sqrt(sum(values.var() / len(values) for values in likenesses))
+    return float((likenesses[0].mean() - likenesses[1].mean()) / max(float(error), 1e-12))
 
 
 def neighbour_pairs(positions: np.ndarray) -> np.ndarray:
     """Return pairs (k, 2), i < j, of views among each other's nearest, not further than 1.6 steps apart."""
     near = min(NEAREST, len(positions) - 1)
-    distances, others = scipy.spatial.cKDTree(positions).query(positions, k=near + 1)
+    distances, neighbours = scipy.spatial.cKDTree(positions).query(positions, k=near + 1)
     i, k = np.nonzero(distances[:, 1:] <= 1.6 * np.median(distances[:, 1]) + 1e-9)
-    return distinct_pairs(i, others[i, k + 1], len(positions))
+    return distinct_pairs(i, neighbours[i, k + 1], len(positions))
 
 
 def scan_rows(positions: np.ndarray) -> list[np.ndarray] | None:

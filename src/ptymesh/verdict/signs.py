@@ -100,20 +100,20 @@ def signs_of_order(scan: Measurement, positions: np.ndarray) -> list[Sign]:
     if scan.views < LEAST_VIEWS:
         return []
     most = min(MOST_VIEWS, MOST_NUMBERS // (h * w), scan.views)
-    seen = scan_pass(scan, most)
-    views = OrderedViews(positions[:most], seen.shapes, thumbnail_pixels(scan.window))
-    found = []
+    statistics = scan_pass(scan, most)
+    views = OrderedViews(positions[:most], statistics.shapes, thumbnail_pixels(scan.window))
+    signs = []
     lag = lag_gain(views)
     if lag is not None and lag[0] > LAG_ERRORS:
         frames = f"{abs(lag[1])} frame{'s' * (abs(lag[1]) > 1)}"
         way = "behind" if lag[1] > 0 else "ahead of"
         sentence = f"neighbouring views are alike only if the positions are {frames} {way} the patterns"
-        found.append(Sign("lag", lag[0] / LAG_ERRORS, sentence))
+        signs.append(Sign("lag", lag[0] / LAG_ERRORS, sentence))
     serpentine = serpentine_gain(views)
     if serpentine is not None and serpentine > SERPENTINE_ERRORS:
         sentence = "neighbouring rows are alike only if every second one is reversed"
-        found.append(Sign("serpentine", serpentine / SERPENTINE_ERRORS, sentence))
-    return sorted(found, key=lambda sign: -sign.strength)
+        signs.append(Sign("serpentine", serpentine / SERPENTINE_ERRORS, sentence))
+    return sorted(signs, key=lambda sign: -sign.strength)
 
 
 def signs_of_overlap(scan: Measurement, positions: np.ndarray, power: np.ndarray) -> list[Sign]:
@@ -152,8 +152,8 @@ def signs_of_features(features: FeatureMap | None) -> list[Sign]:
     if not shadows.is_as_given and errors > ORIENTATION_ERRORS:
         ratio = shadows.score / max(shadows.score_as_given, 1e-12)
         if ratio > ORIENTATION_RATIO:
-            where = f"mirrored and {degrees:+.0f} degrees" if shadows.mirrored else f"{degrees:+.0f} degrees"
-            sentence = f"the patterns' features move in another direction than the scan ({where} from it)"
+            turn = f"mirrored and {degrees:+.0f} degrees" if shadows.mirrored else f"{degrees:+.0f} degrees"
+            sentence = f"the patterns' features move in another direction than the scan ({turn} from it)"
             return [Sign("orientation", min(errors / ORIENTATION_ERRORS, 20.0), sentence)]
     errors = abs(degrees) / max(features.error_deg, 1e-12)
     if shadows.mirrored or abs(degrees) < ROTATION_DEG or errors < ROTATION_ERRORS:
@@ -198,8 +198,8 @@ def linear_moves(moves: np.ndarray, positions: np.ndarray) -> LinearMoves | None
     basis = np.stack([np.stack(along, axis=1).ravel() for along in (*terms.values(), *curves)], axis=1)
     inverse = np.linalg.pinv(basis.T @ basis)
     sizes = inverse @ basis.T @ d.ravel()
-    left = d.ravel() - basis @ sizes
-    errors = np.sqrt(np.maximum(np.diag(inverse), 0) * (left**2).sum() / max(1, left.size - 10))
+    residuals = d.ravel() - basis @ sizes
+    errors = np.sqrt(np.maximum(np.diag(inverse), 0) * (residuals**2).sum() / max(1, residuals.size - 10))
     ratios = sizes / np.maximum(errors, 1e-12)
     return LinearMoves(
         dict(zip(terms, sizes.tolist(), strict=False)), dict(zip(terms, np.abs(ratios).tolist(), strict=False))
@@ -230,16 +230,16 @@ def signs_of_misfits(misfits: Misfits, *, are_counts: bool, are_refined: bool, n
     """
     if not np.isfinite(misfits.slopes).all():
         return []
-    found = signs_of_blur(misfits) if are_counts else []
+    signs = signs_of_blur(misfits) if are_counts else []
     if misfits.slopes[:, : X + 1].any():
         moves = signs_of_moves(misfits, near_field=near_field)
-        found += [sign for sign in moves if not (are_refined and sign.cause == "drift")]
+        signs += [sign for sign in moves if not (are_refined and sign.cause == "drift")]
         size = float(np.median(np.linalg.norm(asked_moves(misfits), axis=1)))
         strength = min(float(np.median(move_gains(misfits))) / MOST_GAIN, size / MOST_PX)
         if are_counts and not are_refined and strength > 1:
             sentence = f"views ask to be moved by {size:.2g} pixels, more than noise and a right model make them"
-            found.append(Sign("", strength, sentence))
-    return sorted(found, key=lambda sign: -sign.strength)
+            signs.append(Sign("", strength, sentence))
+    return sorted(signs, key=lambda sign: -sign.strength)
 
 
 def signs_of_moves(misfits: Misfits, *, near_field: bool) -> list[Sign]:
@@ -285,8 +285,8 @@ def smooth_moves(moves: np.ndarray, misfits: Misfits) -> tuple[float, float]:
     rest = d - plain @ np.linalg.lstsq(plain, d, rcond=None)[0]
     curve = curve - plain @ np.linalg.lstsq(plain, curve, rcond=None)[0]
     fitted = curve @ np.linalg.lstsq(curve, rest, rcond=None)[0]
-    left = float(((rest - fitted) ** 2).sum()) / max(1, 2 * len(d) - 12)
-    return float((fitted**2).sum()) / (2 * curve.shape[1]) / max(left, 1e-30), float(
+    variance = float(((rest - fitted) ** 2).sum()) / max(1, 2 * len(d) - 12)
+    return float((fitted**2).sum()) / (2 * curve.shape[1]) / max(variance, 1e-30), float(
         np.sqrt((fitted**2).sum(axis=1).mean())
     )
 

@@ -68,11 +68,11 @@ class TermCheck:
 
     def sentence(self) -> str:
         """Return the outcome as a clause without a full stop."""
-        what = f"{self.model}.{self.term}"
-        said = f"held-out pixels by {self.gain:+.1%}, {self.errors:.1f} standard errors"
+        name = f"{self.model}.{self.term}"
+        gain = f"held-out pixels by {self.gain:+.1%}, {self.errors:.1f} standard errors"
         if self.is_refused:
-            return f"{what} was put back after epoch {self.epochs}, as it does not help ({said})"
-        return f"{what} helps ({said})"
+            return f"{name} was put back after epoch {self.epochs}, as it does not help ({gain})"
+        return f"{name} helps ({gain})"
 
 
 #: Judges the terms of a model: unknowns, model, engine of the stage and epochs done; as `judge_terms` of a scan.
@@ -110,22 +110,22 @@ def judge_terms(
     views = min(scan.views, MOST_PIXELS // math.prod(scan.window))
     if views < FEWEST_VIEWS or scan.paths is not None:
         return []
-    some, stage = central_views(scan.positions, views), stage_of_trial(engine, model)
+    part_views, stage = central_views(scan.positions, views), stage_of_trial(engine, model)
     terms = list(dict.fromkeys(map(model.term_of, model.units())))
 
     def judged(part: Measurement, estimate: Estimate) -> Judged:
-        positions = estimate.positions.cpu().numpy()[some] - np.asarray(estimate.origin)
-        told = part.positions if part.stored_positions is None else part.stored_positions  # which views are held out
-        tried = replace(part, positions=positions, stored_positions=told, checks=NO_CHECKS)
+        positions = estimate.positions.cpu().numpy()[part_views] - np.asarray(estimate.origin)
+        nominal = part.positions if part.stored_positions is None else part.stored_positions  # which views are held out
+        tried = replace(part, positions=positions, stored_positions=nominal, checks=NO_CHECKS)
         return judge_part(tried, stage, estimate.probe.cpu().numpy() if model.of == "probe" else None)
 
     try:
-        part = select_views(scan, some)
+        part = select_views(scan, part_views)
         with_all = judged(part, estimate)
-        others = {term: judged(part, put_back(scan.geometry, estimate, model, [term])) for term in terms}
+        without_term = {term: judged(part, put_back(scan.geometry, estimate, model, [term])) for term in terms}
     except (PtymeshError, OSError, MemoryError):
         return []
-    gains = {term: with_all.gain_over(other) for term, other in others.items()}
+    gains = {term: with_all.gain_over(other) for term, other in without_term.items()}
     return [
         TermCheck(epochs, model.name, term, _finite(gain), _finite(errors)) for term, (gain, errors) in gains.items()
     ]
@@ -134,10 +134,10 @@ def judge_terms(
 def stage_of_trial(engine: Engine, model: Parametrisation) -> Engine:
     """Return the stage of short runs: a run's engine, which moves no position, nor a probe that the model makes up."""
     options: dict[str, object] = {"epochs": EPOCHS, "batch": BATCH, "models": {}, "positions": None, "coarsen": 1}
-    given = engine.model_dump()
+    as_told = engine.model_dump()
     if model.of == "probe":
-        options["probe"] = {**given["probe"], "frozen": EPOCHS}
-    return type(engine).parse({**given, **options})
+        options["probe"] = {**as_told["probe"], "frozen": EPOCHS}
+    return type(engine).parse({**as_told, **options})
 
 
 def put_back(geometry: Geometry, estimate: Estimate, model: Parametrisation, terms: Sequence[str]) -> Estimate:
@@ -149,9 +149,9 @@ def put_back(geometry: Geometry, estimate: Estimate, model: Parametrisation, ter
         model: whose terms they are.
         terms: that go back.
     """
-    numbers, told = estimate.parameters.get(model.name, {}), estimate.initial_parameters.get(model.name, {})
+    numbers, initial = estimate.parameters.get(model.name, {}), estimate.initial_parameters.get(model.name, {})
     before = {name: numbers.get(name, 0.0) for name in model.units()}
-    after = {name: told.get(name, 0.0) if model.term_of(name) in terms else value for name, value in before.items()}
+    after = {name: initial.get(name, 0.0) if model.term_of(name) in terms else value for name, value in before.items()}
     changed = replace(estimate, parameters=estimate.parameters | {model.name: numbers | after})
 
     def moved(x: Tensor) -> Tensor:
