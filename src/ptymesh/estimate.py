@@ -116,8 +116,8 @@ class Estimate:
             return self.others[name]
         if name not in NAMES:
             raise KeyError(f"{name} is no unknown of this estimate; there are {', '.join((*NAMES, *self.others))}")
-        found: torch.Tensor = getattr(self, name)
-        return found
+        values: torch.Tensor = getattr(self, name)
+        return values
 
     def __iter__(self) -> Iterator[str]:
         """Iterate over the names of all unknowns that are arrays."""
@@ -162,9 +162,9 @@ class Estimate:
         """
         if not self.has_own_backgrounds:
             return terms
-        found = terms.new_zeros((*terms.shape[:-2], *self.background.shape))
-        found[..., setting, :, :] = terms
-        return found
+        sums = terms.new_zeros((*terms.shape[:-2], *self.background.shape))
+        sums[..., setting, :, :] = terms
+        return sums
 
     @property
     def slices(self) -> int:
@@ -173,8 +173,8 @@ class Estimate:
 
     def by_object_mode(self) -> Iterator[Estimate]:
         """Yield an estimate for each object mode, whose object is that mode, in the same memory."""
-        modes, held = self.object_modes, self.object_values
-        values = [None] * modes if held is None else held.chunk(modes)
+        modes, stored = self.object_modes, self.object_values
+        values = [None] * modes if stored is None else stored.chunk(modes)
         for obj, of_mode in zip(self.object.chunk(modes), values, strict=True):
             yield replace(self, object=obj, object_values=of_mode, object_modes=1)
 

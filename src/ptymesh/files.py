@@ -139,12 +139,12 @@ def no_room(failed: str, folder: Path, needed: int | None, error: Exception) -> 
         error: of the system.
     """
     folder = next((above for above in (folder, *folder.parents) if above.is_dir()), folder)
-    wanted = "" if needed is None else f"{size(needed)} needed, "
+    amount = "" if needed is None else f"{size(needed)} needed, "
     try:
         free = f"{size(shutil.disk_usage(folder).free)} free in {folder}"
     except OSError:
         free = f"how much is free in {folder} is not known"
-    return f"{failed} ({_reason(error)}: {wanted}{free})"
+    return f"{failed} ({_reason(error)}: {amount}{free})"
 
 
 def size(count: float) -> str:
@@ -167,8 +167,8 @@ def to_disk(path: Path) -> None:
 
 
 def _reason(error: Exception) -> str:
-    said = getattr(error, "strerror", None) or str(error).strip() or type(error).__name__
-    return str(said).splitlines()[0][:200]
+    reason = getattr(error, "strerror", None) or str(error).strip() or type(error).__name__
+    return str(reason).splitlines()[0][:200]
 
 
 def _find_system_error(error: BaseException | None) -> OSError | None:
@@ -183,12 +183,12 @@ def _remove_abandoned(target: Path) -> None:
 
     On this machine those whose process has ended, on others those that have not been written to for a day.
     """
-    named, here = re.compile(rf"\.{re.escape(target.name)}\.([0-9a-f]{{8}})\.(\d+)\.[0-9a-f]{{8}}\.tmp"), _place()
+    named, place = re.compile(rf"\.{re.escape(target.name)}\.([0-9a-f]{{8}})\.(\d+)\.[0-9a-f]{{8}}\.tmp"), _place()
     with suppress(OSError):
         for path in target.parent.iterdir():
-            if found := named.fullmatch(path.name):
+            if match := named.fullmatch(path.name):
                 old = time.time() - path.lstat().st_mtime > DAY_S
-                if not _alive(int(found[2])) if found[1] == here else old:
+                if not _alive(int(match[2])) if match[1] == place else old:
                     path.unlink(missing_ok=True)
 
 

@@ -110,12 +110,12 @@ class Geometry:
     def __post_init__(self) -> None:
         if len(_sides(self.shape)) != 2:
             raise BadInput(f"The window's shape is {_one_line(self.shape)}; give two whole numbers of pixels, (h, w).")
-        for name, word, known in (
+        for name, word, words in (
             ("propagation", self.propagation, get_args(Propagation)),
             ("radiation", self.radiation, (*get_args(Radiation), None)),
         ):
-            if not isinstance(word, str | None) or word not in known:
-                raise BadInput(f"The {name} is {_one_line(word)}; give {', '.join(map(str, known))}.")
+            if not isinstance(word, str | None) or word not in words:
+                raise BadInput(f"The {name} is {_one_line(word)}; give {', '.join(map(str, words))}.")
         for name, pair in (("detector pixel", self.detector_pixel_m), ("object pixel", self.object_pixel_m)):
             if pair is not None and not (isinstance(pair, tuple) and len(pair) == 2):
                 raise BadInput(f"The {name} is {_one_line(pair)}; give a pair of metres, (y, x).")
@@ -244,8 +244,8 @@ def far_field(
     _positive("sample-detector distance", distance_m, "m")
     for pixel in detector_pixel_m:
         _positive("detector pixel", pixel, "m")
-    seen = (p * math.cos(math.radians(angle)) for p, angle in zip(detector_pixel_m, surface_deg, strict=True))
-    y, x = (wavelength_m * distance_m / (n * p) for n, p in zip(shape, seen, strict=True))
+    projected = (p * math.cos(math.radians(angle)) for p, angle in zip(detector_pixel_m, surface_deg, strict=True))
+    y, x = (wavelength_m * distance_m / (n * p) for n, p in zip(shape, projected, strict=True))
     pixels = detector_pixel_m, (y, x)
     return Geometry(shape, "far_field", radiation, wavelength_m, distance_m, None, *pixels, surface_deg)
 

@@ -29,12 +29,12 @@ def free_memory() -> int:
     return max(0, min(int(psutil.virtual_memory().available), _read_process_limit(), _read_cgroup_limits()))
 
 
-def check_room(needed: int, what: str, remedy: str, share: float = 1.0) -> None:
+def check_room(needed: int, purpose: str, remedy: str, share: float = 1.0) -> None:
     """Raise BadInput if an allocation exceeds a share of the free memory.
 
     Args:
         needed: bytes.
-        what: beginning of the sentence, "WHAT needs ... of memory, and ... are free: REMEDY."
+        purpose: beginning of the sentence, "WHAT needs ... of memory, and ... are free: REMEDY."
         remedy: end of the sentence.
         share: of the free memory that may be allocated.
     """
@@ -42,10 +42,10 @@ def check_room(needed: int, what: str, remedy: str, share: float = 1.0) -> None:
         return
     free = free_memory()
     if needed > share * free:
-        raise BadInput(f"{what} needs {size(needed)} of memory, and {size(free)} are free: {remedy}.")
+        raise BadInput(f"{purpose} needs {size(needed)} of memory, and {size(free)} are free: {remedy}.")
 
 
-def check_files(count: int, what: str) -> None:
+def check_files(count: int, purpose: str) -> None:
     """Raise BadInput if `count` more files cannot be open; raise this process's soft limit first if it is too low."""
     if sys.platform == "win32":
         return
@@ -55,8 +55,8 @@ def check_files(count: int, what: str) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and needed > hard:
         raise BadInput(
-            f"{what} has its values in {count} files, and {hard} may be open at once: raise that limit (ulimit -n), or "
-            f"copy the values into one file."
+            f"{purpose} has its values in {count} files, and {hard} may be open at once: raise that limit "
+            f"(ulimit -n), or copy the values into one file."
         )
     if soft != resource.RLIM_INFINITY and 2 * needed > soft:  # twice, since other data sets may be open too
         most = 2 * needed if hard == resource.RLIM_INFINITY else min(2 * needed, hard)
@@ -79,32 +79,32 @@ def _read_cgroup_limits() -> int:
         lines = OWN.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError:
         return sys.maxsize
-    left = sys.maxsize
+    available = sys.maxsize
     for line in lines:
         # a line is "number:controllers:path"; version 2 of control groups names no controllers
-        _, kinds, own = line.split(":", 2) if line.count(":") >= 2 else ("", "-", "")
+        _, kinds, group_path = line.split(":", 2) if line.count(":") >= 2 else ("", "-", "")
         if kinds == "":
             root, limit, usage = CGROUPS, "memory.max", "memory.current"
         elif "memory" in kinds.split(","):
             root, limit, usage = CGROUPS / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
         else:
             continue
-        group = Path(os.path.normpath(f"/{own.lstrip('/')}"))
+        group = Path(os.path.normpath(f"/{group_path.lstrip('/')}"))
         for above in (group, *group.parents):  # in a container the root is the container's own group
             folder = root / str(above).lstrip("/")
             try:
                 most, used = (int((folder / name).read_text(encoding="ascii")) for name in (limit, usage))
-                left = min(left, most - used + _reclaimable(folder))
+                available = min(available, most - used + _reclaimable(folder))
             except (OSError, ValueError):  # "max", or no such file: this group has no limit
                 pass
-    return left
+    return available
 
 
 def _reclaimable(folder: Path) -> int:
     """Return the bytes of the page cache that count as used but are freed when memory is needed."""
-    kept = ("inactive_file", "active_file", "slab_reclaimable")
+    names = ("inactive_file", "active_file", "slab_reclaimable")
     try:
         stat = dict(line.split(maxsplit=1) for line in (folder / "memory.stat").read_text("ascii").splitlines())
-        return sum(int(stat.get(f"total_{name}", stat.get(name, 0))) for name in kept)  # total_ in version 1
+        return sum(int(stat.get(f"total_{name}", stat.get(name, 0))) for name in names)  # total_ in version 1
     except (OSError, ValueError):
         return 0

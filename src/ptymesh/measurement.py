@@ -298,23 +298,23 @@ class Measurement(Displayed):
             raise BadInput(f"The geometry is of type {type(self.geometry).__name__}; give a ptymesh.Geometry.")
         optional = ("background", "intensity", "efficiency")
         for name, kinds in (("positions", "iuf"), ("mask", "b"), *((name, "iuf") for name in optional)):
-            given = getattr(self, name)
-            if given is None and name in optional:
+            value = getattr(self, name)
+            if value is None and name in optional:
                 continue
             try:
-                array = np.asarray(given)
+                array = np.asarray(value)
             except ValueError as error:
                 raise BadInput(f"The {name} of {self.name} is no array ({error}); give one.") from error
             if array.dtype.kind not in kinds:
-                what = "truth values" if kinds == "b" else "real numbers"
-                raise BadInput(f"The {name} of {self.name} holds {array.dtype}; it must be an array of {what}.")
+                kind_name = "truth values" if kinds == "b" else "real numbers"
+                raise BadInput(f"The {name} of {self.name} holds {array.dtype}; it must be an array of {kind_name}.")
             object.__setattr__(self, name, array)
 
     def __repr__(self) -> str:
         h, w = self.window
         radiation = f", {self.geometry.radiation}" if self.geometry.radiation else ""
-        where = self.geometry.propagation.replace("_", " ")
-        return f"<Measurement {self.name}: {self.views} views of {h} x {w} pixels, {where}{radiation}>"
+        propagation = self.geometry.propagation.replace("_", " ")
+        return f"<Measurement {self.name}: {self.views} views of {h} x {w} pixels, {propagation}{radiation}>"
 
     @property
     def line_steps(self) -> np.ndarray:
@@ -330,8 +330,8 @@ class Measurement(Displayed):
             return self
         geometry = self.geometry.binned(1 / factor)
         of_scans = tuple(None if probe is None else _surrounded(probe, geometry.shape) for probe in self.scan_probes)
-        own = None if self.probe is None else _surrounded(self.probe, geometry.shape)
-        return replace(self, geometry=geometry, probe=own, scan_probes=of_scans)
+        inner_probe = None if self.probe is None else _surrounded(self.probe, geometry.shape)
+        return replace(self, geometry=geometry, probe=inner_probe, scan_probes=of_scans)
 
     def scan_coordinates(self, positions_px: np.ndarray) -> np.ndarray:
         """Return positions (N, 2) of the views in pixels without what scans were displaced by."""
@@ -366,8 +366,8 @@ class Measurement(Displayed):
 def _surrounded(probe: np.ndarray, window: tuple[int, int]) -> np.ndarray:
     """Return a probe (M, h, w) in the middle of a larger window that is dark around it."""
     before = [n // 2 - side // 2 for n, side in zip(window, probe.shape[-2:], strict=True)]
-    around = zip(before, window, probe.shape[-2:], strict=True)
-    return np.pad(probe, [(0, 0), *((first, n - side - first) for first, n, side in around)])
+    margins = zip(before, window, probe.shape[-2:], strict=True)
+    return np.pad(probe, [(0, 0), *((first, n - side - first) for first, n, side in margins)])
 
 
 def steps_along_lines(positions: np.ndarray) -> np.ndarray:
@@ -382,14 +382,14 @@ def steps_along_lines(positions: np.ndarray) -> np.ndarray:
     steps = np.diff(positions, axis=0)
     lengths = np.linalg.norm(steps, axis=1)
     apart = np.linalg.norm(np.diff(steps, axis=0), axis=1)
-    alike = apart < SAME_STEP * np.minimum(lengths[1:], lengths[:-1])
+    is_regular = apart < SAME_STEP * np.minimum(lengths[1:], lengths[:-1])
     on_line = np.zeros(len(steps), bool)
-    on_line[1:] |= alike
-    on_line[:-1] |= alike
-    found = np.zeros(positions.shape)
-    found[1:][on_line] = steps[on_line]
-    found[:-1][on_line] = steps[on_line]
-    return found
+    on_line[1:] |= is_regular
+    on_line[:-1] |= is_regular
+    line_steps = np.zeros(positions.shape)
+    line_steps[1:][on_line] = steps[on_line]
+    line_steps[:-1][on_line] = steps[on_line]
+    return line_steps
 
 
 def evenly_spread(views: int, most: int) -> np.ndarray:
@@ -442,12 +442,12 @@ def centres_of_mass(measurement: Measurement, views: np.ndarray | None = None) -
         measurement: a far-field scan.
         views: (n,) indices; None for all.
     """
-    views, found = np.arange(measurement.views) if views is None else views, []
+    views, centres = np.arange(measurement.views) if views is None else views, []
     for start in range(0, len(views), PATTERNS_AT_A_TIME):
         y = measurement.patterns.read(views[start : start + PATTERNS_AT_A_TIME])
         y = np.fft.fftshift(np.where(measurement.mask & (y >= 0), y, 0).astype(np.float64), axes=(1, 2))
         rows, columns = (np.arange(n) - n // 2 for n in y.shape[1:])
         total = np.maximum(y.sum(axis=(1, 2)), 1e-30)
-        found.append(np.stack([(y.sum(axis=2) @ rows) / total, (y.sum(axis=1) @ columns) / total], axis=1))
-    c = np.concatenate(found)
+        centres.append(np.stack([(y.sum(axis=2) @ rows) / total, (y.sum(axis=1) @ columns) / total], axis=1))
+    c = np.concatenate(centres)
     return np.asarray(c - c.mean(axis=0))

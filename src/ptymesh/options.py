@@ -84,9 +84,9 @@ class Options(BaseModel):
 def _refuse_truths(model: type[BaseModel], values: dict[str, object]) -> None:
     """Raise ValidationError if a value is a boolean where a number belongs."""
     wrong: list[InitErrorDetails] = [
-        {"type": "int_type" if wanted is int else "float_type", "loc": (name,), "input": value}
+        {"type": "int_type" if number is int else "float_type", "loc": (name,), "input": value}
         for name, value in values.items()
-        if (wanted := _number_wanted(model, name)) and any(isinstance(one, bool) for one in _leaves(value))
+        if (number := _number_wanted(model, name)) and any(isinstance(one, bool) for one in _leaves(value))
     ]
     if wrong:
         raise ValidationError.from_exception_data(model.__name__, wrong)
@@ -121,8 +121,8 @@ def _without_unit(
         wrong: errors so far.
     """
     if isinstance(value, list | tuple):
-        made = [_without_unit(one, quantity, (*place, index), wrong) for index, one in enumerate(value)]
-        return made if isinstance(value, list) else tuple(made)
+        values = [_without_unit(one, quantity, (*place, index), wrong) for index, one in enumerate(value)]
+        return values if isinstance(value, list) else tuple(values)
     if not isinstance(value, str):
         return value
     try:
@@ -159,10 +159,10 @@ def _leaves(value: object) -> Iterator[object]:
 @cache
 def _number_wanted(model: type[BaseModel], field: str) -> type | None:
     """Return int or float if a field takes numbers and no booleans, else None."""
-    found = model.model_fields.get(field)
-    if found is None:
+    field_info = model.model_fields.get(field)
+    if field_info is None:
         return None
-    kinds = set(_kinds(found.annotation))
+    kinds = set(_kinds(field_info.annotation))
     if bool in kinds or Any in kinds:
         return None
     return float if float in kinds else int if int in kinds else None

@@ -24,14 +24,14 @@ OF_RUNS = re.compile(r".*\.(png|pdf|svg|jpg|truth\.h5)|(result|preview|pyramid|l
 ZARR_VERSION_3, ZARR_GROUP_2, ZARR_ARRAY_2 = "zarr.json", ".zgroup", ".zarray"
 
 
-def usable(path: Any, said: str) -> Path:
+def usable(path: Any, name: str) -> Path:
     """Return a path with `~` expanded, which need not exist but which the system can follow.
 
     Afterwards `exists`, `is_file` and `open` raise no unexpected errors.
 
     Args:
         path: text or path.
-        said: name of the path in messages, such as `data.path`.
+        name: name of the path in messages, such as `data.path`.
 
     Raises:
         BadInput: no possible path (not text, empty, with NUL characters, with too long a name), or one that the system
@@ -40,30 +40,30 @@ def usable(path: Any, said: str) -> Path:
     try:
         text = os.fsdecode(path)
     except TypeError as error:
-        raise BadInput(f"{said} is of type {type(path).__name__}; give a path.") from error
+        raise BadInput(f"{name} is of type {type(path).__name__}; give a path.") from error
     if not text:
-        raise BadInput(f"{said} is empty; give a path.")
+        raise BadInput(f"{name} is empty; give a path.")
     if not is_text(text):
         raise BadInput(
-            f"{said} {printable(text)} holds bytes that are no UTF-8 text; rename it: files name each other."
+            f"{name} {printable(text)} holds bytes that are no UTF-8 text; rename it: files name each other."
         )
     if "\0" in text:
-        raise BadInput(f"{said} {short(text)} has a NUL character in it, as no path can; give another one.")
+        raise BadInput(f"{name} {short(text)} has a NUL character in it, as no path can; give another one.")
     try:
-        found = Path(text).expanduser()
+        expanded = Path(text).expanduser()
     except RuntimeError as error:
-        raise BadInput(f"{said} {short(text)} names the home folder of a user who is not there; mend it.") from error
+        raise BadInput(f"{name} {short(text)} names the home folder of a user who is not there; mend it.") from error
     try:
-        found.stat()
+        expanded.stat()
     except FileNotFoundError:
         pass
     except PermissionError as error:
-        raise BadInput(f"{said} {short(text)} cannot be reached ({error.strerror}); give another path.") from error
+        raise BadInput(f"{name} {short(text)} cannot be reached ({error.strerror}); give another path.") from error
     except OSError as error:
-        raise BadInput(f"{said} {short(text)} leads nowhere ({error.strerror}); give another path.") from error
+        raise BadInput(f"{name} {short(text)} leads nowhere ({error.strerror}); give another path.") from error
     except ValueError as error:
-        raise BadInput(f"{said} {short(text)} has characters that no path can have; give another one.") from error
-    return found
+        raise BadInput(f"{name} {short(text)} has characters that no path can have; give another one.") from error
+    return expanded
 
 
 def is_text(path: str) -> bool:
@@ -75,23 +75,23 @@ def is_text(path: str) -> bool:
     return True
 
 
-def regular(path: object, said: str) -> Path:
+def regular(path: object, name: str) -> Path:
     """Return the path of an existing, readable, regular file; pipes and devices are refused, as they could be endless.
 
     Args:
         path: text or path.
-        said: name of the path in messages.
+        name: name of the path in messages.
 
     Raises:
         BadInput: it is no such file.
     """
-    found = usable(path, said)
-    if not found.exists():
-        raise BadInput(f"{said} {short(str(found))} is not there; check its path.")
-    why = _unreadable(found)
+    expanded = usable(path, name)
+    if not expanded.exists():
+        raise BadInput(f"{name} {short(str(expanded))} is not there; check its path.")
+    why = _unreadable(expanded)
     if why:
-        raise BadInput(f"{said} {short(str(found))} cannot be read ({why}); give the path of a file.")
-    return found
+        raise BadInput(f"{name} {short(str(expanded))} cannot be read ({why}); give the path of a file.")
+    return expanded
 
 
 def _unreadable(path: Path) -> str:
@@ -109,8 +109,8 @@ def _unreadable(path: Path) -> str:
 
 def short(text: str, most: int = 120) -> str:
     """Return a path for a message: unprintable characters escaped, the middle of a long one left out."""
-    shown = text if text.isprintable() else repr(text)
-    return shown if len(shown) <= most else f"{shown[: most - 40]}...{shown[-37:]}"
+    quoted = text if text.isprintable() else repr(text)
+    return quoted if len(quoted) <= most else f"{quoted[: most - 40]}...{quoted[-37:]}"
 
 
 def is_zarr_folder(path: Path) -> bool:
@@ -160,24 +160,26 @@ def refuse_folder(path: Path, text: str = "recipe", *, data: bool = True) -> Non
     except OSError:
         return  # reading it will report the error
     texts = [name for name in names if text and Path(name).suffix.lower() in (".yaml", ".yml")]
-    alike: dict[str, list[str]] = {}
+    by_suffix: dict[str, list[str]] = {}
     for name in names if data else ():
         if not name.startswith(".") and not OF_RUNS.fullmatch(name):
-            alike.setdefault(Path(name).suffix.lower(), []).append(name)
-    kinds = [found for found in alike.values() if is_data(path / found[0])]
+            by_suffix.setdefault(Path(name).suffix.lower(), []).append(name)
+    kinds = [file_names for file_names in by_suffix.values() if is_data(path / file_names[0])]
     if texts:
         raise BadInput(f"{path} is a folder; give the {text} in it, {path / texts[0]}.")
     if not kinds:
-        wanted = [f"a {text}"] * bool(text) + ["data"] * data
-        given = [f"of a {text}"] * bool(text) + ["of a data set"] * data
-        raise BadInput(f"{path} is a folder without {' or '.join(wanted)}; give the path {' or '.join(given)}.")
-    found = max(kinds, key=len)
-    first = path / found[0]
-    if len(found) == 1:
+        wanted_kinds = [f"a {text}"] * bool(text) + ["data"] * data
+        given_kinds = [f"of a {text}"] * bool(text) + ["of a data set"] * data
+        raise BadInput(
+            f"{path} is a folder without {' or '.join(wanted_kinds)}; give the path {' or '.join(given_kinds)}."
+        )
+    file_names = max(kinds, key=len)
+    first = path / file_names[0]
+    if len(file_names) == 1:
         raise BadInput(f"{path} is a folder; give the data in it, {first}.")
     raise BadInput(
-        f"{path} is a folder; give one of the {len(found)} data files in it, such as {first}. If they are of one scan, "
-        f"add --set data.further='{path / f'*{first.suffix}'}'."
+        f"{path} is a folder; give one of the {len(file_names)} data files in it, such as {first}. If they are of one "
+        f"scan, add --set data.further='{path / f'*{first.suffix}'}'."
     )
 
 

@@ -111,12 +111,12 @@ class Registry(Generic[Thing]):
             ValueError: there is none; the message names those that exist.
             BadInput: a package's plug-in cannot be imported or is of another kind.
         """
-        found = self.find(name)
-        if found is not None:
-            return found
-        known = [*self.also, *self.names()]
-        near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]}" if near else f"there are {', '.join(known)}" if known else "there is none"
+        entry = self.find(name)
+        if entry is not None:
+            return entry
+        names = [*self.also, *self.names()]
+        near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]}" if near else f"there are {', '.join(names)}" if names else "there is none"
         raise ValueError(f"{name!r} is not {with_article(self.kind)}; {hint}")
 
     # --- registered plug-ins (ptymesh's own and the program's) ---
@@ -140,8 +140,8 @@ class Registry(Generic[Thing]):
 
     def name_of(self, thing: Thing) -> str:
         """Return the name under which a plug-in is registered, else its place as module:name."""
-        for name, known in self._own.items():
-            if known is thing:
+        for name, entry in self._own.items():
+            if entry is thing:
                 return name
         return f"{thing.__module__}:{thing.__qualname__}"  # type: ignore[attr-defined]
 

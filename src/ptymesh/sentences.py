@@ -68,10 +68,11 @@ def sentence(error: ValidationError, data: object, model: type[BaseModel], prefi
     if raised is not None:
         return f"{path}: {raised}." if path else f"{str(raised)[:1].upper()}{str(raised)[1:]}."
     same = [e for e in errors if _keys(e, data) == keys]
-    wanted = " or ".join(dict.fromkeys(_wanted(e, known_keys(model, e["loc"])) for e in same))
-    wanted += _unit(keys) if {e["type"] for e in same} <= _NUMBERS else ""
+    wanted_words = " or ".join(dict.fromkeys(_wanted(e, known_keys(model, e["loc"])) for e in same))
+    wanted_words += _unit(keys) if {e["type"] for e in same} <= _NUMBERS else ""
     words = [word for e in same for word in _words(e)]
-    return f"{path or 'The recipe'} is {quote(first['input'])}; it should be {wanted}{_nearest(first['input'], words)}."
+    value = first["input"]
+    return f"{path or 'The recipe'} is {quote(value)}; it should be {wanted_words}{_nearest(value, words)}."
 
 
 def shown_key(key: object) -> str:
@@ -80,33 +81,33 @@ def shown_key(key: object) -> str:
     return text if text and text.isprintable() and len(text) <= 60 else quote(text)
 
 
-def unknown_key(path: str, known: Iterable[str], elsewhere: Sequence[str] = ()) -> str:
+def unknown_key(path: str, names: Iterable[str], elsewhere: Sequence[str] = ()) -> str:
     """Return a sentence about an unknown key.
 
     Args:
         path: full name of the key.
-        known: keys that its group has.
+        names: keys that its group has.
         elsewhere: full names of keys with the same last part in other groups.
     """
-    known = list(known)
-    near = difflib.get_close_matches(path.rpartition(".")[2], known, n=1, cutoff=0.5)
+    names = list(names)
+    near = difflib.get_close_matches(path.rpartition(".")[2], names, n=1, cutoff=0.5)
     if len(elsewhere) in (1, 2) and path not in elsewhere:
         return f"{path} is unknown; did you mean {' or '.join(elsewhere)}?"
     if near:
         return f"{path} is unknown; did you mean {path.rpartition('.')[0]}{'.' if '.' in path else ''}{near[0]}?"
-    return f"{path} is unknown; the keys here are {', '.join(known)}."
+    return f"{path} is unknown; the keys here are {', '.join(names)}."
 
 
-def unknown_word(path: str, value: object, known: Sequence[str]) -> str:
+def unknown_word(path: str, value: object, names: Sequence[str]) -> str:
     """Return a sentence about a value that is none of the known words.
 
     Args:
         path: full name of the key.
         value: its value.
-        known: allowed words.
+        names: allowed words.
     """
-    words = " or ".join(known) if len(known) < 3 else f"one of {', '.join(known)}"
-    return f"{path} is {quote(value)}; it should be {words}{_nearest(value, known)}."
+    words = " or ".join(names) if len(names) < 3 else f"one of {', '.join(names)}"
+    return f"{path} is {quote(value)}; it should be {words}{_nearest(value, names)}."
 
 
 def quote(value: object) -> str:
@@ -122,16 +123,16 @@ def quote(value: object) -> str:
 
 def known_keys(model: type[BaseModel], location: Sequence[str | int]) -> list[str]:
     """Return the keys allowed at pydantic's `location`, which consists of keys, list indices and branches of unions."""
-    return list(dict.fromkeys(name for found in _models_at(model, location) for name in found.model_fields))
+    return list(dict.fromkeys(name for inner in _models_at(model, location) for name in inner.model_fields))
 
 
 def places(model: type[BaseModel], name: str) -> list[str]:
     """Return the full names of the keys called `name` in the groups directly below `model`."""
-    found = []
+    keys = []
     for group, field in model.model_fields.items():
         if any(name in below.model_fields for below in _models(field.annotation)):
-            found.append(f"{group}.0.{name}" if get_origin(field.annotation) is list else f"{group}.{name}")
-    return found
+            keys.append(f"{group}.0.{name}" if get_origin(field.annotation) is list else f"{group}.{name}")
+    return keys
 
 
 def _models_at(model: type[BaseModel], location: Sequence[str | int]) -> list[type[BaseModel]]:
@@ -140,7 +141,7 @@ def _models_at(model: type[BaseModel], location: Sequence[str | int]) -> list[ty
     for part in location:
         fields = [m.model_fields[part] for m in models if isinstance(part, str) and part in m.model_fields]
         if fields:
-            models = [found for field in fields for found in _models(field.annotation)]
+            models = [inner for field in fields for inner in _models(field.annotation)]
         else:  # an index, or the tag of a branch
             models = [
                 m for m in models if any(part in get_args(f.annotation) for f in m.model_fields.values())
@@ -157,7 +158,7 @@ def _models(annotation: object) -> list[type[BaseModel]]:
     """Return the models in an annotation."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
-    return [found for argument in get_args(annotation) for found in _models(argument)]
+    return [inner for argument in get_args(annotation) for inner in _models(argument)]
 
 
 def _keys(error: ErrorDetails, data: Any) -> list[str | int]:

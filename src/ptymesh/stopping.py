@@ -214,11 +214,11 @@ def _tidy() -> None:
         sys.stdout.flush()
 
 
-def _change(now: bool, said: str, status: int = Interrupted.exit_status) -> None:
+def _change(now: bool, sentence: str, status: int = Interrupted.exit_status) -> None:
     """Set whether signals end the process at once, and act on one that has come."""
     global _at_once, _sentence, _status
     with _lock:  # `leave` holds it until the process has ended
-        _at_once, _sentence, _status = now and _watching, said, status
+        _at_once, _sentence, _status = now and _watching, sentence, status
         if _at_once and _requested:
             leave(_sentence, _status)
 

@@ -87,10 +87,10 @@ def parse_quantity(text: str, quantity: Quantity) -> float | None:
     Raises:
         ValueError: the unit is of another quantity, or unknown.
     """
-    found = None if len(text) > _LONGEST else _WITH_UNIT.fullmatch(text.strip())
-    if found is None:
+    match = None if len(text) > _LONGEST else _WITH_UNIT.fullmatch(text.strip())
+    if match is None:
         return None
-    digits, exponent, unit = found[1], int(found[2] or 0), found[3].replace("μ", "µ").replace("\u212b", "Å")
+    digits, exponent, unit = match[1], int(match[2] or 0), match[3].replace("μ", "µ").replace("\u212b", "Å")
     if unit in quantity.powers:
         return float(Decimal(f"{digits}e{exponent + quantity.powers[unit]}"))
     if unit in quantity.factors:

@@ -56,7 +56,7 @@ def share_devices(device: str, count: int | None, ranks: int, options: tuple[str
     groups = [gpus[k : k + ranks] for k in range(0, len(gpus) - ranks + 1, ranks)]
     together = count or len(groups) or 1
     threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, cores() // (together * ranks)))
-    made = []
+    shares = []
     for one in range(together):
         environment = {"OMP_NUM_THREADS": threads}
         name = f"cpu ({threads} thread{'s' * (threads != '1')})"
@@ -64,5 +64,5 @@ def share_devices(device: str, count: int | None, ranks: int, options: tuple[str
             mine = ",".join(groups[one % len(groups)])
             environment["CUDA_VISIBLE_DEVICES"] = mine
             name = f"cuda:{mine}"
-        made.append(Share("cuda" if groups else "cpu", name, environment))
-    return made
+        shares.append(Share("cuda" if groups else "cpu", name, environment))
+    return shares

@@ -43,7 +43,7 @@ def examine(folder: Path, timeout_s: float, ranks: int) -> dict[str, Any]:
         timeout_s: seconds after which a test counts as hanging.
         ranks: number of ranks of the hang test on the CPU; on GPUs each device has one.
     """
-    found: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "system": system(),
         "devices": devices(),
         "environment": environment(os.environ),
@@ -52,32 +52,32 @@ def examine(folder: Path, timeout_s: float, ranks: int) -> dict[str, Any]:
         "disk": disk(folder),
         "advice": [],
     }
-    for device, backend, count in trials(found["devices"], ranks):
+    for device, backend, count in trials(facts["devices"], ranks):
         tried = hang_test(device, backend, count, timeout_s)
         if not tried["works"] and backend == "nccl":
             tried["without_peers"] = hang_test(device, backend, count, timeout_s, NO_PEERS)
-        found["backends"].append(tried)
-    if sum(device["kind"] == "cuda" and not device["slice"] for device in found["devices"]) > 1:
-        found["peers"] = peers(timeout_s)
-    found["advice"] = advice(found)
-    return found
+        facts["backends"].append(tried)
+    if sum(device["kind"] == "cuda" and not device["slice"] for device in facts["devices"]) > 1:
+        facts["peers"] = peers(timeout_s)
+    facts["advice"] = advice(facts)
+    return facts
 
 
-def trials(found: Sequence[Mapping[str, object]], ranks: int) -> list[tuple[str, str, int]]:
+def trials(devices: Sequence[Mapping[str, object]], ranks: int) -> list[tuple[str, str, int]]:
     """Return the combinations (device, backend, ranks) to test: every backend with the devices that it is for.
 
     Args:
-        found: devices, as `devices` returns them.
+        devices: devices, as `devices` returns them.
         ranks: number of ranks on the CPU.
     """
     tried = [("cpu", "auto", ranks)] if shared_memory.possible() else []
     tried.append(("cpu", "gloo", ranks))
-    for kind, own in (("cuda", "nccl"), ("xpu", "xccl")):
-        whole = [device for device in found if device["kind"] == kind and not device["slice"]]
-        if len(whole) > 1 and own in available_backends():
-            tried.append((kind, own, len(whole)))
-        if len(whole) > 1:
-            tried.append((kind, "gloo", len(whole)))
+    for kind, backend in (("cuda", "nccl"), ("xpu", "xccl")):
+        undivided = [device for device in devices if device["kind"] == kind and not device["slice"]]
+        if len(undivided) > 1 and backend in available_backends():
+            tried.append((kind, backend, len(undivided)))
+        if len(undivided) > 1:
+            tried.append((kind, "gloo", len(undivided)))
     return tried
 
 
@@ -118,20 +118,20 @@ def driver() -> str | None:
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return None
-    asked = [tool, "--query-gpu=driver_version", "--format=csv,noheader"]
+    command = [tool, "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
-        return subprocess.run(asked, capture_output=True, text=True, timeout=10).stdout.strip().partition("\n")[0]
+        return subprocess.run(command, capture_output=True, text=True, timeout=10).stdout.strip().partition("\n")[0]
     except (OSError, subprocess.TimeoutExpired):
         return None
 
 
 def devices() -> list[dict[str, object]]:
     """Return the CUDA (or ROCm) devices and XPUs, with their memory."""
-    found: list[dict[str, object]] = []
+    rows: list[dict[str, object]] = []
     for kind, interface in (("cuda", torch.cuda), ("xpu", torch.xpu)):
         for index in range(interface.device_count() if interface.is_available() else 0):
             free, total = interface.mem_get_info(index)
-            found.append(
+            rows.append(
                 {
                     "kind": kind,
                     "index": index,
@@ -141,7 +141,7 @@ def devices() -> list[dict[str, object]]:
                     "slice": is_slice(torch.device(kind, index)),
                 }
             )
-    return found
+    return rows
 
 
 def environment(environ: Mapping[str, str]) -> dict[str, str]:
@@ -216,9 +216,9 @@ def peers(timeout_s: float) -> list[dict[str, object]]:
     status, out, err = run_python(PEERS, timeout_s)
     rows = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
     if status != 0:
-        begun = [json.loads(line) for line in err.splitlines() if line.startswith("{")]
-        if begun:
-            rows.append({**begun[-1], "direct": None, "GB_per_s": 0.0, "latency_us": None, "hangs": status is None})
+        messages = [json.loads(line) for line in err.splitlines() if line.startswith("{")]
+        if messages:
+            rows.append({**messages[-1], "direct": None, "GB_per_s": 0.0, "latency_us": None, "hangs": status is None})
     return rows
 
 
@@ -231,51 +231,51 @@ def disk(folder: Path) -> dict[str, object]:
             file.write(block)
         file.flush()
         os.fsync(file.fileno())
-        written = time.perf_counter()
+        written_s = time.perf_counter()
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # drop it from the page cache
         file.seek(0)
         while file.read(1 << 20):
             pass
-        read = time.perf_counter()
+        read_s = time.perf_counter()
     return {
         "folder": str(folder.absolute()),
         "free_bytes": shutil.disk_usage(folder).free,
-        "write_MB_per_s": DISK_BYTES / (written - began) / 1e6,
-        "read_MB_per_s": DISK_BYTES / (read - written) / 1e6,
+        "write_MB_per_s": DISK_BYTES / (written_s - began) / 1e6,
+        "read_MB_per_s": DISK_BYTES / (read_s - written_s) / 1e6,
     }
 
 
-def advice(found: Mapping[str, Any]) -> list[str]:
+def advice(facts: Mapping[str, Any]) -> list[str]:
     """Return sentences on what to do about the results, with the evidence."""
-    said = []
-    for tried in found["backends"]:
+    sentences = []
+    for tried in facts["backends"]:
         name = f"{tried['backend']} between {tried['ranks']} {tried['device']} ranks"
         if tried["works"]:
             continue
         how = f"hangs (given up after {tried['seconds']:.0f} s)" if tried["hangs"] else f"fails: {tried['said'][0]}"
-        said.append(f"{name} {how}.")
+        sentences.append(f"{name} {how}.")
         other = tried.get("without_peers")
         if other and other["works"]:
-            said.append(
+            sentences.append(
                 f"With NCCL_P2P_DISABLE=1 the same works in {other['seconds']:.0f} s: direct copies between GPUs are "
                 "broken here. Set NCCL_P2P_DISABLE=1, or turn off ACS and the IOMMU in the machine's firmware."
             )
         elif other:
-            said.append("NCCL_P2P_DISABLE=1 does not help; try --backend gloo, and look at the driver.")
-    for row in found["peers"]:
+            sentences.append("NCCL_P2P_DISABLE=1 does not help; try --backend gloo, and look at the driver.")
+    for row in facts["peers"]:
         if not row["GB_per_s"]:
-            said.append(
+            sentences.append(
                 f"Copies from cuda:{row['from']} to cuda:{row['to']} {'hang' if row.get('hangs') else 'fail'}; "
                 "set NCCL_P2P_DISABLE=1, or leave one of the two out with CUDA_VISIBLE_DEVICES."
             )
-    slices = [f"{device['kind']}:{device['index']}" for device in found["devices"] if device["slice"]]
+    slices = [f"{device['kind']}:{device['index']}" for device in facts["devices"] if device["slice"]]
     if slices:
-        said.append(
+        sentences.append(
             f"{', '.join(slices)}: MIG slice{'s' * (len(slices) > 1)}. Slices cannot form one NCCL group; run one task "
             "on each, or join them with --backend gloo."
         )
-    if not found["devices"]:
+    if not facts["devices"]:
         hidden = os.environ.get("CUDA_VISIBLE_DEVICES") == ""
-        said.append("No GPU: CUDA_VISIBLE_DEVICES is empty." if hidden else "No GPU was found; runs use the CPU.")
-    return said
+        sentences.append("No GPU: CUDA_VISIBLE_DEVICES is empty." if hidden else "No GPU was found; runs use the CPU.")
+    return sentences

@@ -93,12 +93,12 @@ def launch(
         for attempt in range(max_restarts + 1):
             # The launcher serves the store: its port cannot be taken before it is used, and it outlives rank 0.
             store = _store()
-            given = {"TORCHELASTIC_RESTART_COUNT": str(attempt), stopping.SAYING: saying, **(environment or {})}
+            variables = {"TORCHELASTIC_RESTART_COUNT": str(attempt), stopping.SAYING: saying, **(environment or {})}
             environments = {
                 rank: python_environment(
                     _environment(rank, ranks, store.port, threads_per_rank, logs, bound[rank], terminal)
                 )
-                | given
+                | variables
                 for rank in range(ranks)
             }
             watch = _attempt((*program, *arguments), environments, signals, store)
@@ -126,9 +126,9 @@ def _store() -> TCPStore:
             number = listener.detach()
             return TCPStore("127.0.0.1", port, timeout=timedelta(seconds=STORE_S), master_listen_fd=number, **how)
     except (OSError, RuntimeError) as error:
-        said = str(error).splitlines()[0]
+        reason = str(error).splitlines()[0]
         remedy = "look at this machine's network settings, or use --ranks 1"
-        raise PtymeshError(f"Ranks cannot meet at 127.0.0.1 ({said}); {remedy}.") from error
+        raise PtymeshError(f"Ranks cannot meet at 127.0.0.1 ({reason}); {remedy}.") from error
 
 
 def _attempt(
@@ -183,8 +183,8 @@ def _environment(
     loopback = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]
     if loopback and "GLOO_SOCKET_IFNAME" not in os.environ:
         environment["GLOO_SOCKET_IFNAME"] = loopback[0]
-    if own := visible_slice(rank):
-        environment["CUDA_VISIBLE_DEVICES"] = own
+    if slice_variables := visible_slice(rank):
+        environment["CUDA_VISIBLE_DEVICES"] = slice_variables
     return {name: str(value) for name, value in environment.items()}
 
 
@@ -197,8 +197,8 @@ class _Inherit(LogsSpecs):
 
     def redirect_nothing(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         """Return destinations that redirect no stream."""
-        nowhere = dict.fromkeys(envs, "")
-        return LogsDest(stdouts=nowhere, stderrs=nowhere, error_files=nowhere)
+        no_files = dict.fromkeys(envs, "")
+        return LogsDest(stdouts=no_files, stderrs=no_files, error_files=no_files)
 
     #: What torch calls it.
     reify = redirect_nothing
@@ -226,16 +226,16 @@ def _torch_silenced() -> Iterator[None]:
             os.environ[name] = before
 
 
-def _status(ended: dict[int, int], forced: set[int]) -> int:
+def _status(statuses: dict[int, int], forced: set[int]) -> int:
     """Return the exit status of the run from those of the ranks (`launch`)."""
-    own = [status for rank, status in ended.items() if status != 0 and rank not in forced]
-    for known in (BadInput.exit_status, Diverged.exit_status):
-        if known in own:
-            return known
+    own_failures = [status for rank, status in statuses.items() if status != 0 and rank not in forced]
+    for expected_status in (BadInput.exit_status, Diverged.exit_status):
+        if expected_status in own_failures:
+            return expected_status
     stopped = {Interrupted.exit_status, *(-number for number in FORWARDED)}
-    if Interrupted.exit_status in own and stopped.issuperset(own):
+    if Interrupted.exit_status in own_failures and stopped.issuperset(own_failures):
         return Interrupted.exit_status  # the checkpoint exists; a repeated signal killed a rank that was leaving
-    failed = own or [status for status in ended.values() if status != 0]
+    failed = own_failures or [status for status in statuses.values() if status != 0]
     return max(failed[0], 1) if failed else 0
 
 
@@ -257,8 +257,8 @@ def _report_failure(watch: Watch, status: int, logs: Path) -> None:
                 print(f"ptymesh: {one if len(killed) == 1 else several}", file=sys.stderr)
     if verdict is None and ask_store(lambda: watch.store.check([AGREED]), False):
         return
-    told = [rank for rank in ended if rank and ended[rank]] if verdict is None else [verdict.rank or 0]
-    for rank in told[:TAILS]:
+    reported = [rank for rank in ended if rank and ended[rank]] if verdict is None else [verdict.rank or 0]
+    for rank in reported[:TAILS]:
         path = logs / f"rank{rank}.txt"
         if rank and path.is_file() and path.stat().st_size:
             tail = path.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL_LINES:]

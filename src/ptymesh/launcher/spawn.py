@@ -102,12 +102,12 @@ def _converse(pipe: Connection, call: bytes, answers: dict[int, bytes]) -> None:
 @contextmanager
 def _echo_to_stdout(path: Path) -> Iterator[None]:
     """Copy what is written to a file to sys.stdout, which in a notebook is no file."""
-    done = threading.Event()
+    is_done = threading.Event()
 
     def copy() -> None:
         place = 0
         while True:
-            last = done.is_set()
+            last = is_done.is_set()
             if path.exists():
                 with path.open(encoding="utf-8", errors="replace") as file:
                     file.seek(place)
@@ -122,5 +122,5 @@ def _echo_to_stdout(path: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        done.set()
+        is_done.set()
         thread.join()

@@ -59,8 +59,8 @@ class Signals:
 
     def take(self) -> list[int]:
         """Return the signals since the last call."""
-        taken, self._received = self._received, []
-        return taken
+        signals, self._received = self._received, []
+        return signals
 
 
 class Watch:
@@ -135,8 +135,8 @@ class Watch:
 
     def _report_never_joined(self) -> None:
         """Post a verdict on a rank that failed before it had joined the others, and so could not post one itself."""
-        known = (0, Diverged.exit_status, Interrupted.exit_status)
-        failed = [rank for rank, status in self.ended.items() if status > 0 and status not in known]
+        expected = (0, Diverged.exit_status, Interrupted.exit_status)
+        failed = [rank for rank, status in self.ended.items() if status > 0 and status not in expected]
         if not failed or not self.running:
             return
         rank, status = failed[0], self.ended[failed[0]]
@@ -151,11 +151,11 @@ class Watch:
         place = f", last heard of in {post.place}" if post else " before it had joined the others"
         self._report_rank(rank, f"was ended by {name}{memory}{place}")
 
-    def _report_rank(self, rank: int, what: str) -> None:
+    def _report_rank(self, rank: int, event: str) -> None:
         """Post a verdict on a rank; print it if the store cannot be reached."""
-        said = f"Rank {rank} (process {self.pids[rank]}) {what}."
-        if ask_store(lambda: post_verdict(self.store, rank, said), None) is None:
-            print(f"ptymesh: {said}", file=sys.stderr, flush=True)
+        sentence = f"Rank {rank} (process {self.pids[rank]}) {event}."
+        if ask_store(lambda: post_verdict(self.store, rank, sentence), None) is None:
+            print(f"ptymesh: {sentence}", file=sys.stderr, flush=True)
 
     def _send(self, number: int) -> None:
         for process in self.running.values():

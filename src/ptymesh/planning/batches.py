@@ -84,17 +84,17 @@ def deal_batches(
     return batches if order == "random" else [batches[b] for b in rng.permutation(count)]
 
 
-def balance(owner: np.ndarray, drawn: Sequence[np.ndarray], ranks: int) -> float:
+def balance(owner: np.ndarray, batches: Sequence[np.ndarray], ranks: int) -> float:
     """Return the share of the speed of equal shares that these owners leave, at most 1.
 
     Each batch waits for the rank that has most of it: B/R over the largest share, averaged over batches.
 
     Args:
         owner: (N,) integer, the rank that owns each view.
-        drawn: indices of views, one array per batch.
+        batches: indices of views, one array per batch.
         ranks: R.
     """
-    shares = [len(batch) / ranks / np.bincount(owner[batch], minlength=ranks).max() for batch in drawn]
+    shares = [len(batch) / ranks / np.bincount(owner[batch], minlength=ranks).max() for batch in batches]
     return float(np.mean(shares))
 
 

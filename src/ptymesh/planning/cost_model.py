@@ -164,18 +164,18 @@ class EpochCost:
         return shared / threads + serial
 
 
-def cost_of_judging(price: EpochCost, own: frozenset[str], pixels: float) -> float:
+def cost_of_judging(price: EpochCost, unknowns: frozenset[str], pixels: float) -> float:
     """Return the cost of judging held-out views, in pixels.
 
     This is one pass, or the fits of the views' own unknowns on either half of their pixels (verdict/held_out.py).
 
     Args:
         price: what the model's parts cost.
-        own: what each view has for itself, as `EpochCost.judging_work` takes it.
+        unknowns: what each view has for itself, as `EpochCost.judging_work` takes it.
         pixels: detector pixels of all judged views together.
     """
-    steps = 2 * fit_steps(own)
-    return pixels * price.judging_work(own, steps) + steps * FIT_STEP
+    steps = 2 * fit_steps(unknowns)
+    return pixels * price.judging_work(unknowns, steps) + steps * FIT_STEP
 
 
 def cost_of_stage(engine: Engine, near: bool, slices: int, modes: int, opr_modes: int) -> EpochCost:

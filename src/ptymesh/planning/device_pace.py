@@ -75,11 +75,11 @@ def measure_pace(
     """
     before = torch.get_num_threads()
     threads = min(threads or before, before) if torch.device(device).type == "cpu" else 1
-    each, tries = min(MOST, max(FEWEST, PIXELS // (window[0] * window[1]))), 0
-    best = {threads: math.inf, each * threads: math.inf}
+    views, tries = min(MOST, max(FEWEST, PIXELS // (window[0] * window[1]))), 0
+    best = {threads: math.inf, views * threads: math.inf}
     torch.set_num_threads(threads)
     try:
-        problem, estimate = _synthetic_problem(window, each * threads, device, dtype)
+        problem, estimate = _synthetic_problem(window, views * threads, device, dtype)
         began = time.perf_counter()
         while tries < TRIES or time.perf_counter() - began < TRY_S:
             for count in best:
@@ -88,7 +88,7 @@ def measure_pace(
     finally:
         torch.set_num_threads(before)
     few, many = best.values()
-    a_view = max(many - few, 1e-9) / (each - 1)
+    a_view = max(many - few, 1e-9) / (views - 1)
     return DevicePace(1 / a_view, max(0.0, few - a_view))
 
 

@@ -62,8 +62,8 @@ def choose_layout(world: World, scan: PlannedScan, engine: Engine, seed: int) ->
     threads, kind = torch.get_num_threads(), world.device.type
     link, latency = measured_link(world)
     pace = measure_pace(scan.window, world.device, scan.dtype, threads)
-    here = torch.tensor([-pace.rate, pace.batch_s, -memory_of_device(world.device)], dtype=torch.float64)
-    slowest, batch_s, least = world.max(here.to(world.device))[0].tolist()
+    local_pace = torch.tensor([-pace.rate, pace.batch_s, -memory_of_device(world.device)], dtype=torch.float64)
+    slowest, batch_s, least = world.max(local_pace.to(world.device))[0].tolist()
     speed = RankSpeed(link, latency, DevicePace(-slowest, batch_s), threads if kind == "cpu" else 1)
     plans = plan_layouts(scan, engine, seed, world.size, kind, shares_memory=world.shares_memory)
     return choose_by_plans(

@@ -186,7 +186,7 @@ def scan_of(
     """
     window = measurement.geometry.binned(1 / binning_of(optics)).shape
     origin, extent = frame(measurement.positions, window, max(margin_px, REACH))
-    found = 1 if measurement.probe is None else len(measurement.probe)
+    modes = 1 if measurement.probe is None else len(measurement.probe)
     height, width = extent
     check_room(
         _BLOCK_BYTES * (height // BLOCK) * (width // BLOCK),
@@ -198,7 +198,7 @@ def scan_of(
         window,
         extent,
         (float(origin[0]), float(origin[1])),
-        probe.modes or found,
+        probe.modes or modes,
         object.slices,
         probe.opr_modes,
         np.dtype(measurement.patterns.dtype).itemsize * measurement.mask.size,
@@ -243,25 +243,25 @@ def plan_layouts(
         device: kind of device, on which the size of chunks depends.
         shares_memory: True if the ranks are processes of one machine's CPUs, which read each other's memory.
     """
-    drawn = draw(scan.positions, engine.batch, seed, 0, engine.order)
+    epoch_batches = draw(scan.positions, engine.batch, seed, 0, engine.order)
     world = _Rank(0, ranks, shares_memory and ranks > 1)
     compact = engine.order == "compact"
-    whole: Replicated | Tiled = Replicated(world, scan.positions, compact)
+    layout: Replicated | Tiled = Replicated(world, scan.positions, compact)
     if shares_memory and scan.extent[0] // BLOCK >= ranks > 1:
-        whole = Panels(world, scan.positions, scan.window, compact)
+        layout = Panels(world, scan.positions, scan.window, compact)
     tiled = Tiled(world, scan.positions, scan.window)
     return {
-        "replicated": _plan("replicated", whole, world, scan, engine, drawn, device),
-        "tiled": _plan("tiled", tiled, world, scan, engine, drawn, device),
+        "replicated": _plan("replicated", layout, world, scan, engine, epoch_batches, device),
+        "tiled": _plan("tiled", tiled, world, scan, engine, epoch_batches, device),
     }
 
 
 def why_tiles(plans: dict[LayoutName, LayoutPlan], memory: float) -> str:
     """Return why the whole object does not fit into FULL of a rank's memory (bytes); "" if it does, or on one rank."""
-    whole, tiled = plans["replicated"], plans["tiled"]
-    if whole.ranks == 1 or whole.memory <= FULL * memory:
+    replicated, tiled = plans["replicated"], plans["tiled"]
+    if replicated.ranks == 1 or replicated.memory <= FULL * memory:
         return ""
-    return f"the whole object would make {size(whole.memory)} per rank, tiles make {size(tiled.memory)}"
+    return f"the whole object would make {size(replicated.memory)} per rank, tiles make {size(tiled.memory)}"
 
 
 def _plan(
@@ -270,13 +270,13 @@ def _plan(
     world: _Rank,
     scan: PlannedScan,
     engine: Engine,
-    drawn: list[np.ndarray],
+    epoch_batches: list[np.ndarray],
     device: str,
 ) -> LayoutPlan:
-    """Return the plan of a layout for the batches `drawn`; messages are counted for some of them, on some ranks."""
+    """Return the plan of a layout for the batches of an epoch; messages are counted for some of them, on some ranks."""
     layout.place(scan.extent, scan.origin, scan.anchors)
-    batches = [drawn[i] for i in evenly_spread(len(drawn), BATCHES).tolist()]
-    traffic, objects, stepped, held = [], [], [], []
+    batches = [epoch_batches[i] for i in evenly_spread(len(epoch_batches), BATCHES).tolist()]
+    traffic, objects, stepped, views_held = [], [], [], []
     for rank in evenly_spread(world.size, RANKS).tolist() if isinstance(layout, Tiled) else [0]:
         world.rank = rank
         if isinstance(layout, Tiled):
@@ -286,14 +286,14 @@ def _plan(
         counts = [len(blocks.rows) for blocks in touched]
         traffic.append([_traffic(layout, scan, engine, b, len(v)) for b, v in zip(touched, batches, strict=True)])
         objects.append(_object_bytes(scan, engine, layout, part, max(counts)))
-        held.append(math.prod(part.shape))
-        stepped.append(held[-1] if engine.cost.whole else BLOCK**2 * float(np.mean(counts)))
+        views_held.append(math.prod(part.shape))
+        stepped.append(views_held[-1] if engine.cost.whole else BLOCK**2 * float(np.mean(counts)))
     world.rank = 0
-    alone = world.size == 1
-    busiest = np.zeros(3) if alone else np.array(traffic).mean(1).max(0)
+    is_single = world.size == 1
+    busiest = np.zeros(3) if is_single else np.array(traffic).mean(1).max(0)
     sent, messages, reduced = busiest.tolist()
     owned = int(np.bincount(layout.owner, minlength=world.size).max())
-    shares = [int(np.bincount(layout.owner[batch], minlength=world.size).max()) for batch in drawn]
+    shares = [int(np.bincount(layout.owner[batch], minlength=world.size).max()) for batch in epoch_batches]
     chunk = _chunk_bytes(scan, max(shares), device)
     waves = _wave_bytes(scan, engine, owned, max(shares))
     patterns, obj = owned * scan.pattern_bytes, max(objects) + _constraint_bytes(scan, engine)
@@ -307,9 +307,9 @@ def _plan(
         bytes_sent=sent,
         messages=messages,
         bytes_reduced=reduced,
-        reductions=0 if alone else _reductions(layout, engine),
-        balance=balance(layout.owner, drawn, world.size),
-        epoch=EpochSize(sum(shares), math.prod(scan.window), len(drawn), max(stepped), max(held)),
+        reductions=0 if is_single else _reductions(layout, engine),
+        balance=balance(layout.owner, epoch_batches, world.size),
+        epoch=EpochSize(sum(shares), math.prod(scan.window), len(epoch_batches), max(stepped), max(views_held)),
     )
 
 
@@ -336,21 +336,21 @@ def _traffic(
     weights = needs.sums * (pixels * (1 + 3 * scan.opr_modes) * real + 2 * 8)
     probe = needs.probe_sums * pixels * 2 * scan.modes * real + weights
     numbers = NUMBER_BYTES * (needs.numbers + needs.later_numbers)
-    others = probe + numbers + 8 * needs.doubles_per_view * views
+    reduced = probe + numbers + 8 * needs.doubles_per_view * views
     touched = needs.object_sums * block * len(blocks.rows)
     maxima = needs.maxima * scan.planes * scan.real_bytes
     if not isinstance(layout, Tiled):
-        return 0.0, 0.0, touched + others
+        return 0.0, 0.0, touched + reduced
     if isinstance(layout, Panels):
-        read = 2 * scan.real_bytes * scan.planes * BLOCK * BLOCK * len(blocks.rows)
-        return 0.0, 0.0, touched + read + others + maxima
+        block_bytes = 2 * scan.real_bytes * scan.planes * BLOCK * BLOCK * len(blocks.rows)
+        return 0.0, 0.0, touched + block_bytes + reduced + maxima
     # how large terms are, and their sums
     inner_products = 8 * (1 + (2 if scan.real_bytes == 8 else 1)) * needs.inner_products
     if layout.in_memory:
-        return 0.0, 0.0, needs.object_sums * block * (blocks.counted or 0) + others + maxima + inner_products
+        return 0.0, 0.0, needs.object_sums * block * (blocks.counted or 0) + reduced + maxima + inner_products
     blocks_sent = sum(len(places) for way in (blocks.sums_sent, blocks.totals_sent) for places in way.values())
     messages = needs.object_sums * (len(blocks.sums_sent) + len(blocks.totals_sent))
-    return float(needs.object_sums * block * blocks_sent), float(messages), others + maxima + inner_products
+    return float(needs.object_sums * block * blocks_sent), float(messages), reduced + maxima + inner_products
 
 
 def _sum_bytes(scan: PlannedScan, engine: Engine) -> int:
@@ -378,10 +378,11 @@ def _object_bytes(scan: PlannedScan, engine: Engine, layout: Replicated | Tiled,
     tiled = scan.tiled_numbers * (2 + engine.step_needs.object_arrays) * scan.real_bytes
     sums, tiled_sums = 3 * _sum_bytes(scan, engine), 2 * PARTS * 8 * scan.tiled_numbers
     if isinstance(layout, Panels):
-        whole = scan.extent[0] * scan.extent[1]
+        object_pixels = scan.extent[0] * scan.extent[1]
         tiled += scan.tiled_numbers * scan.real_bytes
         return int(
-            (scan.planes * (arrays + 2) * scan.real_bytes + tiled) * pixels + (scan.planes * sums + tiled_sums) * whole
+            (scan.planes * (arrays + 2) * scan.real_bytes + tiled) * pixels
+            + (scan.planes * sums + tiled_sums) * object_pixels
         )
     blocks = touched * BLOCK * BLOCK
     of_object = scan.planes * ((arrays * scan.real_bytes + sums) * pixels + 2 * sums * blocks)
@@ -403,8 +404,8 @@ def _chunk_bytes(scan: PlannedScan, share: int, device: str) -> int:
 def _wave_bytes(scan: PlannedScan, engine: Engine, owned: int, share: int) -> int:
     """Return the bytes of waves besides chunks: those that the engine keeps of its `owned` views, and of a batch."""
     wave, needs = _view_wave_bytes(scan), engine.step_needs
-    kept = wave * (scan.kept_bytes or scan.real_bytes) // scan.real_bytes
-    return 12 * wave + (needs.waves_per_view * owned + needs.waves_per_batch_view * share) * kept
+    kept_bytes = wave * (scan.kept_bytes or scan.real_bytes) // scan.real_bytes
+    return 12 * wave + (needs.waves_per_view * owned + needs.waves_per_batch_view * share) * kept_bytes
 
 
 def _view_wave_bytes(scan: PlannedScan) -> int:

@@ -16,5 +16,7 @@ def summarise_stream(rows: Sequence[Row]) -> Row | None:
     if not rows or not isinstance(rows[-1].get("frames"), int):
         return None
     last = rows[-1]
-    late = next((row["latency_s"] for row in reversed(rows) if isinstance(row.get("latency_s"), int | float)), None)
-    return {"frames": last["frames"], "unseen": last.get("unseen"), "latency_s": late}
+    latency_s = next(
+        (row["latency_s"] for row in reversed(rows) if isinstance(row.get("latency_s"), int | float)), None
+    )
+    return {"frames": last["frames"], "unseen": last.get("unseen"), "latency_s": latency_s}

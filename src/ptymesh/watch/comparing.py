@@ -64,12 +64,12 @@ def comparison_numbers(first: ObjectFile, second: ObjectFile) -> Row:
     Raises:
         BadInput: one of them is no result, or they cannot be compared.
     """
-    binning, found = compared(first, second)
-    rings = found.rings
+    binning, comparison = compared(first, second)
+    rings = comparison.rings
     return {
-        **{name: finite(value) for name, value in found.summary().items()},
+        **{name: finite(value) for name, value in comparison.summary().items()},
         "binning": binning,
-        "shape": list(found.alignment.aligned.shape),
+        "shape": list(comparison.alignment.aligned.shape),
         "frequency": rings.frequency.tolist(),
         "curves": {
             "correlation": rings.correlation.tolist(),
@@ -114,8 +114,8 @@ def compared(first: ObjectFile, second: ObjectFile) -> tuple[int, Comparison]:
 
 @lru_cache(KEPT)
 def _compared(first: ObjectFile, second: ObjectFile) -> tuple[int, Comparison]:
-    for found in (first, second):
-        if not found.is_result:
+    for file in (first, second):
+        if not file.is_result:
             raise BadInput("Two results can be compared; a run that goes on, or has a checkpoint alone, has none yet.")
     with OpenedArrays(first) as a, OpenedArrays(second) as b:
         largest = max(*a.object_shape[1:], *b.object_shape[1:])
@@ -127,8 +127,8 @@ def _compared(first: ObjectFile, second: ObjectFile) -> tuple[int, Comparison]:
 def _binned_result(arrays: OpenedArrays, binning: int) -> BinnedResult:
     """Return a result in square blocks of pixels."""
     slices, height, width = arrays.object_shape
-    whole = slice(0, height), slice(0, width)
-    image = np.stack([arrays.binned_region(index, *whole, binning) for index in range(slices)])
+    everything = slice(0, height), slice(0, width)
+    image = np.stack([arrays.binned_region(index, *everything, binning) for index in range(slices)])
     probe = np.stack([arrays.probe_mode(index) for index in range(arrays.probe_shape[0])])
     rows, columns = (max(1, n // binning) for n in probe.shape[1:])
     cut = probe[:, : rows * binning, : columns * binning]

@@ -51,36 +51,40 @@ class GrowingFiles:
         """
         with self._lock, path.open("rb") as file:
             about = os.fstat(file.fileno())
-            known = self._files.get(path)
-            if known is None or known.inode != about.st_ino or not self._grew(file, known, about.st_size):
-                known = self._files[path] = ReadLines(about.st_ino)
+            lines_read = self._files.get(path)
+            if (
+                lines_read is None
+                or lines_read.inode != about.st_ino
+                or not self._grew(file, lines_read, about.st_size)
+            ):
+                lines_read = self._files[path] = ReadLines(about.st_ino)
             self._files.move_to_end(path)
             if len(self._files) > MOST_FILES:
                 self._files.popitem(last=False)
-            if about.st_size > known.place:
-                self._read_on(file, known)
-            return list(known.rows)
+            if about.st_size > lines_read.place:
+                self._read_on(file, lines_read)
+            return list(lines_read.rows)
 
-    def _grew(self, file: BinaryIO, known: ReadLines, size: int) -> bool:
+    def _grew(self, file: BinaryIO, lines_read: ReadLines, size: int) -> bool:
         """Return True if the file still begins with what was read of it."""
-        if size < known.place:
+        if size < lines_read.place:
             return False
-        file.seek(known.place - len(known.end))
-        return file.read(len(known.end)) == known.end
+        file.seek(lines_read.place - len(lines_read.end))
+        return file.read(len(lines_read.end)) == lines_read.end
 
-    def _read_on(self, file: BinaryIO, known: ReadLines) -> None:
+    def _read_on(self, file: BinaryIO, lines_read: ReadLines) -> None:
         """Add the whole lines behind what was read."""
-        file.seek(known.place)
+        file.seek(lines_read.place)
         added = file.read()
         self.bytes_read += len(added)
-        whole = added[: added.rfind(b"\n") + 1]
-        known.place += len(whole)
-        known.end = (known.end + whole)[-COMPARED:]
-        for line in whole.splitlines():
+        complete_lines = added[: added.rfind(b"\n") + 1]
+        lines_read.place += len(complete_lines)
+        lines_read.end = (lines_read.end + complete_lines)[-COMPARED:]
+        for line in complete_lines.splitlines():
             try:
                 row = json.loads(
                     line.decode("utf-8", errors="replace"), parse_constant=lambda _: None
                 )  # NaN is no JSON
             except ValueError:
                 continue
-            known.rows.append(row if isinstance(row, dict) else {})
+            lines_read.rows.append(row if isinstance(row, dict) else {})

@@ -66,10 +66,10 @@ class PanelRequest:
 
     def result(self) -> ObjectFile:
         """Return the file of the run's result. Raises BadInput if there is none."""
-        found = self.file()
-        if not found.is_result:
+        file = self.file()
+        if not file.is_result:
             raise BadInput("This is shown once there is a result.")
-        return found
+        return file
 
     def pair(self) -> tuple[ObjectFile, ObjectFile]:
         """Return the files of the run and of the one that it is compared with. Raises BadInput if one is missing."""
@@ -88,17 +88,17 @@ class PanelRequest:
         Raises:
             ValueError: it holds others.
         """
-        found = [float(part) for part in self.query.get(name, "").split(",")]
-        if len(found) != count or not np.isfinite(found).all():
+        numbers = [float(part) for part in self.query.get(name, "").split(",")]
+        if len(numbers) != count or not np.isfinite(numbers).all():
             raise ValueError(f"{name} has to hold {count} numbers")
-        return found
+        return numbers
 
 
 def _file_of(run: RunFolder) -> ObjectFile:
-    found = run.object_file()
-    if found is None:
+    file = run.object_file()
+    if file is None:
         raise BadInput(f"The run {run.name} has no picture yet.")
-    return found
+    return file
 
 
 def answer_comparison(request: PanelRequest) -> Row:
@@ -153,12 +153,12 @@ def answer_profile(request: PanelRequest) -> Row:
 
 def answer_pattern(request: PanelRequest) -> Row:
     """Return number, position and residual of the view that lies closest to a point on the object."""
-    shown = _pixels_of(request.file())
+    pixels = _pixels_of(request.file())
     with _scan_lock:
-        found = _readable(request)
-        loaded = _load_scan(found)
+        file = _readable(request)
+        loaded = _load_scan(file)
         middle = np.array(loaded.result.probe.shape[-2:]) / 2
-        centres = shown.from_result(loaded.result, loaded.result.positions_px + middle)
+        centres = pixels.from_result(loaded.result, loaded.result.positions_px + middle)
         if "view" in request.query:
             view = int(request.query["view"])
             if not 0 <= view < len(centres):
@@ -174,8 +174,8 @@ def answer_pattern(request: PanelRequest) -> Row:
         "counts": float(measured[good].sum()),
         "modelled_counts": float(modelled[good].sum()),
         "residual": float((difference**2).sum() / max(measured[good].sum(), 1e-30)),
-        "version": str(found.modified),
-        "file": found.kind,
+        "version": str(file.modified),
+        "file": file.kind,
     }
 
 
@@ -194,14 +194,14 @@ def answer_pattern_picture(request: PanelRequest) -> bytes:
     if which == "residual":
         difference = np.sqrt(modelled) - np.sqrt(measured)
         most = max(float(np.percentile(np.abs(difference[good]), 99.8)), 1e-12)
-        made = colormaps["RdBu_r"](0.5 + 0.5 * np.clip(difference / most, -1, 1))
+        rgba = colormaps["RdBu_r"](0.5 + 0.5 * np.clip(difference / most, -1, 1))
     elif which in ("measured", "modelled"):
-        shown = np.log1p(np.maximum(measured if which == "measured" else modelled, 0))
-        made = colormaps["inferno"](np.clip(shown / max(float(np.log1p(measured[good].max())), 1e-12), 0, 1))
+        logarithms = np.log1p(np.maximum(measured if which == "measured" else modelled, 0))
+        rgba = colormaps["inferno"](np.clip(logarithms / max(float(np.log1p(measured[good].max())), 1e-12), 0, 1))
     else:
         raise ValueError("side has to be measured, modelled or residual")
-    made[~good, :3] = 0.5
-    return png(made)
+    rgba[~good, :3] = 0.5
+    return png(rgba)
 
 
 @dataclass(frozen=True)
@@ -219,16 +219,16 @@ class ShownPixels:
 
     def from_result(self, result: Result, places_px: np.ndarray) -> np.ndarray:
         """Return places on a result's object, (N, 2) y x, in pixels of the picture; the object may have grown since."""
-        known = self.origin_px is not None and result.positions_m is not None
-        moved = self.origin_px - np.array(result.origin_px) if known else 0.0
+        has_metres = self.origin_px is not None and result.positions_m is not None
+        moved = self.origin_px - np.array(result.origin_px) if has_metres else 0.0
         return np.asarray((places_px + moved) / self.binned)
 
 
-def _pixels_of(found: ObjectFile) -> ShownPixels:
+def _pixels_of(opened: ObjectFile) -> ShownPixels:
     """Return which pixels a picture of a file has."""
-    if found.kind != "preview":
+    if opened.kind != "preview":
         return ShownPixels(1, None)
-    with h5py.File(found.path, "r", locking=False) as file:
+    with h5py.File(opened.path, "r", locking=False) as file:
         return ShownPixels(int(file.attrs["binned"]), np.array(file.attrs["origin_px"], dtype=np.float64))
 
 
@@ -239,17 +239,17 @@ def _readable(request: PanelRequest) -> ObjectFile:
             "Patterns lie in the data that the recipe names, maybe outside of the folders that are shown; start "
             "`ptymesh watch --data` to read them."
         )
-    found = request.run.estimate_file()
-    if found is None:
+    file = request.run.estimate_file()
+    if file is None:
         raise BadInput("Patterns are modelled once there is a checkpoint or a result; the run has written none yet.")
-    if found.is_result:
-        with OpenedArrays(found) as arrays:
+    if file.is_result:
+        with OpenedArrays(file) as arrays:
             pixels = int(np.prod(arrays.object_shape))
     else:
-        pixels = int(np.prod(counters_of(manifests.read_meta(found.path.parent.parent)).extent))
+        pixels = int(np.prod(counters_of(manifests.read_meta(file.path.parent.parent)).extent))
     if 8 * pixels > MODELLED_BYTES:
         raise BadInput("The object is too large to model a view of it in the page; `ptymesh view` draws patterns.")
-    return found
+    return file
 
 
 @dataclass(frozen=True)
@@ -284,7 +284,7 @@ class LoadedScan:
 
 
 @lru_cache(1)
-def _load_scan(found: ObjectFile) -> LoadedScan:
+def _load_scan(file: ObjectFile) -> LoadedScan:
     """Return a result, or what a checkpoint holds, with its data, which the recipe names."""
     from ptymesh.io.checkpoint import store
     from ptymesh.io.results import Result
@@ -293,13 +293,13 @@ def _load_scan(found: ObjectFile) -> LoadedScan:
     from ptymesh.run.state import read_estimate
     from ptymesh.run_folder.patterns import check_same, model_of
 
-    if found.is_result:
-        result = Result.load(found.path)
+    if file.is_result:
+        result = Result.load(file.path)
         if not result.recipe:
             raise BadInput("The result holds no recipe, which would say where its data are.")
         scan = load_scan(Recipe.from_yaml(result.recipe))
     else:
-        saved = store.load(found.path.parent.parent)
+        saved = store.load(file.path.parent.parent)
         if not isinstance(saved.meta.get("recipe"), str):
             raise BadInput("The checkpoint holds no recipe, which would say where its data are.")
         recipe = Recipe.from_yaml(saved.meta["recipe"])
@@ -313,27 +313,27 @@ def answer_caustic(request: PanelRequest) -> Row:
     """Return in lines what the caustic of the probe says, and its curves of width, in metres."""
     from ptymesh.run_folder.caustic import caustic_lines
 
-    found = _caustic(request.result())
+    caustic = _caustic(request.result())
     return {
-        "lines": list(caustic_lines(found)),
-        "z_m": found.z_m.tolist(),
-        "curves": {"width_y": found.width_m[:, 0].tolist(), "width_x": found.width_m[:, 1].tolist()},
+        "lines": list(caustic_lines(caustic)),
+        "z_m": caustic.z_m.tolist(),
+        "curves": {"width_y": caustic.width_m[:, 0].tolist(), "width_x": caustic.width_m[:, 1].tolist()},
     }
 
 
 def answer_caustic_picture(request: PanelRequest) -> bytes:
     """Return the beam from the side as PNG: along the axis to the right, across it in y or x downwards."""
-    found = _caustic(request.result())
-    profiles = found.profiles[0 if request.query.get("side") == "y" else 1]
+    caustic = _caustic(request.result())
+    profiles = caustic.profiles[0 if request.query.get("side") == "y" else 1]
     return png(colormaps["inferno"](np.clip(np.sqrt(profiles.T / max(float(profiles.max()), 1e-30)), 0, 1)))
 
 
 @lru_cache(4)
-def _caustic(found: ObjectFile) -> Caustic:
+def _caustic(result: ObjectFile) -> Caustic:
     """Return the caustic of a result's probe, without its object."""
     from ptymesh.run_folder.caustic import caustic_of_probe
 
-    with h5py.File(found.path, "r", locking=False) as file:
+    with h5py.File(result.path, "r", locking=False) as file:
         pixel = own_dataset(file, "object").attrs.get("pixel_size_m")
         size = None if pixel is None else (float(pixel[0]), float(pixel[1]))
         return caustic_of_probe(own_dataset(file, "probe")[()], size, dict(file.attrs))
@@ -349,9 +349,9 @@ def answer_ranks(request: PanelRequest) -> Row:
     if "outcome" in status or not any(name in status for name in RANK_NAMES):
         with h5py.File(request.result().path, "r", locking=False) as file:
             attrs = dict(file.attrs)
-    said = attrs or status
+    facts = attrs or status
     ranks = {
-        short: np.atleast_1d(said[name]).astype(float).tolist() for name, short in RANK_NAMES.items() if name in said
+        short: np.atleast_1d(facts[name]).astype(float).tolist() for name, short in RANK_NAMES.items() if name in facts
     }
     traffic = {name: float(attrs[name]) for name in ("bytes_per_batch", "messages_per_batch") if name in attrs}
     return {"ranks": ranks, "traffic": traffic, "goes_on": not attrs}

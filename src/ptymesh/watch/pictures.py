@@ -39,8 +39,8 @@ def picture(arrays: OpenedArrays, what: What, index: int, region: tuple[int, int
         return png(colour_of(binned))
     values = np.abs(binned) if what == "amplitude" else np.angle(binned * np.conj(_mean_phase(binned)))
     low, high = bounds(values)
-    shown = (values - low) / max(high - low, 1e-12)
-    return png(colormaps["gray" if what == "amplitude" else "viridis"](np.clip(shown, 0, 1)))
+    scaled = (values - low) / max(high - low, 1e-12)
+    return png(colormaps["gray" if what == "amplitude" else "viridis"](np.clip(scaled, 0, 1)))
 
 
 def _mean_phase(image: np.ndarray) -> complex:
@@ -51,6 +51,6 @@ def _mean_phase(image: np.ndarray) -> complex:
 
 def png(image: np.ndarray) -> bytes:
     """Return an image (H, W, 3 or 4) of values from 0 to 1 as PNG."""
-    written = io.BytesIO()
-    imsave(written, np.clip(image, 0, 1), format="png", pil_kwargs={"compress_level": 1})
-    return written.getvalue()
+    buffer = io.BytesIO()
+    imsave(buffer, np.clip(image, 0, 1), format="png", pil_kwargs={"compress_level": 1})
+    return buffer.getvalue()

@@ -153,11 +153,11 @@ class RunFolder:
     def status(self) -> Row:
         """Return what status.json says, or nothing: of its keys those whose values are of the right kind."""
         with suppress(OSError, ValueError), self._path_of("status.json").open("rb") as file:
-            said = json.loads(file.read(STATUS_BYTES), parse_constant=lambda _: None)
-            if isinstance(said, dict):
-                texts = {name: said[name][:2000] for name in TEXTS if isinstance(said.get(name), str)}
-                numbers = {name: said[name] for name in NUMBERS if type(said.get(name)) in (int, float)}
-                ranks = {name: said[name] for name in RANKS if _are_numbers(said.get(name))}
+            status = json.loads(file.read(STATUS_BYTES), parse_constant=lambda _: None)
+            if isinstance(status, dict):
+                texts = {name: status[name][:2000] for name in TEXTS if isinstance(status.get(name), str)}
+                numbers = {name: status[name] for name in NUMBERS if type(status.get(name)) in (int, float)}
+                ranks = {name: status[name] for name in RANKS if _are_numbers(status.get(name))}
                 return texts | numbers | ranks
         return {}
 
@@ -181,8 +181,8 @@ class RunFolder:
             return ("done", None) if not going else ("silent" if silent_s > STUDY_SILENT_S else "running", silent_s)
         silent_s = round(max(time.time() - max(self.modified, status.get("beat", 0.0)), 0.0), 1)
         process = _fate(status)
-        known = status.get("beat_every_s") if phase == "stage" and process is None else None
-        longest = SILENT_S if known is None else max(LEAST_SILENT_S, BEATS * known)
+        beat_s = status.get("beat_every_s") if phase == "stage" and process is None else None
+        longest = SILENT_S if beat_s is None else max(LEAST_SILENT_S, BEATS * beat_s)
         return ("silent" if process == "gone" or silent_s > longest else "running"), silent_s
 
     def ask(self, word: str) -> None:
@@ -210,8 +210,8 @@ class RunFolder:
         names = ("live.jsonl",) if self.status().get("phase") in LIVE_PHASES else ("metrics.jsonl", "live.jsonl")
         for name in names:
             with suppress(OSError):
-                if found := self._lines.rows(self._path_of(name)):
-                    return found
+                if rows := self._lines.rows(self._path_of(name)):
+                    return rows
         return []
 
     def details(self) -> Row:
@@ -222,12 +222,12 @@ class RunFolder:
             for name in ("residual", "held_out", "noise_floor", "loss", "views_per_s")
             if any(isinstance(row.get(name), int | float) for row in rows)
         }
-        made = self.summary() | {
+        details = self.summary() | {
             "curves": curves,
             "log": self._log(),
             "recipe": self._recipe(),
         }
-        return made | {"arrays": self.shapes(), "trials": self.trials(), "resumable": self.can_resume()}
+        return details | {"arrays": self.shapes(), "trials": self.trials(), "resumable": self.can_resume()}
 
     def trials(self) -> list[Row]:
         """Return the trials of a study: number, state, value, settings and seconds of each; none of a run."""
@@ -248,12 +248,12 @@ class RunFolder:
     def _recipe(self) -> str:
         """Return the recipe, from the result, the checkpoint, or the record of a start."""
         with suppress(Exception):
-            found = max((one for one in self._object_files() if one.kind != "preview"), key=_age, default=None)
-            if found is not None and found.is_result:
-                with h5py.File(found.path, "r", locking=False) as file:
+            newest = max((one for one in self._object_files() if one.kind != "preview"), key=_age, default=None)
+            if newest is not None and newest.is_result:
+                with h5py.File(newest.path, "r", locking=False) as file:
                     return str(own_dataset(file, "recipe").asstr()[()]) if "recipe" in file else ""
-            if found is not None:
-                return str(_meta(found.path)["recipe"])
+            if newest is not None:
+                return str(_meta(newest.path)["recipe"])
             with self._path_of("started.yaml").open(encoding="utf-8") as file:
                 file.readline()  # of another use
                 return file.read(LOG_BYTES)
@@ -281,13 +281,13 @@ class RunFolder:
 
         A run that goes on removes its preview when it has a result; an older one is what it goes on from.
         """
-        found = self._object_files()
-        shown = [one for one in found if one.is_result]
+        files = self._object_files()
+        results = [one for one in files if one.is_result]
         # a result is written after the last checkpoint, and before the checkpoint that goes on from it
-        newest = max(shown or found, key=_age, default=None)
-        previews = [one for one in found if one.kind == "preview"]
+        newest = max(results or files, key=_age, default=None)
+        previews = [one for one in files if one.kind == "preview"]
         if previews and newest is not None and "outcome" not in self.status():
-            return max(*shown, *previews, key=_age) if shown else previews[0]
+            return max(*results, *previews, key=_age) if results else previews[0]
         return newest
 
     def estimate_file(self) -> ObjectFile | None:
@@ -295,53 +295,53 @@ class RunFolder:
 
         A checkpoint stays beside the result that it has led to, which is newer.
         """
-        found = [one for one in self._object_files() if one.kind != "preview"]
-        return max(found, key=_age, default=None)
+        files = [one for one in self._object_files() if one.kind != "preview"]
+        return max(files, key=_age, default=None)
 
     def _object_files(self) -> list[ObjectFile]:
-        found = []
+        files = []
         kinds: dict[str, Literal["result", "preview"]]
         kinds = {"result.h5": "result", "live.h5": "result", "preview.h5": "preview"}
         for name, kind in kinds.items():
             with suppress(OSError):
                 path = self._path_of(name)
-                found.append(ObjectFile(path, kind, path.stat().st_mtime_ns))
+                files.append(ObjectFile(path, kind, path.stat().st_mtime_ns))
         with suppress(OSError, ValueError, KeyError):
             current = json.loads(self._path_of("checkpoint", manifests.MANIFEST).read_text(encoding="utf-8"))
             path = self._path_of("checkpoint", f"{int(current['generation']):06d}", manifests.MANIFEST)
-            found.append(ObjectFile(path, "checkpoint", path.stat().st_mtime_ns))
-        return found
+            files.append(ObjectFile(path, "checkpoint", path.stat().st_mtime_ns))
+        return files
 
     def shapes(self) -> Row:
         """Return the shapes of object and probe, the object pixel in metres, and of which file they are; else empty."""
-        found = self.object_file()
-        if found is None:
+        file = self.object_file()
+        if file is None:
             return {}
         try:
-            arrays = OpenedArrays(found)
+            arrays = OpenedArrays(file)
         except (OSError, KeyError, ValueError):
             return {}
         with arrays:
             about = {"object": arrays.object_shape, "probe": arrays.probe_shape, "pixel_m": arrays.pixel_m}
-        return about | {"version": str(found.modified), "file": found.kind}
+        return about | {"version": str(file.modified), "file": file.kind}
 
     def positions(self) -> Row:
         """Return where views lie in the object that is shown, in its pixels, and where they started.
 
         Empty where the object is that of a checkpoint, or there is none.
         """
-        found = self.object_file()
-        if found is None or found.kind == "checkpoint":
+        object_file = self.object_file()
+        if object_file is None or object_file.kind == "checkpoint":
             return {}
-        with h5py.File(found.path, "r", locking=False) as file:
+        with h5py.File(object_file.path, "r", locking=False) as file:
             side, half = float(file.attrs.get("binned", 1)), np.array(own_dataset(file, "probe").shape[-2:]) / 2
-            made = {}
+            columns = {}
             for name, stored in (("positions", "positions_px"), ("nominal", "positions_nominal_px")):
                 if stored in file:
                     places = own_dataset(file, stored)
                     every = slice(None, None, max(1, len(places) // MOST_VIEWS))
-                    made[name] = ((places[every] + half) / side).round(2).tolist()
-        return made
+                    columns[name] = ((places[every] + half) / side).round(2).tolist()
+        return columns
 
 
 def find_runs(roots: Sequence[Path], lines: GrowingFiles | None = None) -> dict[str, RunFolder]:
@@ -352,8 +352,8 @@ def find_runs(roots: Sequence[Path], lines: GrowingFiles | None = None) -> dict[
         lines: what was read of metrics before.
     """
     lines = lines or GrowingFiles()
-    found = [RunFolder(folder, root, lines) for root in roots for folder in _folders(root, LEVELS)]
-    newest = sorted(found, key=lambda run: run.modified, reverse=True)[:MOST_RUNS]
+    runs = [RunFolder(folder, root, lines) for root in roots for folder in _folders(root, LEVELS)]
+    newest = sorted(runs, key=lambda run: run.modified, reverse=True)[:MOST_RUNS]
     return {run.id: run for run in newest}
 
 
@@ -383,15 +383,15 @@ def _age(one: ObjectFile) -> int:
 def _fate(status: Row) -> str | None:
     """Return what has become of a run's process, as `fate_of`; None where it is of another machine, or not named."""
     pid = status.get("pid")
-    here = isinstance(pid, int) and 0 < pid < 1 << 31 and status.get("machine") == machine()
-    return fate_of(pid) if here and pid is not None else None
+    is_local = isinstance(pid, int) and 0 < pid < 1 << 31 and status.get("machine") == machine()
+    return fate_of(pid) if is_local and pid is not None else None
 
 
 class OpenedArrays:
     """Object and probe of a result or of a checkpoint, read region by region.
 
     Args:
-        found: the file.
+        object_file: the file.
 
     Raises:
         OSError: it cannot be read.
@@ -399,22 +399,22 @@ class OpenedArrays:
         ValueError: tiles of a checkpoint do not make up its object.
     """
 
-    def __init__(self, found: ObjectFile) -> None:
+    def __init__(self, object_file: ObjectFile) -> None:
         self._files: list[h5py.File] = []
         self._levels: dict[int, h5py.Dataset] = {}
         self._positions: h5py.Dataset | None = None
         try:
-            if found.kind != "checkpoint":
-                file = self._open(found.path)
-                whole, self._probe = own_dataset(file, "object"), own_dataset(file, "probe")
-                self._tiles, self.object_shape = [(whole, (0, 0))], list(whole.shape)
-                pixel = whole.attrs.get("pixel_size_m")
+            if object_file.kind != "checkpoint":
+                file = self._open(object_file.path)
+                dataset, self._probe = own_dataset(file, "object"), own_dataset(file, "probe")
+                self._tiles, self.object_shape = [(dataset, (0, 0))], list(dataset.shape)
+                pixel = dataset.attrs.get("pixel_size_m")
                 self.pixel_m = None if pixel is None else [float(side) for side in pixel]
-                if found.is_result:
-                    self._open_pyramid(found.path)
+                if object_file.is_result:
+                    self._open_pyramid(object_file.path)
                     self._positions = own_dataset(file, "positions_px") if "positions_px" in file else None
             else:
-                self._read_checkpoint(found.path)
+                self._read_checkpoint(object_file.path)
             self.probe_shape = list(self._probe.shape)
         except BaseException:
             self.close()
@@ -423,8 +423,8 @@ class OpenedArrays:
     def _read_checkpoint(self, path: Path) -> None:
         """Take the arrays of a checkpoint, into which each rank has saved its tile of the object, or its rows."""
         meta = _meta(path)
-        extent, said = meta["run"]["extent"], json.loads(path.read_text(encoding="utf-8"))
-        files = [self._open(path.with_name(Path(one["name"]).name)) for one in said["files"]]
+        extent, manifest = meta["run"]["extent"], json.loads(path.read_text(encoding="utf-8"))
+        files = [self._open(path.with_name(Path(one["name"]).name)) for one in manifest["files"]]
         tiles = [own_dataset(file, "tiles/object") for file in files if "tiles/object" in file]
         corners = [(int(top), int(left)) for top, left in (tile.attrs["corner"] for tile in tiles)]
         self._tiles = list(zip(tiles, corners, strict=True))
@@ -462,12 +462,12 @@ class OpenedArrays:
             columns: with start and stop.
         """
         region = Rect(rows.start, columns.start, rows.stop, columns.stop)
-        found = np.zeros(region.shape, dtype=self._tiles[0][0].dtype)
+        values = np.zeros(region.shape, dtype=self._tiles[0][0].dtype)
         for tile, (top, left) in self._tiles:
             common = region & Rect(top, left, top + tile.shape[1], left + tile.shape[2])
             if not common.empty:
-                found[common.inside(region.corner)] = tile[index, *common.inside((top, left))]
-        return found
+                values[common.inside(region.corner)] = tile[index, *common.inside((top, left))]
+        return values
 
     def binned_region(self, index: int, rows: slice, columns: slice, binning: int) -> np.ndarray:
         """Return means over square blocks of a region of a slice, complex, from the pyramid if there is one.
@@ -516,8 +516,8 @@ class OpenedArrays:
 
     def probe_mode(self, index: int) -> np.ndarray:
         """Return a mode of the probe, (h, w) complex."""
-        made: np.ndarray = self._probe[index]
-        return made
+        mode: np.ndarray = self._probe[index]
+        return mode
 
     def close(self) -> None:
         """Close the files."""

@@ -83,15 +83,15 @@ def make_app(
 
     def panel(path: str, make: Callable[[PanelRequest], Row | bytes]) -> Route:
         async def answer(request: Request) -> Response:
-            known = await run_in_threadpool(runs)
-            run = known.get(request.query_params.get("id", ""))
+            by_id = await run_in_threadpool(runs)
+            run = by_id.get(request.query_params.get("id", ""))
             if run is None:
                 return _unknown()
             try:
-                made = await run_in_threadpool(make, PanelRequest(run, known, request.query_params, data))
+                body = await run_in_threadpool(make, PanelRequest(run, by_id, request.query_params, data))
             except (PtymeshError, ValueError, IndexError, KeyError, OSError) as error:
                 return PlainTextResponse(str(error), 400)
-            return Response(made, media_type="image/png") if isinstance(made, bytes) else JSONResponse(made)
+            return Response(body, media_type="image/png") if isinstance(body, bytes) else JSONResponse(body)
 
         return Route(path, answer)
 
@@ -105,8 +105,8 @@ def make_app(
         run = await _run(request)
         if run is None:
             return _unknown()
-        said = {"could_not_resume": resumed.last_words(run.id), "starting": resumed.is_alive(run.id)}
-        return JSONResponse(await run_in_threadpool(run.details) | said)
+        state = {"could_not_resume": resumed.last_words(run.id), "starting": resumed.is_alive(run.id)}
+        return JSONResponse(await run_in_threadpool(run.details) | state)
 
     async def positions(request: Request) -> Response:
         run = await _run(request)
@@ -117,18 +117,18 @@ def make_app(
 
     async def image(request: Request) -> Response:
         run = await _run(request)
-        found = None if run is None else await run_in_threadpool(run.object_file)
-        if found is None:
+        file = None if run is None else await run_in_threadpool(run.object_file)
+        if file is None:
             return _unknown()
-        asked = request.query_params
+        query = request.query_params
         try:
-            what, index, region = _parse_picture(
-                asked.get("what", "phase"), asked.get("index", "0"), asked.get("region")
+            kind, index, region = _parse_picture(
+                query.get("what", "phase"), query.get("index", "0"), query.get("region")
             )
-            made = await run_in_threadpool(_picture, found, what, index, region)
+            png = await run_in_threadpool(_picture, file, kind, index, region)
         except (ValueError, IndexError, KeyError, OSError) as error:
             return PlainTextResponse(f"There is no such picture ({error}).", 400)
-        return Response(made, media_type="image/png")
+        return Response(png, media_type="image/png")
 
     async def ask(request: Request) -> Response:
         if not control:
@@ -193,8 +193,8 @@ def _refusal(request: Request, token: str, hosts: Sequence[str]) -> Response | N
     origin = request.headers.get("origin")
     if origin is not None and origin not in {f"http://{host}" for host in hosts}:
         return PlainTextResponse("Requests from other pages are not answered.", 403)
-    given = request.headers.get("x-token") or request.query_params.get("token") or ""
-    if not hmac.compare_digest(given.encode(), token.encode()):
+    token_given = request.headers.get("x-token") or request.query_params.get("token") or ""
+    if not hmac.compare_digest(token_given.encode(), token.encode()):
         return PlainTextResponse("Open the address that `ptymesh watch` has printed, with its token.", 401)
     return None
 
@@ -203,15 +203,17 @@ def _unknown() -> Response:
     return PlainTextResponse("There is no such run, or nothing of it to show yet.", 404)
 
 
-def _parse_picture(what: str, index: str, region: str | None) -> tuple[What, int, tuple[int, int, int, int] | None]:
+def _parse_picture(
+    kind_name: str, index: str, region: str | None
+) -> tuple[What, int, tuple[int, int, int, int] | None]:
     """Return kind, index and region of the picture that was asked for.
 
     Raises:
         ValueError: it is none.
     """
-    kind = next((known for known in KINDS if known == what), None)
+    kind = next((known for known in KINDS if known == kind_name), None)
     if kind is None:
-        raise ValueError(f"what is {what[:20]}")
+        raise ValueError(f"what is {kind_name[:20]}")
     if region is None:
         return kind, int(index), None
     top, left, bottom, right = (int(part) for part in region.split(","))
@@ -219,19 +221,19 @@ def _parse_picture(what: str, index: str, region: str | None) -> tuple[What, int
 
 
 @lru_cache(KEPT)
-def _picture(found: ObjectFile, what: What, index: int, region: tuple[int, int, int, int] | None) -> bytes:
+def _picture(file: ObjectFile, kind: What, index: int, region: tuple[int, int, int, int] | None) -> bytes:
     """Return a picture of a file as it is at its time of modification.
 
     Raises:
         ValueError: the region is empty or beyond the object.
     """
-    with OpenedArrays(found) as arrays:
+    with OpenedArrays(file) as arrays:
         slices, height, width = arrays.object_shape
-        count = arrays.probe_shape[0] if what == "probe" else slices
+        count = arrays.probe_shape[0] if kind == "probe" else slices
         if not 0 <= index < count:
             raise ValueError(f"there are {count}, and {index} was asked for")
         if region is not None:
             top, left, bottom, right = region
             if not (0 <= top < bottom <= height and 0 <= left < right <= width):
                 raise ValueError(f"the object has {height} x {width} pixels")
-        return picture(arrays, what, index, region)
+        return picture(arrays, kind, index, region)
