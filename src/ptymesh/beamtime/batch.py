@@ -95,7 +95,7 @@ class ScanBatch:
                     name = waiting.pop(0)
                     one = self._run_of(name, handed)
                     if (before := one.finished()) is not None:
-                        self._record_outcome(name, before, say, again=True)
+                        self._record_outcome(name, before, say, is_repeated=True)
                         if searching and before.is_good:
                             searching, handed = False, self.out / name / "result.h5"
                         continue
@@ -140,18 +140,18 @@ class ScanBatch:
         launching += ["--ranks", str(self.options.ranks)] if self.options.ranks > 1 else []
         return ScanRun(self.scans[name], self.out / name, self.recipe, settings, launching)
 
-    def _record_outcome(self, name: str, outcome: ScanOutcome, say: Say, *, again: bool = False) -> None:
+    def _record_outcome(self, name: str, outcome: ScanOutcome, say: Say, *, is_repeated: bool = False) -> None:
         """Keep an outcome, write the table and say what came out; again: it was there before."""
         self.outcomes[name] = outcome
         write_table([self.outcomes[one] for one in self.scans if one in self.outcomes], self.out / TABLE)
         times = "" if outcome.times_noise is None else f", {outcome.times_noise:.2f} times what counting leaves"
-        said = (
+        sentence = (
             f"{outcome.verdict}{times}"
             if outcome.verdict
             else f"status {outcome.status}: {outcome.message.rstrip('.')},"
         )
-        before = ", as before" if again else f" in {outcome.seconds:.1f} s"
-        say(f"{len(self.outcomes)}/{len(self.scans)}  {name}  {said}{before}")
+        before = ", as before" if is_repeated else f" in {outcome.seconds:.1f} s"
+        say(f"{len(self.outcomes)}/{len(self.scans)}  {name}  {sentence}{before}")
 
 
 def end_processes(processes: Sequence[subprocess.Popen[bytes]]) -> None:

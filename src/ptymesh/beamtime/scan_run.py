@@ -80,9 +80,9 @@ class ScanRun:
         if record is None or record.get("asked") != self.request() or "outcome" not in record:
             return None
         with suppress(TypeError):
-            found = ScanOutcome(**record["outcome"])
-            if found.status == 0 and (self.folder / "result.h5").is_file():
-                return found
+            outcome = ScanOutcome(**record["outcome"])
+            if outcome.status == 0 and (self.folder / "result.h5").is_file():
+                return outcome
         return None
 
     def request(self) -> dict[str, Any]:
@@ -98,19 +98,21 @@ class ScanRun:
 
     def arguments(self) -> list[str]:
         """Return the arguments of `ptymesh` that run the scan, or go on with a run of it that was stopped."""
-        started = checkpoint.exists(self.folder / "checkpoint") or start_record.pending_recipe(self.folder) is not None
+        has_begun = (
+            checkpoint.exists(self.folder / "checkpoint") or start_record.pending_recipe(self.folder) is not None
+        )
         record = self._record()
-        if started and record is not None and record.get("asked") == self.request():
+        if has_begun and record is not None and record.get("asked") == self.request():
             return ["resume", str(self.folder), *self.launching]
-        first, further = files_of_scan(self.scan)
-        joined = [f"data.further={str(further)!r}"] if further is not None else []
+        first, further_files = files_of_scan(self.scan)
+        joined = [f"data.further={str(further_files)!r}"] if further_files is not None else []
         if self.recipe is None:
-            made, settings = ["run", str(first)], [*joined, *self.settings]
+            arguments, settings = ["run", str(first)], [*joined, *self.settings]
         else:
-            made = ["run", str(self.recipe)]
+            arguments = ["run", str(self.recipe)]
             settings = [*self._data_settings(), *joined, *self.settings]
-        made += ["--out", str(self.folder), "--force", *self.launching]
-        return made + [part for setting in settings for part in ("--set", setting)]
+        arguments += ["--out", str(self.folder), "--force", *self.launching]
+        return arguments + [part for setting in settings for part in ("--set", setting)]
 
     def _data_settings(self) -> list[str]:
         """Return the settings that put this scan into the recipe."""
@@ -172,8 +174,8 @@ class ScanRun:
 
     def _record(self) -> dict[str, Any] | None:
         with suppress(OSError, ValueError):
-            read = json.loads((self.folder / RECORD).read_text(encoding="utf-8"))
-            return read if isinstance(read, dict) else None
+            record = json.loads((self.folder / RECORD).read_text(encoding="utf-8"))
+            return record if isinstance(record, dict) else None
         return None
 
     def _write(self, record: dict[str, Any]) -> None:

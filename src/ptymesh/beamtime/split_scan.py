@@ -111,13 +111,13 @@ def half_settings(recipe: Recipe) -> list[list[str]]:
         BadInput: the first view is counted from the end.
     """
     scans = {f"scans.{i}.data": one.data for i, one in enumerate(recipe.scans)} or {"data": recipe.data}
-    made = []
+    by_half = []
     for half in range(2):
         settings = [f"seed={recipe.seed + half}", "output.figures=false", "output.tiff=false", "output.writers=[]"]
         for key, data in scans.items():
             settings += _half_views(key, data.views, half)
-        made.append(settings)
-    return made
+        by_half.append(settings)
+    return by_half
 
 
 def _half_views(key: str, views: ViewRange, half: int) -> list[str]:

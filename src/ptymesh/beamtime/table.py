@@ -31,5 +31,5 @@ def summary(outcomes: Sequence[ScanOutcome]) -> str:
     for outcome in outcomes:
         word = outcome.verdict or "without a result"
         counts[word] = counts.get(word, 0) + 1
-    said = ", ".join(f"{count} {word}" for word, count in counts.items())
-    return f"{len(outcomes)} scan{'s' * (len(outcomes) != 1)}: {said}"
+    counts_in_words = ", ".join(f"{count} {word}" for word, count in counts.items())
+    return f"{len(outcomes)} scan{'s' * (len(outcomes) != 1)}: {counts_in_words}"

@@ -122,9 +122,9 @@ def object_error(reconstructed: np.ndarray, truth: np.ndarray, region: np.ndarra
         raise BadInput(f"The objects have {len(slices[0])} and {len(slices[1])} slices; compare their products.")
     difference = total = 0.0
     for a, b in zip(*slices, strict=True):
-        found = align(a, b, region)
-        norm = float(np.linalg.norm(found.reference[found.region]) ** 2)
-        difference, total = difference + found.nrmse**2 * norm, total + norm
+        alignment = align(a, b, region)
+        norm = float(np.linalg.norm(alignment.reference[alignment.region]) ** 2)
+        difference, total = difference + alignment.nrmse**2 * norm, total + norm
     return float(np.sqrt(difference / total))
 
 
@@ -146,12 +146,12 @@ def _padded(image: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     return np.pad(np.asarray(image, dtype=np.complex128), grown, mode="edge")
 
 
-def _mask(mask: np.ndarray | None, own: tuple[int, ...], shape: tuple[int, ...]) -> np.ndarray:
-    """Return a mask of shape `own` on the canvas, False where the image was extended."""
-    mask = np.ones(own, dtype=bool) if mask is None else mask
-    if mask.shape != own:
-        raise BadInput(f"The region has shape {mask.shape} and its image {own}; give one value per pixel.")
-    return np.pad(mask, [(0, n - m) for n, m in zip(shape, own, strict=True)])
+def _mask(mask: np.ndarray | None, own_shape: tuple[int, ...], shape: tuple[int, ...]) -> np.ndarray:
+    """Return a mask of shape `own_shape` on the canvas, False where the image was extended."""
+    mask = np.ones(own_shape, dtype=bool) if mask is None else mask
+    if mask.shape != own_shape:
+        raise BadInput(f"The region has shape {mask.shape} and its image {own_shape}; give one value per pixel.")
+    return np.pad(mask, [(0, n - m) for n, m in zip(shape, own_shape, strict=True)])
 
 
 def _moved_mask(mask: np.ndarray, shift: np.ndarray) -> np.ndarray:
@@ -195,21 +195,21 @@ def _moved(image: np.ndarray, shift: np.ndarray, ramp: np.ndarray, before: np.nd
     return _shifted(image * _ramp(image.shape, before), shift) * _ramp(image.shape, ramp - before)
 
 
-def _smoothed_over(image: np.ndarray, seen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _smoothed_over(image: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the image with its unilluminated part smoothed over, and the ramp that flattens it.
 
-    Outside of `seen`, values are the nearest illuminated one fading to the mean, so that a shift of the flat image
+    Outside of `mask`, values are the nearest illuminated one fading to the mean, so that a shift of the flat image
     rings little.
     """
     from scipy import ndimage
 
-    flattening = -_peak_ramp(np.where(seen, image, 0))
+    flattening = -_peak_ramp(np.where(mask, image, 0))
     tilt = _ramp(image.shape, flattening)
     flat = image * tilt
-    distance, nearest = ndimage.distance_transform_edt(~seen, return_indices=True)
-    mean = flat[seen].mean()
+    distance, nearest = ndimage.distance_transform_edt(~mask, return_indices=True)
+    mean = flat[mask].mean()
     fading = np.exp(-((distance / FADE) ** 2))
-    return np.where(seen, flat, mean + fading * (flat[tuple(nearest)] - mean)) * np.conj(tilt), flattening
+    return np.where(mask, flat, mean + fading * (flat[tuple(nearest)] - mean)) * np.conj(tilt), flattening
 
 
 def _neighbour_products(image: np.ndarray, mask: np.ndarray, axis: int) -> np.ndarray:

@@ -185,8 +185,13 @@ def _is_twin(a: _Side, b: _Side, direct: Alignment, turned: Alignment) -> bool:
     """
     if turned.nrmse < TWIN * direct.nrmse:
         return True
-    here, there = _positions(a, b), _positions(a.twin(), b)
-    return turned.nrmse < direct.nrmse and here is not None and there is not None and there[0] < TWIN * here[0]
+    direct_distance, twin_distance = _positions(a, b), _positions(a.twin(), b)
+    return (
+        turned.nrmse < direct.nrmse
+        and direct_distance is not None
+        and twin_distance is not None
+        and twin_distance[0] < TWIN * direct_distance[0]
+    )
 
 
 def _resample_to_one_grid(
@@ -252,12 +257,12 @@ def _align(a: _Side, b: _Side) -> Alignment:
     return align(a.projection, b.projection, b.region, a.region, start, ("object of A", "object of B"))
 
 
-def _slices(a: _Side, b: _Side, whole: Alignment) -> tuple[float, ...]:
+def _slices(a: _Side, b: _Side, alignment: Alignment) -> tuple[float, ...]:
     """Return the NRMSE of every slice, aligned by itself, starting from the alignment of the projections."""
     if len(a.object) != len(b.object) or len(a.object) == 1:
         return ()
     regions = b.region, a.region
-    return tuple(align(*pair, *regions, whole.shift).nrmse for pair in zip(a.object, b.object, strict=True))
+    return tuple(align(*pair, *regions, alignment.shift).nrmse for pair in zip(a.object, b.object, strict=True))
 
 
 def orthogonal(probe: np.ndarray) -> np.ndarray:
@@ -275,15 +280,15 @@ def _probes(
     powers = [(np.abs(modes) ** 2).sum(axis=(1, 2)) for modes in (a, b)]
     percent = tuple(tuple(float(p) for p in 100 * power / power.sum()) for power in powers)
     a, b = (_centred(modes, np.maximum(a.shape, b.shape)) for modes in (a, b))
-    found = align(a[0], b[0])
-    a = np.stack([found.apply(mode) for mode in a])
+    alignment = align(a[0], b[0])
+    a = np.stack([alignment.apply(mode) for mode in a])
     inner = np.array([np.vdot(u, v) for u, v in zip(a, b, strict=True)])
     a *= (np.abs(inner).sum() / (np.abs(a) ** 2).sum()) * np.exp(1j * np.angle(inner))[:, None, None]
     difference, *norms = ((np.abs(modes) ** 2).sum(axis=(1, 2)) for modes in (a - b, a, b))
     stronger = np.maximum(*norms)
-    each = np.sqrt(np.divide(difference, stronger, out=np.zeros(len(a)), where=stronger > 0))
+    error_by_mode = np.sqrt(np.divide(difference, stronger, out=np.zeros(len(a)), where=stronger > 0))
     total = float(np.sqrt(difference.sum() / norms[1].sum()))
-    return total, tuple(float(e) for e in each), (percent[0], percent[1])
+    return total, tuple(float(e) for e in error_by_mode), (percent[0], percent[1])
 
 
 def _centred(modes: np.ndarray, shape: np.ndarray) -> np.ndarray:

@@ -90,15 +90,15 @@ class Moves:
         if not self.has_moved:
             return "The positions are as recorded, but for a move of all of them together"
         parts = [f"{share:.0%} {words}" for share, words in sorted(self._named_parts(), reverse=True)]
-        said = f"Views moved by {self.rms_px:.2g} px rms: " + ", ".join(parts)
+        sentence = f"Views moved by {self.rms_px:.2g} px rms: " + ", ".join(parts)
         if len(self.outliers):
             many = f"{len(self.outliers)} views that moved" if len(self.outliers) > 1 else "one view that moved"
-            said += f"; {many} far more left out"
-        return said
+            sentence += f"; {many} far more left out"
+        return sentence
 
     def _named_parts(self) -> Iterator[tuple[float, str]]:
         """Yield share and words of each part that is named."""
-        behind = "behind" if self.lag > 0 else "ahead of"
+        direction = "behind" if self.lag > 0 else "ahead of"
         backlash = abs(self.lag) < BACKLASH
         longer = "y longer and x shorter" if self.terms["aspect"] > 0 else "x longer and y shorter"
         words = {
@@ -107,7 +107,7 @@ class Moves:
             "aspect": f"{longer} by {100 * abs(self.terms['aspect']):.2g} %",
             "shear": f"shear of {100 * self.terms['shear']:+.2g} %",
             "drift": f"drift over {self.drift_px:.2g} px{', or a stretched or sheared slow axis' * self.or_slow_axis}",
-            "lag": f"lag of positions {abs(self.lag):.2g} frames {behind} the patterns{', or backlash' * backlash}",
+            "lag": f"lag of positions {abs(self.lag):.2g} frames {direction} the patterns{', or backlash' * backlash}",
             "own": f"each view's own ({self.rms_own_px:.2g} px rms)",
         }
         for name, share in self.shares.items():
@@ -232,8 +232,8 @@ def _drift(views: int) -> np.ndarray:
 
 def _without(drift: np.ndarray, geometry: np.ndarray, use: np.ndarray) -> np.ndarray:
     """Return the moves of a drift (N, 2, q) without what the geometry (N, 2, 4) explains of them."""
-    known, wanted = (_flat(_centred(columns, use), use) for columns in (geometry, drift))
-    return np.asarray(drift - geometry @ np.linalg.lstsq(known, wanted, rcond=1e-9)[0])
+    flat_geometry, flat_drift = (_flat(_centred(columns, use), use) for columns in (geometry, drift))
+    return np.asarray(drift - geometry @ np.linalg.lstsq(flat_geometry, flat_drift, rcond=1e-9)[0])
 
 
 def _is_enough(drift: np.ndarray, columns: dict[str, np.ndarray], moved: np.ndarray, use: np.ndarray) -> bool:
@@ -245,9 +245,9 @@ def _is_enough(drift: np.ndarray, columns: dict[str, np.ndarray], moved: np.ndar
         moved: (N, 2) moves.
         use: (N,) bool, views that are fitted.
     """
-    alone, both = _Fit({"drift": drift}, moved, use), _Fit(columns, moved, use)
-    added = (alone.rest - both.rest) / len(TERMS)
-    return alone.clearness("drift") > STANDS_OUT and added < STANDS_OUT * both.noise
+    drift_fit, full_fit = _Fit({"drift": drift}, moved, use), _Fit(columns, moved, use)
+    added = (drift_fit.rest - full_fit.rest) / len(TERMS)
+    return drift_fit.clearness("drift") > STANDS_OUT and added < STANDS_OUT * full_fit.noise
 
 
 def _lag_moves(p: np.ndarray, k: int) -> np.ndarray:
@@ -309,8 +309,8 @@ class _Fit:
 
     def clearness(self, name: str) -> float:
         """Return the power that a part explains by number, over that of the rest by degree of freedom."""
-        others = {other: column for other, column in self._centred.items() if other != name}
-        gain = self._solve(others)[1] - self.rest
+        other_columns = {other: column for other, column in self._centred.items() if other != name}
+        gain = self._solve(other_columns)[1] - self.rest
         return gain / self._centred[name].shape[-1] / self.noise
 
     @property
@@ -321,14 +321,14 @@ class _Fit:
 
     def _solve(self, centred: dict[str, np.ndarray]) -> tuple[np.ndarray, float]:
         """Return the numbers of parts, and the power that they leave."""
-        wanted = self.moves[self.use].ravel()
+        target = self.moves[self.use].ravel()
         if not centred:
-            return np.zeros(0), float((wanted**2).sum())
+            return np.zeros(0), float((target**2).sum())
         design = np.concatenate([_flat(column, self.use) for column in centred.values()], axis=1)
         # Columns of very different sizes, pixels and times, are made alike.
         size = np.maximum(np.linalg.norm(design, axis=0), 1e-12)
-        numbers = np.linalg.lstsq(design / size, wanted, rcond=1e-9)[0] / size
-        return numbers, float(((wanted - design @ numbers) ** 2).sum())
+        numbers = np.linalg.lstsq(design / size, target, rcond=1e-9)[0] / size
+        return numbers, float(((target - design @ numbers) ** 2).sum())
 
 
 def _standing_out(columns: dict[str, np.ndarray], moved: np.ndarray, use: np.ndarray) -> _Fit:

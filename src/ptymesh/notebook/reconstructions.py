@@ -41,6 +41,6 @@ def _light(recon: Reconstruction) -> np.ndarray | None:
 
 def epochs(recon: Reconstruction) -> str:
     """Return the number of epochs of each stage so far, in words."""
-    done = np.asarray(recon.state.history["stage"], dtype=int)
-    counts = [f"{(done == stage).sum()} of {engine.name}" for stage, engine in enumerate(recon.stages)]
+    stage_of_epoch = np.asarray(recon.state.history["stage"], dtype=int)
+    counts = [f"{(stage_of_epoch == stage).sum()} of {engine.name}" for stage, engine in enumerate(recon.stages)]
     return ", ".join(counts) if counts else "none yet"

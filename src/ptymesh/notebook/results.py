@@ -103,9 +103,9 @@ def strip(
         light: (H, W) counts on each pixel; None: all of the object is shown.
     """
     curve = len(history.get("residual", ())) > 1
-    drawn = new_figure((2.75 + 1.35 * curve) * HEIGHT, HEIGHT)
+    chart = new_figure((2.75 + 1.35 * curve) * HEIGHT, HEIGHT)
     ratios = [1.0, 1.0, 1.0, 1.4][: 3 + curve]
-    panels = drawn.subplots(1, len(ratios), gridspec_kw={"width_ratios": ratios})
+    panels = chart.subplots(1, len(ratios), gridspec_kw={"width_ratios": ratios})
     image, region, pixel = prepared(object, pixel_size_m, light)
     image, side = blocks(image, LARGEST_SIDE)
     region, pixel = blocks(region.astype(float), LARGEST_SIDE)[0] > 0.5, scaled(pixel, side)
@@ -119,4 +119,4 @@ def strip(
         curve_panel(panels[3], history, "residual")
         panels[3].set_title("residual of each epoch", fontsize=10)
         panels[3].set(xlabel="", ylabel="")
-    return drawn
+    return chart

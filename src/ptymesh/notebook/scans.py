@@ -61,13 +61,13 @@ def figure(scan: Measurement) -> Figure:
     Raises:
         PtymeshError: the patterns cannot be read.
     """
-    drawn = new_figure(2.4 * HEIGHT, HEIGHT)
-    left, right = drawn.subplots(1, 2)
+    chart = new_figure(2.4 * HEIGHT, HEIGHT)
+    left, right = chart.subplots(1, 2)
     views = evenly_spread(scan.views, LOOKED_AT)
     counts = scan.patterns.read(views).astype(np.float64)
-    seen = counts >= 0
-    mean = np.where(seen, counts, 0).sum(axis=0) / np.maximum(seen.sum(axis=0), 1)
-    mean = np.where(scan.mask & seen.any(axis=0), mean, np.nan)
+    has_counts = counts >= 0
+    mean = np.where(has_counts, counts, 0).sum(axis=0) / np.maximum(has_counts.sum(axis=0), 1)
+    mean = np.where(scan.mask & has_counts.any(axis=0), mean, np.nan)
     if scan.geometry.propagation == "far_field":
         mean = np.fft.fftshift(mean)
     positive = mean[mean > 0]
@@ -76,7 +76,7 @@ def figure(scan: Measurement) -> Figure:
     colours = ColourScale("viridis", LogNorm(low, top))
     image_panel(left, np.maximum(mean, low), f"mean of {len(views)}", colours, bar=False)
     _positions(right, scan)
-    return drawn
+    return chart
 
 
 def _positions(axes: Axes, scan: Measurement) -> None:

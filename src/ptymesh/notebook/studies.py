@@ -17,7 +17,7 @@ SHOWN = 5
 
 def html(outcome: StudyOutcome) -> str:
     """Return the HTML of the study."""
-    done = ranked(outcome)
+    best_first = ranked(outcome)
     states = dict.fromkeys(one.state for one in outcome.trials)
     facts = {
         "folder": str(outcome.folder),
@@ -27,7 +27,7 @@ def html(outcome: StudyOutcome) -> str:
         "result": "" if outcome.path is None else str(outcome.path),
         "notes": " ".join(outcome.notes),
     }
-    rows = [(str(one.number), f"{one.value:.6g}", settings_line(one.settings)) for one in done[:SHOWN]]
+    rows = [(str(one.number), f"{one.value:.6g}", settings_line(one.settings)) for one in best_first[:SHOWN]]
     return fragment("Study", facts, figure(outcome), table(("trial", "value", "settings"), rows))
 
 
@@ -36,10 +36,10 @@ def ranked(outcome: StudyOutcome) -> list[Record]:
 
     The best trial shows whether small or large values are good.
     """
-    done = finished(outcome)
-    values = [one.value for one in done if one.value is not None]
+    trials = finished(outcome)
+    values = [one.value for one in trials if one.value is not None]
     sign = 1 if outcome.best.value == min(values) else -1
-    return sorted(done, key=lambda one: sign * (one.value or 0.0))
+    return sorted(trials, key=lambda one: sign * (one.value or 0.0))
 
 
 def finished(outcome: StudyOutcome) -> list[Record]:
@@ -49,14 +49,14 @@ def finished(outcome: StudyOutcome) -> list[Record]:
 
 def figure(outcome: StudyOutcome) -> Figure:
     """Return a figure of the value of each completed trial, with the best one marked."""
-    done = finished(outcome)
-    drawn = new_figure(1.9 * HEIGHT, HEIGHT)
-    axes = drawn.subplots()
-    values = np.array([one.value for one in done], dtype=float)
+    trials = finished(outcome)
+    chart = new_figure(1.9 * HEIGHT, HEIGHT)
+    axes = chart.subplots()
+    values = np.array([one.value for one in trials], dtype=float)
     plain_axes(axes, "trial", "value")
-    axes.plot([one.number for one in done], values, "o", color=BLUE, markersize=3)
+    axes.plot([one.number for one in trials], values, "o", color=BLUE, markersize=3)
     axes.plot([outcome.best.number], [outcome.best.value or 0.0], "D", color=ORANGE, markersize=5, label="best")
     if values.min() > 0 and values.max() > 5 * values.min():
         axes.set_yscale("log")
     legend(axes)
-    return drawn
+    return chart

@@ -93,17 +93,17 @@ def calibration_figure(
     _pattern(axes[0, 1], disc.largest, "maximum of all patterns (counts)", None)
     _moves(axes[0, 2], disc)
     _shifts(axes[0, 3], parallax)
-    for one, (name, said) in zip(axes[1:].flat, TITLES.items(), strict=False):
+    for one, (name, caption) in zip(axes[1:].flat, TITLES.items(), strict=False):
         image = images.get(name)
         if image is None:
             one.set_axis_off()
-            one.text(0.5, 0.5, f"{said}:\nnothing sure", ha="center", color=GREY, transform=one.transAxes)
+            one.text(0.5, 0.5, f"{caption}:\nnothing sure", ha="center", color=GREY, transform=one.transAxes)
         elif image.ndim == 3:
             vectors = image[..., 1] + 1j * image[..., 0]
             top = float(np.percentile(np.abs(vectors), 98)) or 1.0
-            image_panel(one, colour_of(vectors, top), f"{said} (hue: direction, 0 along x)", None, step_m)
+            image_panel(one, colour_of(vectors, top), f"{caption} (hue: direction, 0 along x)", None, step_m)
         else:
-            image_panel(one, image, said, ColourScale("gray", bounds(image), None), step_m)
+            image_panel(one, image, caption, ColourScale("gray", bounds(image), None), step_m)
     _profile(axes[2, 3], disc)
     return figure
 
@@ -127,11 +127,11 @@ def _moves(axes: Axes, disc: ShownDisc) -> None:
     if not longest > 0:
         return
     key = round_length(longest)
-    drawn = axes.quiver(
+    arrows = axes.quiver(
         disc.places[:, 1], disc.places[:, 0], disc.moves_px[:, 1], disc.moves_px[:, 0],
         color=BLUE, angles="xy", scale_units="xy", scale=longest / 0.15, width=0.006,
     )  # fmt: skip
-    axes.quiverkey(drawn, 0.72, 0.04, key, f"{key:g} px", labelpos="E", coordinates="axes")
+    axes.quiverkey(arrows, 0.72, 0.04, key, f"{key:g} px", labelpos="E", coordinates="axes")
 
 
 def _shifts(axes: Axes, parallax: ShownParallax) -> None:
@@ -143,12 +143,12 @@ def _shifts(axes: Axes, parallax: ShownParallax) -> None:
         return
     plain_axes(axes, "x over the disc's radius", "y over the disc's radius", parallax.sentence)
     size, unit = unit_for(longest)
-    drawn = axes.quiver(
+    arrows = axes.quiver(
         parallax.angles[:, 1], parallax.angles[:, 0], parallax.shifts_m[:, 1], parallax.shifts_m[:, 0],
         color=BLUE, angles="xy", scale_units="xy", scale=longest / 0.35, width=0.005,
     )  # fmt: skip
     key = round_length(longest)
-    axes.quiverkey(drawn, 0.72, 0.04, key, f"{key / size:.3g} {unit}", labelpos="E", coordinates="axes")
+    axes.quiverkey(arrows, 0.72, 0.04, key, f"{key / size:.3g} {unit}", labelpos="E", coordinates="axes")
     axes.set(xlim=(-1.4, 1.4), ylim=(1.4, -1.4), aspect="equal")
 
 

@@ -84,9 +84,11 @@ def _profiles_panel(axes: Axes, beam: Beam, axis: int, along: tuple[float, str])
     profiles, pixel = beam.profiles[axis], beam.pixel_m[axis]
     across = unit_for(float(beam.width_m[:, axis].max()) / 2)
     # What holds nearly all of the power in each plane is shown.
-    held = np.cumsum(profiles, axis=1) / profiles.sum(axis=1, keepdims=True)
+    cumulative = np.cumsum(profiles, axis=1) / profiles.sum(axis=1, keepdims=True)
     count = profiles.shape[1]
-    reach = max(float(np.abs([(line > edge).argmax() - count // 2 for line in held]).max()) for edge in (0.01, 0.99))
+    reach = max(
+        float(np.abs([(line > edge).argmax() - count // 2 for line in cumulative]).max()) for edge in (0.01, 0.99)
+    )
     half = min(1.1 * reach + 2, count / 2) * pixel / across[0]
     edges = (np.array([0, count]) - count // 2 - 0.5) * pixel / across[0]
     step = (beam.z_m[1] - beam.z_m[0]) / along[0] / 2

@@ -225,8 +225,8 @@ def snr_panel(axes: Axes, rings: Rings) -> None:
     """Draw the signal-to-noise ratio of the mean of both images on a logarithmic axis."""
     size, unit = frequency_unit(rings)
     plain_axes(axes, f"spatial frequency (1/{unit})", "signal-to-noise ratio of both")
-    drawn = np.isfinite(rings.snr) & (rings.snr > 0)
-    axes.plot(rings.frequency[drawn] * size, rings.snr[drawn], color=BLUE, linewidth=1.2)
+    is_positive = np.isfinite(rings.snr) & (rings.snr > 0)
+    axes.plot(rings.frequency[is_positive] * size, rings.snr[is_positive], color=BLUE, linewidth=1.2)
     axes.axhline(1.0, color=GREY, linewidth=1.0, linestyle=":")
     axes.set_yscale("log")
     axes.set_xlim(0, rings.frequency[-1] * size * 1.01)

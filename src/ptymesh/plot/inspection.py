@@ -80,10 +80,10 @@ def _pattern(axes: Axes, pattern: np.ndarray, title: str) -> None:
         axes.text(0.5, 0.5, "no counts", ha="center", transform=axes.transAxes)
         return
     low, high = max(float(np.percentile(positive, 1)), float(positive.max()) * 1e-6), float(positive.max())
-    shown = np.where(np.isnan(pattern), np.nan, np.maximum(pattern, low))
+    floored = np.where(np.isnan(pattern), np.nan, np.maximum(pattern, low))
     norm = LogNorm(low, high) if high > low else None
     axes.set_facecolor("0.6")
-    image = axes.imshow(shown, norm=norm, cmap="viridis", interpolation="nearest")
+    image = axes.imshow(floored, norm=norm, cmap="viridis", interpolation="nearest")
     axes.figure.colorbar(image, ax=axes, shrink=0.8)
 
 
@@ -91,11 +91,11 @@ def _mask(axes: Axes, mean_pattern: np.ndarray, odd: Mapping[str, np.ndarray]) -
     bad = ~np.isfinite(mean_pattern)
     axes.set_title(f"mask ({int(bad.sum())} pixels left out)")
     axes.imshow(bad, cmap="gray_r", vmin=0, vmax=1, interpolation="nearest")
-    for kind, where in odd.items():
-        if len(where):
+    for kind, pixels in odd.items():
+        if len(pixels):
             colour, marker = MARKS[kind]
-            axes.plot(where[:, 1], where[:, 0], marker, mfc="none", mec=colour, label=f"{kind} ({len(where)})")
-    if any(len(where) for where in odd.values()):
+            axes.plot(pixels[:, 1], pixels[:, 0], marker, mfc="none", mec=colour, label=f"{kind} ({len(pixels)})")
+    if any(len(pixels) for pixels in odd.values()):
         axes.legend(loc="upper right", fontsize="small")
 
 
@@ -104,8 +104,8 @@ def _scan(axes: Axes, scan: ShownScan) -> None:
     scale, unit = (np.ones(2), "px") if pixel_m is None else _readable(positions, pixel_m)
     y, x = (positions * scale).T
     size = float(np.clip(3000 / len(positions), 1, 30))
-    shown = axes.scatter(x, y, c=totals / max(float(totals.mean()), 1e-300), s=size, cmap="cividis", linewidths=0)
-    axes.figure.colorbar(shown, ax=axes, shrink=0.8, label="relative counts")
+    points = axes.scatter(x, y, c=totals / max(float(totals.mean()), 1e-300), s=size, cmap="cividis", linewidths=0)
+    axes.figure.colorbar(points, ax=axes, shrink=0.8, label="relative counts")
     if diameter > 0:
         turn = np.linspace(0, 2 * np.pi, 100)
         radius = diameter / 2 * scale

@@ -85,8 +85,8 @@ def slices_figure(
         depth = f" at {length_name(index * slice_spacing_m)}" if slice_spacing_m > 0 and index > 0 else ""
         met = ", met first" if index == 0 and len(object) > 1 else ""
         title = f"slice {index + 1} of {len(object)}{depth}{met}"
-        drawn = image_panel(axes, phase, title, ColourScale("viridis", limits), pixel)
-    colour_bar(drawn, list(grid), "arg O (rad)")
+        panel = image_panel(axes, phase, title, ColourScale("viridis", limits), pixel)
+    colour_bar(panel, list(grid), "arg O (rad)")
     return figure
 
 

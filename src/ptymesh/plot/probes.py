@@ -55,17 +55,17 @@ def probe_figure(probe: np.ndarray, pixel_size_m: Pixel = None, title: str | Non
         pixel_size_m: (y, x); None: pixel units.
         title: of the figure.
     """
-    shown = probe[:MOST_MODES]
-    columns = min(len(shown), 4)
-    rows = -(-len(shown) // columns)
-    rest = f", the first {len(shown)} of {len(probe)} modes" if len(probe) > len(shown) else ""
+    modes_shown = probe[:MOST_MODES]
+    columns = min(len(modes_shown), 4)
+    rows = -(-len(modes_shown) // columns)
+    rest = f", the first {len(modes_shown)} of {len(probe)} modes" if len(probe) > len(modes_shown) else ""
     figure = new_figure(2.7 * columns + 1.1, 2.9 * rows + 0.4, title or f"probe{rest}")
-    whole = figure.add_gridspec(1, 2, width_ratios=[2.7 * columns, 1.1])
-    cells = whole[0].subgridspec(rows, columns)
-    for i, (mode, power) in enumerate(zip(shown, powers_percent(probe), strict=False)):
+    outer_grid = figure.add_gridspec(1, 2, width_ratios=[2.7 * columns, 1.1])
+    cells = outer_grid[0].subgridspec(rows, columns)
+    for i, (mode, power) in enumerate(zip(modes_shown, powers_percent(probe), strict=False)):
         axes = figure.add_subplot(cells[i // columns, i % columns])
         image_panel(axes, colour_of(mode), f"mode {i + 1}: {power:.3g} %", None, pixel_size_m)
-    colour_wheel(figure.add_subplot(whole[1]))
+    colour_wheel(figure.add_subplot(outer_grid[1]))
     return figure
 
 
@@ -96,13 +96,13 @@ def pupil_figure(
     rows = figure.add_gridspec(1 if lens is None else 3, 2, height_ratios=(1,) if lens is None else (1, 1, 0.34))
     panels = [figure.add_subplot(rows[i // 2, i % 2]) for i in range(2 if lens is None else 4)]
     phase = np.where(inside, np.angle(spectrum) % (2 * math.pi), np.nan)
-    drawn = [
+    images = [
         ("intensity", power, ColourScale("magma", None, "counts")),
         ("phase of the spectrum", phase, ColourScale("hsv", (0.0, 2 * math.pi), "rad")),
     ]
     if lens is not None:
         most = max(float(np.nanpercentile(np.abs(lens.rest), 99.5)), 1e-6) if inside.any() else 1.0
-        drawn += [
+        images += [
             ("aberration phase χ, without shift", lens.chi, ColourScale("viridis", bounds(lens.chi, 0.0), "rad")),
             (
                 f"what the fit leaves: {lens.rest_rad:.3g} rad rms",
@@ -111,7 +111,7 @@ def pupil_figure(
             ),
         ]
     reach = _reach(inside, step)
-    for axes, (name, image, colours) in zip(panels, drawn, strict=True):
+    for axes, (name, image, colours) in zip(panels, images, strict=True):
         _frequency_panel(axes, image, name, colours, (step, unit, reach))
     if lens is not None:
         _table(figure.add_subplot(rows[2, :]), lens)
@@ -160,11 +160,11 @@ def _frequency_panel(
         scale: step (y, x) from a pixel to the next, its unit, and half the side that is shown.
     """
     step, unit, reach = scale
-    drawn = image_panel(axes, image, name, colours, bar=False)
+    panel = image_panel(axes, image, name, colours, bar=False)
     (top, bottom), (left, right) = (
         ((-(n // 2) - 0.5) * d, (n - n // 2 - 0.5) * d) for n, d in zip(image.shape, step, strict=True)
     )
-    drawn.set_extent((left, right, bottom, top))
+    panel.set_extent((left, right, bottom, top))
     axes.set_aspect("equal")
     axes.set_xlim(max(-reach, left), min(reach, right))
     axes.set_ylim(min(reach, bottom), max(-reach, top))

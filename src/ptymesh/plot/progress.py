@@ -76,9 +76,9 @@ def curve_panel(
     plain_axes(axes, "epoch", name)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.plot(epochs, values, "-", color=BLUE, marker="o" if len(values) < 40 else "", markersize=3, label="running")
-    held = np.asarray(history.get("held_out", ()), dtype=float)
-    if name == "residual" and len(held) == len(values) and np.isfinite(held).any():
-        axes.plot(epochs, held, "-", color=GREEN, linewidth=1, label="held-out views, frozen")
+    held_out = np.asarray(history.get("held_out", ()), dtype=float)
+    if name == "residual" and len(held_out) == len(values) and np.isfinite(held_out).any():
+        axes.plot(epochs, held_out, "-", color=GREEN, linewidth=1, label="held-out views, frozen")
     if noise_floor is not None:
         axes.axhline(noise_floor, color=GREY, linewidth=0.8, linestyle=":", label=f"noise floor: {noise_floor:.4g}")
     finite = values[np.isfinite(values)]
@@ -111,8 +111,8 @@ def _changes_panel(
 
 def _epochs(history: Mapping[str, np.ndarray], count: int) -> np.ndarray:
     """Return the epochs, numbered through where the numbers restart in every stage."""
-    given = np.asarray(history.get("epoch", ()))
-    return given if len(given) == count and (np.diff(given) > 0).all() else np.arange(1, count + 1)
+    epochs = np.asarray(history.get("epoch", ()))
+    return epochs if len(epochs) == count and (np.diff(epochs) > 0).all() else np.arange(1, count + 1)
 
 
 def _mark_stages(axes: Axes, epochs: np.ndarray, stages: np.ndarray, names: Sequence[str] | None) -> None:

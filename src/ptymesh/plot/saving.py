@@ -31,9 +31,11 @@ def save_figure(figure: Figure, path: str | os.PathLike[str], **options: Any) ->
     """
     target = usable(path, "The figure")
     kind = target.suffix.removeprefix(".").lower()
-    known = figure.canvas.get_supported_filetypes()
-    if kind not in known:
-        raise BadInput(f"The figure {target} has an unknown ending; end it in {', '.join(f'.{one}' for one in known)}.")
+    file_types = figure.canvas.get_supported_filetypes()
+    if kind not in file_types:
+        raise BadInput(
+            f"The figure {target} has an unknown ending; end it in {', '.join(f'.{one}' for one in file_types)}."
+        )
     with replacing(target, durable=False) as temporary:
         if kind == "png" and not options:  # savefig would draw everything twice, first for the layout
             FigureCanvasAgg(figure).print_png(temporary)

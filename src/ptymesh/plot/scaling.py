@@ -64,10 +64,10 @@ def _shares(axes: Axes, rows: Sequence[Mapping[str, Any]], weak: Sequence[Mappin
     ranks = np.array([row["ranks"] for row in rows], dtype=float)
     below = np.array([row["efficiency"] for row in rows])
     axes.bar(ranks, below, ranks / 3, color=BLUE, label="useful")
-    for (name, said), colour in zip(_LOST.items(), _LOST_COLOURS, strict=True):
+    for (name, label), colour in zip(_LOST.items(), _LOST_COLOURS, strict=True):
         lost = np.array([max(0.0, row["lost"].get(name, 0.0)) for row in rows])
         if (lost > 0.005).any():
-            axes.bar(ranks, lost, ranks / 3, bottom=below, color=colour, label=said)
+            axes.bar(ranks, lost, ranks / 3, bottom=below, color=colour, label=label)
         below = below + lost
     if weak:
         at, efficiency = ([row[key] for row in weak] for key in ("ranks", "efficiency"))
@@ -82,8 +82,8 @@ def _loss(axes: Axes, trials: Sequence[Mapping[str, Any]], counts: Sequence[int]
     plain_axes(axes, "seconds", "loss")
     every: list[float] = []
     for index, count in enumerate(counts):
-        own = [trial for trial in trials if trial["ranks"] == count]
-        for number, trial in enumerate(own):
+        trials_of_count = [trial for trial in trials if trial["ranks"] == count]
+        for number, trial in enumerate(trials_of_count):
             label = f"{count} rank{'s' * (count > 1)}" if number == 0 else None
             colour = _COLOURS[index % len(_COLOURS)]
             axes.plot(np.cumsum(trial["epoch_s"]), trial["loss"], color=colour, linewidth=1, label=label)

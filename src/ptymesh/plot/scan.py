@@ -113,13 +113,13 @@ def positions_figure(
     gain = max(1.0, round_length(spacing / max(np.percentile(distance, 90), STILL)))
     arrows = moved * pixel / size * gain
     axes.plot(start[:, 1], start[:, 0], "o", color=GREY, markersize=2.5, markeredgewidth=0)
-    drawn = axes.quiver(
+    quiver = axes.quiver(
         start[:, 1], start[:, 0], arrows[:, 1], arrows[:, 0], distance,
         cmap="viridis", angles="xy", scale_units="xy", scale=1, width=0.004, headwidth=4,
     )  # fmt: skip
     axes.update_datalim(np.stack([start[:, ::-1], (start + arrows)[:, ::-1]]).reshape(-1, 2))
     axes.autoscale_view()
-    colour_bar(drawn, axes, "displacement (px)")
+    colour_bar(quiver, axes, "displacement (px)")
     times = f", arrows {gain:g} times longer" if gain > 1 else ""
     moves = f"{len(place)} views moved by {distance.mean():.3g} px on average"
     axes.set_title(f"{moves}\ndots: nominal; arrows: displacement{times}", fontsize=10)
@@ -156,7 +156,7 @@ def view_vectors_figure(
         return figure
     spacing = max(np.sqrt(np.prod(extent) / len(place)), extent.max() / len(place), pixel.min()) / size
     scale = float(np.percentile(length, 95) or most) / (1.2 * spacing)
-    drawn = axes.quiver(
+    arrows = axes.quiver(
         place[:, 1], place[:, 0], vectors[:, 1], vectors[:, 0], length,
         cmap="viridis", angles="xy", scale_units="xy", scale=scale, width=0.004, headwidth=4,
     )  # fmt: skip
@@ -165,7 +165,7 @@ def view_vectors_figure(
     middle, room = (ends.max(axis=0) + ends.min(axis=0)) / 2, 0.1 * float(np.ptp(ends, axis=0).max())
     axes.update_datalim(np.concatenate([ends, [middle - room, middle + room]])[:, ::-1])
     axes.autoscale_view()
-    colour_bar(drawn, axes, f"length ({unit})")
+    colour_bar(arrows, axes, f"length ({unit})")
     return figure
 
 

@@ -134,7 +134,7 @@ def sections_figure(
     figure.set_layout_engine("none")  # sizes in inches keep the scale
 
     def add(*inches: float) -> Axes:
-        return figure.add_axes(tuple(size / whole for size, whole in zip(inches, 2 * (width, height), strict=True)))
+        return figure.add_axes(tuple(size / full for size, full in zip(inches, 2 * (width, height), strict=True)))
 
     low, right = BELOW + panels.deep + BETWEEN, LEFT + panels.wide + MIDDLE
     total = add(LEFT, low, panels.wide, panels.high)
@@ -145,8 +145,8 @@ def sections_figure(
         (panels.draw_sum(total), add(LEFT + panels.wide + 0.1, low, 0.13, panels.high), f"sum of {label}"),
         (panels.draw_cuts(along_x, along_y), add(right + panels.deep + 0.1, low, 0.13, panels.high), label),
     )
-    for drawn, axes, name in beside:
-        figure.colorbar(drawn, cax=axes).set_label(name, fontsize=9)
+    for image, axes, name in beside:
+        figure.colorbar(image, cax=axes).set_label(name, fontsize=9)
         axes.tick_params(labelsize=8)
     panels.draw_powers(bars)
     return figure
@@ -209,12 +209,12 @@ class _Panels:
     def draw_sum(self, axes: Axes) -> AxesImage:
         """Draw the sum and where it is cut."""
         total, (top, bottom), (left, right) = self.sections.total, self._edges(0), self._edges(1)
-        drawn = _image(axes, total, (left, right, bottom, top), bounds(total))
+        image = _image(axes, total, (left, right, bottom, top), bounds(total))
         axes.axhline(self._place(0), color=RED, linewidth=0.8, linestyle="--")
         axes.axvline(self._place(1), color=RED, linewidth=0.8, linestyle="--")
         axes.set_title(f"sum of {len(self.sections.powers)} slices", fontsize=10)
         _label(axes, f"x ({self.unit[1]})", f"y ({self.unit[1]})")
-        return drawn
+        return image
 
     def draw_cuts(self, along_x: Axes, along_y: Axes) -> AxesImage:
         """Draw the cuts on one colour scale, z downwards below the sum and to the right beside it."""
@@ -222,14 +222,14 @@ class _Panels:
         limits = bounds(np.concatenate([cuts.along_x.ravel(), cuts.along_y.ravel()]))
         _image(along_x, cuts.along_x, (*self._edges(1), last, first), limits)
         top, bottom = self._edges(0)
-        drawn = _image(along_y, cuts.along_y.T, (first, last, bottom, top), limits)
+        image = _image(along_y, cuts.along_y.T, (first, last, bottom, top), limits)
         depth = f"z ({self.depth_unit[1]})"
         for axes, name, across, width in ((along_x, "x-z at y", 0, self.wide), (along_y, "y-z at x", 1, self.deep)):
             scale = self._scale if width > ONE_LINE else self._scale.replace(", ", "\n")
             axes.set_title(f"{name} = {self._place(across):.4g} {self.unit[1]}{scale}", fontsize=10)
         _label(along_x, f"x ({self.unit[1]})", depth)
         _label(along_y, depth, "")
-        return drawn
+        return image
 
     @property
     def _scale(self) -> str:

@@ -127,10 +127,10 @@ def _power_panel(axes: Axes, spectrum: Spectrum, unit: tuple[float, str]) -> Non
     top = float(positive.max()) if positive.size else 1.0
     low = max(float(np.percentile(positive, DARKEST)), top / 1e8) if positive.size else top / 10
     norm = LogNorm(low if low < top else top / 10, top)
-    drawn = image_panel(
+    panel = image_panel(
         axes, np.maximum(power, low), "power of the phase", ColourScale("magma", norm, "rad²"), bar=False
     )
-    drawn.set_extent((*extent[0], extent[1][1], extent[1][0]))
+    panel.set_extent((*extent[0], extent[1][1], extent[1][0]))
     axes.set_aspect("equal")
     plain_axes(axes, f"x (1/{name})", f"y (1/{name})")
     axes.grid(False)

@@ -103,30 +103,30 @@ def image_panel(
     axes.set_facecolor(BLANK)
     cmap, limits, label = (None, None, None) if colours is None else colours
     norm = Normalize(*limits) if isinstance(limits, tuple) else limits
-    drawn = axes.imshow(image, cmap=cmap, norm=norm, aspect=pixel[0] / pixel[1], interpolation="nearest")
+    shown_image = axes.imshow(image, cmap=cmap, norm=norm, aspect=pixel[0] / pixel[1], interpolation="nearest")
     axes.set_title(title, fontsize=10)
     axes.set_xticks([])
     axes.set_yticks([])
     if bar:
         _scale_bar(axes, image.shape[:2], pixel_size_m)
     if label is not None:
-        colour_bar(drawn, axes, label)
-    return drawn
+        colour_bar(shown_image, axes, label)
+    return shown_image
 
 
-def colour_bar(drawn: ScalarMappable, axes: Axes | Sequence[Axes], label: str) -> None:
+def colour_bar(image: ScalarMappable, axes: Axes | Sequence[Axes], label: str) -> None:
     """Draw the colour bar of an image beside one or several axes.
 
     Args:
-        drawn: the image.
+        image: the image.
         axes: beside which it is drawn.
         label: of the colour bar.
     """
     first = axes if isinstance(axes, Axes) else axes[0]
-    bar = first.figure.colorbar(drawn, ax=axes, shrink=0.85, pad=0.02)
+    bar = first.figure.colorbar(image, ax=axes, shrink=0.85, pad=0.02)
     bar.set_label(label, fontsize=9)
     bar.ax.tick_params(which="both", labelsize=8)
-    if isinstance(drawn.norm, LogNorm) and (drawn.norm.vmax or 0) >= MANY_TICKS * (drawn.norm.vmin or 1):
+    if isinstance(image.norm, LogNorm) and (image.norm.vmax or 0) >= MANY_TICKS * (image.norm.vmin or 1):
         bar.minorticks_off()  # they take more time than all else that is drawn of it
 
 

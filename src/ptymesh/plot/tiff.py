@@ -70,8 +70,8 @@ def object_tiffs(
         The two paths.
     """
     phase = np.stack([np.nan_to_num(unwrapped_phase(image, region)) for image in object])
-    what = "phase of the object (rad), unwrapped, without its linear ramp"
-    return _pair(folder, f"{prefix}object", np.abs(object), phase, pixel_size_m, what)
+    description = "phase of the object (rad), unwrapped, without its linear ramp"
+    return _pair(folder, f"{prefix}object", np.abs(object), phase, pixel_size_m, description)
 
 
 def probe_tiffs(folder: str | Path, probe: np.ndarray, pixel_size_m: Pixel = None, prefix: str = "") -> list[Path]:
@@ -86,14 +86,14 @@ def probe_tiffs(folder: str | Path, probe: np.ndarray, pixel_size_m: Pixel = Non
     Returns:
         The two paths.
     """
-    what = "phase of the probe (rad), -pi to pi"
-    return _pair(folder, f"{prefix}probe", np.abs(probe), np.angle(probe), pixel_size_m, what)
+    description = "phase of the probe (rad), -pi to pi"
+    return _pair(folder, f"{prefix}probe", np.abs(probe), np.angle(probe), pixel_size_m, description)
 
 
 def _pair(
-    folder: str | Path, name: str, amplitude: np.ndarray, phase: np.ndarray, pixel_size_m: Pixel, what: str
+    folder: str | Path, name: str, amplitude: np.ndarray, phase: np.ndarray, pixel_size_m: Pixel, description: str
 ) -> list[Path]:
     paths = [Path(folder) / f"{name}_amplitude.tiff", Path(folder) / f"{name}_phase.tiff"]
     save_tiff(paths[0], amplitude, pixel_size_m, "amplitude")
-    save_tiff(paths[1], phase, pixel_size_m, what)
+    save_tiff(paths[1], phase, pixel_size_m, description)
     return paths
