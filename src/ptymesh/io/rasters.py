@@ -64,21 +64,28 @@ def scan_shape(count: int, declared: Shape | None, data: DataOptions, origin: st
 def _contradiction(declared: Shape, count: int, data: DataOptions, origin: str) -> str:
     """Return both numbers, and what to do."""
     rows, columns = declared
-    wanted = rows * columns
-    said = f"{origin} says {rows} x {columns} = {wanted} views, and {data.path} holds {count} frames"
-    spare, line = count - wanted, f"[{rows}, {columns}]"
+    declared_count = rows * columns
+    contradiction = f"{origin} says {rows} x {columns} = {declared_count} views, and {data.path} holds {count} frames"
+    spare, line = count - declared_count, f"[{rows}, {columns}]"
     if spare > 0 and spare % rows == 0:
         return (
-            f"{said}: if each row ends with {spare // rows} that belong to no view (flyback), set data.frames to "
+            f"{contradiction}: if each row ends with {spare // rows} that belong to no view (flyback), set "
+            "data.frames to "
             f"{{shape: {line}, flyback: {spare // rows}}}; if the first {spare} do, to "
             f"{{shape: {line}, skip: {spare}}}."
         )
     if spare > 0:
-        return f"{said}: if the first {spare} belong to no view, set data.frames to {{shape: {line}, skip: {spare}}}."
-    whole = count // columns
-    if whole:
-        return f"{said}: if the scan was cut short, set data.frames.shape to [{whole}, {columns}], its whole rows."
-    return f"{said}: set data.frames.shape to the rows and columns that there are."
+        return (
+            f"{contradiction}: if the first {spare} belong to no view, set data.frames to "
+            f"{{shape: {line}, skip: {spare}}}."
+        )
+    full_rows = count // columns
+    if full_rows:
+        return (
+            f"{contradiction}: if the scan was cut short, set data.frames.shape to [{full_rows}, {columns}], its whole "
+            "rows."
+        )
+    return f"{contradiction}: set data.frames.shape to the rows and columns that there are."
 
 
 def orientation_note(files: str) -> str:

@@ -94,12 +94,12 @@ def read(path: Path, data: DataOptions) -> RawScan:
 
 def _read_level_5(path: Path, data: DataOptions) -> tuple[dict[str, Array], dict[str, float]]:
     """Return arrays of three or four axes, and single numbers, by name."""
-    found = list_variables(path)
-    arrays = {one.name: Array(one.shape, one.source) for one in found if _is_stack(one.shape, data) and one.nbytes}
-    for one in found:
+    variables = list_variables(path)
+    arrays = {one.name: Array(one.shape, one.source) for one in variables if _is_stack(one.shape, data) and one.nbytes}
+    for one in variables:
         if one.name in arrays and one.is_complex:
             del arrays[one.name]
-    numbers = {one.name: value for one in found if (value := one.number()) is not None}
+    numbers = {one.name: value for one in variables if (value := one.number()) is not None}
     return arrays, numbers
 
 

@@ -116,16 +116,16 @@ def _header(path: Path, offset: int) -> FrameHeader:
         file.seek(offset)
         text = file.read(FIELDS_BYTES).decode("latin-1")
     fields = [field.strip() for field in text.split(",")]
-    what = f"The frame's header at byte {offset} of {path}"
+    subject = f"The frame's header at byte {offset} of {path}"
     if fields[0] != "MQ1" or len(fields) < 8:
-        raise BadInput(f"{what} does not begin with MQ1 and seven more fields; the file is damaged: copy it again.")
+        raise BadInput(f"{subject} does not begin with MQ1 and seven more fields; the file is damaged: copy it again.")
     numbers = [int(field) if re.fullmatch(r"\d{1,9}", field) else -1 for field in fields[1:6]]
     number, size, chips, columns, rows = numbers
     if fields[6] not in (*DTYPES, CHIP_ORDER):
-        raise BadInput(f"{what} says the type {fields[6][:20]!r}; known are {', '.join((*DTYPES, CHIP_ORDER))}.")
+        raise BadInput(f"{subject} says the type {fields[6][:20]!r}; known are {', '.join((*DTYPES, CHIP_ORDER))}.")
     if not (HEADER_BYTES[0] <= size <= HEADER_BYTES[1] and 0 < rows <= MOST_PIXELS and 0 < columns <= MOST_PIXELS):
         raise BadInput(
-            f"{what} says {fields[2]} bytes of header and {fields[4]} x {fields[5]} pixels (x, y), which cannot be; "
+            f"{subject} says {fields[2]} bytes of header and {fields[4]} x {fields[5]} pixels (x, y), which cannot be; "
             "the file is damaged: copy it again."
         )
     if fields[6] != CHIP_ORDER:
@@ -134,8 +134,8 @@ def _header(path: Path, offset: int) -> FrameHeader:
     is_known = chips == 1 or (chips == 4 and fields[7].startswith("2x2") and depth != DEEP)
     if depth not in (*DEPTHS, DEEP) or not is_known or columns % (STRIPE * max(chips, 1)):
         raise BadInput(
-            f"{what} says undecoded frames (R64) of {chips} chips ({fields[7]}), {columns} columns and {depth} bits, "
-            "which are not read; export it from the camera's software as U08, U16 or U32."
+            f"{subject} says undecoded frames (R64) of {chips} chips ({fields[7]}), {columns} columns and {depth} "
+            "bits, which are not read; export it from the camera's software as U08, U16 or U32."
         )
     if depth == DEEP:  # two frames of 12 bits, side by side in the header and one after the other in the file
         rows, columns = 2 * rows, columns // 2
@@ -162,13 +162,13 @@ def _frames(path: Path, header: FrameHeader, data: DataOptions) -> tuple[int, st
     count, over = divmod(size, header.frame_bytes)
     if not over and count:
         return count, None
-    said = f"{path} has {size} bytes, which are {count} frames of {header.frame_bytes} bytes and {over} bytes"
+    sizes = f"{path} has {size} bytes, which are {count} frames of {header.frame_bytes} bytes and {over} bytes"
     if data.frames is None or data.frames.shape is None or not count:
         raise BadInput(
-            f"{said}: copy it again, or, if the acquisition was stopped, set data.frames.shape to the whole rows and "
+            f"{sizes}: copy it again, or, if the acquisition was stopped, set data.frames.shape to the whole rows and "
             "the columns that there are."
         )
-    return count, f"{said}, which are left out."
+    return count, f"{sizes}, which are left out."
 
 
 def _declared_shape(path: Path) -> tuple[Shape | None, str]:

@@ -119,10 +119,10 @@ def _optics(file: Hdf5File, window: tuple[int, int], data: DataOptions) -> Optic
     probe = item_of(file, "/probe")
     pixel: Pair | None = None
     if isinstance(probe, h5py.Dataset) and probe.ndim >= 2:
-        said = [_attribute(file, "/probe", f"pixel_{side}_m") for side in ("height", "width")]
-        if said[0] and said[1]:
+        sides_m = [_attribute(file, "/probe", f"pixel_{side}_m") for side in ("height", "width")]
+        if sides_m[0] and sides_m[1]:
             height, width = probe.shape[-2:]
-            pixel = said[0] * height / window[0], said[1] * width / window[1]
+            pixel = sides_m[0] * height / window[0], sides_m[1] * width / window[1]
     return Optics(
         radiation=data.radiation or "photon",
         energy_eV=_attribute(file, "/", "probe_energy_eV"),

@@ -52,8 +52,8 @@ def read(path: Path, _: DataOptions) -> RawScan:
             raise _cut(path)
         _, _, version, kind, tags, total, valid = HEADER.unpack_from(start)
         if kind != IMAGES:
-            what = "spectra" if kind == SPECTRA else f"elements of kind {kind:#x}"
-            raise BadInput(f"{path} holds {valid} {what}, not patterns; name the series of the camera.")
+            kinds = "spectra" if kind == SPECTRA else f"elements of kind {kind:#x}"
+            raise BadInput(f"{path} holds {valid} {kinds}, not patterns; name the series of the camera.")
         if not 0 < valid <= total <= MOST_ELEMENTS:
             raise BadInput(f"{path} says that {valid} of {total} elements are valid, which cannot be; copy it again.")
         width = "<u8" if version >= LONG_OFFSETS else "<u4"
@@ -125,10 +125,10 @@ def _stride(path: Path, offsets: np.ndarray, frame: int) -> int:
 
 def _positions(places: list[bytes]) -> np.ndarray | None:
     """Return (N, 2) metres, y x; None where not every pattern has a place."""
-    if not all(len(tag) == TAG.size for tag in places):
+    if not all(len(one) == TAG.size for one in places):
         return None
-    found = [TAG.unpack(tag) for tag in places]
-    if not all(tag[0] == PLACED and math.isfinite(tag[3] + tag[4]) for tag in found):
+    tags = [TAG.unpack(one) for one in places]
+    if not all(one[0] == PLACED and math.isfinite(one[3] + one[4]) for one in tags):
         return None
-    positions = np.array([(tag[4], tag[3]) for tag in found])
+    positions = np.array([(one[4], one[3]) for one in tags])
     return positions if len(np.unique(positions, axis=0)) > 1 or len(positions) == 1 else None

@@ -62,7 +62,7 @@ def central(positions: np.ndarray, selected: np.ndarray, count: int | None) -> n
     """
     if count is None or count >= len(selected):
         return selected
-    here = positions[selected]
-    squared = ((here - here.mean(axis=0)) ** 2).sum(axis=1)
+    places = positions[selected]
+    squared = ((places - places.mean(axis=0)) ** 2).sum(axis=1)
     nearest = np.argsort(squared, kind="stable")[:count]
     return selected[np.sort(nearest)]
