@@ -86,15 +86,15 @@ class Fetched(Slotted):
 
     def _bring(self, rows: Tensor) -> _Piece:
         """Read a piece, and send it to the device from page-locked memory; runs in the thread."""
-        here = self._read(self._slot(rows))
-        self.fetched_bytes += here.numel() * here.element_size()
+        on_host = self._read(self._slot(rows))
+        self.fetched_bytes += on_host.numel() * on_host.element_size()
         if self._module is None:
-            return _Piece(here)
+            return _Piece(on_host)
         with self._module.device(self.device), self._module.stream(self._stream):
-            there = here.to(self.device, non_blocking=True)
+            on_device = on_host.to(self.device, non_blocking=True)
             event = self._module.Event()
             event.record(self._stream)
-        return _Piece(there, event)
+        return _Piece(on_device, event)
 
     def _drop_copies(self) -> None:
         """Drop all pieces."""
@@ -209,12 +209,12 @@ class Cropped(Patterns):
 
     fetched = True
 
-    def __init__(self, whole: Fetched, c: int) -> None:
-        super().__init__((len(whole), whole.shape[1] // c, whole.shape[2] // c), whole.dtype)
-        self.kind, self._whole, self._c = whole.kind, whole, c
+    def __init__(self, patterns: Fetched, c: int) -> None:
+        super().__init__((len(patterns), patterns.shape[1] // c, patterns.shape[2] // c), patterns.dtype)
+        self.kind, self._whole, self._c = patterns.kind, patterns, c
         #: For each row, its row among the whole patterns, or -1 - k for added row k.
-        self._origin = torch.arange(len(whole))
-        self._guests = torch.empty((0, *self.shape[1:]), dtype=self.dtype, device=whole.device)
+        self._origin = torch.arange(len(patterns))
+        self._guests = torch.empty((0, *self.shape[1:]), dtype=self.dtype, device=patterns.device)
 
     def rows(self, rows: Tensor) -> Tensor:
         """Return the patterns (B, h/c, w/c) of these rows (B,)."""
