@@ -105,7 +105,7 @@ def get_or_make(entry: CacheEntry) -> Path:
     target = folder / entry.name
     try:
         lock, record = (folder / f"{entry.name}.{end}" for end in ("lock", "json"))
-        with _locked(lock) as note_life:
+        with _hold_lock(lock) as note_life:
             if not _as_recorded(target, record, note_life):
                 _forget_old(folder)
                 target.unlink(missing_ok=True)
@@ -169,23 +169,23 @@ def _refusal(entry: CacheEntry, folder: Path, error: OSError) -> BadInput:
 def _make(entry: CacheEntry, folder: Path, target: Path, record: Path, note_life: Callable[[], None]) -> None:
     """Make the file and its record."""
     check_disk_space(entry, folder, entry.needed or 0)
-    with _published(target) as file:
+    with _write_whole(target) as file:
         sink = Sink(file, folder, entry, note_life)
         entry.make(sink)
         file.flush()
-    _record(record, target.lstat(), sink.digest())
+    _write_record(record, target.lstat(), sink.digest())
 
 
 @contextlib.contextmanager
-def _published(target: Path) -> Iterator[BinaryIO]:
+def _write_whole(target: Path) -> Iterator[BinaryIO]:
     """Yield a file to write to that gets its name if no exception is raised, and is gone otherwise."""
-    nameless = _nameless(target)
+    nameless = _open_nameless(target)
     if nameless is not None:
         with os.fdopen(nameless, "w+b") as file:
             yield file
             # Without locks, another process may have made the same file meanwhile; its content is the same.
             with contextlib.suppress(FileExistsError):
-                _name(nameless, target)
+                _give_path(nameless, target)
         return
     # This process holds the lock, so whoever wrote these was killed.
     for leftover in target.parent.glob(f"{target.name}.*.tmp"):
@@ -199,7 +199,7 @@ def _published(target: Path) -> Iterator[BinaryIO]:
         temporary.unlink(missing_ok=True)
 
 
-def _nameless(target: Path) -> int | None:
+def _open_nameless(target: Path) -> int | None:
     """Open a file without a name in the target's folder; None if the system has none, or cannot name it later."""
     kind = getattr(os, "O_TMPFILE", None)
     if kind is None:
@@ -208,7 +208,7 @@ def _nameless(target: Path) -> int | None:
     try:
         first = os.open(target.parent, kind | os.O_RDWR, 0o600)
         try:
-            _name(first, probe)
+            _give_path(first, probe)
             probe.unlink()
         finally:
             os.close(first)
@@ -217,7 +217,7 @@ def _nameless(target: Path) -> int | None:
         return None
 
 
-def _name(number: int, path: Path) -> None:
+def _give_path(number: int, path: Path) -> None:
     """Give a file without a name, by its descriptor, a path."""
     # Python follows the link in /proc only where it calls linkat(2), which it does when a folder is given; as the path
     # is absolute, the system ignores which one.
@@ -233,7 +233,7 @@ def _as_recorded(target: Path, record: Path, note_life: Callable[[], None]) -> b
     _refuse_odd(record, "a record")
     if not _refuse_odd(target, "where unpacked data belong"):
         return False
-    status, noted = target.lstat(), _recorded(record)
+    status, noted = target.lstat(), _read_record(record)
     if noted.get("size") != status.st_size:
         return False
     if noted.get("seen") == _stamp(status):
@@ -245,7 +245,7 @@ def _as_recorded(target: Path, record: Path, note_life: Callable[[], None]) -> b
             note_life()
     if noted.get("digest") != digest.hexdigest():
         return False
-    _record(record, status, digest.hexdigest())
+    _write_record(record, status, digest.hexdigest())
     return True
 
 
@@ -268,7 +268,7 @@ def _stamp(status: os.stat_result) -> list[int]:
     return [status.st_ino, status.st_mtime_ns, status.st_ctime_ns]
 
 
-def _recorded(record: Path) -> dict[str, Any]:
+def _read_record(record: Path) -> dict[str, Any]:
     """Return what a record says; nothing if it is missing or damaged."""
     try:
         with record.open("rb") as file:
@@ -278,7 +278,7 @@ def _recorded(record: Path) -> dict[str, Any]:
     return noted if isinstance(noted, dict) else {}
 
 
-def _record(record: Path, status: os.stat_result, digest: str) -> None:
+def _write_record(record: Path, status: os.stat_result, digest: str) -> None:
     """Write the record of a file."""
     temporary = record.with_name(f"{record.name}.{os.getpid()}.tmp")
     temporary.write_text(json.dumps({"size": status.st_size, "digest": digest, "seen": _stamp(status)}))
@@ -286,7 +286,7 @@ def _record(record: Path, status: os.stat_result, digest: str) -> None:
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[Callable[[], None]]:
+def _hold_lock(path: Path) -> Iterator[Callable[[], None]]:
     """Hold a lock between processes of one machine; yield a function that shows waiting ones that this one goes on.
 
     Where files cannot be locked, as on some network file systems, two processes may do the same work. Both make the

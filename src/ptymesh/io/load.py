@@ -134,7 +134,7 @@ def _reader_of(path: Path, data: DataOptions, last: Reader | None) -> Reader:
                     f"({reader.NAME}) does; leave it out, or name the patterns in data.keys, with pattern_axes."
                 )
             return reader
-    raise BadInput(_unknown(path, data.path))
+    raise BadInput(_explain_unknown(path, data.path))
 
 
 def _check_file(data: DataOptions) -> None:
@@ -160,7 +160,7 @@ def _is_known_folder(path: Path, data: DataOptions) -> bool:
     return any(FIRST_READERS[name].recognises(path, data) for name in FIRST_READERS.names())
 
 
-def _unknown(path: Path, shown_path: Path) -> str:
+def _explain_unknown(path: Path, shown_path: Path) -> str:
     """Return a sentence about a file that no reader knows; `shown_path`: its path for messages."""
     if path.is_dir():
         return (

@@ -136,7 +136,7 @@ def read_mda(path: Path, columns: str, subject: str) -> tuple[np.ndarray, str]:
         raise BadInput(f"{subject} is a scan of {rank} axes; positions are read of one and of two: save them as CSV.")
     if rank == 1:
         chosen = [_number(one, outer, subject) for one in columns.split(",")] if columns else [1, 0]
-        return _chosen(outer, chosen, subject).T, _unit(outer, chosen)
+        return _chosen_positions(outer, chosen, subject).T, _unit(outer, chosen)
     inner = []
     for start in outer.within:
         content.at = start
@@ -145,14 +145,14 @@ def read_mda(path: Path, columns: str, subject: str) -> tuple[np.ndarray, str]:
         raise BadInput(f"{subject} has no points that were taken; give another file.")
     if columns:
         chosen = [_number(one, inner[0], subject) for one in columns.split(",")]
-        return np.concatenate([_chosen(one, chosen, subject).T for one in inner]), _unit(inner[0], chosen)
+        return np.concatenate([_chosen_positions(one, chosen, subject).T for one in inner]), _unit(inner[0], chosen)
     if outer.units[:1] != inner[0].units[:1]:
         raise BadInput(
             f"{subject} says y in {outer.units[:1]} and x in {inner[0].units[:1]}; save them in one unit as CSV."
         )
     rows = []
     for k, one in enumerate(inner):
-        x = _chosen(one, [0], subject)[0]
+        x = _chosen_positions(one, [0], subject)[0]
         rows.append(np.stack([np.full(len(x), outer.places[0, k]), x], axis=1))
     return np.concatenate(rows), outer.units[0]
 
@@ -163,7 +163,7 @@ def _number(text: str, scan: StageScan, subject: str) -> int:
     return int(text)
 
 
-def _chosen(scan: StageScan, chosen: list[int], subject: str) -> np.ndarray:
+def _chosen_positions(scan: StageScan, chosen: list[int], subject: str) -> np.ndarray:
     if max(chosen) >= len(scan.places):
         raise BadInput(f"{subject} has {len(scan.places)} positioners, and a pair of positions is asked for.")
     return np.asarray(scan.places[chosen], np.float64)

@@ -50,7 +50,7 @@ def read_header(stream: BinaryIO, subject: str) -> Header:
         BadInput: there is no header, or it cannot be right.
     """
     try:
-        header = _parsed(stream)
+        header = _parse_header(stream)
     except (*DAMAGE, EOFError, SyntaxError, struct.error, tokenize.TokenError) as error:
         raise BadInput(
             f"{subject} is not a readable array ({first_line(error)}); it is truncated or damaged: save it again with "
@@ -64,18 +64,18 @@ def read_header(stream: BinaryIO, subject: str) -> Header:
     return header
 
 
-def _parsed(stream: BinaryIO) -> Header:
-    magic = _exactly(stream, 8)
+def _parse_header(stream: BinaryIO) -> Header:
+    magic = _read_exactly(stream, 8)
     version = magic[6], magic[7]
     if magic[:6] != b"\x93NUMPY":
         raise ValueError("it does not start as numpy's arrays do")
     if version not in ((1, 0), (2, 0), (3, 0)):
         raise ValueError(f"version {version[0]}.{version[1]} of the format is unknown")
-    size = _exactly(stream, 2 if version == (1, 0) else 4)
+    size = _read_exactly(stream, 2 if version == (1, 0) else 4)
     length = int.from_bytes(size, "little")
     if length > HEADER_BYTES:
         raise ValueError(f"its header says that it has {length} bytes")
-    sized_header = io.BytesIO(size + _exactly(stream, length))
+    sized_header = io.BytesIO(size + _read_exactly(stream, length))
     read_numpy_header = (
         np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     )
@@ -129,7 +129,7 @@ def read_values(stream: BinaryIO, header: Header, subject: str) -> np.ndarray:
     return native(array.reshape(header.shape, order="F" if header.fortran else "C"))
 
 
-def _exactly(stream: BinaryIO, count: int) -> bytes:
+def _read_exactly(stream: BinaryIO, count: int) -> bytes:
     content = b""
     while len(content) < count:
         piece = stream.read(count - len(content))

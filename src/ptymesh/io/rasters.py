@@ -149,15 +149,17 @@ def select_frames(raw: RawScan, frames: FrameOptions | None, path: str) -> RawSc
     if frames is None or (frames.shape is None and not frames.skip):
         return raw
     count = raw.patterns.shape[0]
-    index, needed = _views(frames, count)
+    index, needed = _frames_of_views(frames, count)
     if needed > count or not len(index):
         raise BadInput(
-            f"data.frames needs {needed} frames ({_words(frames)}), and {path} holds {count}; give the numbers that "
+            f"data.frames needs {needed} frames ({_words_for_frames(frames)}), and {path} holds {count}; give the "
+            "numbers that "
             "there are."
         )
     if raw.raster is not None and math.prod(raw.raster) != len(index):
         raise BadInput(
-            f"data.frames leaves {len(index)} views ({_words(frames)}), and the patterns of {path} are a raster of "
+            f"data.frames leaves {len(index)} views ({_words_for_frames(frames)}), and the patterns of {path} are "
+            "a raster of "
             f"{raw.raster}; leave it out, or give all of its numbers."
         )
     notes = raw.notes
@@ -178,7 +180,7 @@ def select_frames(raw: RawScan, frames: FrameOptions | None, path: str) -> RawSc
     )
 
 
-def _views(frames: FrameOptions, count: int) -> tuple[np.ndarray, int]:
+def _frames_of_views(frames: FrameOptions, count: int) -> tuple[np.ndarray, int]:
     """Return the frame of each view, and how many frames there must be."""
     if frames.shape is None:
         return np.arange(frames.skip, count), frames.skip + 1
@@ -191,6 +193,6 @@ def _views(frames: FrameOptions, count: int) -> tuple[np.ndarray, int]:
     return index.reshape(-1), needed
 
 
-def _words(frames: FrameOptions) -> str:
+def _words_for_frames(frames: FrameOptions) -> str:
     shape = "" if frames.shape is None else f"shape {list(frames.shape)}, "
     return f"{shape}skip {frames.skip}, flyback {frames.flyback}"

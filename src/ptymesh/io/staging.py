@@ -49,7 +49,7 @@ def unpacked(path: Path) -> Path:
     """Return the file itself, or the unpacked content of a bz2 file; raise BadInput if that is truncated, or a bomb."""
     with path.open("rb") as file:
         if file.read(3) != b"BZh":
-            return _checked(path)
+            return _check_archive(path)
 
     def unpack(out: Sink) -> None:
         try:
@@ -72,7 +72,9 @@ def unpacked(path: Path) -> Path:
 
     most = most_of(path.stat().st_size)
     remedy = f"unpack it yourself (bunzip2 --keep {path.name}) and name the unpacked file"
-    return _checked(get_or_make(CacheEntry(path, safe_name(fingerprint(path), "unpacked"), unpack, most, None, remedy)))
+    return _check_archive(
+        get_or_make(CacheEntry(path, safe_name(fingerprint(path), "unpacked"), unpack, most, None, remedy))
+    )
 
 
 def npz_source(path: Path, member: str, axes: str | None) -> MappedSource:
@@ -86,7 +88,7 @@ def npz_source(path: Path, member: str, axes: str | None) -> MappedSource:
     """
     subject = f"{member} in {path}"
     with open_npz(path) as archive:
-        info = _info(archive, path, member)
+        info = _member_info(archive, path, member)
         with archive.open(info) as stream:
             header = read_header(cast(BinaryIO, stream), subject)
     shape, dtype = header.shape, header.dtype
@@ -107,7 +109,7 @@ def npz_source(path: Path, member: str, axes: str | None) -> MappedSource:
         offset = _data_offset(path, info)
         _check_stored(path, info)
     else:
-        file = _extracted(path, info, member)
+        file = _extract_member(path, info, member)
     with file.open("rb") as plain:
         plain.seek(offset)
         if read_header(plain, subject) != header:
@@ -206,7 +208,7 @@ def is_npz(path: Path) -> bool:
         ) from error
 
 
-def _checked(path: Path) -> Path:
+def _check_archive(path: Path) -> Path:
     """Return the path; raise BadInput if zipfile cannot tell whether it is an archive."""
     is_npz(path)
     return path
@@ -264,7 +266,7 @@ def read_member(path: Path, member: str, most: int = MOST_VALUES) -> np.ndarray:
     """
     subject = f"{_printable(member)} in {path}"
     with open_npz(path) as archive:
-        info = _info(archive, path, member)
+        info = _member_info(archive, path, member)
         with archive.open(info) as stream:
             header = read_header(cast(BinaryIO, stream), subject)
             check_numbers(header.dtype, subject)
@@ -278,7 +280,7 @@ def read_member(path: Path, member: str, most: int = MOST_VALUES) -> np.ndarray:
             return array
 
 
-def _info(archive: zipfile.ZipFile, path: Path, member: str) -> zipfile.ZipInfo:
+def _member_info(archive: zipfile.ZipFile, path: Path, member: str) -> zipfile.ZipInfo:
     """Return the only member of this name; raise BadInput if there is none, or if it cannot be read."""
     matches = [info for info in archive.infolist() if info.filename == f"{member}.npy"]
     if len(matches) != 1:
@@ -331,7 +333,7 @@ def _check_stored(path: Path, info: zipfile.ZipInfo) -> None:
                 pass
 
 
-def _extracted(path: Path, info: zipfile.ZipInfo, member: str) -> Path:
+def _extract_member(path: Path, info: zipfile.ZipInfo, member: str) -> Path:
     def extract(out: Sink) -> None:
         with open_npz(path) as archive, archive.open(info) as stream:
             while piece := stream.read(PIECE_BYTES):

@@ -46,13 +46,15 @@ def digests_of_scan(scan: Measurement, extent: Extent = "sample", world: World |
         scan_digests["patterns"] = _digest_of_all(scan, world)
     else:
         views = evenly_spread(scan.views, SAMPLED)
-        scan_digests["patterns"] = f"{_patterns(scan, views):016x}"
+        scan_digests["patterns"] = f"{_digest_of_views(scan, views):016x}"
     positions = scan.positions if scan.stored_positions is None else scan.stored_positions
-    scan_digests |= {"positions": _rounded(positions), "mask": of_array(scan.mask)}
+    scan_digests |= {"positions": _digest_of_rounded(positions), "mask": of_array(scan.mask)}
     parts = {"background": scan.background, "intensity": scan.intensity, "efficiency": scan.efficiency}
     if isinstance(scan.patterns, PreparedSource):
         parts |= {"dark": scan.patterns.dark, "flat or gain": scan.patterns.scale}
-    return scan_digests | {name: "none" if array is None else _rounded(array) for name, array in parts.items()}
+    return scan_digests | {
+        name: "none" if array is None else _digest_of_rounded(array) for name, array in parts.items()
+    }
 
 
 def check(saved: Any, scan: Measurement, world: World) -> dict[str, str]:
@@ -74,14 +76,15 @@ def check(saved: Any, scan: Measurement, world: World) -> dict[str, str]:
     if differ:
         were = saved.get("path") or "data without a path"
         raise BadInput(
-            f"The data have changed since the checkpoint: it is of {were} ({_short(saved)}), and "
-            f"{now['path'] or 'these'} ({_short(now)}) differ in {', '.join(differ)}; put the data back, or go on with "
+            f"The data have changed since the checkpoint: it is of {were} ({_describe_digests(saved)}), and "
+            f"{now['path'] or 'these'} ({_describe_digests(now)}) differ in {', '.join(differ)}; put the data "
+            "back, or go on with "
             f"these by --other-data (other_data=True in Python)."
         )
     return now
 
 
-def _short(scan_digests: Mapping[str, str]) -> str:
+def _describe_digests(scan_digests: Mapping[str, str]) -> str:
     return (
         f"fingerprint {scan_digests['file'][:12]}"
         if scan_digests.get("file")
@@ -89,7 +92,7 @@ def _short(scan_digests: Mapping[str, str]) -> str:
     )
 
 
-def _patterns(scan: Measurement, views: np.ndarray) -> int:
+def _digest_of_views(scan: Measurement, views: np.ndarray) -> int:
     """Return the sum of the digests of views (n,) as stored; each depends on the view's number."""
     source, total = scan.patterns, 0
     for part in slabs(len(views), _frame_bytes(scan)):
@@ -119,13 +122,13 @@ def _frame_bytes(scan: Measurement) -> int:
 def _digest_of_all(scan: Measurement, world: World) -> str:
     """Return the digest of all views, of which each rank reads successive ones: these share chunks. Collective."""
     local_views = np.array_split(np.arange(scan.views), world.size)[world.rank]
-    local = world.on_all_ranks(lambda: _patterns(scan, local_views), "reading the data")
+    local = world.on_all_ranks(lambda: _digest_of_views(scan, local_views), "reading the data")
     halves = torch.tensor([local >> 32, local & 0xFFFFFFFF], dtype=torch.int64, device=world.device)
     high, low = world.sum(halves)[0].tolist()
     return f"{((high << 32) + low) % 2**64:016x}"
 
 
-def _rounded(array: np.ndarray) -> str:
+def _digest_of_rounded(array: np.ndarray) -> str:
     """Return the digest of real numbers, rounded to steps larger than differences between machines."""
     values = np.asarray(array, np.float64)
     step = SHARE * (float(np.abs(values).max(initial=0.0)) or 1.0)

@@ -72,7 +72,7 @@ def write(directory: Path, number: int, content: Manifest) -> None:
     """
     generation = directory / folder(number)
     with writing(generation / MANIFEST):
-        _write(generation / MANIFEST, {**_head(number), **content})
+        _write(generation / MANIFEST, {**_manifest_head(number), **content})
         to_disk(generation)
     make_current(directory, number)
 
@@ -81,7 +81,7 @@ def make_current(directory: Path, number: int) -> None:
     """Make a generation the current one, by a manifest that is renamed into place."""
     path, temporary = directory / MANIFEST, directory / (MANIFEST + ".new")
     with writing(path):
-        _write(temporary, _head(number))
+        _write(temporary, _manifest_head(number))
         os.replace(temporary, path)
         to_disk(directory)
 
@@ -217,7 +217,7 @@ def _check_digest(path: Path, digest: str) -> None:
         raise BadInput(f"The checkpoint's {path} is damaged: it does not hold what was written; {COPY}.")
 
 
-def _head(number: int) -> Manifest:
+def _manifest_head(number: int) -> Manifest:
     return {"format": FORMAT, "version": VERSION, "generation": number}
 
 
@@ -235,7 +235,7 @@ def _read(path: Path) -> Manifest:
     try:
         size = path.stat().st_size
         text = path.read_bytes() if size <= MOST_BYTES else b""
-        manifest = json.loads(text, parse_constant=_refused)
+        manifest = json.loads(text, parse_constant=_refuse_constant)
         sound = isinstance(manifest, dict) and manifest.get(digests.NAME) == digests.of_json(manifest)
     except (OSError, ValueError, RecursionError, PtymeshError) as error:
         raise BadInput(f"{path} is not readable as JSON ({error}); {COPY}.") from error
@@ -258,5 +258,5 @@ def _check_kind(path: Path, manifest: Manifest) -> None:
         )
 
 
-def _refused(name: str) -> float:
+def _refuse_constant(name: str) -> float:
     raise ValueError(f"{name} is no number of JSON")

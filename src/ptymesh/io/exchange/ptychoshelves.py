@@ -101,7 +101,7 @@ def read(path: Path) -> tuple[Result, list[str]]:
 
         with reading(str(path)):
             variables = loadmat(path, variable_names=["object", "probe", "outputs", "p"])
-        return _read(path, lambda name: _inside(variables, name))
+        return _read(path, lambda name: _array_in_structs(variables, name))
     with open_hdf5(path) as file:
 
         def array_of(name: str) -> np.ndarray | None:
@@ -115,7 +115,7 @@ def read(path: Path) -> tuple[Result, list[str]]:
         return _read(path, array_of)
 
 
-def _inside(variables: dict[str, Any], name: str) -> np.ndarray | None:
+def _array_in_structs(variables: dict[str, Any], name: str) -> np.ndarray | None:
     """Return an array within scipy's nested structs (record arrays), None if there is none."""
     first, *fields = name.split("/")
     node: Any = variables.get(first)

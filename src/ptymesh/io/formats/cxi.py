@@ -137,10 +137,10 @@ class MaskBits:
             rows: of the detector, with step 1.
             columns: of the detector, with step 1.
         """
-        return _good(self._bits.read(views, rows, columns), self._bits.name)
+        return _good_pixels(self._bits.read(views, rows, columns), self._bits.name)
 
 
-def _good(bits: np.ndarray, name: str) -> np.ndarray:
+def _good_pixels(bits: np.ndarray, name: str) -> np.ndarray:
     if bits.dtype.kind == "f" and not (np.abs(bits) < 2.0**62).all():  # False on NaN too
         raise BadInput(f"The mask {name} holds NaN or numbers that are no bits; write whole numbers, 0 where good.")
     return (bits.astype(np.int64) & ~HAS_SIGNAL) == 0
@@ -154,7 +154,7 @@ def _mask(
         return None, None
     stored = dataset_of(file, name).shape
     if stored == shape[1:]:
-        return _good(read_dataset(file, name, kinds="buif"), name), None
+        return _good_pixels(read_dataset(file, name, kinds="buif"), name), None
     if len(stored) in (3, 4) and math.prod(stored[:-2]) == shape[0] and stored[-2:] == shape[1:]:
         return None, MaskBits(Hdf5Source(path, name, follow=options.follow))
     raise BadInput(f"{name} in {path} has shape {stored}; the patterns are {shape}: use a mask (H, W) or (N, H, W).")

@@ -74,7 +74,7 @@ def read(path: Path, data: DataOptions) -> RawScan:
         count, *window = source.shape
         notes: list[str] = []
         notes += _check_count(file, count, data)
-        declared, voltage, origin = _beside(path, file)
+        declared, voltage, origin = _scan_size_and_volts(path, file)
         shape = scan_shape(count, declared, data, origin)
         optics = _optics(file, voltage, data, notes)
         notes += _beam_note(file, (window[0], window[1]))
@@ -123,7 +123,7 @@ def _check_count(file: Hdf5File, count: int, data: DataOptions) -> list[str]:
     return [f"{difference}."]
 
 
-def _beside(path: Path, file: Hdf5File) -> tuple[Shape | None, float | None, str]:
+def _scan_size_and_volts(path: Path, file: Hdf5File) -> tuple[Shape | None, float | None, str]:
     """Return (rows, columns) and volts that are said beside the frames, and by whom."""
     group = item_of(file, DATA)
     scan_shape = None if group is None else attribute(group, "scan_shape")

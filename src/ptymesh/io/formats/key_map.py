@@ -227,13 +227,13 @@ class _OtherFiles:
     def __init__(self, arrays: NamedArrays, path: Path, follow: Sequence[Path]) -> None:
         self._arrays, self._path, self._follow = arrays, path, follow
 
-    def _elsewhere(self, name: str) -> str | None:
+    def _reference_elsewhere(self, name: str) -> str | None:
         """Return the reference to another file; None if the data file has the array, or if there is no other file."""
         return None if self._arrays.has(name) else names_file(name, self._path.parent)
 
     def shape_and_dtype(self, name: str) -> tuple[tuple[int, ...], np.dtype]:
         """Return shape and dtype of an array."""
-        other = self._elsewhere(name)
+        other = self._reference_elsewhere(name)
         if other is None:
             return self._arrays.shape_and_dtype(name)
         array = load_array(other, "data.keys", ANY, follow=self._follow)
@@ -241,7 +241,7 @@ class _OtherFiles:
 
     def unit(self, name: str) -> str | None:
         """Return the unit that an HDF5 dataset says; None if it says none."""
-        other = self._elsewhere(name)
+        other = self._reference_elsewhere(name)
         if other is None:
             return self._arrays.unit(name)
         if said_by_file := unit_of_mda(other):
@@ -252,7 +252,7 @@ class _OtherFiles:
         return _Hdf5Arrays(Path(file), self._follow).unit(inside)
 
     def __call__(self, name: str | None, most: int, kinds: str) -> Any:
-        other = None if name is None else self._elsewhere(name)
+        other = None if name is None else self._reference_elsewhere(name)
         if other is None:
             return self._arrays(name, most, kinds)
         return load_array(other, "data.keys", kinds, most, follow=self._follow)

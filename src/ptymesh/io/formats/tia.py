@@ -49,7 +49,7 @@ def read(path: Path, _: DataOptions) -> RawScan:
     with path.open("rb") as file:
         start = file.read(HEADER.size + 8)
         if len(start) < HEADER.size + 8:
-            raise _cut(path)
+            raise _truncated(path)
         _, _, version, kind, tags, total, valid = HEADER.unpack_from(start)
         if kind != IMAGES:
             kinds = "spectra" if kind == SPECTRA else f"elements of kind {kind:#x}"
@@ -61,12 +61,12 @@ def read(path: Path, _: DataOptions) -> RawScan:
         file.seek(table)
         content = file.read(2 * total * int(width[2]))
         if len(content) < 2 * total * int(width[2]):
-            raise _cut(path)
+            raise _truncated(path)
         offsets = np.frombuffer(content, width).astype(np.int64)
         if ((offsets < 0) | (offsets > size)).any():
-            raise _cut(path)
-        first = _element(path, _at(file, int(offsets[0]), ELEMENT.size))
-        places = [_at(file, int(offset), TAG.size) for offset in offsets[total : total + valid]]
+            raise _truncated(path)
+        first = _element(path, _bytes_at(file, int(offsets[0]), ELEMENT.size))
+        places = [_bytes_at(file, int(offset), TAG.size) for offset in offsets[total : total + valid]]
     shape, dtype, step = first
     frame = shape[0] * shape[1] * dtype.itemsize
     stride = _stride(path, offsets[:valid], frame)
@@ -93,11 +93,11 @@ def read(path: Path, _: DataOptions) -> RawScan:
     )
 
 
-def _cut(path: Path) -> BadInput:
+def _truncated(path: Path) -> BadInput:
     return BadInput(f"{path} ends within its header or its table; it is truncated: copy it again.")
 
 
-def _at(file: BinaryIO, offset: int, count: int) -> bytes:
+def _bytes_at(file: BinaryIO, offset: int, count: int) -> bytes:
     file.seek(offset)
     return file.read(count)
 
@@ -105,7 +105,7 @@ def _at(file: BinaryIO, offset: int, count: int) -> bytes:
 def _element(path: Path, content: bytes) -> tuple[tuple[int, int], np.dtype, float]:
     """Return (rows, columns), type and calibration of a pattern."""
     if len(content) < ELEMENT.size:
-        raise _cut(path)
+        raise _truncated(path)
     _, step, _, _, _, _, kind, columns, rows = ELEMENT.unpack(content)
     if kind not in DTYPES or not (0 < rows <= MOST_SIDE and 0 < columns <= MOST_SIDE):
         raise BadInput(

@@ -63,7 +63,7 @@ def check(data: h5py.Dataset, kinds: str) -> None:
         raise BadInput(f"{subject} is empty; it should hold values.")
     text = h5py.check_string_dtype(data.dtype) is not None
     if not ("U" in kinds if text else _is_of(data.dtype, kinds)):
-        raise BadInput(f"{subject} holds {'text' if text else data.dtype}, where {_named(kinds)} should be.")
+        raise BadInput(f"{subject} holds {'text' if text else data.dtype}, where {_words_for_kinds(kinds)} should be.")
     stored_bytes = data.id.get_storage_size()
     most = stored_bytes * UNFOLDS + FREELY if properties.get_nfilters() else stored_bytes
     if data.nbytes > most:
@@ -81,6 +81,6 @@ def _is_of(dtype: np.dtype, kinds: str) -> bool:
     return dtype.kind in kinds and dtype.itemsize <= (16 if dtype.kind == "c" else 8)
 
 
-def _named(kinds: str) -> str:
+def _words_for_kinds(kinds: str) -> str:
     names = {"c": "complex numbers", "f": "real numbers", "i": "integers", "U": "text"}
     return " or ".join(name for letter, name in names.items() if letter in kinds)

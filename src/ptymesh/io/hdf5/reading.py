@@ -351,7 +351,7 @@ def first_line(error: BaseException) -> str:
 
 def _find(file: Hdf5File, name: str) -> tuple[Hdf5File, Any]:
     """Return the file that an object lies in, and the object (h5py's low-level identifier) or None."""
-    subject, item = f"{name} in {file.filename}", _root(file)
+    subject, item = f"{name} in {file.filename}", _root_group(file)
     parts_left, hops = deque(_path_parts(name.encode())), 0
     while parts_left:
         part = parts_left.popleft()
@@ -366,18 +366,18 @@ def _find(file: Hdf5File, name: str) -> tuple[Hdf5File, Any]:
             raise BadInput(f"{subject} is a link that leads in circles: mend the link, or copy the file again.")
         if kind == h5py.h5l.TYPE_SOFT:
             path = item.links.get_val(part)
-            item = _root(file) if path.startswith(b"/") else item
+            item = _root_group(file) if path.startswith(b"/") else item
         elif kind == h5py.h5l.TYPE_EXTERNAL:
             other_name, path = item.links.get_val(part)
             file = file.other(other_name)
-            item = _root(file)
+            item = _root_group(file)
         else:
             raise BadInput(f"{subject} is a link of a kind that is not known: copy what it stands for into the file.")
         parts_left.extendleft(reversed(_path_parts(path)))
     return file, item
 
 
-def _root(file: Hdf5File) -> Any:
+def _root_group(file: Hdf5File) -> Any:
     return h5py.h5g.open(file.id, b"/")
 
 
@@ -428,11 +428,13 @@ def _opened_object(group: Any, part: bytes) -> Any:
         return h5py.h5o.open(group, part)
     except KeyError:
         if group.links.exists(part) and h5py.h5o.get_info(group, part).type == h5py.h5o.TYPE_DATASET:
-            return h5py.h5d.open(group, part, _beside())  # it is open with this option elsewhere in the process
+            return h5py.h5d.open(
+                group, part, _access_beside_file()
+            )  # it is open with this option elsewhere in the process
         raise
 
 
-def _beside() -> Any:
+def _access_beside_file() -> Any:
     """Return access options by which external storage is looked for beside the file, not in the working folder."""
     access = h5py.h5p.create(h5py.h5p.DATASET_ACCESS)
     access.set_efile_prefix(b"${ORIGIN}")
@@ -449,7 +451,7 @@ def _open_external_storage(home: Hdf5File, identifier: Any, plan: Any) -> Any:
             )
     name = h5py.h5i.get_name(identifier)
     identifier._close()  # HDF5 keeps the options with which a dataset was opened first
-    return h5py.h5d.open(home.id, name, _beside())
+    return h5py.h5d.open(home.id, name, _access_beside_file())
 
 
 def _check_sources(home: Hdf5File, name: str, plan: Any, above: tuple[tuple[Path, str], ...]) -> int:

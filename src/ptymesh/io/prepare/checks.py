@@ -129,7 +129,10 @@ def scan_fault(measurement: Measurement) -> str:
     step = extent / along
     if step >= LEAST_STEP_PX:
         return too_far_apart(m.positions, m.window)
-    return f"Views of {m.name} are {step:.2g} object pixels apart{_pixel(m.geometry)}: {_units(m.geometry)}."
+    return (
+        f"Views of {m.name} are {step:.2g} object pixels apart{_words_for_pixel(m.geometry)}: "
+        f"{_keys_to_check(m.geometry)}."
+    )
 
 
 def check_near_field(measurement: Measurement) -> Findings:
@@ -138,12 +141,12 @@ def check_near_field(measurement: Measurement) -> Findings:
     return Findings(doubts=(doubt,) if doubt else ())
 
 
-def _pixel(geometry: Geometry) -> str:
+def _words_for_pixel(geometry: Geometry) -> str:
     pixel = geometry.object_pixel_m
     return "" if pixel is None else f", which have {max(pixel):.3g} m"
 
 
-def _units(geometry: Geometry) -> str:
+def _keys_to_check(geometry: Geometry) -> str:
     """Return words for the keys to check, those with unusual values first."""
     g = geometry
     unusual_keys: list[str] = []
@@ -216,7 +219,7 @@ def check_marks(measurement: Measurement) -> Findings:
     least, most = _laid_out(m, sample_survey.least), _laid_out(m, sample_survey.most)
     never = np.zeros(m.window, bool)
     if forgiving:
-        never = m.mask & (_present(sampled_scan) == 0)
+        never = m.mask & (_count_views_with_data(sampled_scan) == 0)
     constant = m.mask & (least == most) & (most > 0)
     marks = constant & np.isin(most, MARKERS) if len(views) > 1 else np.zeros(m.window, bool)
     if len(views) >= LEAST_SAMPLED:
@@ -363,7 +366,7 @@ def without_marks(measurement: Measurement) -> Measurement:
     return apply_findings(measurement, check_marks(measurement))
 
 
-def _present(measurement: Measurement) -> np.ndarray:
+def _count_views_with_data(measurement: Measurement) -> np.ndarray:
     """Return the number of views (h, w) that have data in each pixel."""
     counts = measurement.patterns.read(np.arange(measurement.views))
     return np.asarray((counts >= 0).sum(axis=0))
@@ -438,7 +441,7 @@ def _weak_gain_doubts(measurement: Measurement, pattern_survey: Survey) -> tuple
         else find_weakened_regions(pattern_survey.mean, pattern_survey.most, m.views, upright(m, m.mask))
     )
     return tuple(
-        f"{_count(int(region.pixels.sum()), 'pixel')} ({_places(m, _laid_out(m, region.pixels))}) count "
+        f"{_count(int(region.pixels.sum()), 'pixel')} ({_list_regions(m, _laid_out(m, region.pixels))}) count "
         f"{region.share:.2g} times what all around them do: is this a semi-transparent beam stop? Give data.flat, "
         f"{region.share:.2g} there and 1 elsewhere, or leave them out by data.mask."
         for region in regions
@@ -470,7 +473,7 @@ def _leaving_out(
         np.sort(np.concatenate([views for views, _, _ in kinds_present])) if kinds_present else np.empty(0, np.int64)
     )
     parts = [
-        (f"{problem} ({_names(measurement, views)}) of {measurement.views}", why)
+        (f"{problem} ({_list_views(measurement, views)}) of {measurement.views}", why)
         for views, problem, why in kinds_present
     ]
     if measurement.checks.views == "warn" or len(left_out) == measurement.views:
@@ -503,7 +506,7 @@ def _mask_pixels(measurement: Measurement, kinds: Sequence[tuple[np.ndarray, str
         new = pixels & measurement.mask & ~masked
         if new.any():
             masked |= new
-            parts.append(f"{_count(int(new.sum()), 'pixel')} {problem} ({_places(measurement, new)})")
+            parts.append(f"{_count(int(new.sum()), 'pixel')} {problem} ({_list_regions(measurement, new)})")
     if not parts:
         return Findings(masked=masked)
     many = len(stored_regions(measurement, masked)) > MOST_REGIONS
@@ -518,12 +521,12 @@ def _mask_pixels(measurement: Measurement, kinds: Sequence[tuple[np.ndarray, str
     )
 
 
-def _names(measurement: Measurement, views: np.ndarray) -> str:
+def _list_views(measurement: Measurement, views: np.ndarray) -> str:
     names = stored_views(measurement, views)
     return ", ".join(str(view) for view in names[:6]) + (" ..." if len(names) > 6 else "")
 
 
-def _places(measurement: Measurement, pixels: np.ndarray) -> str:
+def _list_regions(measurement: Measurement, pixels: np.ndarray) -> str:
     """Return words for the largest regions of pixels (h, w), as stored."""
     regions = sorted(stored_regions(measurement, pixels), key=lambda r: -(r[1] - r[0]) * (r[3] - r[2]))
     texts = [

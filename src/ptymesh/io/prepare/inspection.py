@@ -134,7 +134,7 @@ def summarise(measurement: Measurement) -> InspectionReport:
     numbers = (
         _geometry(measurement)
         | _sampling(measurement, scan, diameter, origin)
-        | _counts(measurement, pattern_survey, scan, diameter)
+        | _count_statistics(measurement, pattern_survey, scan, diameter)
         | {"masked": masked, "noise_gain": noise_gain(measurement, diameter)}
     )
     pixels: dict[str, Any] = {kind: tuple((int(y), int(x)) for y, x in places) for kind, places in odd.items()}
@@ -197,7 +197,7 @@ def _scanned_area(scan: ScanStatistics, diameter: float) -> float:
     return scan.hull_area + scan.hull_length * diameter / 2 + math.pi * diameter**2 / 4
 
 
-def _counts(m: Measurement, pattern_survey: Survey, scan: ScanStatistics, diameter: float) -> dict[str, Any]:
+def _count_statistics(m: Measurement, pattern_survey: Survey, scan: ScanStatistics, diameter: float) -> dict[str, Any]:
     pixel = m.geometry.object_pixel_m
     mean = float(pattern_survey.totals.mean())
     area = scan.area_per_view or scan.step * diameter  # a line lights a strip as wide as the beam
@@ -249,12 +249,13 @@ def _about_scan(s: InspectionReport, stray: np.ndarray) -> Iterator[str]:
     if len(stray):
         numbers = ", ".join(str(view) for view in stray[:5]) + (" ..." if len(stray) > 5 else "")
         yield (
-            f"{_n(len(stray), 'view lies', 'views lie')} further than a probe diameter from every other ({numbers}): "
+            f"{_count_of(len(stray), 'view lies', 'views lie')} further than a probe diameter from every other "
+            f"({numbers}): "
             f"motor readings may be wrong."
         )
     if s.refused or s.probe_diameter_from == "window" or not s.overlap < 0.4:
         return
-    origin = f"(about {s.probe_diameter_px:.0f} px, from the {_origin(s)})"
+    origin = f"(about {s.probe_diameter_px:.0f} px, from the {_words_for_origin(s)})"
     if s.overlap < 0:
         yield (
             f"Neighbouring views are {s.step_px:.3g} px apart, further than the probe is wide {origin}: perhaps the "
@@ -271,7 +272,7 @@ def _about_scan(s: InspectionReport, stray: np.ndarray) -> Iterator[str]:
 def _about_sampling(s: InspectionReport) -> Iterator[str]:
     if s.propagation == "far_field" and s.oversampling < 1.3:
         yield (
-            f"The probe (about {s.probe_diameter_px:.0f} px, from the {_origin(s)}) fills the window of "
+            f"The probe (about {s.probe_diameter_px:.0f} px, from the {_words_for_origin(s)}) fills the window of "
             f"{min(s.window)} px: the diffraction patterns are undersampled; pad the detector or check the distance."
         )
     if s.radiation == "electron" and s.energy_eV is not None and not 1e4 <= s.energy_eV <= 2e6:
@@ -324,9 +325,15 @@ def _about_beam(s: InspectionReport, views: np.ndarray) -> Iterator[str]:
     median = float(np.median(totals)) if len(totals) else 0.0
     weak, bright = views[totals < 0.3 * median], views[totals > 3 * median]
     if median > 0 and len(weak):
-        yield f"{_n(len(weak), 'view has', 'views have')} less than 30 % of the median counts (first: view {weak[0]})."
+        yield (
+            f"{_count_of(len(weak), 'view has', 'views have')} less than 30 % of the median counts (first: view "
+            f"{weak[0]})."
+        )
     if median > 0 and len(bright):
-        yield f"{_n(len(bright), 'view has', 'views have')} over 3 times the median counts (first: view {bright[0]})."
+        yield (
+            f"{_count_of(len(bright), 'view has', 'views have')} over 3 times the median counts (first: view "
+            f"{bright[0]})."
+        )
     if abs(s.intensity_drift) > 0.2:
         yield (
             f"The counts drift by {s.intensity_drift:+.0%} over the scan: give the incident intensity "
@@ -342,9 +349,9 @@ def _rms_width(pattern: np.ndarray) -> float:
     return float(np.sqrt((pattern * (y**2 + x**2)).sum() / total)) if total > 0 else 0.0
 
 
-def _origin(s: InspectionReport) -> str:
+def _words_for_origin(s: InspectionReport) -> str:
     return {"file": "file's probe", "speckle": "size of the speckles", "window": "window"}[s.probe_diameter_from]
 
 
-def _n(count: int, one: str, many: str) -> str:
+def _count_of(count: int, one: str, many: str) -> str:
     return f"{count} {one if count == 1 else many}"

@@ -127,10 +127,10 @@ def near_field_signs(measurement: Measurement, most: int = VIEWS, binning: int =
         return None
     frame = 8 * int(np.prod(m.window))
     views = central_views(m.positions, min(most, max(FEWEST, BYTES // frame)))
-    patterns, summed = _binned(upright(m, _counts(m, views)))
+    patterns, summed = _binned(upright(m, _nonnegative_counts(m, views)))
     # in detector pixels of the binned patterns, so that a size is a magnification
     positions = m.positions[views] * np.array(g.object_pixel_m) / (summed * np.array(g.detector_pixel_m))
-    shadows = _moves(patterns, positions)
+    shadows = _find_moves(patterns, positions)
     if shadows is None or not shadows.is_clear or shadows.score < STANDARD_ERRORS * shadows.error:
         return None
     pattern_width = effective_width(patterns.mean(axis=0))
@@ -140,7 +140,7 @@ def near_field_signs(measurement: Measurement, most: int = VIEWS, binning: int =
     return NearFieldSigns(shadows.size, shadows, float(width_m / (WIDE * window_m)), filled_share)
 
 
-def _moves(patterns: np.ndarray, positions: np.ndarray) -> Shadows | None:
+def _find_moves(patterns: np.ndarray, positions: np.ndarray) -> Shadows | None:
     """Return how features of patterns (n, h, w) move with positions (n, 2)."""
     side, pairs = min(patterns.shape[1:]), spread_pairs(positions, PAIRS)
     step, most = _typical_step(positions), float(np.ptp(positions, axis=0).max())
@@ -178,7 +178,7 @@ def near_field_doubt(measurement: Measurement) -> str:
     )
 
 
-def _counts(measurement: Measurement, views: np.ndarray) -> np.ndarray:
+def _nonnegative_counts(measurement: Measurement, views: np.ndarray) -> np.ndarray:
     """Return patterns (n, h, w) of these views, nothing where there are no data."""
     source = measurement.patterns
     if isinstance(source, PreparedSource):

@@ -78,10 +78,10 @@ def odd_views(totals: np.ndarray, positions: np.ndarray, *, related: bool = True
         return OddViews(np.flatnonzero(totals == 0), none, none)
     bright = totals > BRIGHT * level
     pairs = neighbours(positions)
-    cut_off = _abrupt(dark, totals, pairs, lambda near, far, _: bool(np.median(near) >= SHARP * np.median(far)))
+    cut_off = _abrupt_views(dark, totals, pairs, lambda near, far, _: bool(np.median(near) >= SHARP * np.median(far)))
     flash = none
     if len(totals) >= LEAST_VIEWS and bright.sum() <= max(1, FEW_BRIGHT * len(totals)):
-        flash = _abrupt(
+        flash = _abrupt_views(
             bright, totals, pairs, lambda near, _, own: bool(np.quantile(near, 0.75) * BRIGHT <= np.median(own))
         )
     return OddViews(cut_off[totals[cut_off] == 0], cut_off[totals[cut_off] > 0], flash)
@@ -96,7 +96,7 @@ def neighbours(positions: np.ndarray) -> np.ndarray:
     return np.asarray(scipy.spatial.cKDTree(positions).query_pairs(NEAR * step, output_type="ndarray"), np.int64)
 
 
-def _abrupt(
+def _abrupt_views(
     odd: np.ndarray,
     totals: np.ndarray,
     pairs: np.ndarray,

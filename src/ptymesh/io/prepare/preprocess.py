@@ -100,18 +100,18 @@ class PreparedSource:
         frame = max(1, (rows.stop - rows.start) * (columns.stop - columns.start)) * max(4, self.raw.dtype.itemsize)
         step = max(1, SLAB_BYTES // frame)
         if len(views) <= step:
-            return self._prepared(self.selected[views], rows, columns)
+            return self._prepare(self.selected[views], rows, columns)
         out = np.empty((len(views), *self.window.shape), self.dtype)
         for start in range(0, len(views), step):
             part = slice(start, start + step)
-            out[part] = self._prepared(self.selected[views[part]], rows, columns)
+            out[part] = self._prepare(self.selected[views[part]], rows, columns)
         return out
 
     @property
     def _can_miss(self) -> bool:
         return self.saturation is not None or self.invalid == "missing" or self.view_mask is not None
 
-    def _prepared(self, stored: np.ndarray, rows: slice, columns: slice) -> np.ndarray:
+    def _prepare(self, stored: np.ndarray, rows: slice, columns: slice) -> np.ndarray:
         values = self.window.gather(self.raw.read(stored, rows, columns), spanned=True)
         missing = None if self.saturation is None else values >= self.saturation
         if not self.good.all():
@@ -120,7 +120,7 @@ class PreparedSource:
             unseen = ~self.window.gather(self.view_mask.read(stored, rows, columns), spanned=True)
             values[unseen] = 0
             missing = unseen if missing is None else missing | unseen
-        values, invalid = self._checked(values, stored)
+        values, invalid = self._remove_invalid(values, stored)
         if invalid is not None:
             missing = invalid if missing is None else missing | invalid
         if self.amplitudes:
@@ -136,7 +136,7 @@ class PreparedSource:
             counts[:, ~self.mask] = 0
         return counts
 
-    def _checked(self, values: np.ndarray, stored: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+    def _remove_invalid(self, values: np.ndarray, stored: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
         """Return values with all that is no count set to 0, and where they are missing (None: nowhere)."""
         if values.dtype.kind in "bu" or not values.size:
             return values, None
@@ -209,7 +209,7 @@ def measurement_of(raw: RawScan, data: DataOptions, positions: PositionOptions, 
     selected = selected_views(count, raster_shape or raw.raster, data, () if checked is None else checked.without)
     geometry = raw.optics.overridden(data).geometry(shape)
     far = geometry.propagation == "far_field"
-    good, flat = _good(raw, data, shape)
+    good, flat = _good_pixels(raw, data, shape)
     efficiency = _efficiency(raw, data, good)
     if efficiency is not None:
         good = good & (efficiency > 0)
@@ -256,7 +256,7 @@ def measurement_of(raw: RawScan, data: DataOptions, positions: PositionOptions, 
         geometry=final,
         mask=mask,
         background=None if background is None else _background(background, window, good_here),
-        efficiency=None if efficiency is None else _relative(efficiency, window, good_here),
+        efficiency=None if efficiency is None else _relative_efficiency(efficiency, window, good_here),
         intensity=_intensity(raw, data, count, selected),
         probe=probe,
         beam=raw.beam,
@@ -281,7 +281,7 @@ def _exclude_regions(good: np.ndarray, regions: Sequence[Region], data: DataOpti
     return good
 
 
-def _good(raw: RawScan, data: DataOptions, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray | None]:
+def _good_pixels(raw: RawScan, data: DataOptions, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray | None]:
     """Return the good pixels (H, W) bool, and the flat field (None: there is none)."""
     good = np.ones(shape, bool) if raw.mask is None else raw.mask
     if good.shape != shape or good.dtype != np.bool_:
@@ -423,7 +423,7 @@ def _efficiency(raw: RawScan, data: DataOptions, good: np.ndarray) -> np.ndarray
     return efficiency
 
 
-def _relative(efficiency: np.ndarray, window: Window, good: np.ndarray) -> np.ndarray:
+def _relative_efficiency(efficiency: np.ndarray, window: Window, good: np.ndarray) -> np.ndarray:
     """Return the efficiency (h, w) of a window's pixels, with mean 1 over the good ones and 1 at all others."""
     values = window.gather(efficiency.astype(np.float64))
     is_good, pixels = window.all_of(good), window.binned(np.ones_like(values), np.dtype(np.float64))

@@ -201,7 +201,7 @@ def take_pixels(slab: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.n
         rows: (h,) int64, indices of rows.
         columns: (w,) int64, indices of columns.
     """
-    (height, width), sides = slab.shape[-2:], [_runs(rows), _runs(columns)]
+    (height, width), sides = slab.shape[-2:], [_find_runs(rows), _find_runs(columns)]
     if np.array_equal(rows, np.arange(height)) and np.array_equal(columns, np.arange(width)):
         return slab
     if max(map(len, sides)) > MOST_RUNS:
@@ -213,7 +213,7 @@ def take_pixels(slab: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.n
     return out
 
 
-def _runs(index: np.ndarray) -> list[tuple[slice, slice]]:
+def _find_runs(index: np.ndarray) -> list[tuple[slice, slice]]:
     """Return where runs of neighbours lie in an index, and which pixels they are."""
     ends = [0, *(np.flatnonzero(np.diff(index) != 1) + 1), len(index)]
     return [(slice(a, b), slice(index[a], index[a] + b - a)) for a, b in pairwise(ends)]
