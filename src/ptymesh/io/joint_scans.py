@@ -88,8 +88,8 @@ def join_measurements(scans: Sequence[Measurement], shifts_px: Sequence[tuple[fl
         BadInput: two scans differ in what has to be equal.
     """
     first = scans[0]
-    if odd := next((scan.name for scan in scans if scan.scan_index is not None), None):
-        raise BadInput(f"{odd} is several scans already; give all single scans in one list.")
+    if joined_name := next((scan.name for scan in scans if scan.scan_index is not None), None):
+        raise BadInput(f"{joined_name} is several scans already; give all single scans in one list.")
     for other in scans[1:]:
         _refuse_difference(first, other)
     mask = reduce(np.logical_or, [scan.mask for scan in scans])
@@ -97,13 +97,13 @@ def join_measurements(scans: Sequence[Measurement], shifts_px: Sequence[tuple[fl
     counts = [scan.views for scan in scans]
     stored = [scan.positions if scan.stored_positions is None else scan.stored_positions for scan in scans]
     shifts = [np.asarray(shift, dtype=np.float64) for shift in shifts_px]
-    turned = any(scan.stored_positions is not None for scan in scans)
+    is_turned = any(scan.stored_positions is not None for scan in scans)
     return replace(
         first,
         patterns=JointSource(tuple(scan.patterns for scan in scans), missing),
         positions=np.concatenate([scan.positions + shift for scan, shift in zip(scans, shifts, strict=True)]),
         stored_positions=(
-            np.concatenate([one + shift for one, shift in zip(stored, shifts, strict=True)]) if turned else None
+            np.concatenate([one + shift for one, shift in zip(stored, shifts, strict=True)]) if is_turned else None
         ),
         steps=np.concatenate([scan.line_steps for scan in scans]),
         paths=_paths(scans),

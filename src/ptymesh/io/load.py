@@ -104,12 +104,12 @@ def open_scan(data: DataOptions) -> RawScan:
     return select_frames(scan, data.frames, str(data.path))
 
 
-def _open_file(data: DataOptions, last: Reader | None = None) -> tuple[RawScan, Reader | None]:
+def _open_file(data: DataOptions, last_reader: Reader | None = None) -> tuple[RawScan, Reader | None]:
     """Return the scan as one file stores it, and the reader that knew its format.
 
     Args:
         data: of the recipe, whose `path` is the file.
-        last: reader of the file before it, which is asked first.
+        last_reader: reader of the file before it, which is asked first.
     """
     _check_file(data)
     path = data.path if data.path.is_dir() else unpacked(data.path)
@@ -119,14 +119,14 @@ def _open_file(data: DataOptions, last: Reader | None = None) -> tuple[RawScan, 
     if data.raw is not None:
         scan = raw_frames.read(path, data.raw, data)
     else:
-        reader = _reader_of(path, data, last)
+        reader = _reader_of(path, data, last_reader)
         scan = reader.read(path, data)
     return scan if data.keys is None else key_map.add_arrays(scan, path, data.keys, data), reader
 
 
-def _reader_of(path: Path, data: DataOptions, last: Reader | None) -> Reader:
+def _reader_of(path: Path, data: DataOptions, last_reader: Reader | None) -> Reader:
     """Return the reader that knows a file's format; the last one is asked first. Raises BadInput for none."""
-    for reader in chain([] if last is None else [last], all_readers()):
+    for reader in chain([] if last_reader is None else [last_reader], all_readers()):
         if reader.recognises(path, data):
             if data.frames is not None and data.frames.axes and not getattr(reader, "ASKS_AXES", False):
                 raise BadInput(

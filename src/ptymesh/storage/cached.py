@@ -34,7 +34,7 @@ class PatternCache:
     def __init__(self, expected: int | None = None) -> None:
         self.expected = expected
         self._tensor: Tensor | None = None
-        self._most = 0
+        self._most_slots = 0
         #: Slot of each view, -1 where it has none; view in each slot, -1 where it is free; and its last use.
         self._slot_of, self._view_in = np.empty(0, np.int64), np.empty(0, np.int64)
         self._last_use, self._clock = np.empty(0, np.int64), 0
@@ -95,10 +95,10 @@ class PatternCache:
         """Allocate slots, at least so many as are in use now, and `needed_slots` of them if memory allows."""
         frame, before = int(np.prod(source.shape[1:])) * source.dtype.itemsize, self._tensor
         if before is None:
-            self._most = max(needed_slots, int(SHARE * free_memory()) // max(1, frame))
+            self._most_slots = max(needed_slots, int(SHARE * free_memory()) // max(1, frame))
         in_use = int((self._last_use == self._clock).sum()) + needed_slots - len(self._view_in)
         count = max(
-            min(max(needed_slots, self.expected or max(FIRST_SLOTS, 2 * len(self._view_in))), self._most), in_use
+            min(max(needed_slots, self.expected or max(FIRST_SLOTS, 2 * len(self._view_in))), self._most_slots), in_use
         )
         if count <= len(self._view_in):
             return

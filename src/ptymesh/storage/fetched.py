@@ -40,9 +40,9 @@ class Fetched(Slotted):
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, capacity: int) -> None:
         super().__init__(shape, dtype)
-        self.device, self._most = device, capacity
+        self.device, self._most_bytes = device, capacity
         self._pieces: OrderedDict[bytes, Future[_Piece]] = OrderedDict()
-        self._held, self._memory = 0, BufferPool()
+        self._kept_bytes, self._memory = 0, BufferPool()
         self._pool = ThreadPoolExecutor(1, "ptymesh-patterns")
         self._module = torch.get_device_module(device) if device.type in KINDS else None
         self._stream = self._module.Stream(device) if self._module else None
@@ -59,7 +59,7 @@ class Fetched(Slotted):
         ahead = 0
         for rows in pieces:
             ahead += len(rows) * self.frame_bytes
-            if ahead > self._most // 2:
+            if ahead > self._most_bytes // 2:
                 return
             self._start(rows)
 
@@ -77,11 +77,11 @@ class Fetched(Slotted):
         key = rows.numpy().tobytes()
         if key not in self._pieces:
             self._pieces[key] = self._pool.submit(self._bring, rows)
-            self._held += len(key) // 8 * self.frame_bytes
-            while self._held > self._most and len(self._pieces) > 1:
+            self._kept_bytes += len(key) // 8 * self.frame_bytes
+            while self._kept_bytes > self._most_bytes and len(self._pieces) > 1:
                 oldest, piece = self._pieces.popitem(last=False)
                 piece.cancel()
-                self._held -= len(oldest) // 8 * self.frame_bytes
+                self._kept_bytes -= len(oldest) // 8 * self.frame_bytes
         return self._pieces[key]
 
     def _bring(self, rows: Tensor) -> _Piece:
@@ -101,7 +101,7 @@ class Fetched(Slotted):
         for piece in self._pieces.values():
             piece.cancel()
         self._pieces.clear()
-        self._held = 0
+        self._kept_bytes = 0
 
     def _host_buffer(self, rows: int) -> Tensor:
         """Return a host buffer (rows, h, w) that numpy can address, page-locked if a device copies from it."""

@@ -259,8 +259,10 @@ def load(directory: Path, world: World | None = None) -> Checkpoint:
             names.append(set(_names(file, "per_view")))
             for name in _names(file, "tiles"):
                 tiles.setdefault(name, []).append(path)
-    if odd := {name for shard_names in names for name in shard_names ^ names[0]}:
-        raise BadInput(f"The checkpoint's shards do not hold the same arrays ({', '.join(sorted(odd))}); {COPY}.")
+    if unshared_names := {name for shard_names in names for name in shard_names ^ names[0]}:
+        raise BadInput(
+            f"The checkpoint's shards do not hold the same arrays ({', '.join(sorted(unshared_names))}); {COPY}."
+        )
     views = np.concatenate([shard_views for _, shard_views in shards])
     if not np.array_equal(np.sort(views), np.arange(len(views))):
         raise BadInput(f"The shards of {directory} do not hold each view once; they come from different runs.")

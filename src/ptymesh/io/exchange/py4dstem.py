@@ -155,18 +155,18 @@ def _calibration(result: Result, middles: np.ndarray, pixel: np.ndarray) -> dict
     }
 
 
-def _group(above: h5py.Group, name: str, kind: str, python_class: str) -> h5py.Group:
+def _group(parent: h5py.Group, name: str, kind: str, python_class: str) -> h5py.Group:
     """Return a new group with the attributes by which emdfile knows it."""
-    group = above.create_group(name)
+    group = parent.create_group(name)
     group.attrs["emd_group_type"] = kind
     if python_class:
         group.attrs["python_class"] = python_class
     return group
 
 
-def _array(above: h5py.Group, name: str, values: np.ndarray, pixel: np.ndarray) -> None:
+def _array(parent: h5py.Group, name: str, values: np.ndarray, pixel: np.ndarray) -> None:
     """Add an array with its axes: a linear one is its first two values."""
-    group = _group(above, name, "custom_array", "Array")
+    group = _group(parent, name, "custom_array", "Array")
     group["data"] = values
     group["data"].attrs["units"] = ""
     for axis in range(values.ndim):
@@ -175,9 +175,9 @@ def _array(above: h5py.Group, name: str, values: np.ndarray, pixel: np.ndarray) 
         group[f"dim{axis}"].attrs.update(name=f"dim{axis}", units="A" if is_image else "")
 
 
-def _metadata(above: h5py.Group, name: str, values: dict[str, Any]) -> None:
+def _metadata(parent: h5py.Group, name: str, values: dict[str, Any]) -> None:
     """Add values, each with the kind by which emdfile reads it."""
-    group = _group(above, name, "metadata", "Metadata")
+    group = _group(parent, name, "metadata", "Metadata")
     for key, value in values.items():
         group[key] = NOTHING if value is None else value
         group[key].attrs["type"] = KINDS[type(value)]

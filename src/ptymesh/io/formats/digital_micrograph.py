@@ -151,7 +151,7 @@ class TagReader:
 
     def __init__(self, file: BinaryIO, path: Path) -> None:
         self.file, self.path = file, path
-        self._left = MOST_TAGS
+        self._tags_left = MOST_TAGS
         self._long = False
         self.order = "<"
 
@@ -174,8 +174,8 @@ class TagReader:
             kind = self._unpack(">B")
             if kind == END:
                 break
-            self._left -= 1
-            if self._left < 0 or depth > MOST_DEPTH:
+            self._tags_left -= 1
+            if self._tags_left < 0 or depth > MOST_DEPTH:
                 raise self._damaged("has more tags than a microscope writes")
             name = self._take(self._unpack(">H")).decode("latin-1") or str(number)
             if self._long:

@@ -82,11 +82,11 @@ def _cubes(file: Hdf5File) -> list[tuple[str, str]]:
 
 def _groups(file: Hdf5File) -> Iterator[tuple[str, h5py.Group]]:
     """Yield groups of the file, to a depth; links to elsewhere are not followed."""
-    waiting, looked = [""], 0
-    while waiting and looked < GROUPS:
+    waiting, visited = [""], 0
+    while waiting and visited < GROUPS:
         name = waiting.pop(0)
         group = item_of(file, name or "/")
-        looked += 1
+        visited += 1
         if not isinstance(group, h5py.Group):
             continue
         if name:

@@ -173,10 +173,12 @@ def _frames(path: Path, header: FrameHeader, data: DataOptions) -> tuple[int, st
 
 def _declared_shape(path: Path) -> tuple[Shape | None, str]:
     """Return (rows, columns) that the `.hdr` beside a file says, None where there is none; and its name."""
-    beside = next((path.with_suffix(ending) for ending in (".hdr", ".HDR") if path.with_suffix(ending).is_file()), None)
-    if beside is None or beside.stat().st_size > HDR_BYTES:
+    header_file = next(
+        (path.with_suffix(ending) for ending in (".hdr", ".HDR") if path.with_suffix(ending).is_file()), None
+    )
+    if header_file is None or header_file.stat().st_size > HDR_BYTES:
         return None, str(path)
-    lines = beside.read_bytes().decode("latin-1").splitlines()
+    lines = header_file.read_bytes().decode("latin-1").splitlines()
     values = {key.strip().rstrip(":"): value.strip() for key, _, value in (line.partition("\t") for line in lines)}
 
     def number(name: str) -> int:
@@ -185,11 +187,11 @@ def _declared_shape(path: Path) -> tuple[Shape | None, str]:
 
     rows, columns = number("ScanY"), number("ScanX")
     if rows and columns:
-        return (rows, columns), str(beside)
+        return (rows, columns), str(header_file)
     total, row = number("Frames in Acquisition (Number)"), number("Frames per Trigger (Number)")
     if 1 < row < total and total % row == 0:  # a trigger for each row of the scan
-        return (total // row, row), str(beside)
-    return None, str(beside)
+        return (total // row, row), str(header_file)
+    return None, str(header_file)
 
 
 def _gap_mask(header: FrameHeader) -> np.ndarray | None:

@@ -164,10 +164,10 @@ def _scanned(path: Path, header: SequenceHeader, frames_on_disk: int, count: int
     """
     if header.version == 1 or header.before_frame < SCAN_OFFSET + 8:
         return None, 0
-    looked = min(frames_on_disk, LOOKED_AT)
-    places = np.empty((looked, 2))
+    frames_read = min(frames_on_disk, LOOKED_AT)
+    places = np.empty((frames_read, 2))
     with path.open("rb") as file:
-        for k in range(looked):
+        for k in range(frames_read):
             file.seek(HEADER_BYTES + k * header.frame_bytes + SCAN_OFFSET)
             places[k] = np.frombuffer(file.read(8), "<f4")
     x, y = np.rint(np.nan_to_num(places, posinf=0, neginf=0)).astype(np.int64).T

@@ -386,8 +386,8 @@ def _path_parts(name: bytes) -> list[bytes]:
     return [part for part in name.split(b"/") if part not in (b"", b".")]
 
 
-def _dataset(file: Hdf5File, name: str, above: tuple[tuple[Path, str], ...]) -> tuple[h5py.Dataset, int]:
-    """Return the dataset and its depth (0: not virtual); `above`: virtual datasets that it is a part of."""
+def _dataset(file: Hdf5File, name: str, parents: tuple[tuple[Path, str], ...]) -> tuple[h5py.Dataset, int]:
+    """Return the dataset and its depth (0: not virtual); `parents`: virtual datasets that it is a part of."""
     depth, subject = 0, f"{name} in {file.filename}"
     with reading(subject):
         home, identifier = _find(file, name)
@@ -399,7 +399,7 @@ def _dataset(file: Hdf5File, name: str, above: tuple[tuple[Path, str], ...]) -> 
         if plan.get_external_count():
             identifier = _open_external_storage(home, identifier, plan)
         if plan.get_layout() == h5py.h5d.VIRTUAL:
-            depth = _check_sources(home, name, plan, above)
+            depth = _check_sources(home, name, plan, parents)
         if plan.get_layout() == h5py.h5d.CHUNKED:
             chunk = math.prod(plan.get_chunk()) * identifier.get_type().get_size()
             check_room(chunk, f"One chunk of {subject}", "the file is damaged, or wants smaller chunks", CHUNK_SHARE)
@@ -454,13 +454,13 @@ def _open_external_storage(home: Hdf5File, identifier: Any, plan: Any) -> Any:
     return h5py.h5d.open(home.id, name, _access_beside_file())
 
 
-def _check_sources(home: Hdf5File, name: str, plan: Any, above: tuple[tuple[Path, str], ...]) -> int:
+def _check_sources(home: Hdf5File, name: str, plan: Any, parents: tuple[tuple[Path, str], ...]) -> int:
     """Return the depth of a virtual dataset; raise BadInput if a source is missing or must not be read.
 
     Without this check HDF5 would take the values of a file that it cannot open to be zero. It keeps files that it reads
     open, so their number is checked, too.
     """
-    chain = (*above, (home.path.resolve(), name))
+    chain = (*parents, (home.path.resolve(), name))
     if len(chain) > DEPTH or len(set(chain)) < len(chain):
         raise _made_of_itself(home, name)
     count = plan.get_virtual_count()
@@ -475,7 +475,7 @@ def _check_sources(home: Hdf5File, name: str, plan: Any, above: tuple[tuple[Path
             height = max(height, _check_source(sources, file_name, dataset_name, chain))
     finally:
         sources.close()
-    if not above:
+    if not parents:
         check_files(len({path for path, _ in home.checked}), f"{name} in {home.path}")
     return height + 1
 

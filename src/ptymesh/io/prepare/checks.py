@@ -187,10 +187,10 @@ def stray_views(positions: np.ndarray, window: tuple[int, int]) -> np.ndarray:
     )
     if pairs is None:  # all pairs within reach would be too many: take the nearest ones
         nearest = min(len(positions), 9)
-        near = scipy.spatial.cKDTree(positions).query(positions, k=nearest, distance_upper_bound=reach)[1]
-        rows = np.repeat(np.arange(len(positions)), near.shape[1])
-        is_neighbour = near.ravel() < len(positions)
-        pairs = np.stack([rows[is_neighbour], near.ravel()[is_neighbour]], axis=1)
+        neighbours = scipy.spatial.cKDTree(positions).query(positions, k=nearest, distance_upper_bound=reach)[1]
+        rows = np.repeat(np.arange(len(positions)), neighbours.shape[1])
+        is_neighbour = neighbours.ravel() < len(positions)
+        pairs = np.stack([rows[is_neighbour], neighbours.ravel()[is_neighbour]], axis=1)
     shape = len(positions), len(positions)
     links = scipy.sparse.coo_matrix((np.ones(len(pairs)), (pairs[:, 0], pairs[:, 1])), shape=shape)
     group = scipy.sparse.csgraph.connected_components(links, directed=False)[1]

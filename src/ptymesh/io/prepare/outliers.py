@@ -122,9 +122,9 @@ def _abrupt_views(
     groups = []
     for name in range(group.max() + 1):
         members = odd_numbers[group == name]
-        near = np.setdiff1d(links[members].indices, members)
-        far = np.setdiff1d(links[near].indices, np.concatenate([members, near]))
-        counts = [totals[views[~odd[views]]] for views in (near, far)]
+        near_views = np.setdiff1d(links[members].indices, members)
+        far = np.setdiff1d(links[near_views].indices, np.concatenate([members, near_views]))
+        counts = [totals[views[~odd[views]]] for views in (near_views, far)]
         close, beyond = (values if len(values) else totals[~odd] for values in counts)
         if is_abrupt(close, beyond, totals[members]):
             groups.append(members)

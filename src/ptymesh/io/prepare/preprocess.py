@@ -391,8 +391,10 @@ def _scale(data: DataOptions, flat: np.ndarray | None, window: Window, shape: tu
     if data.gain is not None:
         gain = detector_array(data.gain, "data.gain", shape, data.follow)
         if not ((gain > LEAST_GAIN) & (gain < 1 / LEAST_GAIN)).all():
-            odd = gain.min() if gain.min() <= LEAST_GAIN else gain.max()
-            raise BadInput(f"data.gain holds {odd:g}; detector units per count are positive, and not so far from 1.")
+            odd_gain = gain.min() if gain.min() <= LEAST_GAIN else gain.max()
+            raise BadInput(
+                f"data.gain holds {odd_gain:g}; detector units per count are positive, and not so far from 1."
+            )
         scale = scale / gain
     if not scale.max() < 1 / LEAST_GAIN**2:
         raise BadInput(f"data.flat makes counts {scale.max():.3g} times larger, which cannot be; mask its dark pixels.")

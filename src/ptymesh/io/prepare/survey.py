@@ -85,15 +85,15 @@ class Gathering:
         if self._masked:
             counts = np.where(mask, counts, 0)
             low = np.where(mask, low, 0)
-        wide = np.float64 if counts.dtype.kind == "f" else np.int64
-        self.totals[views] = counts.reshape(len(views), -1).sum(axis=1, dtype=wide)
+        wide_dtype = np.float64 if counts.dtype.kind == "f" else np.int64
+        self.totals[views] = counts.reshape(len(views), -1).sum(axis=1, dtype=wide_dtype)
         if self.total is not None:
-            self.total += counts.sum(axis=0, dtype=wide)
+            self.total += counts.sum(axis=0, dtype=wide_dtype)
         self.seen += np.where(mask, len(views), 0)
         self.least = np.minimum(self.least, np.where(mask, low, np.inf))
         self.zeros += int(mask.sum()) * len(views) - int(np.count_nonzero(counts))
         self._note_peak(counts, counts.max(axis=0))
-        self.whole = self.whole and (wide is np.int64 or bool((counts == np.rint(counts)).all()))
+        self.whole = self.whole and (wide_dtype is np.int64 or bool((counts == np.rint(counts)).all()))
 
     def _add(self, views: np.ndarray, counts: np.ndarray, present: np.ndarray) -> None:
         """Add patterns of which some values are no data; `present` (n, h, w) bool: where they are."""
