@@ -155,7 +155,7 @@ def test_a_process_that_is_killed_leaves_nothing(number: int) -> None:
 
 
 def test_where_files_have_names_from_the_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "_nameless", lambda target: None)
+    monkeypatch.setattr(cache, "_open_nameless", lambda target: None)
     left = cache_folder() / f"{safe_name('0' * 32, 'data')}.999999.tmp"
     left.write_text("of a process that was killed")
 
@@ -287,7 +287,7 @@ def test_a_process_that_goes_on_is_waited_for(monkeypatch: pytest.MonkeyPatch) -
     taken = threading.Event()
 
     def hold() -> None:
-        with cache._locked(path) as note_life:
+        with cache._hold_lock(path) as note_life:
             assert time.time() - path.stat().st_mtime < 60
             taken.set()
             for _ in range(20):
@@ -297,7 +297,7 @@ def test_a_process_that_goes_on_is_waited_for(monkeypatch: pytest.MonkeyPatch) -
     with ThreadPoolExecutor() as pool:
         holder = pool.submit(hold)
         taken.wait(5)
-        with cache._locked(path):
+        with cache._hold_lock(path):
             assert holder.result() is None
 
 

@@ -216,7 +216,7 @@ def test_what_is_kept_stays_within_its_capacity(tmp_path: Path) -> None:
     assert isinstance(held, Staged)
     for seed in range(4):
         for _ in held.sweep(np.random.default_rng(seed).permutation(300), 9):
-            assert held._held == sum(len(key) // 8 for key in held._pieces) * FRAME <= 40 * FRAME
+            assert held._kept_bytes == sum(len(key) // 8 for key in held._pieces) * FRAME <= 40 * FRAME
     held.close()
 
 

@@ -120,11 +120,11 @@ def detector_array(value: str | float, option: str, shape: tuple[int, int], foll
     if isinstance(value, int | float):
         return np.full(shape, float(value))
     with _opened(value, option, follow) as stored:
-        found = stored.shape
-        while len(found) > 2 and found[0] == 1:
-            found = found[1:]
-        if found != shape:
-            raise BadInput(f"{option}: {value} has shape {found}; the detector is {shape} as stored in the file.")
+        array_shape = stored.shape
+        while len(array_shape) > 2 and array_shape[0] == 1:
+            array_shape = array_shape[1:]
+        if array_shape != shape:
+            raise BadInput(f"{option}: {value} has shape {array_shape}; the detector is {shape} as stored in the file.")
         array = _read(stored, value, option, REAL, math.prod(shape)).reshape(shape)
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         raise BadInput(f"{option}: {value} holds NaN or infinite values; mend it, or mask those pixels (data.mask).")
@@ -153,11 +153,11 @@ def _opened(reference: str, option: str, follow: Sequence[Path]) -> Iterator[Sto
             start = file.read(8)
     except OSError as error:
         raise BadInput(f"{option}: {path} cannot be opened ({error.strerror}); check its permissions.") from error
-    what = f"{option}: {reference}"
+    subject = f"{option}: {reference}"
     if start.startswith(_NPY):
-        opened = _npy(path, what)
+        opened = _npy(path, subject)
     elif start[:4] in _TIFF:
-        opened = _tiff(path, what)
+        opened = _tiff(path, subject)
     elif is_hdf5(path):
         if not inside:
             raise BadInput(f"{option}: {path} is HDF5; say which dataset, as {path}:/path.")
@@ -165,9 +165,9 @@ def _opened(reference: str, option: str, follow: Sequence[Path]) -> Iterator[Sto
     elif is_npz(path):
         opened = _npz(path, inside, option)
     elif is_mda(path):
-        opened = _mda(path, inside, what)
+        opened = _mda(path, inside, subject)
     elif is_table(path):
-        opened = _table(path, inside, what)
+        opened = _table(path, inside, subject)
     else:
         raise BadInput(
             f"{option}: {path} is neither .npy, TIFF, HDF5, npz, .mda nor a table; convert it to one of these."
@@ -183,28 +183,28 @@ def unit_of_mda(reference: str) -> str:
 
 
 @contextlib.contextmanager
-def _mda(path: Path, inside: str, what: str) -> Iterator[Stored]:
-    values, _ = read_mda(path, inside, what)
+def _mda(path: Path, inside: str, subject: str) -> Iterator[Stored]:
+    values, _ = read_mda(path, inside, subject)
     yield Stored(values.shape, values.dtype, lambda: values)
 
 
 @contextlib.contextmanager
-def _table(path: Path, inside: str, what: str) -> Iterator[Stored]:
-    values = read_table(path, inside, what)
+def _table(path: Path, inside: str, subject: str) -> Iterator[Stored]:
+    values = read_table(path, inside, subject)
     yield Stored(values.shape, values.dtype, lambda: values)
 
 
 @contextlib.contextmanager
-def _npy(path: Path, what: str) -> Iterator[Stored]:
+def _npy(path: Path, subject: str) -> Iterator[Stored]:
     with path.open("rb") as file:
-        header = read_header(file, what)
-        there = os.fstat(file.fileno()).st_size - file.tell()
-        if header.nbytes > there and not header.dtype.hasobject:
+        header = read_header(file, subject)
+        bytes_left = os.fstat(file.fileno()).st_size - file.tell()
+        if header.nbytes > bytes_left and not header.dtype.hasobject:
             raise BadInput(
-                f"{what} cannot be read (it has {there} bytes of the {header.nbytes} that its shape {header.shape} "
-                f"takes); it is truncated: save it again with numpy.save."
+                f"{subject} cannot be read (it has {bytes_left} bytes of the {header.nbytes} that its shape "
+                f"{header.shape} takes); it is truncated: save it again with numpy.save."
             )
-        yield Stored(header.shape, header.dtype, lambda: read_values(file, header, what))
+        yield Stored(header.shape, header.dtype, lambda: read_values(file, header, subject))
 
 
 @contextlib.contextmanager
@@ -236,7 +236,7 @@ def _hdf5(path: Path, inside: str, follow: Sequence[Path]) -> Iterator[Stored]:
 
 
 @contextlib.contextmanager
-def _tiff(path: Path, what: str) -> Iterator[Stored]:
+def _tiff(path: Path, subject: str) -> Iterator[Stored]:
     """Yield the first image series of a TIFF; references to other files are not followed."""
     from tifffile import TiffFile, TiffFileError
 
@@ -244,16 +244,16 @@ def _tiff(path: Path, what: str) -> Iterator[Stored]:
     before, log.disabled = log.disabled, True  # its messages become one sentence below
     try:
         with TiffFile(path, _multifile=False, is_ome=False, is_mmstack=False, is_ndtiff=False) as file:
-            found = file.series[0]
-            shape, dtype = tuple(int(n) for n in found.shape), np.dtype(found.dtype)
-            check_tiff(found, math.prod(shape) * dtype.itemsize, path.stat().st_size)
+            series = file.series[0]
+            shape, dtype = tuple(int(n) for n in series.shape), np.dtype(series.dtype)
+            check_tiff(series, math.prod(shape) * dtype.itemsize, path.stat().st_size)
             yield Stored(shape, dtype, lambda: file.asarray(series=0))
     except PtymeshError:
         raise
     except (*DAMAGE, AssertionError, EOFError, TiffFileError, struct.error) as error:
         raise BadInput(
-            f"{what} cannot be read as TIFF ({first_line(error)}); if it is sound, save it without compression, or as "
-            f".npy."
+            f"{subject} cannot be read as TIFF ({first_line(error)}); if it is sound, save it without compression, or "
+            "as .npy."
         ) from error
     finally:
         log.disabled = before

@@ -105,7 +105,7 @@ def get_or_make(entry: CacheEntry) -> Path:
     target = folder / entry.name
     try:
         lock, record = (folder / f"{entry.name}.{end}" for end in ("lock", "json"))
-        with _locked(lock) as note_life:
+        with _hold_lock(lock) as note_life:
             if not _as_recorded(target, record, note_life):
                 _forget_old(folder)
                 target.unlink(missing_ok=True)
@@ -118,20 +118,22 @@ def get_or_make(entry: CacheEntry) -> Path:
 
 def cache_folder() -> Path:
     """Return the folder of such files, which belongs to this user alone; raise BadInput if it cannot be made."""
-    given = os.environ.get("PTYMESH_CACHE")
+    named_folder = os.environ.get("PTYMESH_CACHE")
     user = os.getuid() if hasattr(os, "getuid") else "user"
     try:
-        folder = Path(given).expanduser() if given else Path(tempfile.gettempdir()) / f"ptymesh-{user}"
+        folder = Path(named_folder).expanduser() if named_folder else Path(tempfile.gettempdir()) / f"ptymesh-{user}"
         folder = folder.absolute()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         owner = folder.lstat().st_uid
     except (OSError, RuntimeError) as error:  # RuntimeError: `~name` of an unknown user
-        where = f"PTYMESH_CACHE is {given[:200]}" if given else "The folder for temporary files is missing"
+        subject = (
+            f"PTYMESH_CACHE is {named_folder[:200]}" if named_folder else "The folder for temporary files is missing"
+        )
         why = getattr(error, "strerror", None) or error
         raise BadInput(
-            f"{where}, where nothing can be written ({why}); set PTYMESH_CACHE to a folder with room."
+            f"{subject}, where nothing can be written ({why}); set PTYMESH_CACHE to a folder with room."
         ) from error
-    if not given and owner != user and hasattr(os, "getuid"):
+    if not named_folder and owner != user and hasattr(os, "getuid"):
         raise BadInput(f"{folder} belongs to another user; set PTYMESH_CACHE to a folder of your own.")
     return folder
 
@@ -167,27 +169,27 @@ def _refusal(entry: CacheEntry, folder: Path, error: OSError) -> BadInput:
 def _make(entry: CacheEntry, folder: Path, target: Path, record: Path, note_life: Callable[[], None]) -> None:
     """Make the file and its record."""
     check_disk_space(entry, folder, entry.needed or 0)
-    with _published(target) as file:
+    with _write_whole(target) as file:
         sink = Sink(file, folder, entry, note_life)
         entry.make(sink)
         file.flush()
-    _record(record, target.lstat(), sink.digest())
+    _write_record(record, target.lstat(), sink.digest())
 
 
 @contextlib.contextmanager
-def _published(target: Path) -> Iterator[BinaryIO]:
+def _write_whole(target: Path) -> Iterator[BinaryIO]:
     """Yield a file to write to that gets its name if no exception is raised, and is gone otherwise."""
-    nameless = _nameless(target)
+    nameless = _open_nameless(target)
     if nameless is not None:
         with os.fdopen(nameless, "w+b") as file:
             yield file
             # Without locks, another process may have made the same file meanwhile; its content is the same.
             with contextlib.suppress(FileExistsError):
-                _name(nameless, target)
+                _give_path(nameless, target)
         return
     # This process holds the lock, so whoever wrote these was killed.
-    for left in target.parent.glob(f"{target.name}.*.tmp"):
-        left.unlink(missing_ok=True)
+    for leftover in target.parent.glob(f"{target.name}.*.tmp"):
+        leftover.unlink(missing_ok=True)
     temporary = target.with_name(f"{target.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("xb") as file:
@@ -197,7 +199,7 @@ def _published(target: Path) -> Iterator[BinaryIO]:
         temporary.unlink(missing_ok=True)
 
 
-def _nameless(target: Path) -> int | None:
+def _open_nameless(target: Path) -> int | None:
     """Open a file without a name in the target's folder; None if the system has none, or cannot name it later."""
     kind = getattr(os, "O_TMPFILE", None)
     if kind is None:
@@ -206,7 +208,7 @@ def _nameless(target: Path) -> int | None:
     try:
         first = os.open(target.parent, kind | os.O_RDWR, 0o600)
         try:
-            _name(first, probe)
+            _give_path(first, probe)
             probe.unlink()
         finally:
             os.close(first)
@@ -215,7 +217,7 @@ def _nameless(target: Path) -> int | None:
         return None
 
 
-def _name(number: int, path: Path) -> None:
+def _give_path(number: int, path: Path) -> None:
     """Give a file without a name, by its descriptor, a path."""
     # Python follows the link in /proc only where it calls linkat(2), which it does when a folder is given; as the path
     # is absolute, the system ignores which one.
@@ -231,10 +233,10 @@ def _as_recorded(target: Path, record: Path, note_life: Callable[[], None]) -> b
     _refuse_odd(record, "a record")
     if not _refuse_odd(target, "where unpacked data belong"):
         return False
-    there, noted = target.lstat(), _recorded(record)
-    if noted.get("size") != there.st_size:
+    status, noted = target.lstat(), _read_record(record)
+    if noted.get("size") != status.st_size:
         return False
-    if noted.get("seen") == _stamp(there):
+    if noted.get("seen") == _stamp(status):
         return True
     digest = xxhash.xxh3_128()
     with target.open("rb") as file:
@@ -243,48 +245,48 @@ def _as_recorded(target: Path, record: Path, note_life: Callable[[], None]) -> b
             note_life()
     if noted.get("digest") != digest.hexdigest():
         return False
-    _record(record, there, digest.hexdigest())
+    _write_record(record, status, digest.hexdigest())
     return True
 
 
-def _refuse_odd(path: Path, what: str) -> bool:
+def _refuse_odd(path: Path, role: str) -> bool:
     """Return True if the file is there; raise BadInput if it is no regular file."""
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:
         return False
     if not stat.S_ISREG(mode):
-        raise BadInput(f"{path}, {what}, is no regular file; remove it.")
+        raise BadInput(f"{path}, {role}, is no regular file; remove it.")
     return True
 
 
-def _stamp(there: os.stat_result) -> list[int]:
+def _stamp(status: os.stat_result) -> list[int]:
     """Return numbers that change when a file is written to or replaced.
 
     The device is not one of them: each machine has its own number for a file system that several share.
     """
-    return [there.st_ino, there.st_mtime_ns, there.st_ctime_ns]
+    return [status.st_ino, status.st_mtime_ns, status.st_ctime_ns]
 
 
-def _recorded(record: Path) -> dict[str, Any]:
+def _read_record(record: Path) -> dict[str, Any]:
     """Return what a record says; nothing if it is missing or damaged."""
     try:
         with record.open("rb") as file:
-            found = json.loads(file.read(4096))
+            noted = json.loads(file.read(4096))
     except (FileNotFoundError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return noted if isinstance(noted, dict) else {}
 
 
-def _record(record: Path, there: os.stat_result, digest: str) -> None:
+def _write_record(record: Path, status: os.stat_result, digest: str) -> None:
     """Write the record of a file."""
     temporary = record.with_name(f"{record.name}.{os.getpid()}.tmp")
-    temporary.write_text(json.dumps({"size": there.st_size, "digest": digest, "seen": _stamp(there)}))
+    temporary.write_text(json.dumps({"size": status.st_size, "digest": digest, "seen": _stamp(status)}))
     os.replace(temporary, record)
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[Callable[[], None]]:
+def _hold_lock(path: Path) -> Iterator[Callable[[], None]]:
     """Hold a lock between processes of one machine; yield a function that shows waiting ones that this one goes on.
 
     Where files cannot be locked, as on some network file systems, two processes may do the same work. Both make the

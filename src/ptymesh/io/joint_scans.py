@@ -51,25 +51,25 @@ class JointSource:
     @property
     def dtype(self) -> np.dtype:
         """Dtype that holds the values of all sources, and negative ones where pixels are missing in one."""
-        found = np.result_type(*(source.dtype for source in self.sources))
+        dtype = np.result_type(*(source.dtype for source in self.sources))
         if all(missing is None for missing in self.missing):
-            return found
-        return np.result_type(found, np.int8)
+            return dtype
+        return np.result_type(dtype, np.int8)
 
     def read(self, views: np.ndarray) -> np.ndarray:
         """Return the patterns (k, h, w) of the views with these indices (k,)."""
         views = np.asarray(views)
-        found = np.empty((len(views), *self.shape[1:]), self.dtype)
+        joint = np.empty((len(views), *self.shape[1:]), self.dtype)
         first = 0
         for source, missing in zip(self.sources, self.missing, strict=True):
-            here = np.flatnonzero((views >= first) & (views < first + source.shape[0]))
-            if len(here):
-                patterns = source.read(views[here] - first).astype(found.dtype)
+            rows = np.flatnonzero((views >= first) & (views < first + source.shape[0]))
+            if len(rows):
+                patterns = source.read(views[rows] - first).astype(joint.dtype)
                 if missing is not None:
                     patterns[:, missing] = MISSING
-                found[here] = patterns
+                joint[rows] = patterns
             first += source.shape[0]
-        return found
+        return joint
 
 
 def join_measurements(scans: Sequence[Measurement], shifts_px: Sequence[tuple[float, float]]) -> Measurement:
@@ -88,8 +88,8 @@ def join_measurements(scans: Sequence[Measurement], shifts_px: Sequence[tuple[fl
         BadInput: two scans differ in what has to be equal.
     """
     first = scans[0]
-    if odd := next((scan.name for scan in scans if scan.scan_index is not None), None):
-        raise BadInput(f"{odd} is several scans already; give all single scans in one list.")
+    if joined_name := next((scan.name for scan in scans if scan.scan_index is not None), None):
+        raise BadInput(f"{joined_name} is several scans already; give all single scans in one list.")
     for other in scans[1:]:
         _refuse_difference(first, other)
     mask = reduce(np.logical_or, [scan.mask for scan in scans])
@@ -97,13 +97,13 @@ def join_measurements(scans: Sequence[Measurement], shifts_px: Sequence[tuple[fl
     counts = [scan.views for scan in scans]
     stored = [scan.positions if scan.stored_positions is None else scan.stored_positions for scan in scans]
     shifts = [np.asarray(shift, dtype=np.float64) for shift in shifts_px]
-    turned = any(scan.stored_positions is not None for scan in scans)
+    is_turned = any(scan.stored_positions is not None for scan in scans)
     return replace(
         first,
         patterns=JointSource(tuple(scan.patterns for scan in scans), missing),
         positions=np.concatenate([scan.positions + shift for scan, shift in zip(scans, shifts, strict=True)]),
         stored_positions=(
-            np.concatenate([one + shift for one, shift in zip(stored, shifts, strict=True)]) if turned else None
+            np.concatenate([one + shift for one, shift in zip(stored, shifts, strict=True)]) if is_turned else None
         ),
         steps=np.concatenate([scan.line_steps for scan in scans]),
         paths=_paths(scans),
@@ -146,9 +146,9 @@ def lay_side_by_side(joint: Measurement) -> Measurement:
     width, moves = joint.window[1], np.zeros((joint.scans, 2))
     corner = np.floor(joint.positions[joint.scan_index == 0].min(axis=0))
     for number in range(joint.scans):
-        own = joint.positions[joint.scan_index == number]
-        moves[number] = corner - np.floor(own.min(axis=0))
-        corner[1] += np.ceil(np.ptp(own[:, 1])) + width + GAP_PX
+        positions = joint.positions[joint.scan_index == number]
+        moves[number] = corner - np.floor(positions.min(axis=0))
+        corner[1] += np.ceil(np.ptp(positions[:, 1])) + width + GAP_PX
     by_view = moves[joint.scan_index]
     stored = None if joint.stored_positions is None else joint.stored_positions + by_view
     return replace(joint, positions=joint.positions + by_view, stored_positions=stored, displaced_px=moves)
@@ -157,8 +157,8 @@ def lay_side_by_side(joint: Measurement) -> Measurement:
 def _paths(scans: Sequence[Measurement]) -> np.ndarray | None:
     """Return the places of all exposures, (N, S, 2); None unless all scans have equally many for each view."""
     paths = [scan.paths for scan in scans if scan.paths is not None]
-    alike = len(paths) == len(scans) and len({one.shape[1] for one in paths}) == 1
-    return np.concatenate(paths) if alike else None
+    are_equal = len(paths) == len(scans) and len({one.shape[1] for one in paths}) == 1
+    return np.concatenate(paths) if are_equal else None
 
 
 def _refuse_difference(first: Measurement, other: Measurement) -> None:
@@ -179,11 +179,11 @@ def _refuse_difference(first: Measurement, other: Measurement) -> None:
         *(() if several_energies else (wavelengths,)),
         ("object pixels (m)", lambda one: one.object_pixel_m, "pad or crop one of them, or mend data.distance_m"),
     )
-    for what, of, remedy in of_geometry:
-        if not _are_equal(of(a), of(b)):
+    for quantity, value_of, remedy in of_geometry:
+        if not _are_equal(value_of(a), value_of(b)):
             raise BadInput(
-                f"The {what} of {first.name} and {other.name} differ, {of(a)} and {of(b)}, and one object is to be "
-                f"reconstructed from both; {remedy}."
+                f"The {quantity} of {first.name} and {other.name} differ, {value_of(a)} and {value_of(b)}, and one "
+                f"object is to be reconstructed from both; {remedy}."
             )
 
 
@@ -206,10 +206,10 @@ def _further_distances(scans: Sequence[Measurement]) -> np.ndarray | None:
     """
     if scans[0].geometry.propagation == "far_field":
         return None
-    found = np.array([scan.geometry.effective_distance_m for scan in scans])
-    if np.allclose(found, found[0], rtol=EQUAL, atol=0.0):
+    distances = np.array([scan.geometry.effective_distance_m for scan in scans])
+    if np.allclose(distances, distances[0], rtol=EQUAL, atol=0.0):
         return None
-    return np.repeat(found - found[0], [scan.views for scan in scans])
+    return np.repeat(distances - distances[0], [scan.views for scan in scans])
 
 
 def _interaction_ratios(scans: Sequence[Measurement]) -> tuple[float, ...] | None:
@@ -234,29 +234,29 @@ def _intensities(scans: Sequence[Measurement]) -> np.ndarray:
         BadInput: a scan has no counts on the pixels that all have.
     """
     good = reduce(np.logical_and, [scan.mask for scan in scans])
-    found = []
+    intensities = []
     for scan in scans:
         views = evenly_spread(scan.views, SAMPLED)
         counts = np.clip(scan.patterns.read(views)[:, good].astype(np.float64), 0.0, None)
-        own = np.ones(scan.views) if scan.intensity is None else scan.intensity.astype(np.float64)
+        relative = np.ones(scan.views) if scan.intensity is None else scan.intensity.astype(np.float64)
         dark = 0.0 if scan.background is None else float(scan.background[good].sum())
-        level = float(((counts.sum(axis=1) - dark) / own[views]).mean())
+        level = float(((counts.sum(axis=1) - dark) / relative[views]).mean())
         if not level > 0:
             raise BadInput(
                 f"{scan.name} has no counts on the pixels that all scans have, besides its background; check its mask, "
                 "window and background."
             )
-        found.append(own * level)
-    every = np.concatenate(found)
+        intensities.append(relative * level)
+    every = np.concatenate(intensities)
     return every / every.mean()
 
 
 def _distinct(names: Sequence[str]) -> tuple[str, ...]:
     """Return the names, with a number behind those that occur before."""
-    found: list[str] = []
+    labels: list[str] = []
     for name in names:
         label, number = name, 2
-        while label in found:
+        while label in labels:
             label, number = f"{name}-{number}", number + 1
-        found.append(label)
-    return tuple(found)
+        labels.append(label)
+    return tuple(labels)

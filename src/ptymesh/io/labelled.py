@@ -95,12 +95,12 @@ def signal(result: Result, of: str = "object") -> ComplexSignal2D:
     if of == "object":
         images, zero = result.object, origin
         spacing = result.slice_spacing_m
-        through = {"name": "z", "scale": spacing, "units": "m"} if spacing > 0 else {"name": "slice"}
+        stack_axis = {"name": "z", "scale": spacing, "units": "m"} if spacing > 0 else {"name": "slice"}
         images = images[0] if len(images) == 1 else images
     else:
-        images, through = result.probe, {"name": "mode"}
+        images, stack_axis = result.probe, {"name": "mode"}
         zero = np.array(images.shape[-2:]) // 2
-    axes: list[dict[str, Any]] = [{**through, "size": len(images), "navigate": True}] if images.ndim == 3 else []
+    axes: list[dict[str, Any]] = [{**stack_axis, "size": len(images), "navigate": True}] if images.ndim == 3 else []
     for name, size, scale, corner in zip("yx", images.shape[-2:], pixel, zero, strict=True):
         place = {"scale": float(scale), "offset": float(-corner * scale), "units": unit}
         axes.append({"name": name, "size": size, **place, "navigate": False})
@@ -121,9 +121,13 @@ def _axis(name: str, index: np.ndarray, pixel: float, unit: str) -> tuple[str, n
 
 def _attributes(result: Result) -> dict[str, Any]:
     """Return the result's attributes as numbers and strings, which netCDF and Zarr can hold."""
-    found = {key: value for key, value in result.attrs.items() if value is not None}
-    found |= {f"{group}.{term}": n for group, terms in result.parameters.items() for term, n in terms.items()}
-    found |= {"slice_spacing_m": result.slice_spacing_m, "tilt_rad": list(result.tilt_rad), "recipe": result.recipe}
+    attributes = {key: value for key, value in result.attrs.items() if value is not None}
+    attributes |= {f"{group}.{term}": n for group, terms in result.parameters.items() for term, n in terms.items()}
+    attributes |= {
+        "slice_spacing_m": result.slice_spacing_m,
+        "tilt_rad": list(result.tilt_rad),
+        "recipe": result.recipe,
+    }
     if result.pixel_size_m is not None:
-        found["pixel_size_m"] = list(result.pixel_size_m)
-    return found
+        attributes["pixel_size_m"] = list(result.pixel_size_m)
+    return attributes

@@ -94,22 +94,22 @@ def open_scan(data: DataOptions) -> RawScan:
     """Return the scan as stored in one file or in several."""
     paths = files_of(data.path, data.further)
     axes = FrameOptions(axes=data.frames.axes) if data.frames is not None and data.frames.axes else None
-    whole = data.model_copy(update={"frames": axes}) if data.further else data
+    every_frame = data.model_copy(update={"frames": axes}) if data.further else data
     reader: Reader | None = None
     scans: list[RawScan] = []
     for path in paths:
-        one, reader = _open_file(whole.model_copy(update={"path": path}), reader)
+        one, reader = _open_file(every_frame.model_copy(update={"path": path}), reader)
         scans.append(one)
     scan = scans[0] if len(scans) == 1 else join_raw_scans(scans, paths)
     return select_frames(scan, data.frames, str(data.path))
 
 
-def _open_file(data: DataOptions, last: Reader | None = None) -> tuple[RawScan, Reader | None]:
+def _open_file(data: DataOptions, last_reader: Reader | None = None) -> tuple[RawScan, Reader | None]:
     """Return the scan as one file stores it, and the reader that knew its format.
 
     Args:
         data: of the recipe, whose `path` is the file.
-        last: reader of the file before it, which is asked first.
+        last_reader: reader of the file before it, which is asked first.
     """
     _check_file(data)
     path = data.path if data.path.is_dir() else unpacked(data.path)
@@ -119,14 +119,14 @@ def _open_file(data: DataOptions, last: Reader | None = None) -> tuple[RawScan, 
     if data.raw is not None:
         scan = raw_frames.read(path, data.raw, data)
     else:
-        reader = _reader_of(path, data, last)
+        reader = _reader_of(path, data, last_reader)
         scan = reader.read(path, data)
     return scan if data.keys is None else key_map.add_arrays(scan, path, data.keys, data), reader
 
 
-def _reader_of(path: Path, data: DataOptions, last: Reader | None) -> Reader:
+def _reader_of(path: Path, data: DataOptions, last_reader: Reader | None) -> Reader:
     """Return the reader that knows a file's format; the last one is asked first. Raises BadInput for none."""
-    for reader in chain([] if last is None else [last], all_readers()):
+    for reader in chain([] if last_reader is None else [last_reader], all_readers()):
         if reader.recognises(path, data):
             if data.frames is not None and data.frames.axes and not getattr(reader, "ASKS_AXES", False):
                 raise BadInput(
@@ -134,7 +134,7 @@ def _reader_of(path: Path, data: DataOptions, last: Reader | None) -> Reader:
                     f"({reader.NAME}) does; leave it out, or name the patterns in data.keys, with pattern_axes."
                 )
             return reader
-    raise BadInput(_unknown(path, data.path))
+    raise BadInput(_explain_unknown(path, data.path))
 
 
 def _check_file(data: DataOptions) -> None:
@@ -160,28 +160,35 @@ def _is_known_folder(path: Path, data: DataOptions) -> bool:
     return any(FIRST_READERS[name].recognises(path, data) for name in FIRST_READERS.names())
 
 
-def _unknown(path: Path, shown: Path) -> str:
-    """Return a sentence about a file that no reader knows; `shown`: its path for messages."""
+def _explain_unknown(path: Path, shown_path: Path) -> str:
+    """Return a sentence about a file that no reader knows; `shown_path`: its path for messages."""
     if path.is_dir():
-        return f"{shown} is a zarr store, but of no layout that is known; save its patterns as one .npy, .h5 or .npz."
+        return (
+            f"{shown_path} is a zarr store, but of no layout that is known; save its patterns as one .npy, .h5 or .npz."
+        )
     if is_hdf5(path):
         with open_hdf5(path) as file:
             if has(file, "object") and attribute(file, "ptymesh_version") is not None:
-                return f"{shown} is a result, not a data set; give the data of its run (`ptymesh view` draws a result)."
+                return (
+                    f"{shown_path} is a result, not a data set; give the data of its run (`ptymesh view` draws a "
+                    "result)."
+                )
             return (
-                f"{shown} is HDF5, but of no layout that is known; name its datasets {IN_KEYS}: it has {listing(file)}."
+                f"{shown_path} is HDF5, but of no layout that is known; name its datasets {IN_KEYS}: it has "
+                f"{listing(file)}."
             )
     if is_npz(path):
         arrays = ", ".join(f"{name} {shape}" for name, (shape, _) in npz_members(path).items())
-        unnamed = f"{shown} is a zip file, but of no layout that is known; name its arrays {IN_KEYS}"
+        unnamed = f"{shown_path} is a zip file, but of no layout that is known; name its arrays {IN_KEYS}"
         return f"{unnamed}: it has {arrays or 'none'}."
     with path.open("rb") as file:
         start = file.read(8)
     if start.startswith(b"PK"):
-        return f"{shown} is a truncated or damaged npz; copy it again."
+        return f"{shown_path} is a truncated or damaged npz; copy it again."
     if start.startswith(b"\x89HDF"):
-        return f"{shown} is a truncated or damaged HDF5 file; copy it again."
+        return f"{shown_path} is a truncated or damaged HDF5 file; copy it again."
     return (
-        f"{shown} is of no known format (it starts with {start!r}); `ptymesh plugins` lists the readers. Of raw frames "
+        f"{shown_path} is of no known format (it starts with {start!r}); `ptymesh plugins` lists the readers. Of "
+        "raw frames "
         "say what they are: data.raw, such as {pixels: [128, 128], dtype: uint16}."
     )

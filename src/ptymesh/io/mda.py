@@ -41,28 +41,28 @@ class _Xdr:
 
     Args:
         content: of the file.
-        what: names it, for messages.
+        subject: names it, for messages.
     """
 
-    def __init__(self, content: bytes, what: str) -> None:
-        self._content, self._what = content, what
+    def __init__(self, content: bytes, subject: str) -> None:
+        self._content, self._subject = content, subject
         self.at = 0
 
     def take(self, form: str) -> tuple[float, ...]:
         """Return the next values; BadInput where the file ends before them."""
         size = struct.calcsize(form)
         if self.at < 0 or self.at + size > len(self._content):
-            raise BadInput(f"{self._what} ends within its scan; it is truncated: copy it again.")
-        found = struct.unpack_from(form, self._content, self.at)
+            raise BadInput(f"{self._subject} ends within its scan; it is truncated: copy it again.")
+        values = struct.unpack_from(form, self._content, self.at)
         self.at += size
-        return found
+        return values
 
     def count(self, most: int, name: str) -> int:
         """Return the next whole number; BadInput if it cannot be."""
-        (found,) = self.take(">i")
-        if not 0 <= found <= most:
-            raise BadInput(f"{self._what} says {found:g} {name}, which cannot be; it is damaged: copy it again.")
-        return int(found)
+        (number,) = self.take(">i")
+        if not 0 <= number <= most:
+            raise BadInput(f"{self._subject} says {number:g} {name}, which cannot be; it is damaged: copy it again.")
+        return int(number)
 
     def text(self) -> str:
         """Return the next text."""
@@ -74,10 +74,12 @@ class _Xdr:
 
     def scan(self, rank: int) -> StageScan:
         """Return the scan that begins here; BadInput if it is of another rank."""
-        own = self.count(MOST_AXES, "axes")
-        if own != rank:
-            raise BadInput(f"{self._what} has a scan of {own} axes where one of {rank} should be; it is damaged.")
-        points, taken = self.count(MOST_POINTS, "points"), self.count(MOST_POINTS, "points")
+        own_rank = self.count(MOST_AXES, "axes")
+        if own_rank != rank:
+            raise BadInput(
+                f"{self._subject} has a scan of {own_rank} axes where one of {rank} should be; it is damaged."
+            )
+        points, points_taken = self.count(MOST_POINTS, "points"), self.count(MOST_POINTS, "points")
         within = [self.count(len(self._content), "bytes") for _ in range(points)] if rank > 1 else []
         self.text(), self.text()
         counts = [self.count(10**4, "parts") for _ in range(3)]
@@ -95,7 +97,7 @@ class _Xdr:
             self.take(">f")
         places = np.array([self.take(f">{points}d") for _ in range(counts[0])]).reshape(counts[0], points)
         self.take(f">{counts[1] * points}f")
-        return StageScan(places[:, : min(taken, points)], tuple(units), tuple(within[:taken]))
+        return StageScan(places[:, : min(points_taken, points)], tuple(units), tuple(within[:points_taken]))
 
 
 def is_mda(path: Path) -> bool:
@@ -108,14 +110,14 @@ def is_mda(path: Path) -> bool:
     return any(abs(version - one) < 1e-3 for one in VERSIONS) and 1 <= rank <= MOST_AXES and 0 < first <= MOST_POINTS
 
 
-def read_mda(path: Path, columns: str, what: str) -> tuple[np.ndarray, str]:
+def read_mda(path: Path, columns: str, subject: str) -> tuple[np.ndarray, str]:
     """Return positions of an EPICS scan, and their unit; empty where the file says none.
 
     Args:
         path: the file.
         columns: numbers of positioners of the innermost scan, separated by commas; empty: of a scan along two axes the
             first positioner of the outer one (y) and of the inner one (x), of one axis its second and its first.
-        what: names the reference, for messages.
+        subject: names the reference, for messages.
 
     Returns:
         (N, 2) or (N, columns) float64, in the order in which points were taken.
@@ -123,7 +125,7 @@ def read_mda(path: Path, columns: str, what: str) -> tuple[np.ndarray, str]:
     Raises:
         BadInput: the file is damaged, or has no such positioners.
     """
-    content = _Xdr(path.read_bytes(), what)
+    content = _Xdr(path.read_bytes(), subject)
     content.take(">fi")
     rank = content.count(MOST_AXES, "axes")
     for _ in range(rank):
@@ -131,39 +133,39 @@ def read_mda(path: Path, columns: str, what: str) -> tuple[np.ndarray, str]:
     content.take(">ii")
     outer = content.scan(rank)
     if rank > 2:
-        raise BadInput(f"{what} is a scan of {rank} axes; positions are read of one and of two: save them as CSV.")
+        raise BadInput(f"{subject} is a scan of {rank} axes; positions are read of one and of two: save them as CSV.")
     if rank == 1:
-        chosen = [_number(one, outer, what) for one in columns.split(",")] if columns else [1, 0]
-        return _chosen(outer, chosen, what).T, _unit(outer, chosen)
+        chosen = [_number(one, outer, subject) for one in columns.split(",")] if columns else [1, 0]
+        return _chosen_positions(outer, chosen, subject).T, _unit(outer, chosen)
     inner = []
     for start in outer.within:
         content.at = start
         inner.append(content.scan(1))
     if not inner or not len(outer.places):
-        raise BadInput(f"{what} has no points that were taken; give another file.")
+        raise BadInput(f"{subject} has no points that were taken; give another file.")
     if columns:
-        chosen = [_number(one, inner[0], what) for one in columns.split(",")]
-        return np.concatenate([_chosen(one, chosen, what).T for one in inner]), _unit(inner[0], chosen)
+        chosen = [_number(one, inner[0], subject) for one in columns.split(",")]
+        return np.concatenate([_chosen_positions(one, chosen, subject).T for one in inner]), _unit(inner[0], chosen)
     if outer.units[:1] != inner[0].units[:1]:
         raise BadInput(
-            f"{what} says y in {outer.units[:1]} and x in {inner[0].units[:1]}; save them in one unit as CSV."
+            f"{subject} says y in {outer.units[:1]} and x in {inner[0].units[:1]}; save them in one unit as CSV."
         )
     rows = []
     for k, one in enumerate(inner):
-        x = _chosen(one, [0], what)[0]
+        x = _chosen_positions(one, [0], subject)[0]
         rows.append(np.stack([np.full(len(x), outer.places[0, k]), x], axis=1))
     return np.concatenate(rows), outer.units[0]
 
 
-def _number(text: str, scan: StageScan, what: str) -> int:
+def _number(text: str, scan: StageScan, subject: str) -> int:
     if not text.strip().isdecimal() or int(text) >= len(scan.places):
-        raise BadInput(f"{what} has no positioner {text!r}; there are 0 to {len(scan.places) - 1}.")
+        raise BadInput(f"{subject} has no positioner {text!r}; there are 0 to {len(scan.places) - 1}.")
     return int(text)
 
 
-def _chosen(scan: StageScan, chosen: list[int], what: str) -> np.ndarray:
+def _chosen_positions(scan: StageScan, chosen: list[int], subject: str) -> np.ndarray:
     if max(chosen) >= len(scan.places):
-        raise BadInput(f"{what} has {len(scan.places)} positioners, and a pair of positions is asked for.")
+        raise BadInput(f"{subject} has {len(scan.places)} positioners, and a pair of positions is asked for.")
     return np.asarray(scan.places[chosen], np.float64)
 
 

@@ -25,21 +25,21 @@ MOST_BAD_PIXELS = 200
 MOST_WITHOUT, MOST_REGIONS = 20_000, 2_000
 
 
-def _both(value: Any) -> Any:
+def _as_pair(value: Any) -> Any:
     """Return a pair for one number; text is one, too, because YAML reads 1e-8 as text, which pydantic converts."""
     return (value, value) if isinstance(value, int | float | str) and not isinstance(value, bool) else value
 
 
-def _several(value: Any) -> Any:
+def _as_tuple(value: Any) -> Any:
     """Return one path as a tuple, or a list of paths as it is."""
     return (value,) if isinstance(value, str | Path) else value
 
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
-PositivePair = Annotated[tuple[Positive, Positive], BeforeValidator(_both)]
-Step = Annotated[tuple[Number, Number], BeforeValidator(_both)]
-Size = Annotated[tuple[Annotated[int, Field(gt=0)], Annotated[int, Field(gt=0)]], BeforeValidator(_both)]
+PositivePair = Annotated[tuple[Positive, Positive], BeforeValidator(_as_pair)]
+Step = Annotated[tuple[Number, Number], BeforeValidator(_as_pair)]
+Size = Annotated[tuple[Annotated[int, Field(gt=0)], Annotated[int, Field(gt=0)]], BeforeValidator(_as_pair)]
 Pixel = tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]]
 Index = Annotated[int, Field(ge=0)]
 #: [row, end, column, end], ends excluded.
@@ -191,7 +191,7 @@ class CheckedData(FrozenOptions):
     regions: Annotated[tuple[Region, ...], Field(max_length=MOST_REGIONS)] = ()
 
 
-def _checks(value: Any) -> Any:
+def _as_checks(value: Any) -> Any:
     """Return one word as the value of all checks."""
     return dict.fromkeys(CheckOptions.model_fields, value) if isinstance(value, str | bool) else value
 
@@ -235,9 +235,9 @@ class DataOptions(FrozenOptions):
     """
 
     path: FilePath
-    further: Annotated[tuple[FilePath, ...], BeforeValidator(_several)] = ()
+    further: Annotated[tuple[FilePath, ...], BeforeValidator(_as_tuple)] = ()
     keys: KeyMap | None = None
-    follow: Annotated[tuple[FilePath, ...], BeforeValidator(_several)] = ()
+    follow: Annotated[tuple[FilePath, ...], BeforeValidator(_as_tuple)] = ()
     frames: FrameOptions | None = None
     raw: RawLayout | None = None
     dc: Literal["centre", "corner"] | None = None
@@ -273,7 +273,7 @@ class DataOptions(FrozenOptions):
     efficiency: ArrayRef | None = None
     intensity: ArrayRef | None = None
     invalid: Literal["refuse", "missing", "zero"] = "refuse"
-    checks: Annotated[CheckOptions, BeforeValidator(_checks)] = CheckOptions()
+    checks: Annotated[CheckOptions, BeforeValidator(_as_checks)] = CheckOptions()
     checked: CheckedData | None = None
 
     @model_validator(mode="before")

@@ -29,12 +29,12 @@ class StoredQuantity:
 
     Attributes:
         units: each unit's size in the recipe's own.
-        own: the recipe's unit.
+        recipe_unit: the recipe's unit.
         is_plain: whether a value without a unit can only be meant in the recipe's own.
     """
 
     units: Mapping[str, float]
-    own: str
+    recipe_unit: str
     is_plain: Callable[[float], bool]
 
 
@@ -70,47 +70,47 @@ def read_numbers(file: Hdf5File, name: str, quantity: StoredQuantity, remedy: st
         BadInput: It has no values, its unit is of another kind, or is missing where that matters.
     """
     values = read_dataset(file, name, MOST_VALUES, "iuf").reshape(-1).astype(np.float64)
-    what = f"{name} in {file.filename}"
+    subject = f"{name} in {file.filename}"
     if not len(values):
-        raise BadInput(f"{what} is empty; set {remedy}.")
+        raise BadInput(f"{subject} is empty; set {remedy}.")
     unit = unit_of(file, name)
     if unit is not None:
-        return values * factor(unit, quantity, what, remedy)
-    ask_for_unit(float(values[0]), quantity, what, remedy)
+        return values * factor(unit, quantity, subject, remedy)
+    ask_for_unit(float(values[0]), quantity, subject, remedy)
     return values
 
 
-def factor(unit: str, quantity: StoredQuantity, what: str, remedy: str) -> float:
+def factor(unit: str, quantity: StoredQuantity, subject: str, remedy: str) -> float:
     """Return the size of a unit in the recipe's.
 
     Args:
         unit: as the file says it.
         quantity: knows the units.
-        what: words for the number.
+        subject: words for the number.
         remedy: key of the recipe that says it instead.
 
     Raises:
         BadInput: the unit is not known.
     """
-    known = quantity.units.get(normalised(unit))
-    if known is None:
-        raise BadInput(f"{what} is in {unit!r}; known are {', '.join(quantity.units)}: set {remedy}.")
-    return known
+    unit_size = quantity.units.get(normalised(unit))
+    if unit_size is None:
+        raise BadInput(f"{subject} is in {unit!r}; known are {', '.join(quantity.units)}: set {remedy}.")
+    return unit_size
 
 
-def ask_for_unit(value: float, quantity: StoredQuantity, what: str, remedy: str) -> None:
+def ask_for_unit(value: float, quantity: StoredQuantity, subject: str, remedy: str) -> None:
     """Raise BadInput if a value without a unit may be meant in another than the recipe's.
 
     Args:
         value: as the file says it.
         quantity: knows usual values.
-        what: words for the number.
+        subject: words for the number.
         remedy: key of the recipe that says it instead.
     """
     if value != 0 and not quantity.is_plain(value):
         raise BadInput(
-            f"{what} is {value:g} and says no unit; in {quantity.own} that is unlikely: set {remedy}, in "
-            f"{quantity.own}."
+            f"{subject} is {value:g} and says no unit; in {quantity.recipe_unit} that is unlikely: set {remedy}, in "
+            f"{quantity.recipe_unit}."
         )
 
 
@@ -160,10 +160,10 @@ def read_first_positive(file: Hdf5File, name: str) -> float | None:
     return next((float(value) for value in values if np.isfinite(value) and value > 0), None)
 
 
-def find_position_unit(said: Iterable[str | None]) -> Unit | None:
+def find_position_unit(unit_names: Iterable[str | None]) -> Unit | None:
     """Return the recipe's unit for positions whose coordinates say these; None for several, none or an unknown one."""
-    known: dict[float, Any] = {metres: unit for unit, metres in METRES.items()}
-    units = {known.get(LENGTH_M.get(normalised(unit), 0.0)) if unit else None for unit in said}
+    unit_of_metres: dict[float, Any] = {metres: unit for unit, metres in METRES.items()}
+    units = {unit_of_metres.get(LENGTH_M.get(normalised(unit), 0.0)) if unit else None for unit in unit_names}
     return units.pop() if len(units) == 1 else None
 
 

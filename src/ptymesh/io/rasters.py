@@ -64,21 +64,28 @@ def scan_shape(count: int, declared: Shape | None, data: DataOptions, origin: st
 def _contradiction(declared: Shape, count: int, data: DataOptions, origin: str) -> str:
     """Return both numbers, and what to do."""
     rows, columns = declared
-    wanted = rows * columns
-    said = f"{origin} says {rows} x {columns} = {wanted} views, and {data.path} holds {count} frames"
-    spare, line = count - wanted, f"[{rows}, {columns}]"
+    declared_count = rows * columns
+    contradiction = f"{origin} says {rows} x {columns} = {declared_count} views, and {data.path} holds {count} frames"
+    spare, line = count - declared_count, f"[{rows}, {columns}]"
     if spare > 0 and spare % rows == 0:
         return (
-            f"{said}: if each row ends with {spare // rows} that belong to no view (flyback), set data.frames to "
+            f"{contradiction}: if each row ends with {spare // rows} that belong to no view (flyback), set "
+            "data.frames to "
             f"{{shape: {line}, flyback: {spare // rows}}}; if the first {spare} do, to "
             f"{{shape: {line}, skip: {spare}}}."
         )
     if spare > 0:
-        return f"{said}: if the first {spare} belong to no view, set data.frames to {{shape: {line}, skip: {spare}}}."
-    whole = count // columns
-    if whole:
-        return f"{said}: if the scan was cut short, set data.frames.shape to [{whole}, {columns}], its whole rows."
-    return f"{said}: set data.frames.shape to the rows and columns that there are."
+        return (
+            f"{contradiction}: if the first {spare} belong to no view, set data.frames to "
+            f"{{shape: {line}, skip: {spare}}}."
+        )
+    full_rows = count // columns
+    if full_rows:
+        return (
+            f"{contradiction}: if the scan was cut short, set data.frames.shape to [{full_rows}, {columns}], its whole "
+            "rows."
+        )
+    return f"{contradiction}: set data.frames.shape to the rows and columns that there are."
 
 
 def orientation_note(files: str) -> str:
@@ -142,15 +149,17 @@ def select_frames(raw: RawScan, frames: FrameOptions | None, path: str) -> RawSc
     if frames is None or (frames.shape is None and not frames.skip):
         return raw
     count = raw.patterns.shape[0]
-    index, needed = _views(frames, count)
+    index, needed = _frames_of_views(frames, count)
     if needed > count or not len(index):
         raise BadInput(
-            f"data.frames needs {needed} frames ({_words(frames)}), and {path} holds {count}; give the numbers that "
+            f"data.frames needs {needed} frames ({_words_for_frames(frames)}), and {path} holds {count}; give the "
+            "numbers that "
             "there are."
         )
     if raw.raster is not None and math.prod(raw.raster) != len(index):
         raise BadInput(
-            f"data.frames leaves {len(index)} views ({_words(frames)}), and the patterns of {path} are a raster of "
+            f"data.frames leaves {len(index)} views ({_words_for_frames(frames)}), and the patterns of {path} are "
+            "a raster of "
             f"{raw.raster}; leave it out, or give all of its numbers."
         )
     notes = raw.notes
@@ -171,7 +180,7 @@ def select_frames(raw: RawScan, frames: FrameOptions | None, path: str) -> RawSc
     )
 
 
-def _views(frames: FrameOptions, count: int) -> tuple[np.ndarray, int]:
+def _frames_of_views(frames: FrameOptions, count: int) -> tuple[np.ndarray, int]:
     """Return the frame of each view, and how many frames there must be."""
     if frames.shape is None:
         return np.arange(frames.skip, count), frames.skip + 1
@@ -184,6 +193,6 @@ def _views(frames: FrameOptions, count: int) -> tuple[np.ndarray, int]:
     return index.reshape(-1), needed
 
 
-def _words(frames: FrameOptions) -> str:
+def _words_for_frames(frames: FrameOptions) -> str:
     shape = "" if frames.shape is None else f"shape {list(frames.shape)}, "
     return f"{shape}skip {frames.skip}, flyback {frames.flyback}"

@@ -184,8 +184,8 @@ class Result(Displayed):
             array = getattr(self, name)
             is_complex = name in ("opr", "scan_probes", "object_modes")
             if array is not None and array.dtype.kind not in ("c" if is_complex else REAL):
-                wanted = "complex" if is_complex else "real"
-                raise BadInput(f"{name} is {str(array.dtype)[:60]} {array.shape}; it must hold {wanted} numbers.")
+                wanted_kind = "complex" if is_complex else "real"
+                raise BadInput(f"{name} is {str(array.dtype)[:60]} {array.shape}; it must hold {wanted_kind} numbers.")
         if self.positions_px.ndim != 2:
             raise BadInput(f"positions_px has shape {self.positions_px.shape}; it must have one (y, x) per view.")
         views = len(self.positions_px)
@@ -195,9 +195,11 @@ class Result(Displayed):
                 raise BadInput(f"{name} has shape {positions.shape}; it must be {(views, 2)}, one (y, x) per view.")
         if self.scan_index is not None and self.scan_index.shape != (views,):
             raise BadInput(f"scan_index has shape {self.scan_index.shape}; it must be {(views,)}, one scan per view.")
-        held = np.empty(0, dtype=np.int64) if self.held_out_views is None else self.held_out_views
-        if held.ndim != 1 or held.dtype.kind not in "iu" or (held < 0).any() or (held >= views).any():
-            raise BadInput(f"held_out_views is {held.dtype} {held.shape}; it must hold indices of the {views} views.")
+        held_out = np.empty(0, dtype=np.int64) if self.held_out_views is None else self.held_out_views
+        if held_out.ndim != 1 or held_out.dtype.kind not in "iu" or (held_out < 0).any() or (held_out >= views).any():
+            raise BadInput(
+                f"held_out_views is {held_out.dtype} {held_out.shape}; it must hold indices of the {views} views."
+            )
         if self.potential is not None and self.potential.shape != self.object.shape:
             raise BadInput(f"potential has shape {self.potential.shape}; it must be {self.object.shape}, the object's.")
         if self.object_modes is not None and self.object_modes.shape[1:] != self.object.shape:
@@ -380,8 +382,10 @@ class Result(Displayed):
         Args:
             views: (B,) integer, indices.
         """
-        own = self._own_backgrounds
-        return self.background if own is None or self.scan_index is None else own[self.scan_index[views]]
+        backgrounds = self._own_backgrounds
+        return (
+            self.background if backgrounds is None or self.scan_index is None else backgrounds[self.scan_index[views]]
+        )
 
     def of_scan(self, number: int) -> Result:
         """Return what is of one of several scans: the object under its windows, its views, its probe.
@@ -417,9 +421,9 @@ class Result(Displayed):
 
     def _scan_box(self, number: int) -> tuple[int, int, int, int]:
         """Return the part of the object under the windows of a scan: top, left, bottom, right in pixels."""
-        own = self.positions_px[self.scan_index == number]
-        (top, left), window = np.floor(own.min(axis=0)).astype(int).tolist(), np.array(self.probe.shape[-2:])
-        bottom, right = (np.ceil(own.max(axis=0)).astype(int) + window).tolist()
+        positions = self.positions_px[self.scan_index == number]
+        (top, left), window = np.floor(positions.min(axis=0)).astype(int).tolist(), np.array(self.probe.shape[-2:])
+        bottom, right = (np.ceil(positions.max(axis=0)).astype(int) + window).tolist()
         return max(0, top), max(0, left), bottom, right
 
     def _write_scans(self, file: h5py.File) -> None:
@@ -455,7 +459,7 @@ class Result(Displayed):
             if isinstance(history, h5py.Dataset):
                 raise BadInput(f"/history of {path} is a dataset, not a group; it is not a ptymesh result.")
             spacing = _numbers(about.get("slice_spacing_m", 0.0), "slice_spacing_m", path, 1, positive=False)[0]
-            found = cls(
+            result = cls(
                 object=obj,
                 probe=_array(file, "probe"),
                 positions_px=_array(file, "positions_px"),
@@ -469,8 +473,8 @@ class Result(Displayed):
                 unknowns=_unknowns(file, path),
                 **{name: _array(file, key) for name, key in _ARRAYS.items() if own_datasets.member(file, key)},
             )
-        found._check(path)
-        return found
+        result._check(path)
+        return result
 
     def _check(self, path: Path) -> None:
         """Raise BadInput if what was read from `path` does not fit together, or is not finite."""
@@ -484,10 +488,10 @@ class Result(Displayed):
                 shapes["background"] = (int(self.scan_index.max()) + 1, *shapes["background"])
         if modes and self.weights is None:
             raise BadInput(f"/opr/modes of {path} has {modes} modes, of which no /opr/weights say the shares.")
-        for name, wanted in shapes.items():
+        for name, expected_shape in shapes.items():
             array = getattr(self, name)
-            if array is not None and array.shape != wanted:
-                raise BadInput(f"{name} of {path} has shape {array.shape}; it should be {wanted}.")
+            if array is not None and array.shape != expected_shape:
+                raise BadInput(f"{name} of {path} has shape {array.shape}; it should be {expected_shape}.")
         for name in ("object", "probe", "positions_px", *_ARRAYS):
             array = getattr(self, name)
             if array is not None and not np.isfinite(array).all():
@@ -548,8 +552,8 @@ def _explain_folder(path: Path) -> str:
     if (path / "checkpoint").is_dir():
         return f"{path} is a folder without {RESULT_FILE}: its run has not ended; `ptymesh resume {path}` continues it."
     names = sorted(one.name for one in path.iterdir() if not one.name.startswith("."))
-    held = f"it has {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}" if names else "it is empty"
-    return f"{path} is a folder without {RESULT_FILE} ({held}); give the result of a run."
+    content = f"it has {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}" if names else "it is empty"
+    return f"{path} is a folder without {RESULT_FILE} ({content}); give the result of a run."
 
 
 @contextmanager
@@ -585,23 +589,23 @@ def _array(group: h5py.Group, key: str, kinds: str = "") -> np.ndarray:
         raise BadInput(f"{group.file.filename} has no /{key}; it is not a ptymesh result: give the result.h5 of a run.")
     if h5py.check_string_dtype(dataset.dtype):
         return np.asarray(dataset.asstr()[()], dtype=np.str_)
-    found = np.asarray(dataset[()])
-    return found.astype(found.dtype.newbyteorder("="), copy=False)
+    values = np.asarray(dataset[()])
+    return values.astype(values.dtype.newbyteorder("="), copy=False)
 
 
 def _parameters(file: h5py.File, path: Path) -> dict[str, dict[str, float]]:
     """Return numbers by parametrisation and name; raise BadInput if there is something else."""
-    found: dict[str, dict[str, float]] = {}
+    parameters: dict[str, dict[str, float]] = {}
     groups = own_datasets.member(file, "parameters")
     if groups is None:
-        return found
+        return parameters
     for name in groups if isinstance(groups, h5py.Group) else ("",):
         group = own_datasets.member(file, f"parameters/{name}")
         if not isinstance(group, h5py.Group):
             raise BadInput(f"/parameters/{name} of {path} is no group of numbers; it is not a ptymesh result.")
-        read = {term: (_array(group, term), f"{group.name}/{term}") for term in group}
-        found[name] = {term: _numbers(*one, path, 1, positive=False)[0] for term, one in read.items()}
-    return found
+        sources = {term: (_array(group, term), f"{group.name}/{term}") for term in group}
+        parameters[name] = {term: _numbers(*one, path, 1, positive=False)[0] for term, one in sources.items()}
+    return parameters
 
 
 def _unknowns(file: h5py.File, path: Path) -> dict[str, np.ndarray]:
@@ -611,17 +615,17 @@ def _unknowns(file: h5py.File, path: Path) -> dict[str, np.ndarray]:
         return {}
     if not isinstance(group, h5py.Group):
         raise BadInput(f"/unknowns of {path} is no group of arrays; it is not a ptymesh result.")
-    found = {name: _array(group, name, REAL + "c") for name in group}
-    for name, array in found.items():
+    arrays = {name: _array(group, name, REAL + "c") for name in group}
+    for name, array in arrays.items():
         if not np.isfinite(array).all():
             raise BadInput(f"The {name} of {path} holds values that are not finite; take another result, or run again.")
-    return found
+    return arrays
 
 
 def _attributes(file: h5py.File) -> dict[str, Any]:
     """Return the file's attributes as Python's numbers, strings and lists, without its digest and those for viewers."""
-    found = {key: value for key, value in file.attrs.items() if key not in (digests.NAME, *VIEWED)}
-    return {key: value.tolist() if hasattr(value, "tolist") else value for key, value in found.items()}
+    attributes = {key: value for key, value in file.attrs.items() if key not in (digests.NAME, *VIEWED)}
+    return {key: value.tolist() if hasattr(value, "tolist") else value for key, value in attributes.items()}
 
 
 def _pair(value: Any, name: str, path: Path) -> tuple[float, float]:
@@ -637,6 +641,6 @@ def _numbers(value: Any, name: str, path: Path | str, count: int, *, positive: b
         array = np.zeros(0)
     usable = array.dtype.kind in REAL and array.size == count and bool(np.isfinite(array).all())
     if not usable or (positive and bool((array <= 0).any())):
-        wanted = f"{'a ' if count == 1 else f'{count} '}{'positive ' if positive else ''}number{'s' * (count > 1)}"
-        raise BadInput(f"{name} of {path} is {str(value)[:80]}; it should be {wanted}.")
+        expected = f"{'a ' if count == 1 else f'{count} '}{'positive ' if positive else ''}number{'s' * (count > 1)}"
+        raise BadInput(f"{name} of {path} is {str(value)[:80]}; it should be {expected}.")
     return [float(number) for number in array.reshape(-1)]

@@ -55,10 +55,10 @@ def fetch(name: str) -> Path:
     if not isinstance(name, str) or name not in SAMPLES:
         raise BadInput(f"There is no sample {' '.join(repr(name).split())[:80]}; known are {', '.join(SAMPLES)}.")
     sample, folder = SAMPLES[name], sample_folder()
-    kept = folder / sample.file
-    if os.path.exists(kept) and not os.path.isfile(kept):
+    target = folder / sample.file
+    if os.path.exists(target) and not os.path.isfile(target):
         raise BadInput(
-            f"{kept}, where {name} belongs, is not a file; remove it, or set PTYMESH_DATA to another folder."
+            f"{target}, where {name} belongs, is not a file; remove it, or set PTYMESH_DATA to another folder."
         )
     try:
         return Path(pooch.retrieve(sample.url, f"sha256:{sample.sha256}", sample.file, folder))
@@ -81,12 +81,12 @@ def sample_folder() -> Path:
     """Return the folder in which samples are kept."""
     import pooch
 
-    given = os.environ.get("PTYMESH_DATA")
+    named_folder = os.environ.get("PTYMESH_DATA")
     try:
-        return Path(given).expanduser().absolute() if given else Path(pooch.os_cache("ptymesh"))
+        return Path(named_folder).expanduser().absolute() if named_folder else Path(pooch.os_cache("ptymesh"))
     except RuntimeError as error:  # `~name` of an unknown user
         raise BadInput(
-            f"PTYMESH_DATA is {given}, which is no folder ({error}); set it to a folder of your own."
+            f"PTYMESH_DATA is {named_folder}, which is no folder ({error}); set it to a folder of your own."
         ) from error
 
 

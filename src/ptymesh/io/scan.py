@@ -44,19 +44,21 @@ class Optics:
     def overridden(self, options: DataOptions) -> Optics:
         """Return the optics with the recipe's values, without an object pixel that depends on them."""
         names = ("propagation", "radiation", "distance_m", "focus_distance_m", "detector_pixel_m", "surface_deg")
-        given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+        overrides = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
         if options.energy_eV is not None or options.wavelength_m is not None:
-            given |= {"energy_eV": options.energy_eV, "wavelength_m": options.wavelength_m}
-        changed = replace(self, **given)
+            overrides |= {"energy_eV": options.energy_eV, "wavelength_m": options.wavelength_m}
+        changed = replace(self, **overrides)
         if options.object_pixel_m is not None:
             return replace(changed, object_pixel_m=options.object_pixel_m)
-        known = (changed.energy_eV or changed.wavelength_m, changed.distance_m, changed.detector_pixel_m)
-        if any(changed.surface_deg) and not all(known):
+        pixel_terms = (changed.energy_eV or changed.wavelength_m, changed.distance_m, changed.detector_pixel_m)
+        if any(changed.surface_deg) and not all(pixel_terms):
             raise BadInput(
                 "data.surface_deg needs the energy, data.distance_m and data.detector_pixel_m, from which pixels on "
                 "the surface follow; give these, or data.object_pixel_m as on the surface."
             )
-        return replace(changed, object_pixel_m=None) if given.keys() - {"radiation"} and all(known) else changed
+        return (
+            replace(changed, object_pixel_m=None) if overrides.keys() - {"radiation"} and all(pixel_terms) else changed
+        )
 
     def geometry(self, shape: tuple[int, int]) -> Geometry:
         """Return the geometry of a window of `shape` pixels; raise BadInput if a near field lacks something."""

@@ -26,18 +26,18 @@ def files_of(first: Path, further: Sequence[Path]) -> list[Path]:
     Raises:
         BadInput: A name with `*` matches no file, or there are too many.
     """
-    found = [first]
+    paths = [first]
     for path in further:
         if not any(mark in path.name for mark in "*?"):
-            found.append(path)
+            paths.append(path)
             continue
         matching = sorted(path.parent.glob(path.name), key=lambda one: numbered_key(one.name))
         if not matching:
             raise BadInput(f"No file matches {path}, which data.further names; check its path.")
-        found += [one for one in matching if one.absolute() != first.absolute()]
-    if len(found) > MOST_FILES:
-        raise BadInput(f"data.further names {len(found)} files, more than {MOST_FILES}; join them into fewer.")
-    return found
+        paths += [one for one in matching if one.absolute() != first.absolute()]
+    if len(paths) > MOST_FILES:
+        raise BadInput(f"data.further names {len(paths)} files, more than {MOST_FILES}; join them into fewer.")
+    return paths
 
 
 def numbered_key(name: str) -> list[tuple[int, str]]:

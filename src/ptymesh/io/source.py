@@ -122,13 +122,13 @@ class MappedSource:
             self._map, self._pid = turned if turned.ndim > 2 else turned[None], os.getpid()
         if self.raster:
             r, c = np.divmod(views, self.raster[1])
-            found = self._map[r, c, rows, columns]
+            patterns = self._map[r, c, rows, columns]
         else:
-            found = self._map[views, rows, columns]
+            patterns = self._map[views, rows, columns]
         if hasattr(self._pages, "madvise"):  # what was copied need not stay in memory
             self._pages.madvise(mmap.MADV_DONTNEED)
         with np.errstate(over="ignore"):
-            return found.astype(self.dtype, copy=False)
+            return patterns.astype(self.dtype, copy=False)
 
     def close(self) -> None:
         """Let go of the file, which is mapped again by the next read."""
@@ -171,17 +171,17 @@ class StoredAxes:
                 row is a number, and has no axis in it.
         """
         views = np.asarray(views)
-        left = [a for a in self.axes if a != "r"]
-        places = [left.index(a) for a in ("c", "n", "y", "x") if a in left]
+        slab_axes = [a for a in self.axes if a != "r"]
+        places = [slab_axes.index(a) for a in ("c", "n", "y", "x") if a in slab_axes]
         spans = [*self._spans(views)]
         shape = (len(views), rows.stop - rows.start, columns.stop - columns.start)
         out: np.ndarray | None = None
         for line, start, stop, members in spans:
             span = slice(start, stop)
-            where: dict[str, int | slice] = {"n": span, "r": line, "c": span, "y": rows, "x": columns}
-            block = fetch(tuple(where[a] for a in self.axes), span).transpose(places)
+            index_of: dict[str, int | slice] = {"n": span, "r": line, "c": span, "y": rows, "x": columns}
+            block = fetch(tuple(index_of[a] for a in self.axes), span).transpose(places)
             block = block if block.ndim == 3 else block[None]  # a single pattern, which has no axis of views
-            index = self._along(views[members]) - start
+            index = self._place_in_line(views[members]) - start
             is_all = np.array_equal(index, np.arange(stop - start))  # each view once, in order
             with np.errstate(over="ignore"):  # long doubles may become infinite, which is refused later
                 if len(spans) == 1 and is_all and np.array_equal(members, np.arange(len(views))):
@@ -190,7 +190,7 @@ class StoredAxes:
                 out[members] = block if is_all else block[index]
         return np.empty(shape, dtype) if out is None else out
 
-    def _along(self, views: np.ndarray) -> np.ndarray:
+    def _place_in_line(self, views: np.ndarray) -> np.ndarray:
         return views % self.raster[1] if self.raster else views
 
     def _spans(self, views: np.ndarray) -> Iterator[tuple[int, int, int, np.ndarray]]:
@@ -200,7 +200,7 @@ class StoredAxes:
         order = np.argsort(views, kind="stable")
         ordered = views[order]
         line = ordered // self.raster[1] if self.raster else np.zeros_like(ordered)
-        along = self._along(ordered)
+        along = self._place_in_line(ordered)
         same_chunk = along[1:] // self.chunk == along[:-1] // self.chunk
         cut = (np.diff(line) != 0) | ((np.diff(along) > 1) & ~same_chunk)
         for members in np.split(np.arange(len(order)), np.flatnonzero(cut) + 1):

@@ -49,7 +49,7 @@ def unpacked(path: Path) -> Path:
     """Return the file itself, or the unpacked content of a bz2 file; raise BadInput if that is truncated, or a bomb."""
     with path.open("rb") as file:
         if file.read(3) != b"BZh":
-            return _checked(path)
+            return _check_archive(path)
 
     def unpack(out: Sink) -> None:
         try:
@@ -72,7 +72,9 @@ def unpacked(path: Path) -> Path:
 
     most = most_of(path.stat().st_size)
     remedy = f"unpack it yourself (bunzip2 --keep {path.name}) and name the unpacked file"
-    return _checked(get_or_make(CacheEntry(path, safe_name(fingerprint(path), "unpacked"), unpack, most, None, remedy)))
+    return _check_archive(
+        get_or_make(CacheEntry(path, safe_name(fingerprint(path), "unpacked"), unpack, most, None, remedy))
+    )
 
 
 def npz_source(path: Path, member: str, axes: str | None) -> MappedSource:
@@ -84,22 +86,22 @@ def npz_source(path: Path, member: str, axes: str | None) -> MappedSource:
         axes: letters of its axes, as in the key map. None: "nyx" or "rcyx", and axes of length one in front of
             (N, H, W) are dropped (tike writes (1, N, H, W)).
     """
-    what = f"{member} in {path}"
+    subject = f"{member} in {path}"
     with open_npz(path) as archive:
-        info = _info(archive, path, member)
+        info = _member_info(archive, path, member)
         with archive.open(info) as stream:
-            header = read_header(cast(BinaryIO, stream), what)
+            header = read_header(cast(BinaryIO, stream), subject)
     shape, dtype = header.shape, header.dtype
     if axes is None:
         while len(shape) > 3 and shape[0] == 1:
             shape = shape[1:]
         axes = {3: "nyx", 4: "rcyx"}.get(len(shape), "")
     if not axes or len(shape) != len(axes):
-        raise BadInput(f"{what} has shape {shape}; patterns have three axes (views, y, x), or four for a raster.")
+        raise BadInput(f"{subject} has shape {shape}; patterns have three axes (views, y, x), or four for a raster.")
     if dtype.kind not in "buif":
-        raise BadInput(f"{what} holds {str(dtype)[:80]} values; patterns are counts.")
+        raise BadInput(f"{subject} holds {str(dtype)[:80]} values; patterns are counts.")
     if 0 in shape:
-        raise BadInput(f"{what} has shape {shape}; there is nothing in it.")
+        raise BadInput(f"{subject} has shape {shape}; there is nothing in it.")
     if info.file_size < header.nbytes:
         raise BadInput(f"{path} ends before its {shape} patterns do; it is truncated: copy it again.")
     file, offset = path, 0
@@ -107,11 +109,11 @@ def npz_source(path: Path, member: str, axes: str | None) -> MappedSource:
         offset = _data_offset(path, info)
         _check_stored(path, info)
     else:
-        file = _extracted(path, info, member)
+        file = _extract_member(path, info, member)
     with file.open("rb") as plain:
         plain.seek(offset)
-        if read_header(plain, what) != header:
-            raise BadInput(f"{what} contradicts itself; the file is damaged: copy it again.")
+        if read_header(plain, subject) != header:
+            raise BadInput(f"{subject} contradicts itself; the file is damaged: copy it again.")
         offset = plain.tell()
     if file.stat().st_size < offset + header.nbytes:
         raise BadInput(f"{path} ends before its {shape} patterns do; it is truncated: copy it again.")
@@ -154,8 +156,10 @@ def sliceable(source: ChunkedSource) -> SlabSource:
     name = safe_name(fingerprint(home), source.label)
     staged = get_or_make(CacheEntry(home, name, copy, most_of(_bytes_in(home)), needed, remedy))
     with staged.open("rb") as stream:
-        found = read_header(stream, str(staged))
-        return MappedSource(staged, found.shape, found.dtype, "nyx", stream.tell(), found.fortran)
+        staged_header = read_header(stream, str(staged))
+        return MappedSource(
+            staged, staged_header.shape, staged_header.dtype, "nyx", stream.tell(), staged_header.fortran
+        )
 
 
 def open_alike_sources(path: Path, names: Sequence[str], follow: Sequence[Path], remedy: str) -> list[Hdf5Source]:
@@ -204,7 +208,7 @@ def is_npz(path: Path) -> bool:
         ) from error
 
 
-def _checked(path: Path) -> Path:
+def _check_archive(path: Path) -> Path:
     """Return the path; raise BadInput if zipfile cannot tell whether it is an archive."""
     is_npz(path)
     return path
@@ -231,22 +235,22 @@ def open_npz(path: Path) -> Iterator[zipfile.ZipFile]:
 
 def npz_members(path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
     """Return shape and dtype of every array in an npz."""
-    found = {}
+    members = {}
     with open_npz(path) as archive:
         if len(archive.infolist()) > MOST_MEMBERS:
             raise BadInput(f"{path} has {len(archive.infolist())} members; an npz of a scan holds a few arrays.")
         for info in archive.infolist():
             if info.filename.endswith(".npy"):
                 name = info.filename.removesuffix(".npy")
-                if name in found:
+                if name in members:
                     raise BadInput(f"{path} holds {_printable(name)} twice; save it again with numpy.savez.")
                 if not name.isprintable():
                     raise BadInput(
                         f"{path} holds an array named {_printable(name)}; save it again under a printable name."
                     )
                 header = _header(archive, path, info)
-                found[name] = header.shape, header.dtype
-    return found
+                members[name] = header.shape, header.dtype
+    return members
 
 
 def read_member(path: Path, member: str, most: int = MOST_VALUES) -> np.ndarray:
@@ -260,28 +264,30 @@ def read_member(path: Path, member: str, most: int = MOST_VALUES) -> np.ndarray:
     Raises:
         BadInput: the array is missing, damaged, too large, or holds no numbers.
     """
-    what = f"{_printable(member)} in {path}"
+    subject = f"{_printable(member)} in {path}"
     with open_npz(path) as archive:
-        info = _info(archive, path, member)
+        info = _member_info(archive, path, member)
         with archive.open(info) as stream:
-            header = read_header(cast(BinaryIO, stream), what)
-            check_numbers(header.dtype, what)
+            header = read_header(cast(BinaryIO, stream), subject)
+            check_numbers(header.dtype, subject)
             if header.nbytes > min(most * header.dtype.itemsize, most_of(info.compress_size)):
-                raise BadInput(f"{what} has shape {header.shape}, more than can be used; check which array is meant.")
-            array = read_values(cast(BinaryIO, stream), header, what)
+                raise BadInput(
+                    f"{subject} has shape {header.shape}, more than can be used; check which array is meant."
+                )
+            array = read_values(cast(BinaryIO, stream), header, subject)
             if stream.read(1):  # the checksum is compared at the end, and nowhere else
-                raise BadInput(f"{what} is longer than its shape {header.shape} says; the file is damaged.")
+                raise BadInput(f"{subject} is longer than its shape {header.shape} says; the file is damaged.")
             return array
 
 
-def _info(archive: zipfile.ZipFile, path: Path, member: str) -> zipfile.ZipInfo:
+def _member_info(archive: zipfile.ZipFile, path: Path, member: str) -> zipfile.ZipInfo:
     """Return the only member of this name; raise BadInput if there is none, or if it cannot be read."""
-    found = [info for info in archive.infolist() if info.filename == f"{member}.npy"]
-    if len(found) != 1:
+    matches = [info for info in archive.infolist() if info.filename == f"{member}.npy"]
+    if len(matches) != 1:
         names = ", ".join(npz_members(path)) or "no arrays"
         raise BadInput(f"{path} has no array {_printable(member)}; it has {names}.")
-    _refuse_unusual(path, found[0])
-    return found[0]
+    _refuse_unusual(path, matches[0])
+    return matches[0]
 
 
 def _header(archive: zipfile.ZipFile, path: Path, info: zipfile.ZipInfo) -> Header:
@@ -292,13 +298,13 @@ def _header(archive: zipfile.ZipFile, path: Path, info: zipfile.ZipInfo) -> Head
 
 def _refuse_unusual(path: Path, info: zipfile.ZipInfo) -> None:
     """Raise BadInput if a member is not as numpy writes them: zipfile unpacks other methods without any bound."""
-    what = f"{_printable(info.filename)} in {path}"
+    subject = f"{_printable(info.filename)} in {path}"
     if info.flag_bits & 0x1:
-        raise BadInput(f"{what} is encrypted; unpack it, and save it with numpy.savez.")
+        raise BadInput(f"{subject} is encrypted; unpack it, and save it with numpy.savez.")
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise BadInput(
-            f"{what} is packed by zip's method {info.compress_type}, which numpy does not use; unpack it, and save it "
-            f"with numpy.savez_compressed."
+            f"{subject} is packed by zip's method {info.compress_type}, which numpy does not use; unpack it, and save "
+            "it with numpy.savez_compressed."
         )
 
 
@@ -327,7 +333,7 @@ def _check_stored(path: Path, info: zipfile.ZipInfo) -> None:
                 pass
 
 
-def _extracted(path: Path, info: zipfile.ZipInfo, member: str) -> Path:
+def _extract_member(path: Path, info: zipfile.ZipInfo, member: str) -> Path:
     def extract(out: Sink) -> None:
         with open_npz(path) as archive, archive.open(info) as stream:
             while piece := stream.read(PIECE_BYTES):

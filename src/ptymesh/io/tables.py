@@ -31,13 +31,13 @@ def is_table(path: Path) -> bool:
     return any(_numbers(_fields(line)[:1]) is not None for line in _lines(text)[: MOST_TITLES + 1])
 
 
-def read_table(path: Path, columns: str, what: str) -> np.ndarray:
+def read_table(path: Path, columns: str, subject: str) -> np.ndarray:
     """Return columns of numbers of a CSV or text file.
 
     Args:
         path: of the text.
         columns: names of the first line, or numbers from 0 on, separated by commas; "" for all of them.
-        what: names the reference, for messages.
+        subject: names the reference, for messages.
 
     Returns:
         (N, C) float64, or (N,) where one column is named.
@@ -46,11 +46,13 @@ def read_table(path: Path, columns: str, what: str) -> np.ndarray:
         BadInput: A line has other columns than the first, or no numbers, or there is no such column.
     """
     if path.stat().st_size > MOST_BYTES:
-        raise BadInput(f"{what} is text of {path.stat().st_size} bytes; save so much as .npy.")
+        raise BadInput(f"{subject} is text of {path.stat().st_size} bytes; save so much as .npy.")
     try:
         lines = _lines(path.read_bytes().decode("utf-8"))
     except UnicodeDecodeError as error:
-        raise BadInput(f"{what} is no text (byte {error.start} is none in UTF-8); save it as CSV or .npy.") from error
+        raise BadInput(
+            f"{subject} is no text (byte {error.start} is none in UTF-8); save it as CSV or .npy."
+        ) from error
     names: list[str] = []
     for _ in range(MOST_TITLES):
         if not lines or _numbers(_fields(lines[0])) is not None:
@@ -61,22 +63,22 @@ def read_table(path: Path, columns: str, what: str) -> np.ndarray:
     wrong = next((k for k, row in enumerate(rows) if row is None or len(row) != width), None)
     if wrong is not None or not width:
         line = "" if wrong is None else lines[wrong].strip()[:60]
-        raise BadInput(f"{what} has a line that is no row of {width or 'any'} numbers ({line!r}); mend it.")
+        raise BadInput(f"{subject} has a line that is no row of {width or 'any'} numbers ({line!r}); mend it.")
     values = np.array(rows, np.float64)
     if not columns:
         return values
-    chosen = [_column(one.strip(), names, width, what) for one in columns.split(",")]
+    chosen = [_column(one.strip(), names, width, subject) for one in columns.split(",")]
     return values[:, chosen[0]] if len(chosen) == 1 else values[:, chosen]
 
 
-def _column(name: str, names: list[str], width: int, what: str) -> int:
+def _column(name: str, names: list[str], width: int, subject: str) -> int:
     """Return the number of a column."""
     if name in names and names.index(name) < width:
         return names.index(name)
     if re.fullmatch(r"\d{1,6}", name) and int(name) < width:
         return int(name)
-    known = ", ".join(names[:20]) or f"0 to {width - 1}"
-    raise BadInput(f"{what} has no column {name!r}; there are {known}.")
+    choices = ", ".join(names[:20]) or f"0 to {width - 1}"
+    raise BadInput(f"{subject} has no column {name!r}; there are {choices}.")
 
 
 def _lines(text: str) -> list[str]:

@@ -37,10 +37,10 @@ def length_m(unit: str) -> float | None:
 def per_length(unit: str) -> float | None:
     """Return the inverse metres of one of this unit (`1/nm`, `A^-1`, `n_m^-1`); None for a unit of anything else."""
     text = normalised(unit).replace(" ", "").replace("⁻¹", "^-1").replace("**", "^")
-    found = re.fullmatch(r"1/\(?([^()]+)\)?", text) or re.fullmatch(r"([^^()]+?)\^?\(?-1\)?", text)
-    if found is None:
+    match = re.fullmatch(r"1/\(?([^()]+)\)?", text) or re.fullmatch(r"([^^()]+?)\^?\(?-1\)?", text)
+    if match is None:
         return None
-    metres = LENGTH_M.get(found[1])
+    metres = LENGTH_M.get(match[1])
     return None if metres is None else 1 / metres
 
 
@@ -62,14 +62,14 @@ def object_pixel_m(
     Returns:
         None where an axis is not calibrated, or in an angle while the wavelength is unknown.
     """
-    found = []
+    pixel_m = []
     for side, (step, unit) in zip(window, scales, strict=True):
         reciprocal, angle = per_length(unit), angle_rad(unit)
         if step > 0 and reciprocal is not None:
-            found.append(1 / (side * step * reciprocal))
+            pixel_m.append(1 / (side * step * reciprocal))
         elif step > 0 and angle is not None and wavelength_m is not None:
-            found.append(wavelength_m / (side * step * angle))
-    return (found[0], found[1]) if len(found) == 2 else None
+            pixel_m.append(wavelength_m / (side * step * angle))
+    return (pixel_m[0], pixel_m[1]) if len(pixel_m) == 2 else None
 
 
 def uncalibrated_note(step: float, unit: str) -> str:
@@ -88,21 +88,21 @@ def beam_of(semiangle_mrad: float | None) -> ConvergentBeam | None:
     return ConvergentBeam(1e-3 * semiangle_mrad)
 
 
-def check_energy(energy_eV: float, bounds: tuple[float, float], what: str, said: str) -> float:
+def check_energy(energy_eV: float, bounds: tuple[float, float], subject: str, stated: str) -> float:
     """Return the energy.
 
     Args:
         energy_eV: in electronvolts.
         bounds: between which it must lie.
-        what: names the value, for the message.
-        said: the value and its unit as the file has them.
+        subject: names the value, for the message.
+        stated: the value and its unit as the file has them.
 
     Raises:
         BadInput: It lies outside the bounds, as an energy in another unit would.
     """
     if not bounds[0] <= energy_eV <= bounds[1]:  # True on NaN too
         raise BadInput(
-            f"{what} is {said}, which is no energy of such a beam ({energy_eV:.4g} eV); set data.energy_eV, in "
+            f"{subject} is {stated}, which is no energy of such a beam ({energy_eV:.4g} eV); set data.energy_eV, in "
             "electronvolts."
         )
     return energy_eV

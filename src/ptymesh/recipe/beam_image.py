@@ -73,13 +73,13 @@ def mean_image(reference: str, option: str, scan: Measurement) -> tuple[np.ndarr
         order = np.arange(images.shape[0])
         # an image without its dark may be negative where there is no light
         prepared = replace(source, raw=images, view_mask=None, selected=order, invalid="zero", name=reference)
-        total, seen = np.zeros(window), np.zeros(window)
+        total, counted_frames = np.zeros(window), np.zeros(window)
         for part in slabs(len(order), prepared.window.shape[0] * prepared.window.shape[1] * 8):
             counts = prepared.read(part).astype(np.float64)
             total += np.where(counts < 0, 0, counts).sum(axis=0)
-            seen += (counts >= 0).sum(axis=0)
-        good = scan.mask & (seen > 0)
-        return _refuse_darkness(np.where(good, total / np.maximum(seen, 1), 0), good, reference, option), good
+            counted_frames += (counts >= 0).sum(axis=0)
+        good = scan.mask & (counted_frames > 0)
+        return _refuse_darkness(np.where(good, total / np.maximum(counted_frames, 1), 0), good, reference, option), good
     if images.shape[1:] != window:
         sides = f"{detector}" if detector == window else f"{detector}, its window {window}"
         raise BadInput(f"{option}: {reference} has shape {images.shape[1:]}; the scan's detector is {sides}.")
@@ -95,10 +95,10 @@ def _images(reference: str, option: str) -> SlabSource:
     """Return the images (K, H, W) that a reference names."""
     if not holds_array(reference):
         return open_scan(DataOptions(path=Path(reference))).patterns
-    found = load_array(reference, option)
-    if found.ndim not in (2, 3) or 0 in found.shape:
-        raise BadInput(f"{option}: {reference} has shape {found.shape}; give an image, or a stack of them.")
-    return ImageStack(found.reshape(-1, *found.shape[-2:]))
+    array = load_array(reference, option)
+    if array.ndim not in (2, 3) or 0 in array.shape:
+        raise BadInput(f"{option}: {reference} has shape {array.shape}; give an image, or a stack of them.")
+    return ImageStack(array.reshape(-1, *array.shape[-2:]))
 
 
 def _refuse_darkness(mean: np.ndarray, good: np.ndarray, reference: str, option: str) -> np.ndarray:

@@ -16,25 +16,28 @@ from __future__ import annotations
 import numpy as np
 
 
-def depth_shares(had: int, asked: int) -> np.ndarray:
+def depth_shares(old_count: int, new_count: int) -> np.ndarray:
     """Return the shares W (L, L') for slices over which the same whole thickness is spread."""
-    return slab_shares(had, asked, 1 / had, 1 / asked, 0.0)
+    return slab_shares(old_count, new_count, 1 / old_count, 1 / new_count, 0.0)
 
 
-def slab_shares(had: int, asked: int, had_thickness: float, asked_thickness: float, depth: float) -> np.ndarray:
+def slab_shares(old_count: int, new_count: int, old_thickness: float, new_thickness: float, depth: float) -> np.ndarray:
     """Return the shares W (L, L') for slabs of given thicknesses.
 
     Args:
-        had: L'.
-        asked: L.
-        had_thickness: of each slab that there is.
-        asked_thickness: of each slab that is asked for, in the same unit.
+        old_count: L'.
+        new_count: L.
+        old_thickness: of each slab that there is.
+        new_thickness: of each slab that is asked for, in the same unit.
         depth: of the surface of those that there are below the surface of those that are asked for, along the beam.
     """
-    old = depth + had_thickness * np.arange(had + 1)
-    new = asked_thickness * np.arange(asked + 1)
-    low, high = np.maximum(old[None, :-1], new[:-1, None]), np.minimum(old[None, 1:], new[1:, None])
-    shares: np.ndarray = np.clip(high - low, 0, None) / had_thickness
+    old_edges = depth + old_thickness * np.arange(old_count + 1)
+    new_edges = new_thickness * np.arange(new_count + 1)
+    low, high = (
+        np.maximum(old_edges[None, :-1], new_edges[:-1, None]),
+        np.minimum(old_edges[None, 1:], new_edges[1:, None]),
+    )
+    shares: np.ndarray = np.clip(high - low, 0, None) / old_thickness
     # what rounding leaves of slabs that only touch, or lie inside, would be spread over all pixels
     return np.where(shares < 1e-9, 0.0, np.where(shares > 1 - 1e-9, 1.0, shares))
 
@@ -51,14 +54,14 @@ def transmission_by_shares(obj: np.ndarray, shares: np.ndarray) -> np.ndarray:
     """
     if np.array_equal(shares, np.eye(len(obj))):
         return obj
-    made = np.ones((len(shares), *obj.shape[1:]), np.result_type(obj, np.complex64))
+    product = np.ones((len(shares), *obj.shape[1:]), np.result_type(obj, np.complex64))
     for index, row in enumerate(shares):
         for share, plane in zip(row, obj, strict=True):
             if share == 1:
-                made[index] *= plane
+                product[index] *= plane
             elif share:
-                made[index] *= np.abs(plane) ** share * np.exp(1j * share * np.angle(plane))
-    return made
+                product[index] *= np.abs(plane) ** share * np.exp(1j * share * np.angle(plane))
+    return product
 
 
 def potential_by_shares(values: np.ndarray, shares: np.ndarray) -> np.ndarray:

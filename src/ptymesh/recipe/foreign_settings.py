@@ -39,26 +39,26 @@ class Conversion:
         return "\n".join([*comments, yaml.safe_dump(self.recipe, sort_keys=False, allow_unicode=True)])
 
 
-def optimiser_named(program: str, name: str, path: str, made: Conversion) -> str:
+def optimiser_named(program: str, name: str, path: str, conversion: Conversion) -> str:
     """Return the engine of an optimiser's name; the one that stands for all others where ptymesh has none of the name.
 
     Args:
         program: whose settings these are, as in `Engine.peer_names`.
         name: of the optimiser; empty where the settings name none.
         path: of the setting, for the report.
-        made: gets a line for a name that there is not.
+        conversion: gets a line for a name that there is not.
 
     Raises:
         BadInput: there is none of the name, and no engine stands for others.
     """
     if name in ENGINES.names():
         return name
-    taken = find_counterpart(program, {""})
-    if taken is None:
+    counterpart = find_counterpart(program, {""})
+    if counterpart is None:
         raise BadInput(f"{path} is {quote(name)}; no engine is called so, and none stands for others.")
     if name:
-        made.unmatched.append(f"{path}: {name}; {taken[0]} is taken")
-    return taken[0]
+        conversion.unmatched.append(f"{path}: {name}; {counterpart[0]} is taken")
+    return counterpart[0]
 
 
 class Settings:
@@ -76,57 +76,57 @@ class Settings:
     def take(self, path: str, default: object = None) -> object:
         """Return the value at a path (`group.key`), or the default where it is missing or null; it counts as used."""
         self._taken.add(path)
-        found = self.value(path)
-        return default if found is None else found
+        value = self.value(path)
+        return default if value is None else value
 
     def value(self, path: str) -> object:
         """Return the value at a path, None where it is missing; it does not count as used."""
-        found: object = self._values
+        value: object = self._values
         for part in path.split("."):
-            found = found.get(part) if isinstance(found, Mapping) else None
-        return found
+            value = value.get(part) if isinstance(value, Mapping) else None
+        return value
 
     def keys(self, path: str) -> list[str]:
         """Return the names in a group; none where there is no such group."""
-        found = self.value(path)
-        return [str(key) for key in found] if isinstance(found, Mapping) else []
+        group = self.value(path)
+        return [str(key) for key in group] if isinstance(group, Mapping) else []
 
     def number(self, path: str) -> float | None:
         """Return a finite number; None where there is none. BadInput for anything else."""
-        found = self.take(path)
-        if found is None:
+        number = self.take(path)
+        if number is None:
             return None
-        if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
-            raise BadInput(f"{path} in {self._file} is {quote(found)}; it should be a number.")
-        return found
+        if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
+            raise BadInput(f"{path} in {self._file} is {quote(number)}; it should be a number.")
+        return number
 
     def count(self, path: str, default: int) -> int:
         """Return a whole number of 1 or more. BadInput for anything else."""
-        found = self.number(path)
-        if found is None:
+        number = self.number(path)
+        if number is None:
             return default
-        if found < 1 or found != int(found):
-            raise BadInput(f"{path} in {self._file} is {found:g}; it should be a whole number of 1 or more.")
-        return int(found)
+        if number < 1 or number != int(number):
+            raise BadInput(f"{path} in {self._file} is {number:g}; it should be a whole number of 1 or more.")
+        return int(number)
 
     def text(self, path: str) -> str:
         """Return a text; empty where there is none. BadInput for anything else."""
-        found = self.take(path)
-        if found is not None and not isinstance(found, str):
-            raise BadInput(f"{path} in {self._file} is {quote(found)}; it should be text.")
-        return found or ""
+        text = self.take(path)
+        if text is not None and not isinstance(text, str):
+            raise BadInput(f"{path} in {self._file} is {quote(text)}; it should be text.")
+        return text or ""
 
     def items(self, path: str) -> list[object]:
         """Return a list; empty where there is none. BadInput for anything else."""
-        found = self.take(path)
-        if found is not None and not isinstance(found, list):
-            raise BadInput(f"{path} in {self._file} is {quote(found)}; it should be a list.")
-        return found or []
+        items = self.take(path)
+        if items is not None and not isinstance(items, list):
+            raise BadInput(f"{path} in {self._file} is {quote(items)}; it should be a list.")
+        return items or []
 
     def group(self, path: str) -> dict[str, object]:
         """Return a group; empty where there is none, or something else. It counts as used, with all that it holds."""
-        found = self.take(path)
-        return {str(key): value for key, value in found.items()} if isinstance(found, Mapping) else {}
+        group = self.take(path)
+        return {str(key): value for key, value in group.items()} if isinstance(group, Mapping) else {}
 
     def unused(self) -> Iterator[tuple[str, object]]:
         """Yield path and value of what nobody has asked for and is not null, false or empty."""

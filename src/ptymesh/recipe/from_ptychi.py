@@ -77,19 +77,19 @@ def convert_ptychi(values: dict[str, object], file: str) -> Conversion:
         BadInput: a value cannot be.
     """
     settings = Settings(values, file)
-    made = Conversion("Pty-Chi", {})
-    engine, told_by = _engine(settings, made)
+    conversion = Conversion("Pty-Chi", {})
+    engine, telling_option = _engine(settings, conversion)
     groups = {
-        "data": _data(settings, made, file),
-        "object": _object(settings, made),
+        "data": _data(settings, conversion, file),
+        "object": _object(settings, conversion),
         "positions": _positions(settings),
         "optics": _optics(settings),
     }
-    stage = _stage(settings, made, engine, told_by)
-    made.recipe = {key: value for key, value in groups.items() if value or key == "data"}
-    made.recipe |= _numerics(settings, made)
-    made.recipe["stages"] = [stage]
-    made.remarks.append(
+    stage = _stage(settings, conversion, engine, telling_option)
+    conversion.recipe = {key: value for key, value in groups.items() if value or key == "data"}
+    conversion.recipe |= _numerics(settings, conversion)
+    conversion.recipe["stages"] = [stage]
+    conversion.remarks.append(
         "Arrays are not among Pty-Chi's settings: the number of modes is that of the probe array (probe.modes, "
         "probe.opr_modes), and object and probe of a result start a run by object.initial and probe.start."
     )
@@ -99,33 +99,35 @@ def convert_ptychi(values: dict[str, object], file: str) -> Conversion:
     for path, default in DEFAULTS.items():
         value = settings.take(path)
         if value is not None and value != default:
-            made.unmatched.append(f"{path}: {value}")
-    made.unmatched += [f"{path}: {value}" for path, value in settings.unused()]
-    return made
+            conversion.unmatched.append(f"{path}: {value}")
+    conversion.unmatched += [f"{path}: {value}" for path, value in settings.unused()]
+    return conversion
 
 
-def _engine(settings: Settings, made: Conversion) -> tuple[str, str]:
+def _engine(settings: Settings, conversion: Conversion) -> tuple[str, str]:
     """Return the engine whose options the settings have, and the option that tells it from others."""
-    found = find_counterpart("ptychi", {key for name in GROUPS for key in settings.keys(name)})
-    if found is None:
+    counterpart = find_counterpart("ptychi", {key for name in GROUPS for key in settings.keys(name)})
+    if counterpart is None:
         name = settings.text("object_options.optimizer") or "sgd"
-        return optimiser_named("ptychi", name, "object_options.optimizer", made), OPTIMISER
-    if found[1] == PIE:
-        made.remarks.append(
+        return optimiser_named("ptychi", name, "object_options.optimizer", conversion), OPTIMISER
+    if counterpart[1] == PIE:
+        conversion.remarks.append(
             "The settings do not say which of Pty-Chi's PIE, ePIE and rPIE they are for: rPIE is taken. For ePIE, "
             "write engine: epie, and alpha as gamma_object, beta as gamma_probe."
         )
-    return found
+    return counterpart
 
 
-def _data(settings: Settings, made: Conversion, file: str) -> dict[str, object]:
+def _data(settings: Settings, conversion: Conversion, file: str) -> dict[str, object]:
     """Return the group `data`: wavelength, distance, object pixel, and where the zero frequency is."""
     data: dict[str, object] = {}
     wavelength = settings.number("data_options.wavelength_m")
     distance = settings.take("data_options.free_space_propagation_distance_m", math.inf)
     is_far = number_of(distance) is None or math.isinf(float(str(distance)))
     if wavelength is None or wavelength == WAVELENGTH_UNSET_M:
-        made.remarks.append("No wavelength is set (Pty-Chi's default is 1e-09 m): the data file's energy is taken.")
+        conversion.remarks.append(
+            "No wavelength is set (Pty-Chi's default is 1e-09 m): the data file's energy is taken."
+        )
     elif wavelength <= 0:
         raise BadInput(f"data_options.wavelength_m in {file} is {wavelength:g}; it should be a length above 0.")
     else:
@@ -139,7 +141,7 @@ def _data(settings: Settings, made: Conversion, file: str) -> dict[str, object]:
     width = settings.number("object_options.pixel_size_m")
     aspect = settings.number("object_options.pixel_size_aspect_ratio") or 1.0
     if width is None or width == PIXEL_UNSET_M:
-        made.remarks.append("No object pixel is set (Pty-Chi's default is 1 m): the data file's is taken.")
+        conversion.remarks.append("No object pixel is set (Pty-Chi's default is 1 m): the data file's is taken.")
     elif width <= 0 or aspect <= 0:
         raise BadInput(
             f"The object pixel in {file} is {width:g} m, {aspect:g} times its height; both should be above 0."
@@ -148,21 +150,26 @@ def _data(settings: Settings, made: Conversion, file: str) -> dict[str, object]:
         data["object_pixel_m"] = width if aspect == 1 else [float(f"{width / aspect:.8g}"), width]
     if settings.number("reconstructor_options.exclude_measured_pixels_below") is not None:
         low = settings.number("reconstructor_options.exclude_measured_pixels_below")
-        made.unmatched.append(f"reconstructor_options.exclude_measured_pixels_below: {low} (data.mask)")
+        conversion.unmatched.append(f"reconstructor_options.exclude_measured_pixels_below: {low} (data.mask)")
     return data
 
 
-def _object(settings: Settings, made: Conversion) -> dict[str, object]:
+def _object(settings: Settings, conversion: Conversion) -> dict[str, object]:
     """Return the group `object`: slices and their spacing."""
     spacings = [number_of(one) for one in settings.items("object_options.slice_spacings_m")]
-    known = [one for one in spacings if one is not None]
-    if not known:
+    known_spacings = [one for one in spacings if one is not None]
+    if not known_spacings:
         return {}
-    if len(known) != len(spacings) or min(known) <= 0:
+    if len(known_spacings) != len(spacings) or min(known_spacings) <= 0:
         raise BadInput(f"object_options.slice_spacings_m is {quote(spacings)}; all should be lengths above 0.")
-    if max(known) - min(known) > 1e-6 * max(known):
-        made.unmatched.append(f"object_options.slice_spacings_m: {known}; slices are equally far apart here: the mean")
-    return {"slices": len(known) + 1, "slice_spacing_m": float(f"{sum(known) / len(known):.8g}")}
+    if max(known_spacings) - min(known_spacings) > 1e-6 * max(known_spacings):
+        conversion.unmatched.append(
+            f"object_options.slice_spacings_m: {known_spacings}; slices are equally far apart here: the mean"
+        )
+    return {
+        "slices": len(known_spacings) + 1,
+        "slice_spacing_m": float(f"{sum(known_spacings) / len(known_spacings):.8g}"),
+    }
 
 
 def _positions(settings: Settings) -> dict[str, object]:
@@ -182,21 +189,21 @@ def _optics(settings: Settings) -> dict[str, object]:
     return {"detector_blur": {"start": {"blur_width": blur}}} if blur else {}
 
 
-def _numerics(settings: Settings, made: Conversion) -> dict[str, object]:
+def _numerics(settings: Settings, conversion: Conversion) -> dict[str, object]:
     """Return seed and precision."""
-    found: dict[str, object] = {}
+    numerics: dict[str, object] = {}
     seed = settings.number("reconstructor_options.random_seed")
     if seed is not None and seed >= 0 and seed == int(seed):
-        found["seed"] = int(seed)
+        numerics["seed"] = int(seed)
     dtype = settings.text("reconstructor_options.default_dtype") or "float32"
     if dtype == "float64":
-        found["precision"] = "double"
+        numerics["precision"] = "double"
     elif dtype != "float32":
-        made.unmatched.append(f"reconstructor_options.default_dtype: {dtype}; single precision is taken")
-    return found
+        conversion.unmatched.append(f"reconstructor_options.default_dtype: {dtype}; single precision is taken")
+    return numerics
 
 
-def _stage(settings: Settings, made: Conversion, engine: str, told_by: str) -> dict[str, object]:
+def _stage(settings: Settings, conversion: Conversion, engine: str, telling_option: str) -> dict[str, object]:
     """Return the one stage: the engine with its options, what it moves, and constraints."""
     stage: dict[str, object] = {
         "engine": engine,
@@ -206,15 +213,15 @@ def _stage(settings: Settings, made: Conversion, engine: str, told_by: str) -> d
     order = settings.text("reconstructor_options.batching_mode") or "random"
     if ENGINES[engine].in_batches:
         stage |= {"batch": batch, "order": order if order in ("random", "uniform", "compact") else "random"}
-    if add_options := OWN_OPTIONS.get(told_by):
-        add_options(settings, made, stage)
-    _moving(settings, made, stage, told_by)
-    _position_steps(settings, made, stage)
-    convert_constraints(settings, made, stage)
+    if add_options := OWN_OPTIONS.get(telling_option):
+        add_options(settings, conversion, stage)
+    _add_unknowns(settings, conversion, stage, telling_option)
+    _position_steps(settings, conversion, stage)
+    convert_constraints(settings, conversion, stage)
     return stage
 
 
-def _add_pie(settings: Settings, made: Conversion, stage: dict[str, object]) -> None:
+def _add_pie(settings: Settings, conversion: Conversion, stage: dict[str, object]) -> None:
     """Add the options of the regularised steps."""
     for ours, step, group in (("alpha", "gamma_object", "object"), ("beta", "gamma_probe", "probe")):
         alpha = settings.number(f"{group}_options.alpha")
@@ -223,7 +230,7 @@ def _add_pie(settings: Settings, made: Conversion, stage: dict[str, object]) -> 
         stage[step] = min(2.0, length) if length else 1.0
 
 
-def _add_least_squares(settings: Settings, made: Conversion, stage: dict[str, object]) -> None:
+def _add_least_squares(settings: Settings, conversion: Conversion, stage: dict[str, object]) -> None:
     """Add the options of the least-squares steps: how they are coupled, their modes, momentum and noise."""
     slices = len(settings.items("object_options.slice_spacings_m")) + 1
     single, several = (
@@ -237,27 +244,27 @@ def _add_least_squares(settings: Settings, made: Conversion, stage: dict[str, ob
     factors = [settings.number(f"{group}_options.optimal_step_size_scaler") or 0.9 for group in ("object", "probe")]
     stage["step_factor"] = min(1.0, factors[0])
     if factors[1] != factors[0]:
-        made.unmatched.append(f"probe_options.optimal_step_size_scaler: {factors[1]} (one step_factor here)")
+        conversion.unmatched.append(f"probe_options.optimal_step_size_scaler: {factors[1]} (one step_factor here)")
     if gain := settings.number(f"{RECONSTRUCTOR}.momentum_acceleration_gain"):
         stage["momentum"] = {"gain": min(1.0, gain)}
     noise = settings.text(f"{RECONSTRUCTOR}.noise_model")
     if noise == "poisson":
         stage["fidelity"] = "poisson"
     elif noise != "gaussian":
-        made.unmatched.append(f"{RECONSTRUCTOR}.noise_model: {noise}; amplitudes are compared")
+        conversion.unmatched.append(f"{RECONSTRUCTOR}.noise_model: {noise}; amplitudes are compared")
 
 
-def _add_difference_map(settings: Settings, made: Conversion, stage: dict[str, object]) -> None:
+def _add_difference_map(settings: Settings, conversion: Conversion, stage: dict[str, object]) -> None:
     """Add the relaxation of the difference map."""
     stage["beta"] = settings.number(f"{RECONSTRUCTOR}.exit_wave_update_relaxation") or 1.0
 
 
-def _add_reflections(settings: Settings, made: Conversion, stage: dict[str, object]) -> None:
+def _add_reflections(settings: Settings, conversion: Conversion, stage: dict[str, object]) -> None:
     """Add the relaxation of the averaged reflections."""
     stage["beta"] = settings.number(f"{RECONSTRUCTOR}.beta") or 0.75
 
 
-def _add_bilinear_hessian(settings: Settings, made: Conversion, stage: dict[str, object]) -> None:
+def _add_bilinear_hessian(settings: Settings, conversion: Conversion, stage: dict[str, object]) -> None:
     """Add the directions, and the scales of probe and positions."""
     method = settings.text(f"{RECONSTRUCTOR}.method") or "GD"
     stage["directions"] = "conjugate" if method == "CG" else "gradient"
@@ -265,12 +272,12 @@ def _add_bilinear_hessian(settings: Settings, made: Conversion, stage: dict[str,
     stage["scale_positions"] = settings.number("probe_position_options.rho") or 0.1
 
 
-def _add_loss(settings: Settings, made: Conversion, stage: dict[str, object]) -> None:
+def _add_loss(settings: Settings, conversion: Conversion, stage: dict[str, object]) -> None:
     """Add the loss that an optimiser descends."""
     loss = settings.text(f"{RECONSTRUCTOR}.loss_function") or "mse_sqrt"
     fidelity = {"mse_sqrt": "amplitude", "poisson": "poisson", "mse": "intensity"}.get(loss)
     if fidelity is None:
-        made.unmatched.append(f"{RECONSTRUCTOR}.loss_function: {loss}; amplitudes are compared")
+        conversion.unmatched.append(f"{RECONSTRUCTOR}.loss_function: {loss}; amplitudes are compared")
     elif fidelity != "amplitude":
         stage["fidelity"] = fidelity
 
@@ -286,7 +293,7 @@ OWN_OPTIONS = {
 }
 
 
-def _moving(settings: Settings, made: Conversion, stage: dict[str, object], told_by: str) -> None:
+def _add_unknowns(settings: Settings, conversion: Conversion, stage: dict[str, object], telling_option: str) -> None:
     """Add what moves and when: object, probe, slice spacing."""
     engine = str(stage["engine"])
     has_rates = issubclass(ENGINES[engine], Elementwise)
@@ -294,16 +301,16 @@ def _moving(settings: Settings, made: Conversion, stage: dict[str, object], told
     for name in ("object", "probe"):
         group = f"{name}_options"
         moves = settings.take(f"{group}.optimizable", True) is not False
-        when = schedule_of(settings.group(f"{group}.optimization_plan"), made, f"{group}.optimization_plan")
+        when = schedule_of(settings.group(f"{group}.optimization_plan"), conversion, f"{group}.optimization_plan")
         settings.take(f"{group}.optimizer")
         step = settings.number(f"{group}.step_size")
         if step is not None and has_rates:
-            made.remarks.append(
+            conversion.remarks.append(
                 f"The learning rate of the {name} is the engine's own (stages.0.lr); Pty-Chi's {step:g} goes with its "
                 "scaling."
             )
-        elif step not in (None, 1) and told_by != PIE:
-            made.unmatched.append(f"{group}.step_size: {step:g}")
+        elif step not in (None, 1) and telling_option != PIE:
+            conversion.unmatched.append(f"{group}.step_size: {step:g}")
         if has_rates:
             if not moves or when:
                 unknowns[name] = when if moves else False
@@ -313,23 +320,23 @@ def _moving(settings: Settings, made: Conversion, stage: dict[str, object], told
             if frozen:
                 stage["probe"] = {"frozen": frozen}
             if moves and last:
-                made.unmatched.append(f"{group}.optimization_plan: {last} ({engine} has probe.frozen alone)")
+                conversion.unmatched.append(f"{group}.optimization_plan: {last} ({engine} has probe.frozen alone)")
         elif not moves or when:
-            said = when if moves else "optimizable: false"
-            made.unmatched.append(f"{group}: {said} ({engine} always moves the object; adam need not)")
+            unmatched = when if moves else "optimizable: false"
+            conversion.unmatched.append(f"{group}: {unmatched} ({engine} always moves the object; adam need not)")
         params = settings.group(f"{group}.optimizer_params")
         if params:
-            made.unmatched.append(f"{group}.optimizer_params: {params}")
+            conversion.unmatched.append(f"{group}.optimizer_params: {params}")
     spacing = "object_options.slice_spacing_options"
     if settings.take(f"{spacing}.optimizable") is True and has_rates:
         plan = settings.group(f"{spacing}.optimization_plan")
-        unknowns["slice_spacing"] = schedule_of(plan, made, f"{spacing}.optimization_plan") or True
+        unknowns["slice_spacing"] = schedule_of(plan, conversion, f"{spacing}.optimization_plan") or True
     settings.take(spacing)
     if unknowns:
         stage["unknowns"] = unknowns
 
 
-def _position_steps(settings: Settings, made: Conversion, stage: dict[str, object]) -> None:
+def _position_steps(settings: Settings, conversion: Conversion, stage: dict[str, object]) -> None:
     """Add the refinement of positions, where they are optimised."""
     group = "probe_position_options"
     if settings.take(f"{group}.optimizable") is not True:
@@ -339,25 +346,29 @@ def _position_steps(settings: Settings, made: Conversion, stage: dict[str, objec
         settings.take(f"{group}.{name}")
     kind = settings.text(f"{group}.correction_options.correction_type") or "gradient"
     if kind != "gradient":
-        made.unmatched.append(f"{group}.correction_options.correction_type: {kind}; steps along the gradient are taken")
+        conversion.unmatched.append(
+            f"{group}.correction_options.correction_type: {kind}; steps along the gradient are taken"
+        )
     for name in ("scale", "real_space_width", "probe_threshold"):
         settings.take(f"{group}.correction_options.cross_correlation_{name}")
     settings.take(f"{group}.correction_options.clip_update_magnitude_by_mad")
     plan = settings.group(f"{group}.optimization_plan")
-    found = schedule_of(plan, made, f"{group}.optimization_plan")
+    refinement = schedule_of(plan, conversion, f"{group}.optimization_plan")
     limit = settings.take(f"{group}.correction_options.update_magnitude_limit", 0.1)
-    found["limit_px"] = min(1.0, number_of(limit) or 1.0)
-    found["drift"] = bool(settings.take(f"{group}.constrain_position_mean", False))
+    refinement["limit_px"] = min(1.0, number_of(limit) or 1.0)
+    refinement["drift"] = bool(settings.take(f"{group}.constrain_position_mean", False))
     affine = settings.group(f"{group}.affine_transform_constraint")
     if affine.get("enabled") and affine.get("apply_constraint", True):
-        found["affine"] = True
+        refinement["affine"] = True
         limits = affine.get("optimization_plan")
         path = f"{group}.affine_transform_constraint.optimization_plan"
-        if when := schedule_of(limits if isinstance(limits, dict) else {}, made, path):
-            made.unmatched.append(f"{path}: {when} (with every step of positions here)")
-        made.remarks.append("positions.affine keeps the affine part alone; Pty-Chi pulls positions towards it.")
+        if when := schedule_of(limits if isinstance(limits, dict) else {}, conversion, path):
+            conversion.unmatched.append(f"{path}: {when} (with every step of positions here)")
+        conversion.remarks.append("positions.affine keeps the affine part alone; Pty-Chi pulls positions towards it.")
     step = settings.number(f"{group}.step_size")
-    made.remarks.append(f"Steps of positions have a gain of their own (positions.gain), in place of {step or 0.3:g}.")
+    conversion.remarks.append(
+        f"Steps of positions have a gain of their own (positions.gain), in place of {step or 0.3:g}."
+    )
     for name in ("momentum_acceleration_gradient_mixing_factor", "momentum_acceleration_memory"):
         settings.take(f"{group}.{name}")
-    stage["positions"] = found
+    stage["positions"] = refinement

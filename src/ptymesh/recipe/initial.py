@@ -113,9 +113,9 @@ def initial_estimate(
     weights = np.ones(measurement.views) if measurement.intensity is None else np.sqrt(measurement.intensity)
     real = torch.zeros((), dtype=dtype).real.dtype
     background = np.zeros(measurement.mask.shape) if measurement.background is None else measurement.background
-    own = probe.scans == "own"
-    made_of = _initial_probes if own else _initial_probe
-    first = made_of(measurement, mean_pattern, object, probe, seed)
+    has_own_probes = probe.scans == "own"
+    make_probes = _initial_probes if has_own_probes else _initial_probe
+    first = make_probes(measurement, mean_pattern, object, probe, seed)
     if earlier is not None and object.initial_depth_m is not None and _is_of_result(probe.start, object):
         first = _propagate_upstream(first, geometry, _distance_in_front(object, earlier))
     first = first.to(device, dtype)
@@ -125,7 +125,7 @@ def initial_estimate(
     part = Rect(0, 0, *sides) if place is None else place(sides, zero, anchors.cpu().numpy())
     frame_of_object = _ObjectFrame(scan_px, origin, geometry.shape, sides)
     first_object, object_values = _object_modes(object, earlier, frame_of_object, part, dtype, seed)
-    made = Estimate(
+    estimate = Estimate(
         object=first_object.to(device),
         probe=first,
         positions=positions,
@@ -141,7 +141,7 @@ def initial_estimate(
         initial_parameters=probe.start.parameters(),
         corner=part.corner,
         extent=sides,
-        probe_count=measurement.scans if own else 1,
+        probe_count=measurement.scans if has_own_probes else 1,
         scan_index=None if measurement.scan_index is None else torch.from_numpy(measurement.scan_index).to(device),
         object_kind=object.kind,
         object_values=None if object_values is None else object_values.to(device),
@@ -149,17 +149,17 @@ def initial_estimate(
         object_modes=object.modes,
     )
     for one in optics:
-        made.others |= one.starts(made.sizes(), device, real)
+        estimate.others |= one.starts(estimate.sizes(), device, real)
         for name, values in one.start_values(measurement).items():
-            _set_start(made, part, one, name, values)
-    return made
+            _set_start(estimate, part, one, name, values)
+    return estimate
 
 
-def _set_start(made: Estimate, part: Rect, operator: Piece, name: str, values: float | np.ndarray) -> None:
+def _set_start(estimate: Estimate, part: Rect, operator: Piece, name: str, values: float | np.ndarray) -> None:
     """Set what an operator says that one of its unknowns starts at.
 
     Args:
-        made: the estimate, whose unknown is changed in place.
+        estimate: the estimate, whose unknown is changed in place.
         part: of the object, that it holds.
         operator: that says so.
         name: of the unknown.
@@ -169,8 +169,8 @@ def _set_start(made: Estimate, part: Rect, operator: Piece, name: str, values: f
         BadInput: another shape, or values that the unknown cannot have.
     """
     declared = {one.name: one for one in operator.unknowns}
-    array, into, tiled = np.asarray(values), made.others[name], declared[name].scope == "tiled"
-    shape = (len(into), *made.extent) if tiled else tuple(into.shape)
+    array, target, tiled = np.asarray(values), estimate.others[name], declared[name].scope == "tiled"
+    shape = (len(target), *estimate.extent) if tiled else tuple(target.shape)
     if array.shape not in ((), shape):
         raise BadInput(
             f"optics.{operator.name} starts {name} with values of shape {array.shape}; give a number, or {shape}."
@@ -181,7 +181,7 @@ def _set_start(made: Estimate, part: Rect, operator: Piece, name: str, values: f
     if not (np.abs(array) <= declared[name].largest).all() or (least is not None and (array < least).any()):
         bounds = f"up to {declared[name].largest:g}" if least is None else f"{least:g} to {declared[name].largest:g}"
         raise BadInput(f"optics.{operator.name} starts {name} with values beyond its bounds, {bounds}; give others.")
-    into.copy_(torch.as_tensor(array).to(into.device, into.dtype).expand(into.shape))
+    target.copy_(torch.as_tensor(array).to(target.device, target.dtype).expand(target.shape))
 
 
 def opr_modes(probe: torch.Tensor, modes: int, seed: int) -> torch.Tensor:
@@ -197,9 +197,9 @@ def opr_modes(probe: torch.Tensor, modes: int, seed: int) -> torch.Tensor:
     """
     if not modes:
         return probe[:0].clone()
-    made = probes.extra_modes(probe[0], modes + 1, [1 / (modes + 1)] * (modes + 1), seed)[1:]
-    norms = torch.linalg.vector_norm(made, dim=(-2, -1), keepdim=True)
-    return (made / norms * torch.linalg.vector_norm(probe[0])).to(probe.device, probe.dtype)
+    extra = probes.extra_modes(probe[0], modes + 1, [1 / (modes + 1)] * (modes + 1), seed)[1:]
+    norms = torch.linalg.vector_norm(extra, dim=(-2, -1), keepdim=True)
+    return (extra / norms * torch.linalg.vector_norm(probe[0])).to(probe.device, probe.dtype)
 
 
 def frame(scan_px: np.ndarray, window: tuple[int, int], margin: int) -> tuple[np.ndarray, tuple[int, int]]:
@@ -252,13 +252,13 @@ def _initial_object(
         return torch.ones((options.slices, *part.shape), dtype=dtype)
     moved = origin - np.array(part.corner)
     if earlier is not None:
-        found = _match_slices(options, earlier.result.object, earlier)
-        onto = resample_images(found, earlier.ratio, moved - earlier.offset, part.shape, 1.0)
-        return torch.from_numpy(onto).to(dtype)
-    found = _match_slices(options, load_complex_array(options.initial, "object.initial"), None)
+        slices = _match_slices(options, earlier.result.object, earlier)
+        resampled = resample_images(slices, earlier.ratio, moved - earlier.offset, part.shape, 1.0)
+        return torch.from_numpy(resampled).to(dtype)
+    slices = _match_slices(options, load_complex_array(options.initial, "object.initial"), None)
     middle = (scan_px.min(axis=0) + scan_px.max(axis=0)) / 2 + origin + (np.array(window) - 1) / 2
-    corner = np.round(middle - (np.array(found.shape[1:]) - 1) / 2) - np.array(part.corner)
-    return torch.from_numpy(resample_images(found, np.ones(2), corner, part.shape, outside=1.0)).to(dtype)
+    corner = np.round(middle - (np.array(slices.shape[1:]) - 1) / 2) - np.array(part.corner)
+    return torch.from_numpy(resample_images(slices, np.ones(2), corner, part.shape, outside=1.0)).to(dtype)
 
 
 def _object_and_values(
@@ -284,18 +284,18 @@ def _object_and_values(
     if options.initial == "ones":
         values = torch.zeros((options.slices, *part.shape), dtype=of_values)
     elif model.is_phase and earlier is not None and earlier.result.potential is not None:
-        known = earlier.result.potential
+        potential = earlier.result.potential
         if model.is_complex:  # phases of the result, and what its transmission absorbs
-            known = known + 1j * model.values_of(earlier.result.object).imag
-        known = potential_by_shares(known, _depth_shares(options, len(known), earlier))
+            potential = potential + 1j * model.values_of(earlier.result.object).imag
+        potential = potential_by_shares(potential, _depth_shares(options, len(potential), earlier))
         corner = frame.origin - np.array(part.corner) - earlier.offset
-        onto = resample_images(known.astype(np.complex128), earlier.ratio, corner, part.shape, 0.0)
-        values = torch.from_numpy(np.ascontiguousarray(onto if model.is_complex else onto.real)).to(of_values)
+        resampled = resample_images(potential.astype(np.complex128), earlier.ratio, corner, part.shape, 0.0)
+        values = torch.from_numpy(np.ascontiguousarray(resampled if model.is_complex else resampled.real)).to(of_values)
     else:  # unwrapping looks at all pixels, whichever of them this rank holds
-        whole = Rect(0, 0, *frame.sides)
-        found = _initial_object(options, earlier, frame, whole, torch.complex128).numpy()
-        whole_values = torch.from_numpy(model.values_of(found))
-        values = whole_values[(slice(None), *part.inside((0, 0)))].to(of_values).contiguous()
+        full_rect = Rect(0, 0, *frame.sides)
+        full_object = _initial_object(options, earlier, frame, full_rect, torch.complex128).numpy()
+        full_values = torch.from_numpy(model.values_of(full_object))
+        values = full_values[(slice(None), *part.inside((0, 0)))].to(of_values).contiguous()
     return model.transmission(values, options.absorption), values
 
 
@@ -317,21 +317,21 @@ def _object_modes(
         dtype: complex.
         seed: of the phases by which modes differ, where no result tells.
     """
-    known = None if earlier is None else earlier.result.object_modes
+    earlier_modes = None if earlier is None else earlier.result.object_modes
     if options.modes == 1:
         return _object_and_values(options, earlier, frame, part, dtype)
-    if earlier is not None and known is not None and len(known) == options.modes:
-        results = [replace(earlier.result, object=mode, potential=None, object_modes=None) for mode in known]
-        made = [_object_and_values(options, replace(earlier, result=one), frame, part, dtype) for one in results]
-        held = [values for _, values in made if values is not None]
-        return torch.cat([obj for obj, _ in made]), torch.cat(held) if held else None
+    if earlier is not None and earlier_modes is not None and len(earlier_modes) == options.modes:
+        results = [replace(earlier.result, object=mode, potential=None, object_modes=None) for mode in earlier_modes]
+        parts = [_object_and_values(options, replace(earlier, result=one), frame, part, dtype) for one in results]
+        part_values = [values for _, values in parts if values is not None]
+        return torch.cat([obj for obj, _ in parts]), torch.cat(part_values) if part_values else None
     obj, values = _object_and_values(options, earlier, frame, part, dtype)
     pixels = slice(part.top, part.bottom), slice(part.left, part.right)
     phases = spread_phases(options.modes, options.slices, pixels, frame.sides[1], seed)
-    apart = torch.from_numpy(phases).to(dtype.to_real())
+    phase_offsets = torch.from_numpy(phases).to(dtype.to_real())
     if values is None:
-        return (obj * torch.polar(torch.ones_like(apart), apart)).flatten(0, 1), None
-    values = (values + apart).flatten(0, 1)
+        return (obj * torch.polar(torch.ones_like(phase_offsets), phase_offsets)).flatten(0, 1), None
+    values = (values + phase_offsets).flatten(0, 1)
     return object_model_of(options.kind).transmission(values, options.absorption), values
 
 
@@ -364,15 +364,15 @@ def _depth_shares(options: ObjectOptions, had: int, earlier: _EarlierResult | No
     return shares
 
 
-def _match_slices(options: ObjectOptions, found: np.ndarray, earlier: _EarlierResult | None) -> np.ndarray:
+def _match_slices(options: ObjectOptions, obj: np.ndarray, earlier: _EarlierResult | None) -> np.ndarray:
     """Return an object (L', H, W) with the slices that the recipe asks for, (L, H, W).
 
     Raises:
         BadInput: values are not finite, or the depth at which it is put makes no sense.
     """
-    if not np.isfinite(found).all():
+    if not np.isfinite(obj).all():
         raise BadInput(f"The object in {options.initial} holds values that are not finite; start from another one.")
-    return transmission_by_shares(found, _depth_shares(options, len(found), earlier))
+    return transmission_by_shares(obj, _depth_shares(options, len(obj), earlier))
 
 
 def _load_earlier(path: str, measurement: Measurement) -> _EarlierResult:
@@ -385,23 +385,27 @@ def _load_earlier(path: str, measurement: Measurement) -> _EarlierResult:
     """
     result = Result.load(path)
     ratio = pixel_ratio(result, measurement.geometry, path)
-    here = np.array(measurement.window) // 2
-    there = np.array(result.probe.shape[-2:]) // 2
+    window_middle = np.array(measurement.window) // 2
+    earlier_middle = np.array(result.probe.shape[-2:]) // 2
     pixel = measurement.geometry.object_pixel_m
-    before = result.positions_px if result.nominal_px is None else result.nominal_px
-    if len(before) == measurement.views:
-        apart = ratio * (before + there) - (measurement.positions + here)
-        stray = float(np.abs(apart - np.median(apart, axis=0)).max())
+    earlier_px = result.positions_px if result.nominal_px is None else result.nominal_px
+    if len(earlier_px) == measurement.views:
+        differences = ratio * (earlier_px + earlier_middle) - (measurement.positions + window_middle)
+        stray = float(np.abs(differences - np.median(differences, axis=0)).max())
         if stray > SAME_SCAN_PX:
             raise BadInput(
                 f"The positions in {path} differ from this scan's by up to {stray:.3g} px; start from the same scan."
             )
     elif result.positions_m is not None and pixel is not None:
-        apart = ratio * (result.positions_px + there) - (result.positions_m / np.array(pixel) + here)
+        differences = ratio * (result.positions_px + earlier_middle) - (
+            result.positions_m / np.array(pixel) + window_middle
+        )
     else:
-        raise BadInput(f"{path} has {len(before)} views and this scan {measurement.views}; start from the same scan.")
-    offset = np.median(apart, axis=0)
-    positions = ratio * (result.positions_px + there) - here - offset
+        raise BadInput(
+            f"{path} has {len(earlier_px)} views and this scan {measurement.views}; start from the same scan."
+        )
+    offset = np.median(differences, axis=0)
+    positions = ratio * (result.positions_px + earlier_middle) - window_middle - offset
     return _EarlierResult(result, path, ratio, offset, positions)
 
 
@@ -413,15 +417,15 @@ def _initial_probe(
 ) -> torch.Tensor:
     """Return the probe, (M, h, w) complex128, scaled to the counts unless it comes from the object's own result."""
     start = options.start
-    found = _make_start(start, measurement, mean_pattern)
-    modes = options.modes or len(found)
-    if modes != len(found) or options.mode_powers is not None:
-        found = probes.extra_modes(found, modes, options.mode_powers, seed)
+    probe = _make_start(start, measurement, mean_pattern)
+    modes = options.modes or len(probe)
+    if modes != len(probe) or options.mode_powers is not None:
+        probe = probes.extra_modes(probe, modes, options.mode_powers, seed)
     if _is_of_result(start, object):
-        return found
+        return probe
     background = measurement.mean_background
     counts = mean_pattern if background is None else mean_pattern - background
-    return probes.rescaled(found, float(counts[measurement.mask].sum()))
+    return probes.rescaled(probe, float(counts[measurement.mask].sum()))
 
 
 def _initial_probes(
@@ -432,20 +436,20 @@ def _initial_probes(
     Raises:
         BadInput: starts of two scans have different numbers of modes.
     """
-    found = []
+    probes_of_scans = []
     for scan, mean in enumerate(mean_patterns):
         of_scan = replace(measurement, probe=measurement.scan_probes[scan])
         if of_scan.background is not None and of_scan.background.ndim == 3:
             of_scan = replace(of_scan, background=of_scan.background[scan])
-        made = _initial_probe(of_scan, mean, object, options, seed)
+        probe = _initial_probe(of_scan, mean, object, options, seed)
         if measurement.intensity is not None and measurement.scan_index is not None:
             # the scan's own intensities are those of its views already
-            made = made / float(measurement.intensity[measurement.scan_index == scan].mean()) ** 0.5
-        found.append(made)
-    if len({len(made) for made in found}) > 1:
-        modes = ", ".join(str(len(made)) for made in found)
+            probe = probe / float(measurement.intensity[measurement.scan_index == scan].mean()) ** 0.5
+        probes_of_scans.append(probe)
+    if len({len(probe) for probe in probes_of_scans}) > 1:
+        modes = ", ".join(str(len(probe)) for probe in probes_of_scans)
         raise BadInput(f"The starts of the scans' probes have {modes} modes; give probe.modes, which all then have.")
-    return torch.cat(found)
+    return torch.cat(probes_of_scans)
 
 
 def _is_of_result(start: ProbeStart, object: ObjectOptions) -> bool:
@@ -468,14 +472,20 @@ def _propagate_upstream(probe: torch.Tensor, geometry: Geometry, distance_m: flo
 
 def _make_start(start: ProbeStart, measurement: Measurement, mean_pattern: np.ndarray) -> torch.Tensor:
     """Return the probe (M, h, w) complex128 that a start makes. Raises BadInput where it can be none."""
-    made, window = start.make(measurement, mean_pattern), measurement.window
+    start_values, window = start.make(measurement, mean_pattern), measurement.window
     try:
-        found = made if isinstance(made, torch.Tensor) else torch.from_numpy(np.array(made, np.complex128))
-        found = found.detach().to("cpu", torch.complex128)
+        probe = (
+            start_values
+            if isinstance(start_values, torch.Tensor)
+            else torch.from_numpy(np.array(start_values, np.complex128))
+        )
+        probe = probe.detach().to("cpu", torch.complex128)
     except (TypeError, ValueError) as error:
-        raise BadInput(f"The probe start {start.kind} makes {quote(made)}; make an array (h, w) of numbers.") from error
-    if found.ndim not in (2, 3) or 0 in found.shape or tuple(found.shape[-2:]) != window:
-        raise BadInput(f"The probe is {tuple(found.shape)} and the window {window}; they must be equal.")
-    if not torch.isfinite(found).all():
+        raise BadInput(
+            f"The probe start {start.kind} makes {quote(start_values)}; make an array (h, w) of numbers."
+        ) from error
+    if probe.ndim not in (2, 3) or 0 in probe.shape or tuple(probe.shape[-2:]) != window:
+        raise BadInput(f"The probe is {tuple(probe.shape)} and the window {window}; they must be equal.")
+    if not torch.isfinite(probe).all():
         raise BadInput(f"The probe start {start.kind} makes values that are not finite; use another probe.start.")
-    return found.reshape(-1, *window)
+    return probe.reshape(-1, *window)

@@ -44,32 +44,32 @@ NO_LIMIT = 1000.0
 def number_of(value: object) -> float | None:
     """Return a finite number; None for anything else, for infinity and for no number."""
     try:
-        found = float(str(value))
+        number = float(str(value))
     except ValueError:
         return None
-    return found if math.isfinite(found) and not isinstance(value, bool) else None
+    return number if math.isfinite(number) and not isinstance(value, bool) else None
 
 
-def schedule_of(plan: dict[str, object], made: Conversion, path: str) -> dict[str, object]:
+def schedule_of(plan: dict[str, object], conversion: Conversion, path: str) -> dict[str, object]:
     """Return our schedule of an optimisation plan, without what is the default.
 
     Args:
         plan: `start`, `stop` (the first epoch without) and `stride`, counted from 0.
-        made: a scheduler of the step size is added to what is unmatched.
+        conversion: a scheduler of the step size is added to what is unmatched.
         path: of the plan, for the report.
     """
     if plan.get("step_size_scheduler_class"):
         options = plan.get("step_size_scheduler_options") or {}
-        made.unmatched.append(f"{path}.step_size_scheduler_class: {plan['step_size_scheduler_class']} {options}")
+        conversion.unmatched.append(f"{path}.step_size_scheduler_class: {plan['step_size_scheduler_class']} {options}")
     start, stop, stride = (number_of(plan.get(name)) for name in ("start", "stop", "stride"))
-    found: dict[str, object] = {}
+    schedule: dict[str, object] = {}
     if start:
-        found["start"] = int(start) + 1
+        schedule["start"] = int(start) + 1
     if stop is not None:
-        found["stop"] = max(1, int(stop))
+        schedule["stop"] = max(1, int(stop))
     if stride is not None and stride > 1:
-        found["every"] = int(stride)
-    return found
+        schedule["every"] = int(stride)
+    return schedule
 
 
 def take_off(settings: Settings) -> None:
@@ -81,125 +81,138 @@ def take_off(settings: Settings) -> None:
         settings.take("opr_mode_weight_options")
 
 
-def convert_constraints(settings: Settings, made: Conversion, stage: dict[str, object]) -> None:
+def convert_constraints(settings: Settings, conversion: Conversion, stage: dict[str, object]) -> None:
     """Add the constraints that are on to a stage.
 
     Args:
         settings: of Pty-Chi; what is used of them is marked so.
-        made: takes notes on what has no counterpart.
+        conversion: takes notes on what has no counterpart.
         stage: options of the recipe's stage, changed in place.
     """
-    of_object, of_probe, further = _object(settings, made), _probe(settings, made), _named(settings, made)
-    _opr(settings, made, of_probe)
-    for key, group in (("object", of_object), ("probe", of_probe), ("constraints", further)):
+    of_object, of_probe, constraints = (
+        _object_constraints(settings, conversion),
+        _probe_constraints(settings, conversion),
+        _stage_constraints(settings, conversion),
+    )
+    _add_opr(settings, conversion, of_probe)
+    for key, group in (("object", of_object), ("probe", of_probe), ("constraints", constraints)):
         earlier = stage.get(key)
         merged = {**(earlier if isinstance(earlier, dict) else {}), **group}
         if merged:
             stage[key] = merged
 
 
-def _feature(settings: Settings, path: str) -> tuple[dict[str, object], bool]:
+def _read_feature(settings: Settings, path: str) -> tuple[dict[str, object], bool]:
     """Return a feature's group, which counts as used, and True if it is on."""
     name = path.rpartition(".")[2]
     group = settings.group(path)
     return group, group.get("enabled", name in ON) is True
 
 
-def _when(made: Conversion, group: dict[str, object], path: str) -> dict[str, object]:
+def _schedule_of_feature(conversion: Conversion, group: dict[str, object], path: str) -> dict[str, object]:
     plan = group.get("optimization_plan")
     name = path.rpartition(".")[2]
-    known = {"stride": ON.get(name, 1)} if not isinstance(plan, dict) else plan
-    return schedule_of(known, made, f"{path}.optimization_plan")
+    effective_plan = {"stride": ON.get(name, 1)} if not isinstance(plan, dict) else plan
+    return schedule_of(effective_plan, conversion, f"{path}.optimization_plan")
 
 
-def _object(settings: Settings, made: Conversion) -> dict[str, object]:
+def _object_constraints(settings: Settings, conversion: Conversion) -> dict[str, object]:
     """Return the stage's group `object`."""
-    found: dict[str, object] = {}
+    constraints: dict[str, object] = {}
     path = "object_options.smoothness_constraint"
-    group, is_on = _feature(settings, path)
+    group, is_on = _read_feature(settings, path)
     if is_on and (alpha := number_of(group.get("alpha"))):
         # the kernel of 3 x 3 has a variance of 6 alpha along each axis
-        found["smooth"] = {**_when(made, group, path), "sigma_px": float(f"{math.sqrt(6 * alpha):.6g}"), "weight": 1.0}
-        made.remarks.append("object.smooth is of the complex object; Pty-Chi smooths its magnitude alone.")
+        constraints["smooth"] = {
+            **_schedule_of_feature(conversion, group, path),
+            "sigma_px": float(f"{math.sqrt(6 * alpha):.6g}"),
+            "weight": 1.0,
+        }
+        conversion.remarks.append("object.smooth is of the complex object; Pty-Chi smooths its magnitude alone.")
     path = "object_options.hard_limits_magnitude_phase"
-    group, is_on = _feature(settings, path)
+    group, is_on = _read_feature(settings, path)
     for ours, theirs in (("amplitude", "abs_lim"), ("phase", "phase_lim")):
         limits = group.get(theirs)
         if is_on and isinstance(limits, list) and len(limits) == 2:
             bounds = {name: number_of(one) for name, one in zip(("low", "high"), limits, strict=True)}
-            known = {name: one for name, one in bounds.items() if one is not None}
-            found[ours] = {**_when(made, group, path), **known}
+            given_bounds = {name: one for name, one in bounds.items() if one is not None}
+            constraints[ours] = {**_schedule_of_feature(conversion, group, path), **given_bounds}
     clamp = settings.number("object_options.amplitude_clamp_limit")
-    if clamp is not None and clamp < NO_LIMIT and "amplitude" not in found:
-        found["amplitude"] = {"high": clamp}
+    if clamp is not None and clamp < NO_LIMIT and "amplitude" not in constraints:
+        constraints["amplitude"] = {"high": clamp}
     path = "object_options.remove_object_probe_ambiguity"
-    group, is_on = _feature(settings, path)
+    group, is_on = _read_feature(settings, path)
     if is_on:
-        found["scale"] = _when(made, group, path) or True
-    return found
+        constraints["scale"] = _schedule_of_feature(conversion, group, path) or True
+    return constraints
 
 
-def _probe(settings: Settings, made: Conversion) -> dict[str, object]:
+def _probe_constraints(settings: Settings, conversion: Conversion) -> dict[str, object]:
     """Return the stage's group `probe`."""
-    found: dict[str, object] = {}
+    constraints: dict[str, object] = {}
     path = "probe_options.power_constraint"
-    group, is_on = _feature(settings, path)
+    group, is_on = _read_feature(settings, path)
     if is_on and (power := number_of(group.get("probe_power"))):
-        found["power"] = {**_when(made, group, path), "counts": power}
+        constraints["power"] = {**_schedule_of_feature(conversion, group, path), "counts": power}
         if group.get("scale_object") is False:
-            made.unmatched.append(f"{path}.scale_object: False (the object takes the inverse here)")
+            conversion.unmatched.append(f"{path}.scale_object: False (the object takes the inverse here)")
     path = "probe_options.orthogonalize_incoherent_modes"
-    group, is_on = _feature(settings, path)
+    group, is_on = _read_feature(settings, path)
     if not is_on:
-        found["orthogonalise"] = False
-    elif when := _when(made, group, path):
-        found["orthogonalise"] = when
+        constraints["orthogonalise"] = False
+    elif when := _schedule_of_feature(conversion, group, path):
+        constraints["orthogonalise"] = when
     path = "probe_options.center_constraint"
-    group, is_on = _feature(settings, path)
+    group, is_on = _read_feature(settings, path)
     if is_on:
-        found["centre"] = _when(made, group, path) or True
+        constraints["centre"] = _schedule_of_feature(conversion, group, path) or True
         if group.get("center_modes_individually"):
-            made.unmatched.append(f"{path}.center_modes_individually: True (all modes are shifted together here)")
-    return found
+            conversion.unmatched.append(f"{path}.center_modes_individually: True (all modes are shifted together here)")
+    return constraints
 
 
-def _named(settings: Settings, made: Conversion) -> dict[str, object]:
+def _stage_constraints(settings: Settings, conversion: Conversion) -> dict[str, object]:
     """Return the stage's group `constraints`."""
-    found: dict[str, object] = {}
+    constraints: dict[str, object] = {}
     path = "probe_options.support_constraint"
-    group, is_on = _feature(settings, path)
+    group, is_on = _read_feature(settings, path)
     threshold = number_of(group.get("threshold", 0.005))
     if is_on and threshold and threshold < 1:
         # Pty-Chi's is of amplitudes, ours of intensities
-        found["shrink_wrap"] = {**_when(made, group, path), "threshold": float(f"{threshold**2:.6g}")}
+        constraints["shrink_wrap"] = {
+            **_schedule_of_feature(conversion, group, path),
+            "threshold": float(f"{threshold**2:.6g}"),
+        }
     if is_on and group.get("fixed_probe_support", "none") != "none":
         params = group.get("fixed_probe_support_params")
-        made.unmatched.append(
+        conversion.unmatched.append(
             f"{path}.fixed_probe_support: {group['fixed_probe_support']} {params} (ellipse_support, as fractions of "
             "half the window)"
         )
     for theirs, ours in (("total_variation", "total_variation"), ("multislice_regularization", "depth_smoothness")):
         path = f"object_options.{theirs}"
-        group, is_on = _feature(settings, path)
+        group, is_on = _read_feature(settings, path)
         if is_on and number_of(group.get("weight")):
-            found[ours] = _when(made, group, path) or True
-            made.remarks.append(
+            constraints[ours] = _schedule_of_feature(conversion, group, path) or True
+            conversion.remarks.append(
                 f"constraints.{ours} has its own default weight: Pty-Chi's {group['weight']} is of another sum."
             )
-    _grid(settings, made, found)
+    _add_grid_removal(settings, conversion, constraints)
     for norm in ("l1", "l2"):
         path = f"object_options.{norm}_norm_constraint"
-        group, is_on = _feature(settings, path)
+        group, is_on = _read_feature(settings, path)
         if is_on and number_of(group.get("weight")):
-            when = _when(made, group, path) or "always"
-            made.unmatched.append(f"{path}.weight: {group['weight']}, {when} (stages.0.regularisers, kind {norm})")
-    return found
+            when = _schedule_of_feature(conversion, group, path) or "always"
+            conversion.unmatched.append(
+                f"{path}.weight: {group['weight']}, {when} (stages.0.regularisers, kind {norm})"
+            )
+    return constraints
 
 
-def _grid(settings: Settings, made: Conversion, found: dict[str, object]) -> None:
+def _add_grid_removal(settings: Settings, conversion: Conversion, constraints: dict[str, object]) -> None:
     """Add the removal of a grid along one direction."""
     path = "object_options.remove_grid_artifacts"
-    group, is_on = _feature(settings, path)
+    group, is_on = _read_feature(settings, path)
     if not is_on:
         return
     width = settings.number("object_options.pixel_size_m") or 1.0
@@ -209,24 +222,26 @@ def _grid(settings: Settings, made: Conversion, found: dict[str, object]) -> Non
     pixel = width / aspect if along_y else width
     period = (number_of(group.get("period_y_m" if along_y else "period_x_m")) or 1e-7) / pixel
     if not 2 < period <= 64:
-        made.unmatched.append(f"{path}: a period of {period:.3g} object pixels (grid_artefacts: 2 to 64)")
+        conversion.unmatched.append(f"{path}: a period of {period:.3g} object pixels (grid_artefacts: 2 to 64)")
         return
-    found["grid_artefacts"] = {
-        **_when(made, group, path),
+    constraints["grid_artefacts"] = {
+        **_schedule_of_feature(conversion, group, path),
         "period_px": float(f"{period:.6g}"),
         "direction_deg": 90.0 if along_y else 0.0,
     }
-    made.remarks.append("constraints.grid_artefacts acts on the complex object; its window is another than Pty-Chi's.")
+    conversion.remarks.append(
+        "constraints.grid_artefacts acts on the complex object; its window is another than Pty-Chi's."
+    )
     if direction == "xy":
-        made.unmatched.append(f"{path}.direction: xy (one direction here: x)")
+        conversion.unmatched.append(f"{path}.direction: xy (one direction here: x)")
 
 
-def _opr(settings: Settings, made: Conversion, probe: dict[str, object]) -> None:
+def _add_opr(settings: Settings, conversion: Conversion, probe: dict[str, object]) -> None:
     """Add variable intensity and shares of OPR modes to the stage's group `probe`."""
     group = "opr_mode_weight_options"
     if settings.take(f"{group}.optimizable") is not True:
         return
-    when = schedule_of(settings.group(f"{group}.optimization_plan"), made, f"{group}.optimization_plan")
+    when = schedule_of(settings.group(f"{group}.optimization_plan"), conversion, f"{group}.optimization_plan")
     for name in ("optimizer", "step_size", "optimizer_params", "primary_mode_weight_floor"):
         if name != "primary_mode_weight_floor" or settings.value(f"{group}.{name}") is None:
             settings.take(f"{group}.{name}")

@@ -37,14 +37,14 @@ def resample_images(
     shift = np.round(corner).astype(int)
     if (np.abs(ratio - 1) < SAME_PIXEL).all() and np.allclose(corner, shift, atol=1e-6):
         out = np.full((len(array), *sides), outside, np.complex128)
-        here = tuple(slice(max(0, s), max(0, s, min(n, s + m))) for s, n, m in _axes(shift, sides, array))
-        there = tuple(slice(h.start - s, h.stop - s) for h, s in zip(here, shift, strict=True))
-        out[:, here[0], here[1]] = array[:, there[0], there[1]]
+        target = tuple(slice(max(0, s), max(0, s, min(n, s + m))) for s, n, m in _shifts_and_sides(shift, sides, array))
+        source = tuple(slice(h.start - s, h.stop - s) for h, s in zip(target, shift, strict=True))
+        out[:, target[0], target[1]] = array[:, source[0], source[1]]
         return out
     from scipy import ndimage
 
     sigma = np.where(ratio < 1, 0.5 * np.sqrt(np.maximum(1 / ratio**2 - 1, 0)), 0)
-    made = [
+    resampled = [
         ndimage.affine_transform(
             ndimage.gaussian_filter(image.astype(np.complex128) - outside, sigma),
             1 / ratio,
@@ -55,10 +55,10 @@ def resample_images(
         + outside
         for image in array
     ]
-    return np.stack(made)
+    return np.stack(resampled)
 
 
-def _axes(shift: np.ndarray, sides: tuple[int, int], array: np.ndarray) -> list[tuple[int, int, int]]:
+def _shifts_and_sides(shift: np.ndarray, sides: tuple[int, int], array: np.ndarray) -> list[tuple[int, int, int]]:
     return [(int(s), n, m) for s, n, m in zip(shift, sides, array.shape[1:], strict=True)]
 
 
@@ -98,11 +98,11 @@ def load_complex_array(reference: str, option: str, window: tuple[int, int] | No
     Raises:
         BadInput: the file holds no such array, or values that cannot be.
     """
-    found = load_array(reference, option, ANY, window=window)
-    if found.ndim not in (2, 3) or 0 in found.shape:
-        raise BadInput(f"{option}: {reference} has shape {found.shape}; give numbers with two or three axes.")
+    array = load_array(reference, option, ANY, window=window)
+    if array.ndim not in (2, 3) or 0 in array.shape:
+        raise BadInput(f"{option}: {reference} has shape {array.shape}; give numbers with two or three axes.")
     with np.errstate(over="ignore", invalid="ignore"):
-        largest = float(np.abs(found).max())
+        largest = float(np.abs(array).max())
     if not largest <= LARGEST:  # True on NaN too
         raise BadInput(f"{option}: {reference} holds values of {largest:.3g}, which cannot be; start from another one.")
-    return found.reshape(-1, *found.shape[-2:]).astype(np.complex128)
+    return array.reshape(-1, *array.shape[-2:]).astype(np.complex128)

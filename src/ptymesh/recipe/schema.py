@@ -122,7 +122,7 @@ class OutputOptions(FrozenOptions):
 
     @field_validator("writers")
     @classmethod
-    def _known(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+    def _check_writers(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         for index, name in enumerate(names):
             WRITERS[name]  # raises
             if name in names[:index]:
@@ -195,8 +195,8 @@ class Recipe(FrozenOptions):
         if isinstance(values, dict) and isinstance(values.get("deterministic"), bool):
             values = {name: value for name, value in values.items() if name != "deterministic"}
             if not launched() and world().rank == 0:
-                said = "deterministic is no option any more: every run ends with the same bits; leave it out"
-                print(f"ptymesh: {said}.", file=sys.stderr, flush=True)
+                notice = "deterministic is no option any more: every run ends with the same bits; leave it out"
+                print(f"ptymesh: {notice}.", file=sys.stderr, flush=True)
         return values
 
     @model_validator(mode="before")
@@ -208,16 +208,16 @@ class Recipe(FrozenOptions):
         if "data" in values:
             raise BadInput("The recipe has both data and scans; give data for a single scan, scans for several.")
         scans = values["scans"]
-        wanted = "a list of groups, such as [{data: {path: a.cxi}}, {data: {path: b.cxi}, shift_px: [0, 40]}]"
+        example = "a list of groups, such as [{data: {path: a.cxi}}, {data: {path: b.cxi}, shift_px: [0, 40]}]"
         if not isinstance(scans, list | tuple) or not isinstance(scans[0], dict | ScanOptions):
-            raise BadInput(f"scans is {quote(scans)}; give {wanted}.")
+            raise BadInput(f"scans is {quote(scans)}; give {example}.")
         if len(scans) == 1:
             raise BadInput("scans holds a single scan; give two or more, or data instead.")
         first = scans[0]
-        own = first.data if isinstance(first, ScanOptions) else first.get("data")
-        if own is None:
-            raise BadInput(f"scans.0.data is missing; give {wanted}.")
-        return {**values, "data": own}
+        first_data = first.data if isinstance(first, ScanOptions) else first.get("data")
+        if first_data is None:
+            raise BadInput(f"scans.0.data is missing; give {example}.")
+        return {**values, "data": first_data}
 
     @model_validator(mode="after")
     def _scans_fit(self) -> Recipe:
@@ -244,8 +244,8 @@ class Recipe(FrozenOptions):
 
     @field_validator("optics", mode="before")
     @classmethod
-    def _operators(cls, given: object) -> object:
-        return named(given, OPTICS, "optics")
+    def _operators(cls, value: object) -> object:
+        return named(value, OPTICS, "optics")
 
     @model_validator(mode="before")
     @classmethod
@@ -268,9 +268,9 @@ class Recipe(FrozenOptions):
 
     @field_validator("stages", mode="before")
     @classmethod
-    def _engines(cls, stages: Any, known: ValidationInfo) -> Any:
+    def _engines(cls, stages: Any, info: ValidationInfo) -> Any:
         if stages == DEFAULT:  # object and probe are missing where they have been refused
-            obj, probe = (known.data.get(name) for name in ("object", "probe"))
+            obj, probe = (info.data.get(name) for name in ("object", "probe"))
             stages = default_stages(obj or ObjectOptions(), probe or ProbeOptions())
         if not isinstance(stages, list):
             return stages
@@ -286,9 +286,9 @@ class Recipe(FrozenOptions):
     @classmethod
     def from_yaml(cls, text: str, overrides: Sequence[str] = ()) -> Recipe:
         """Return the recipe that `to_yaml` wrote, with `key.path=VALUE` overrides. Raises BadInput."""
-        raw = _mapping(text, "The recipe")
+        raw = _parse_mapping(text, "The recipe")
         for override in overrides:
-            _override(raw, override)
+            _apply_override(raw, override)
         return cls.parse(raw)
 
     def to_yaml(self) -> str:
@@ -299,10 +299,10 @@ class Recipe(FrozenOptions):
         """Return every key with its value, defaults too, as plain numbers, text, lists and dicts."""
         groups = self.model_dump(mode="json", exclude={"stages"})
         stages = [{"engine": stage.name, **stage.model_dump(mode="json")} for stage in self.stages]
-        found: object = stages if self.auto is None else AUTO
+        stages_value: object = stages if self.auto is None else AUTO
         left_out = "data" if self.scans else "scans"  # the one that the other stands for
         names = [name for name in type(self).model_fields if name != left_out]
-        return {name: found if name == "stages" else groups[name] for name in names}
+        return {name: stages_value if name == "stages" else groups[name] for name in names}
 
     @property
     def reconstruction_options(self) -> dict[str, Any]:
@@ -345,24 +345,24 @@ def raw_recipe(path: Path, overrides: Sequence[str] = ()) -> dict[str, object]:
 def apply_overrides(raw: RawGroup, overrides: Sequence[str]) -> dict[str, Any]:
     """Return a recipe's plain dicts with `key.path=VALUE` settings; their paths are relative to the working folder."""
     for override in overrides:
-        _override(raw, override)
+        _apply_override(raw, override)
     anchor(raw, Path())
     return {key: value for key, value in raw.items() if value is not None}
 
 
-def read_mapping(path: Path, what: str, model: type[BaseModel]) -> dict[str, object]:
+def read_mapping(path: Path, kind: str, model: type[BaseModel]) -> dict[str, object]:
     """Return the keys in a YAML file.
 
     Args:
         path: of the file.
-        what: the file in a message, such as `recipe`.
+        kind: the file in a message, such as `recipe`.
         model: whose keys the file should hold, for the message where it holds none.
 
     Raises:
         BadInput: the file is not there, or holds no keys.
         UnicodeDecodeError: the file holds no text.
     """
-    return _mapping(text_of(path, what), f"The {what} {path}", model)
+    return _parse_mapping(text_of(path, kind), f"The {kind} {path}", model)
 
 
 def default_stages(obj: ObjectOptions, probe: ProbeOptions) -> list[RawGroup]:
@@ -375,11 +375,11 @@ def default_stages(obj: ObjectOptions, probe: ProbeOptions) -> list[RawGroup]:
         obj: the object of the recipe.
         probe: the probe of the recipe.
     """
-    told = probe.scans == "shared" and any(probe.start.parameters().get("aberrations", {}).values())
-    stages = deepcopy([LENS_STAGE] if told else DEFAULT_STAGES)
+    has_aberrations = probe.scans == "shared" and any(probe.start.parameters().get("aberrations", {}).values())
+    stages = deepcopy([LENS_STAGE] if has_aberrations else DEFAULT_STAGES)
     if obj.slices > 1:
         stages = [{**stage, "constraints": deepcopy(DEPTH_PRIOR)} for stage in stages]
-    if obj.slices > 1 and told and obj.kind != TRANSMISSION:
+    if obj.slices > 1 and has_aberrations and obj.kind != TRANSMISSION:
         stages = [{**stage, "models": {**stage["models"], **deepcopy(THICK_ROTATION)}} for stage in stages]
     return stages
 
@@ -387,8 +387,8 @@ def default_stages(obj: ObjectOptions, probe: ProbeOptions) -> list[RawGroup]:
 def engine_of(path: str, stage: object) -> Engine:
     """Return the engine that a stage of a recipe asks for; `path` is its key. Raises BadInput."""
     if isinstance(stage, type) and issubclass(stage, Engine):
-        made = f"{stage.__name__}(epochs=50)"
-        raise BadInput(f"{path} is the class {stage.__name__} itself; give an engine made of it, such as {made}.")
+        example = f"{stage.__name__}(epochs=50)"
+        raise BadInput(f"{path} is the class {stage.__name__} itself; give an engine made of it, such as {example}.")
     if not isinstance(stage, dict):
         raise BadInput(f"{path} is {quote(stage)}; it should be a group of keys, such as {{engine: rpie, epochs: 50}}.")
     options = {key: value for key, value in stage.items() if key != "engine"}
@@ -407,13 +407,13 @@ def engine_of(path: str, stage: object) -> Engine:
         return engine.parse(options, path)
 
 
-def _mapping(text: str, what: str, model: type[BaseModel] = Recipe) -> dict[str, object]:
-    raw = parsed(text, what)
+def _parse_mapping(text: str, subject: str, model: type[BaseModel] = Recipe) -> dict[str, object]:
+    raw = parsed(text, subject)
     if not isinstance(raw, dict):
-        found = "is empty" if raw is None else f"holds {quote(raw)}"
+        problem = "is empty" if raw is None else f"holds {quote(raw)}"
         needed = [name for name, field in model.model_fields.items() if field.is_required()]
         least = "data: {path: FILE}" if model is Recipe else " and ".join(f"{name}: ..." for name in needed)
-        raise BadInput(f"{what} {found}; it should hold keys with their values, at least {least}.")
+        raise BadInput(f"{subject} {problem}; it should hold keys with their values, at least {least}.")
     return raw
 
 
@@ -424,11 +424,11 @@ def anchor(raw: RawGroup, folder: Path) -> None:
         options: Any = raw
         for group in groups:
             options = options.get(group) if isinstance(options, dict) else None
-        found = options.get(name) if isinstance(options, dict) else None
-        if isinstance(found, str):
-            options[name] = _absolute(found, folder, key)
-        elif isinstance(found, list):
-            options[name] = [_absolute(one, folder, key) if isinstance(one, str) else one for one in found]
+        value = options.get(name) if isinstance(options, dict) else None
+        if isinstance(value, str):
+            options[name] = _absolute(value, folder, key)
+        elif isinstance(value, list):
+            options[name] = [_absolute(one, folder, key) if isinstance(one, str) else one for one in value]
     _anchor_keys(raw, folder)
     scans = raw.get("scans")
     for scan in scans if isinstance(scans, list) else ():
@@ -458,7 +458,7 @@ def _is_name(value: str) -> bool:
     return value in ("", "ones") or value.startswith(SAMPLE)
 
 
-def _override(raw: dict[str, object], override: str) -> None:
+def _apply_override(raw: dict[str, object], override: str) -> None:
     """Apply one `a.b.0.c=VALUE`."""
     key, equals, text = override.partition("=")
     if not equals or not all(key.strip().split(".")):
@@ -466,21 +466,23 @@ def _override(raw: dict[str, object], override: str) -> None:
     put(raw, key.strip(), parsed(text, f"The value of --set {quote(override)}"), "--set")
 
 
-def put(raw: RawGroup, key: str, value: Any, said: str) -> None:
+def put(raw: RawGroup, key: str, value: Any, origin: str) -> None:
     """Set `a.b.0.c` in a recipe's plain dicts and lists; groups on the way are made, a list may grow by one.
 
     Args:
         raw: the recipe, changed in place.
         key: where to set it, as `a.b.0.c`.
         value: plain Python.
-        said: where the key was given, for messages.
+        origin: where the key was given, for messages.
 
     Raises:
         BadInput: the key goes through what is no group or list.
     """
     parts = key.split(".")
     if len(parts) > DEEPEST:
-        raise BadInput(f"{said} {quote(key)} has {len(parts)} keys within each other; no key of a recipe lies so deep.")
+        raise BadInput(
+            f"{origin} {quote(key)} has {len(parts)} keys within each other; no key of a recipe lies so deep."
+        )
     if parts[0] == "stages" and raw.get("stages") in (None, DEFAULT):
         raw["stages"] = _default_stages_of(raw)
     if key.startswith("positions.affine.") and isinstance(raw.setdefault("positions", {}), dict):
@@ -495,15 +497,16 @@ def put(raw: RawGroup, key: str, value: Any, said: str) -> None:
                 node[part] = {}
             node = node[part]
         elif isinstance(node, list):
-            node = _item(node, part, f"{said} {'.'.join(parts[:depth])}", value, last)
+            node = _list_item(node, part, f"{origin} {'.'.join(parts[:depth])}", value, last)
         else:
-            where = ".".join(parts[:depth])
-            if where == "stages" and node == AUTO:
+            parent_key = ".".join(parts[:depth])
+            if parent_key == "stages" and node == AUTO:
                 raise BadInput(
-                    f"{said} {key} is of a stage, and stages is auto: they are yet to be found; give them all, such as "
+                    f"{origin} {key} is of a stage, and stages is auto: they are yet to be found; give them all, "
+                    "such as "
                     f"--set 'stages=[{{engine: rpie, epochs: 50}}]'."
                 )
-            raise BadInput(f"{said} {key} goes into {where}, which is {quote(node)}, not a group of keys.")
+            raise BadInput(f"{origin} {key} goes into {parent_key}, which is {quote(node)}, not a group of keys.")
 
 
 def _default_stages_of(raw: RawGroup) -> list[RawGroup]:
@@ -516,11 +519,13 @@ def _default_stages_of(raw: RawGroup) -> list[RawGroup]:
     return default_stages(obj, probe)
 
 
-def _item(items: list[object], part: str, above: str, value: object, last: bool) -> object:
+def _list_item(items: list[object], part: str, above: str, value: object, last: bool) -> object:
     if not part.isdecimal() or len(part) > 9 or int(part) > len(items):
-        where = above.rpartition(" ")[2]
-        known = f"0 to {len(items) - 1} are there" if len(items) > 1 else "0 is there" if items else "it is empty"
-        raise BadInput(f"{above}.{shown_key(part)} is no item of {where}: {known}, and {where}.{len(items)} adds one.")
+        list_key = above.rpartition(" ")[2]
+        choices = f"0 to {len(items) - 1} are there" if len(items) > 1 else "0 is there" if items else "it is empty"
+        raise BadInput(
+            f"{above}.{shown_key(part)} is no item of {list_key}: {choices}, and {list_key}.{len(items)} adds one."
+        )
     index = int(part)
     if index == len(items):
         items.append({})

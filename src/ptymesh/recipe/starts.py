@@ -199,10 +199,10 @@ class DataStart(ProbeStart):
         probe = _taken_to_sample(counts, measurement.mask, geometry, self)
         if self.defocus_m == 0:
             return probe
-        return probes.defocused(probe, *_optics(geometry, self), -self.defocus_m)
+        return probes.defocused(probe, *_pixel_and_wavelength(geometry, self), -self.defocus_m)
 
 
-def _lens(aberrations_m: LensAberrations, defocus_m: float) -> LensAberrations:
+def _with_defocus(aberrations_m: LensAberrations, defocus_m: float) -> LensAberrations:
     """Return aberrations with the defocus among them. Raises BadInput where C10 is no number."""
     c10 = aberrations_m.get("C10", 0.0)
     if not isinstance(c10, float | int):
@@ -226,7 +226,9 @@ class ElectronStart(ProbeStart):
     def make(self, measurement: Measurement, mean_pattern: np.ndarray) -> Tensor:
         """Return the probe of the lens."""
         geometry = measurement.geometry
-        return probes.aberrated(geometry.shape, *_optics(geometry, self), self.semiangle_rad, self.of_the_lens())
+        return probes.aberrated(
+            geometry.shape, *_pixel_and_wavelength(geometry, self), self.semiangle_rad, self.of_the_lens()
+        )
 
     def parameters(self) -> dict[str, dict[str, float]]:
         """Return the lens's aberrations in metres, the defocus among them."""
@@ -234,7 +236,7 @@ class ElectronStart(ProbeStart):
 
     def of_the_lens(self) -> LensAberrations:
         """Return the lens's aberrations, the defocus among them. Raises BadInput where C10 is no number."""
-        return _lens(self.aberrations_m, self.defocus_m)
+        return _with_defocus(self.aberrations_m, self.defocus_m)
 
 
 @PROBE_STARTS.register("empty_beam")
@@ -259,7 +261,7 @@ class EmptyBeamStart(ProbeStart):
         lens = self.of_the_lens()
         if not any(probes.aberration_parts(lens).values()):
             return probe
-        return probes.with_aberrations(probe, *_optics(geometry, self), lens)
+        return probes.with_aberrations(probe, *_pixel_and_wavelength(geometry, self), lens)
 
     def parameters(self) -> dict[str, dict[str, float]]:
         """Return the lens's aberrations in metres, the defocus among them."""
@@ -267,7 +269,7 @@ class EmptyBeamStart(ProbeStart):
 
     def of_the_lens(self) -> LensAberrations:
         """Return the lens's aberrations, the defocus among them. Raises BadInput where C10 is no number."""
-        return _lens(self.aberrations_m, self.defocus_m)
+        return _with_defocus(self.aberrations_m, self.defocus_m)
 
 
 @PROBE_STARTS.register("zone_plate")
@@ -283,7 +285,9 @@ class ZonePlateStart(ProbeStart):
     def make(self, measurement: Measurement, mean_pattern: np.ndarray) -> Tensor:
         """Return the focus of the zone plate."""
         geometry = measurement.geometry
-        return probes.zone_plate(geometry.shape, *_optics(geometry, self), **self.model_dump(exclude={"kind"}))
+        return probes.zone_plate(
+            geometry.shape, *_pixel_and_wavelength(geometry, self), **self.model_dump(exclude={"kind"})
+        )
 
 
 @PROBE_STARTS.register("kb")
@@ -298,7 +302,9 @@ class KbStart(ProbeStart):
     def make(self, measurement: Measurement, mean_pattern: np.ndarray) -> Tensor:
         """Return the focus of the mirrors."""
         geometry = measurement.geometry
-        return probes.kb_mirror(geometry.shape, *_optics(geometry, self), **self.model_dump(exclude={"kind"}))
+        return probes.kb_mirror(
+            geometry.shape, *_pixel_and_wavelength(geometry, self), **self.model_dump(exclude={"kind"})
+        )
 
 
 @PROBE_STARTS.register("pinhole")
@@ -312,7 +318,9 @@ class PinholeStart(ProbeStart):
     def make(self, measurement: Measurement, mean_pattern: np.ndarray) -> Tensor:
         """Return the wave at the sample."""
         geometry = measurement.geometry
-        return probes.pinhole(geometry.shape, *_optics(geometry, self), **self.model_dump(exclude={"kind"}))
+        return probes.pinhole(
+            geometry.shape, *_pixel_and_wavelength(geometry, self), **self.model_dump(exclude={"kind"})
+        )
 
 
 @PROBE_STARTS.register("result")
@@ -353,17 +361,17 @@ def _taken_to_sample(counts: np.ndarray, good: np.ndarray, geometry: Geometry, s
         geometry: of the scan.
         start: for messages.
     """
-    filled = torch.from_numpy(_filled(counts, good, geometry.propagation == "far_field"))
+    filled = torch.from_numpy(_fill_bad_pixels(counts, good, geometry.propagation == "far_field"))
     if filled.shape != geometry.shape:  # the model's pixels are finer
         filled = BinnedDetector(factor=geometry.shape[0] // len(filled)).adjoint(filled, NOTHING, ())
     if geometry.propagation == "far_field":
         return probes.from_mean_pattern(filled)
     make = angular_spectrum_kernel if geometry.propagation == "angular_spectrum" else fresnel_kernel
-    kernel = make(geometry.shape, *_optics(geometry, start), geometry.effective_distance_m)
+    kernel = make(geometry.shape, *_pixel_and_wavelength(geometry, start), geometry.effective_distance_m)
     return apply_kernel_adjoint(filled.clamp(min=0).sqrt().to(torch.complex128), kernel)
 
 
-def _filled(image: np.ndarray, good: np.ndarray, periodic: bool) -> np.ndarray:
+def _fill_bad_pixels(image: np.ndarray, good: np.ndarray, periodic: bool) -> np.ndarray:
     """Return the image with bad pixels replaced by a mean of good ones near by (of any, where none is near)."""
     from scipy import ndimage
 
@@ -379,7 +387,7 @@ def _filled(image: np.ndarray, good: np.ndarray, periodic: bool) -> np.ndarray:
     return out
 
 
-def _optics(geometry: Geometry, start: ProbeStart) -> tuple[tuple[float, float], float]:
+def _pixel_and_wavelength(geometry: Geometry, start: ProbeStart) -> tuple[tuple[float, float], float]:
     if geometry.object_pixel_m is None or geometry.wavelength_m is None:
         raise BadInput(
             f"A probe of kind {start.kind} needs the wavelength and the object pixel in metres, which "
@@ -388,7 +396,7 @@ def _optics(geometry: Geometry, start: ProbeStart) -> tuple[tuple[float, float],
     return geometry.object_pixel_m, geometry.wavelength_m
 
 
-def _named(value: object) -> object:
+def _find_start(value: object) -> object:
     """Return the start that a recipe names; `start: data` is short for `start: {kind: data}`. Raises BadInput."""
     options = {"kind": value} if isinstance(value, str) else value
     if not isinstance(options, dict):
@@ -396,8 +404,8 @@ def _named(value: object) -> object:
     kind = options.get("kind")
     start = PROBE_STARTS.find(kind) if isinstance(kind, str) else None
     if start is None:
-        where = "probe.start" if isinstance(value, str) else "probe.start.kind"
-        raise BadInput(unknown_word(where, kind, PROBE_STARTS.names()))
+        key = "probe.start" if isinstance(value, str) else "probe.start.kind"
+        raise BadInput(unknown_word(key, kind, PROBE_STARTS.names()))
     return start.parse(options, "probe.start")
 
 
@@ -423,4 +431,4 @@ class ProbeOptions(FrozenOptions):
     mode_powers: tuple[Positive, ...] | None = None
     opr_modes: int = Field(0, ge=0, le=20)
     scans: Literal["shared", "own"] = "shared"
-    start: Annotated[SerializeAsAny[ProbeStart], BeforeValidator(_named)] = Field(default_factory=AutoStart)
+    start: Annotated[SerializeAsAny[ProbeStart], BeforeValidator(_find_start)] = Field(default_factory=AutoStart)

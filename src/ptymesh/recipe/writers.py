@@ -37,9 +37,9 @@ def write(name: str, result: Result, folder: Path) -> list[Path]:
     try:
         return [Path(path) for path in WRITERS[name](result, folder) or ()]
     except (Exception, SystemExit) as error:  # whatever somebody else's package raises
-        said = str(error) if isinstance(error, PtymeshError) else f"{type(error).__name__}: {error}"
-        said = " ".join(said.split())[:500].rstrip(".")
-        raise PtymeshError(f"The writer {name} failed: {said}.") from error
+        reason = str(error) if isinstance(error, PtymeshError) else f"{type(error).__name__}: {error}"
+        reason = " ".join(reason.split())[:500].rstrip(".")
+        raise PtymeshError(f"The writer {name} failed: {reason}.") from error
 
 
 @WRITERS.register("tiff")
@@ -67,5 +67,5 @@ def tiff_files(result: Result, folder: Path, prefix: str = "") -> list[Path]:
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         region = illuminated(light, 0.05)
-        written = plot.object_tiffs(folder, result.object, result.pixel_size_m, region, prefix)
-        return written + plot.probe_tiffs(folder, result.probe, result.pixel_size_m, prefix)
+        paths = plot.object_tiffs(folder, result.object, result.pixel_size_m, region, prefix)
+        return paths + plot.probe_tiffs(folder, result.probe, result.pixel_size_m, prefix)

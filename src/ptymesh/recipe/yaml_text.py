@@ -40,8 +40,8 @@ class _Loader(yaml.SafeLoader):
     """
 
     yaml_constructors: ClassVar = {
-        tag: made
-        for tag, made in yaml.SafeLoader.yaml_constructors.items()
+        tag: constructor
+        for tag, constructor in yaml.SafeLoader.yaml_constructors.items()
         if tag is None or tag.rpartition(":")[2] in _CORE
     }
 
@@ -78,31 +78,33 @@ class _Loader(yaml.SafeLoader):
         try:
             value = super().construct_object(node, deep)
             if type(value) is int and value.bit_length() > MOST_BITS:
-                said = f"{short(str(node.value), 60)} has more than the {MOST_BITS} bits of the whole numbers in arrays"
-                raise _refused(said, node.start_mark)
+                stated = (
+                    f"{short(str(node.value), 60)} has more than the {MOST_BITS} bits of the whole numbers in arrays"
+                )
+                raise _refused(stated, node.start_mark)
             return value
         except _REFUSED as error:
             kind = node.tag.rpartition(":")[2]
-            said = short(str(node.value), 60) if isinstance(node, ScalarNode) else "a list or a group"
-            raise _refused(f"{said} is no {kind}", node.start_mark) from error
+            stated = short(str(node.value), 60) if isinstance(node, ScalarNode) else "a list or a group"
+            raise _refused(f"{stated} is no {kind}", node.start_mark) from error
 
     def construct_mapping(self, node: MappingNode, deep: bool = False) -> dict[object, object]:
         """Return a group, each of whose keys is text, a number or a truth value, given once."""
         if not isinstance(node, MappingNode):
             raise _refused(f"a {node.id} is no group of keys", node.start_mark)
-        seen = set()
+        keys = set()
         for key, _ in node.value:
             if not isinstance(key, ScalarNode):
                 raise _refused("a key is a group or a list", key.start_mark)
-            if key.tag != "tag:yaml.org,2002:merge" and key.value in seen:
+            if key.tag != "tag:yaml.org,2002:merge" and key.value in keys:
                 raise _refused(f"the key {key.value!r} is given twice", node.start_mark)
-            seen.add(key.value)
+            keys.add(key.value)
         return super().construct_mapping(node, deep)
 
 
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in found if not tag.endswith(":timestamp")]
-    for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
@@ -130,45 +132,45 @@ def _value_of(text: str) -> Any:
         loader.dispose()
 
 
-def parsed(text: str, what: str) -> Any:
+def parsed(text: str, subject: str) -> Any:
     """Return the value that a YAML text stands for. Raises BadInput with the line where it cannot be read."""
     if len(text) > MOST_TEXT:
-        raise BadInput(f"{what} has {len(text)} characters; {MOST_TEXT} are the most that is read.")
+        raise BadInput(f"{subject} has {len(text)} characters; {MOST_TEXT} are the most that is read.")
     try:
         return deepcopy(_value_of(text))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = "" if mark is None else f" (line {mark.line + 1}); mend that line"
-        said = " ".join(str(error.problem or error.context).split())[:200]
-        said = said.replace("'<stream end>'", "the end of the text")
-        if r"character '\t'" in said:
-            said = "a tab, where only blanks may indent"
-        raise BadInput(f"{what} is not valid YAML: {said}{line}.") from error
+        problem = " ".join(str(error.problem or error.context).split())[:200]
+        problem = problem.replace("'<stream end>'", "the end of the text")
+        if r"character '\t'" in problem:
+            problem = "a tab, where only blanks may indent"
+        raise BadInput(f"{subject} is not valid YAML: {problem}{line}.") from error
     except yaml.YAMLError as error:
-        raise BadInput(f"{what} is not valid YAML ({' '.join(str(error).split())[:200]}); mend it.") from error
+        raise BadInput(f"{subject} is not valid YAML ({' '.join(str(error).split())[:200]}); mend it.") from error
 
 
-def text_of(path: Path, what: str) -> str:
+def text_of(path: Path, kind: str) -> str:
     """Return the text of a YAML file, UTF-8.
 
     Args:
         path: of the file.
-        what: the file in a message, such as `recipe`.
+        kind: the file in a message, such as `recipe`.
 
     Raises:
         BadInput: there is no such file, or it is too large.
         UnicodeDecodeError: it holds no text.
     """
-    refuse_folder(path, what, data=what == "recipe")
-    file = regular(path, f"The {what}")
+    refuse_folder(path, kind, data=kind == "recipe")
+    file = regular(path, f"The {kind}")
     size = file.stat().st_size
     if size > MOST_TEXT:
         raise BadInput(
-            f"The {what} {path} has {size} bytes and a YAML file at most {MOST_TEXT}; if it is a data set, "
+            f"The {kind} {path} has {size} bytes and a YAML file at most {MOST_TEXT}; if it is a data set, "
             f"write a recipe with data: {{path: {path}}}."
         )
     try:
         with file.open("rb") as opened:
             return opened.read(MOST_TEXT).decode("utf-8-sig")
     except OSError as error:
-        raise BadInput(f"The {what} {path} cannot be read ({error.strerror}); give the path of a YAML file.") from error
+        raise BadInput(f"The {kind} {path} cannot be read ({error.strerror}); give the path of a YAML file.") from error

@@ -34,7 +34,7 @@ class PatternCache:
     def __init__(self, expected: int | None = None) -> None:
         self.expected = expected
         self._tensor: Tensor | None = None
-        self._most = 0
+        self._most_slots = 0
         #: Slot of each view, -1 where it has none; view in each slot, -1 where it is free; and its last use.
         self._slot_of, self._view_in = np.empty(0, np.int64), np.empty(0, np.int64)
         self._last_use, self._clock = np.empty(0, np.int64), 0
@@ -46,13 +46,13 @@ class PatternCache:
             source: of all patterns; those that are kept here are not read from it.
             views: (n,) int64, each once.
         """
-        known = int(views.max()) + 1 - len(self._slot_of)
-        if known > 0:
-            self._slot_of = np.concatenate((self._slot_of, np.full(known, -1)))
+        unknown_views = int(views.max()) + 1 - len(self._slot_of)
+        if unknown_views > 0:
+            self._slot_of = np.concatenate((self._slot_of, np.full(unknown_views, -1)))
         self._clock += 1
-        held = self._slot_of[views]
-        self._last_use[held[held >= 0]] = self._clock
-        missing = views[held < 0]
+        slots = self._slot_of[views]
+        self._last_use[slots[slots >= 0]] = self._clock
+        missing = views[slots < 0]
         tensor = self._find_slots(source, missing)
         frame = int(np.prod(source.shape[1:])) * source.dtype.itemsize
         for part in slabs(len(missing), frame):
@@ -91,21 +91,23 @@ class PatternCache:
         assert self._tensor is not None
         return self._tensor
 
-    def _grow(self, source: PatternSource, wanted: int) -> None:
-        """Allocate slots, at least so many as are in use now, and `wanted` of them if memory allows."""
+    def _grow(self, source: PatternSource, needed_slots: int) -> None:
+        """Allocate slots, at least so many as are in use now, and `needed_slots` of them if memory allows."""
         frame, before = int(np.prod(source.shape[1:])) * source.dtype.itemsize, self._tensor
         if before is None:
-            self._most = max(wanted, int(SHARE * free_memory()) // max(1, frame))
-        in_use = int((self._last_use == self._clock).sum()) + wanted - len(self._view_in)
-        count = max(min(max(wanted, self.expected or max(FIRST_SLOTS, 2 * len(self._view_in))), self._most), in_use)
+            self._most_slots = max(needed_slots, int(SHARE * free_memory()) // max(1, frame))
+        in_use = int((self._last_use == self._clock).sum()) + needed_slots - len(self._view_in)
+        count = max(
+            min(max(needed_slots, self.expected or max(FIRST_SLOTS, 2 * len(self._view_in))), self._most_slots), in_use
+        )
         if count <= len(self._view_in):
             return
-        made = torch.empty((count, *source.shape[1:]), dtype=native_tensor(np.empty(0, source.dtype)).dtype)
+        grown = torch.empty((count, *source.shape[1:]), dtype=native_tensor(np.empty(0, source.dtype)).dtype)
         if before is not None:
-            made[: len(before)] = before
+            grown[: len(before)] = before
         added = np.full(count - len(self._view_in), -1)
         self._view_in, self._last_use = np.concatenate((self._view_in, added)), np.concatenate((self._last_use, added))
-        self._tensor = made
+        self._tensor = grown
 
 
 class CachedViews:
@@ -126,9 +128,9 @@ class CachedViews:
         """Return the patterns (n, h, w) of the views with these indices (n,)."""
         return self._source.read(self._views[views])
 
-    def lend_patterns(self, own: np.ndarray) -> LentPatterns:
+    def lend_patterns(self, local_views: np.ndarray) -> LentPatterns:
         """Return the patterns of the views with these indices (n,), without a copy."""
-        return LentPatterns(*self._cache.read(self._source, self._views[own]))
+        return LentPatterns(*self._cache.read(self._source, self._views[local_views]))
 
 
 class LentPatterns(Resident):

@@ -40,9 +40,9 @@ class Fetched(Slotted):
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, capacity: int) -> None:
         super().__init__(shape, dtype)
-        self.device, self._most = device, capacity
+        self.device, self._most_bytes = device, capacity
         self._pieces: OrderedDict[bytes, Future[_Piece]] = OrderedDict()
-        self._held, self._memory = 0, BufferPool()
+        self._kept_bytes, self._memory = 0, BufferPool()
         self._pool = ThreadPoolExecutor(1, "ptymesh-patterns")
         self._module = torch.get_device_module(device) if device.type in KINDS else None
         self._stream = self._module.Stream(device) if self._module else None
@@ -59,7 +59,7 @@ class Fetched(Slotted):
         ahead = 0
         for rows in pieces:
             ahead += len(rows) * self.frame_bytes
-            if ahead > self._most // 2:
+            if ahead > self._most_bytes // 2:
                 return
             self._start(rows)
 
@@ -77,31 +77,31 @@ class Fetched(Slotted):
         key = rows.numpy().tobytes()
         if key not in self._pieces:
             self._pieces[key] = self._pool.submit(self._bring, rows)
-            self._held += len(key) // 8 * self.frame_bytes
-            while self._held > self._most and len(self._pieces) > 1:
+            self._kept_bytes += len(key) // 8 * self.frame_bytes
+            while self._kept_bytes > self._most_bytes and len(self._pieces) > 1:
                 oldest, piece = self._pieces.popitem(last=False)
                 piece.cancel()
-                self._held -= len(oldest) // 8 * self.frame_bytes
+                self._kept_bytes -= len(oldest) // 8 * self.frame_bytes
         return self._pieces[key]
 
     def _bring(self, rows: Tensor) -> _Piece:
         """Read a piece, and send it to the device from page-locked memory; runs in the thread."""
-        here = self._read(self._slot(rows))
-        self.fetched_bytes += here.numel() * here.element_size()
+        on_host = self._read(self._slot(rows))
+        self.fetched_bytes += on_host.numel() * on_host.element_size()
         if self._module is None:
-            return _Piece(here)
+            return _Piece(on_host)
         with self._module.device(self.device), self._module.stream(self._stream):
-            there = here.to(self.device, non_blocking=True)
+            on_device = on_host.to(self.device, non_blocking=True)
             event = self._module.Event()
             event.record(self._stream)
-        return _Piece(there, event)
+        return _Piece(on_device, event)
 
     def _drop_copies(self) -> None:
         """Drop all pieces."""
         for piece in self._pieces.values():
             piece.cancel()
         self._pieces.clear()
-        self._held = 0
+        self._kept_bytes = 0
 
     def _host_buffer(self, rows: int) -> Tensor:
         """Return a host buffer (rows, h, w) that numpy can address, page-locked if a device copies from it."""
@@ -209,12 +209,12 @@ class Cropped(Patterns):
 
     fetched = True
 
-    def __init__(self, whole: Fetched, c: int) -> None:
-        super().__init__((len(whole), whole.shape[1] // c, whole.shape[2] // c), whole.dtype)
-        self.kind, self._whole, self._c = whole.kind, whole, c
+    def __init__(self, patterns: Fetched, c: int) -> None:
+        super().__init__((len(patterns), patterns.shape[1] // c, patterns.shape[2] // c), patterns.dtype)
+        self.kind, self._whole, self._c = patterns.kind, patterns, c
         #: For each row, its row among the whole patterns, or -1 - k for added row k.
-        self._origin = torch.arange(len(whole))
-        self._guests = torch.empty((0, *self.shape[1:]), dtype=self.dtype, device=whole.device)
+        self._origin = torch.arange(len(patterns))
+        self._guests = torch.empty((0, *self.shape[1:]), dtype=self.dtype, device=patterns.device)
 
     def rows(self, rows: Tensor) -> Tensor:
         """Return the patterns (B, h/c, w/c) of these rows (B,)."""

@@ -64,12 +64,14 @@ def choose_storage(needed: int, frame: int, device: torch.device, memory: Memory
     return "device"
 
 
-def stored(source: PatternSource, own: np.ndarray, most: int, device: torch.device, memory: MemoryBudget) -> Patterns:
+def stored(
+    source: PatternSource, local_views: np.ndarray, most: int, device: torch.device, memory: MemoryBudget
+) -> Patterns:
     """Return the patterns of some views of a source, read slab by slab.
 
     Args:
         source: patterns of the scan.
-        own: (n,) global indices of this rank's views.
+        local_views: (n,) global indices of this rank's views.
         most: views of the rank that has most, which decides where all ranks keep theirs.
         device: the computing device.
         memory: the limits.
@@ -80,22 +82,22 @@ def stored(source: PatternSource, own: np.ndarray, most: int, device: torch.devi
     frame = int(np.prod(source.shape[1:])) * source.dtype.itemsize
     kind = choose_storage(most * frame, frame, device, memory)
     if isinstance(source, CachedViews) and kind == "host" and device.type == "cpu":
-        return source.lend_patterns(own)
-    shape, dtype = (len(own), *source.shape[1:]), _torch_dtype(source.dtype)
-    made: Slotted
+        return source.lend_patterns(local_views)
+    shape, dtype = (len(local_views), *source.shape[1:]), _torch_dtype(source.dtype)
+    patterns: Slotted
     if kind == "disk":
         assert memory.budget is not None
-        made = Staged(shape, dtype, device, min(memory.budget // KEPT_SHARE, KEPT_BYTES), memory.scratch)
+        patterns = Staged(shape, dtype, device, min(memory.budget // KEPT_SHARE, KEPT_BYTES), memory.scratch)
     elif kind == "host" and device.type != "cpu":
-        made = Hosted(shape, dtype, device, KEPT_BYTES)
+        patterns = Hosted(shape, dtype, device, KEPT_BYTES)
     else:
-        made = Resident(torch.empty(shape, dtype=dtype, device=device))
+        patterns = Resident(torch.empty(shape, dtype=dtype, device=device))
     try:
-        made.fill(native_tensor(source.read(own[part])) for part in slabs(len(own), frame))
+        patterns.fill(native_tensor(source.read(local_views[part])) for part in slabs(len(local_views), frame))
     except BaseException:
-        made.close()
+        patterns.close()
         raise
-    return made
+    return patterns
 
 
 def _torch_dtype(dtype: np.dtype) -> torch.dtype:

@@ -174,18 +174,18 @@ class Slotted(Patterns):
     def replace(self, source: Tensor, arrived: Iterable[Tensor]) -> None:
         """Replace rows as `Patterns.replace` says; rows that stay keep their slots."""
         source = source.cpu()
-        kept = source >= 0
-        slots = torch.where(kept, self._slot(source.clamp(min=0)), -1)
-        free = np.setdiff1d(np.arange(self._capacity), slots[kept].numpy())
-        wanted = int((~kept).sum())
-        if wanted > len(free):
-            grown = self._capacity + wanted - len(free)
+        stays = source >= 0
+        slots = torch.where(stays, self._slot(source.clamp(min=0)), -1)
+        free = np.setdiff1d(np.arange(self._capacity), slots[stays].numpy())
+        needed = int((~stays).sum())
+        if needed > len(free):
+            grown = self._capacity + needed - len(free)
             free = np.concatenate((free, np.arange(self._capacity, grown)))
             self.reserve(grown)
-        slots[~kept] = torch.from_numpy(free[:wanted])
+        slots[~stays] = torch.from_numpy(free[:needed])
         self._slots, self.shape = slots, (len(source), *self.shape[1:])
         self._drop_copies()
-        self._store(slots[~kept], arrived)
+        self._store(slots[~stays], arrived)
 
     @abstractmethod
     def _grow(self, capacity: int) -> None:
@@ -204,12 +204,12 @@ class Slotted(Patterns):
 
     def _store(self, slots: Tensor, arrived: Iterable[Tensor]) -> None:
         """Write the patterns that arrive to these slots, in order."""
-        done = 0
+        stored = 0
         for slab in arrived:
             if len(slab):
-                self._write(slots[done : done + len(slab)], slab)
-            done += len(slab)
-        assert done == len(slots), f"{done} patterns came for {len(slots)} places"
+                self._write(slots[stored : stored + len(slab)], slab)
+            stored += len(slab)
+        assert stored == len(slots), f"{stored} patterns came for {len(slots)} places"
 
     def _drop_copies(self) -> None:
         """Drop copies of rows, which are stale."""
@@ -237,10 +237,10 @@ class Resident(Slotted):
     def cropped(self, c: int) -> Patterns:
         """Return a copy of the inner 1/c of the detector."""
         every = torch.arange(len(self), device=self.indexed_on)
-        made = self.tensor.new_empty((len(self), self.shape[1] // c, self.shape[2] // c))
+        cropped = self.tensor.new_empty((len(self), self.shape[1] // c, self.shape[2] // c))
         for part in slabs(len(self), self.frame_bytes):
-            made[part] = corner_crop(self.rows(every[part]), c)
-        return Resident(made)
+            cropped[part] = corner_crop(self.rows(every[part]), c)
+        return Resident(cropped)
 
     def replace(self, source: Tensor, arrived: Iterable[Tensor]) -> None:
         """Replace rows as `Patterns.replace` says, with slots on the device."""
@@ -255,10 +255,10 @@ class Resident(Slotted):
 
     def _grow(self, capacity: int) -> None:
         # By way of the host, as both tensors may not fit in the device's memory.
-        kept = self.tensor.cpu()
-        self.tensor = kept
-        grown = kept.new_empty((capacity, *self.shape[1:]), device=self.indexed_on)
-        grown[: len(kept)] = kept
+        on_host = self.tensor.cpu()
+        self.tensor = on_host
+        grown = on_host.new_empty((capacity, *self.shape[1:]), device=self.indexed_on)
+        grown[: len(on_host)] = on_host
         self.tensor = grown
 
     def _read(self, slots: Tensor) -> Tensor:
@@ -280,9 +280,9 @@ def _views(frame: int) -> int:
     return max(1, min(SLAB_VIEWS, SLAB_BYTES // max(1, frame)))
 
 
-def native_tensor(read: np.ndarray) -> Tensor:
+def native_tensor(array: np.ndarray) -> Tensor:
     """Return an array as a tensor in native byte order."""
-    return torch.from_numpy(np.ascontiguousarray(read, dtype=read.dtype.newbyteorder("=")))
+    return torch.from_numpy(np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("=")))
 
 
 def put(tensor: Tensor, slots: Tensor, slab: Tensor) -> None:

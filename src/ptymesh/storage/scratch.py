@@ -60,11 +60,11 @@ class Scratch:
         Raises:
             BadInput: there is not enough space.
         """
-        self._count, wanted = count, count * self.frame
-        if not wanted or not hasattr(os, "posix_fallocate"):
+        self._count, needed_bytes = count, count * self.frame
+        if not needed_bytes or not hasattr(os, "posix_fallocate"):
             return
         try:
-            os.posix_fallocate(self._number, 0, wanted)
+            os.posix_fallocate(self._number, 0, needed_bytes)
         except OverflowError as error:  # more bytes than any file can have
             raise self._refusal(OSError(errno.EFBIG, os.strerror(errno.EFBIG))) from error
         except OSError as error:
@@ -137,14 +137,14 @@ class Scratch:
         if hasattr(os, "preadv") and os.preadv(self._number, frames, offset) == len(frames) * self.frame:
             return
         for k, frame in enumerate(frames):  # if the call has read less, or is not available
-            done = 0
-            while done < self.frame:
+            bytes_read = 0
+            while bytes_read < self.frame:
                 with self._lock:
-                    self._file.seek(offset + k * self.frame + done)
-                    read = self._file.readinto(frame[done:])
-                if not read:
-                    raise OSError(f"it ends {self.frame - done} bytes too early")
-                done += read
+                    self._file.seek(offset + k * self.frame + bytes_read)
+                    count = self._file.readinto(frame[bytes_read:])
+                if not count:
+                    raise OSError(f"it ends {self.frame - bytes_read} bytes too early")
+                bytes_read += count
 
     def _write_all(self, content: np.ndarray, offset: int) -> None:
         with self._lock:

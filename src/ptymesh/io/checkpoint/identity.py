@@ -41,18 +41,20 @@ def digests_of_scan(scan: Measurement, extent: Extent = "sample", world: World |
         world: the ranks; None: this process alone.
     """
     world = world or World()
-    found = {"path": scan.path, "extent": extent, "file": scan.fingerprint}
+    scan_digests = {"path": scan.path, "extent": extent, "file": scan.fingerprint}
     if extent == "all":
-        found["patterns"] = _digest_of_all(scan, world)
+        scan_digests["patterns"] = _digest_of_all(scan, world)
     else:
         views = evenly_spread(scan.views, SAMPLED)
-        found["patterns"] = f"{_patterns(scan, views):016x}"
-    where = scan.positions if scan.stored_positions is None else scan.stored_positions
-    found |= {"positions": _rounded(where), "mask": of_array(scan.mask)}
+        scan_digests["patterns"] = f"{_digest_of_views(scan, views):016x}"
+    positions = scan.positions if scan.stored_positions is None else scan.stored_positions
+    scan_digests |= {"positions": _digest_of_rounded(positions), "mask": of_array(scan.mask)}
     parts = {"background": scan.background, "intensity": scan.intensity, "efficiency": scan.efficiency}
     if isinstance(scan.patterns, PreparedSource):
         parts |= {"dark": scan.patterns.dark, "flat or gain": scan.patterns.scale}
-    return found | {name: "none" if array is None else _rounded(array) for name, array in parts.items()}
+    return scan_digests | {
+        name: "none" if array is None else _digest_of_rounded(array) for name, array in parts.items()
+    }
 
 
 def check(saved: Any, scan: Measurement, world: World) -> dict[str, str]:
@@ -69,38 +71,43 @@ def check(saved: Any, scan: Measurement, world: World) -> dict[str, str]:
     if not isinstance(saved, Mapping) or not all(isinstance(value, str) for value in saved.values()):
         raise BadInput("The checkpoint does not say which data it is of; go on with --other-data if they are the same.")
     now = digests_of_scan(scan, "all" if saved.get("extent") == "all" else "sample", world)
-    told = {name for name in saved.keys() & now.keys() if saved[name] and now[name]} - {"path", "extent"}
-    differ = [name for name in now if name in told and now[name] != saved[name]]
+    comparable = {name for name in saved.keys() & now.keys() if saved[name] and now[name]} - {"path", "extent"}
+    differ = [name for name in now if name in comparable and now[name] != saved[name]]
     if differ:
         were = saved.get("path") or "data without a path"
         raise BadInput(
-            f"The data have changed since the checkpoint: it is of {were} ({_short(saved)}), and "
-            f"{now['path'] or 'these'} ({_short(now)}) differ in {', '.join(differ)}; put the data back, or go on with "
+            f"The data have changed since the checkpoint: it is of {were} ({_describe_digests(saved)}), and "
+            f"{now['path'] or 'these'} ({_describe_digests(now)}) differ in {', '.join(differ)}; put the data "
+            "back, or go on with "
             f"these by --other-data (other_data=True in Python)."
         )
     return now
 
 
-def _short(known: Mapping[str, str]) -> str:
-    return f"fingerprint {known['file'][:12]}" if known.get("file") else f"patterns {known.get('patterns', '')[:12]}"
+def _describe_digests(scan_digests: Mapping[str, str]) -> str:
+    return (
+        f"fingerprint {scan_digests['file'][:12]}"
+        if scan_digests.get("file")
+        else f"patterns {scan_digests.get('patterns', '')[:12]}"
+    )
 
 
-def _patterns(scan: Measurement, views: np.ndarray) -> int:
+def _digest_of_views(scan: Measurement, views: np.ndarray) -> int:
     """Return the sum of the digests of views (n,) as stored; each depends on the view's number."""
     source, total = scan.patterns, 0
     for part in slabs(len(views), _frame_bytes(scan)):
         chosen = views[part]
         if isinstance(source, PreparedSource):
             _, height, width = source.raw.shape
-            whole = slice(0, height), slice(0, width)
-            read = [source.raw.read(source.selected[chosen], *whole)]
+            window = slice(0, height), slice(0, width)
+            stored = [source.raw.read(source.selected[chosen], *window)]
             if source.view_mask is not None:
-                read.append(source.view_mask.read(source.selected[chosen], *whole))
+                stored.append(source.view_mask.read(source.selected[chosen], *window))
         else:
-            read = [source.read(chosen)]
+            stored = [source.read(chosen)]
         for index, view in enumerate(chosen):
             digest = xxhash.xxh3_64(seed=int(view))
-            for frames in read:
+            for frames in stored:
                 digest.update(np.ascontiguousarray(frames[index]).reshape(-1).view(np.uint8).data)
             total += digest.intdigest()
     return total % 2**64
@@ -114,14 +121,14 @@ def _frame_bytes(scan: Measurement) -> int:
 
 def _digest_of_all(scan: Measurement, world: World) -> str:
     """Return the digest of all views, of which each rank reads successive ones: these share chunks. Collective."""
-    own = np.array_split(np.arange(scan.views), world.size)[world.rank]
-    local = world.on_all_ranks(lambda: _patterns(scan, own), "reading the data")
+    local_views = np.array_split(np.arange(scan.views), world.size)[world.rank]
+    local = world.on_all_ranks(lambda: _digest_of_views(scan, local_views), "reading the data")
     halves = torch.tensor([local >> 32, local & 0xFFFFFFFF], dtype=torch.int64, device=world.device)
     high, low = world.sum(halves)[0].tolist()
     return f"{((high << 32) + low) % 2**64:016x}"
 
 
-def _rounded(array: np.ndarray) -> str:
+def _digest_of_rounded(array: np.ndarray) -> str:
     """Return the digest of real numbers, rounded to steps larger than differences between machines."""
     values = np.asarray(array, np.float64)
     step = SHARE * (float(np.abs(values).max(initial=0.0)) or 1.0)

@@ -49,8 +49,8 @@ def generations(directory: Path) -> dict[int, Path]:
     """Return the folders of all generations on disk, complete or not, by number."""
     if not directory.is_dir():
         return {}
-    found = (path for path in directory.iterdir() if path.name.isascii() and path.name.isdecimal() and path.is_dir())
-    return {int(path.name): path for path in found if path.name == folder(int(path.name))}
+    folders = (path for path in directory.iterdir() if path.name.isascii() and path.name.isdecimal() and path.is_dir())
+    return {int(path.name): path for path in folders if path.name == folder(int(path.name))}
 
 
 def current(directory: Path) -> int | None:
@@ -72,7 +72,7 @@ def write(directory: Path, number: int, content: Manifest) -> None:
     """
     generation = directory / folder(number)
     with writing(generation / MANIFEST):
-        _write(generation / MANIFEST, {**_head(number), **content})
+        _write(generation / MANIFEST, {**_manifest_head(number), **content})
         to_disk(generation)
     make_current(directory, number)
 
@@ -81,7 +81,7 @@ def make_current(directory: Path, number: int) -> None:
     """Make a generation the current one, by a manifest that is renamed into place."""
     path, temporary = directory / MANIFEST, directory / (MANIFEST + ".new")
     with writing(path):
-        _write(temporary, _head(number))
+        _write(temporary, _manifest_head(number))
         os.replace(temporary, path)
         to_disk(directory)
 
@@ -117,7 +117,7 @@ def choose_generation(directory: Path, world: World) -> tuple[Manifest, str]:
                 _check_digest(directory / folder(number) / entry["name"], entry[digests.NAME])
         except (BadInput, OSError) as error:  # whatever befalls one rank here, it comes to the sum below
             problem = _error_sentence(error, directory)
-        problems = [said[1:] for said in world.gather_strings("." + problem) if said != "."]
+        problems = [reply[1:] for reply in world.gather_strings("." + problem) if reply != "."]
         if not problems:
             return manifest, f"{' '.join(notes)} Going on from generation {folder(number)}." if notes else ""
         notes.append(problems[0])
@@ -126,16 +126,16 @@ def choose_generation(directory: Path, world: World) -> tuple[Manifest, str]:
 
 def _agreed_candidates(directory: Path, world: World) -> tuple[list[int], list[str]]:
     """Return the candidates that rank 0 finds, on every rank. Collective."""
-    said: dict[str, Any] = {}
+    answer: dict[str, Any] = {}
     if world.rank == 0:
         try:
-            said["numbers"], said["notes"] = _candidates(directory)
+            answer["numbers"], answer["notes"] = _candidates(directory)
         except (BadInput, OSError) as error:
-            said["error"] = _error_sentence(error, directory)
-    said = json.loads(world.gather_strings(json.dumps(said) if said else "")[0])
-    if "error" in said:
-        raise BadInput(said["error"])
-    return said["numbers"], said["notes"]
+            answer["error"] = _error_sentence(error, directory)
+    answer = json.loads(world.gather_strings(json.dumps(answer) if answer else "")[0])
+    if "error" in answer:
+        raise BadInput(answer["error"])
+    return answer["numbers"], answer["notes"]
 
 
 def _error_sentence(error: BadInput | OSError, directory: Path) -> str:
@@ -164,16 +164,19 @@ def _candidates(directory: Path) -> tuple[list[int], list[str]]:
             f"{out} holds no checkpoint ({path} is missing){finished}; "
             "give the output folder of a run that was stopped."
         )
-    others = sorted((n for n, where in generations(directory).items() if (where / MANIFEST).is_file()), reverse=True)
+    numbers = sorted(
+        (n for n, path_of_generation in generations(directory).items() if (path_of_generation / MANIFEST).is_file()),
+        reverse=True,
+    )
     try:
         named = _read(path)["generation"]
     except Unreadable:
         raise
     except BadInput as error:
-        if not others:
+        if not numbers:
             raise
-        return others, [str(error)]
-    return [named, *(n for n in others if n != named)], []
+        return numbers, [str(error)]
+    return [named, *(n for n in numbers if n != named)], []
 
 
 def _manifest(directory: Path, number: int) -> Manifest:
@@ -187,8 +190,8 @@ def _manifest(directory: Path, number: int) -> Manifest:
     if manifest["generation"] != number or not listed or not isinstance(manifest.get("meta"), dict):
         raise BadInput(f"{path} does not say what it should of its files; {COPY}.")
     for rank, entry in enumerate(files):
-        whole = isinstance(entry.get("bytes"), int) and isinstance(entry.get(digests.NAME), str)
-        if entry.get("name") != shard(rank) or not whole:
+        has_digest = isinstance(entry.get("bytes"), int) and isinstance(entry.get(digests.NAME), str)
+        if entry.get("name") != shard(rank) or not has_digest:
             raise BadInput(f"{path} names {str(entry.get('name'))[:80]!r} where {shard(rank)} should be; {COPY}.")
         _check_size(directory / folder(number) / shard(rank), entry["bytes"])
     return manifest
@@ -197,24 +200,24 @@ def _manifest(directory: Path, number: int) -> Manifest:
 def _check_size(path: Path, size: int) -> None:
     if not path.is_file():
         raise BadInput(f"The checkpoint's {path} is missing; {COPY}.")
-    found = path.stat().st_size
-    if found != size:
+    size_on_disk = path.stat().st_size
+    if size_on_disk != size:
         raise BadInput(
-            f"The checkpoint's {path} has {found} bytes where its manifest says {str(size)[:30]}; it was cut short: "
-            f"{COPY}."
+            f"The checkpoint's {path} has {size_on_disk} bytes where its manifest says {str(size)[:30]}; it was cut "
+            f"short: {COPY}."
         )
 
 
 def _check_digest(path: Path, digest: str) -> None:
     try:
-        found = digests.of_file(path)
+        digest_on_disk = digests.of_file(path)
     except OSError as error:
         raise BadInput(f"The checkpoint's {path} cannot be read ({error.strerror or error}); {COPY}.") from error
-    if found != digest:
+    if digest_on_disk != digest:
         raise BadInput(f"The checkpoint's {path} is damaged: it does not hold what was written; {COPY}.")
 
 
-def _head(number: int) -> Manifest:
+def _manifest_head(number: int) -> Manifest:
     return {"format": FORMAT, "version": VERSION, "generation": number}
 
 
@@ -232,7 +235,7 @@ def _read(path: Path) -> Manifest:
     try:
         size = path.stat().st_size
         text = path.read_bytes() if size <= MOST_BYTES else b""
-        manifest = json.loads(text, parse_constant=_refused)
+        manifest = json.loads(text, parse_constant=_refuse_constant)
         sound = isinstance(manifest, dict) and manifest.get(digests.NAME) == digests.of_json(manifest)
     except (OSError, ValueError, RecursionError, PtymeshError) as error:
         raise BadInput(f"{path} is not readable as JSON ({error}); {COPY}.") from error
@@ -255,5 +258,5 @@ def _check_kind(path: Path, manifest: Manifest) -> None:
         )
 
 
-def _refused(name: str) -> float:
+def _refuse_constant(name: str) -> float:
     raise ValueError(f"{name} is no number of JSON")

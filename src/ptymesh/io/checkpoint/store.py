@@ -76,27 +76,29 @@ class PerView(Mapping[str, np.ndarray]):
     @property
     def views(self) -> int:
         """Number of views."""
-        return sum(len(held) for _, held in self._shards)
+        return sum(len(views) for _, views in self._shards)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of one view's row, as the first shard has it."""
         with _shard_of(self._shards[0][0]) as file:
-            return _held(file, f"per_view/{name}").shape[1:]
+            return _dataset_of(file, f"per_view/{name}").shape[1:]
 
     def rows(self, name: str, views: np.ndarray) -> np.ndarray:
         """Return the rows (len(views), ...) of views in ascending order; no more than a slab of others is read."""
         out: np.ndarray | None = None
-        for path, held in self._shards:
+        for path, shard_views in self._shards:
             with _shard_of(path) as file:
-                data = _held(file, f"per_view/{name}")
-                if data.shape[:1] != held.shape or (out is not None and data.shape[1:] != out.shape[1:]):
+                data = _dataset_of(file, f"per_view/{name}")
+                if data.shape[:1] != shard_views.shape or (out is not None and data.shape[1:] != out.shape[1:]):
                     raise BadInput(f"{name} in the checkpoint's {path} has shape {data.shape}; {COPY}.")
                 if out is None:
                     out = np.empty((len(views), *data.shape[1:]), dtype=data.dtype)
-                for start in range(0, len(held), SLAB):
-                    _, here, there = np.intersect1d(views, held[start : start + SLAB], return_indices=True)
-                    if len(here):
-                        out[here] = data[start : start + SLAB][there]
+                for start in range(0, len(shard_views), SLAB):
+                    _, out_rows, shard_rows = np.intersect1d(
+                        views, shard_views[start : start + SLAB], return_indices=True
+                    )
+                    if len(out_rows):
+                        out[out_rows] = data[start : start + SLAB][shard_rows]
         assert out is not None, "a checkpoint has at least one shard"
         return out
 
@@ -123,7 +125,7 @@ class Tiles(Mapping[str, list[Path]]):
         missing = rect.shape[0] * rect.shape[1]
         for path in self[name]:
             with _shard_of(path) as file:
-                data = _held(file, f"tiles/{name}")
+                data = _dataset_of(file, f"tiles/{name}")
                 top, left = (int(n) for n in data.attrs["corner"])
                 if data.ndim < 2 or (out is not None and data.shape[:-2] != out.shape[:-2]):
                     raise BadInput(f"{name} in the checkpoint's {path} has shape {data.shape}; {COPY}.")
@@ -211,22 +213,22 @@ def save(directory: Path, world: World, arrays: RankArrays, meta: Mapping[str, o
     shard = generation / manifests.shard(world.rank)
     described = ""
     try:
-        own = arrays if world.rank == 0 else replace(arrays, shared={})
-        with writing(shard, own.nbytes):
+        local_arrays = arrays if world.rank == 0 else replace(arrays, shared={})
+        with writing(shard, local_arrays.nbytes):
             generation.mkdir(parents=True, exist_ok=True)
-            _write_shard(shard, own)
+            _write_shard(shard, local_arrays)
             with _shard_of(shard) as file:
-                held = _inventory(file)
-            entry = {"name": shard.name, "bytes": shard.stat().st_size, "arrays": held}
+                inventory = _inventory(file)
+            entry = {"name": shard.name, "bytes": shard.stat().st_size, "arrays": inventory}
             described = json.dumps({**entry, digests.NAME: digests.of_file(shard)})
     except Exception as error:
         problem = error
     _all_well(world, problem, directory, number)
 
-    said = world.gather_strings(described)
+    descriptions = world.gather_strings(described)
     if world.rank == 0:
         try:
-            files = [json.loads(words) for words in said]
+            files = [json.loads(words) for words in descriptions]
             manifests.write(directory, number, {"ranks": world.size, "files": files, "meta": dict(meta)})
         except Exception as error:
             problem = error
@@ -252,19 +254,21 @@ def load(directory: Path, world: World | None = None) -> Checkpoint:
         with _shard_of(path) as file:
             if _inventory(file) != arrays:
                 raise BadInput(f"The checkpoint's {path} does not hold the arrays that its manifest names; {COPY}.")
-            shared |= {name: np.asarray(_held(file, f"shared/{name}")[()]) for name in _names(file, "shared")}
+            shared |= {name: np.asarray(_dataset_of(file, f"shared/{name}")[()]) for name in _names(file, "shared")}
             shards.append((path, _views(file)))
             names.append(set(_names(file, "per_view")))
             for name in _names(file, "tiles"):
                 tiles.setdefault(name, []).append(path)
-    if odd := {name for some in names for name in some ^ names[0]}:
-        raise BadInput(f"The checkpoint's shards do not hold the same arrays ({', '.join(sorted(odd))}); {COPY}.")
-    views = np.concatenate([held for _, held in shards])
+    if unshared_names := {name for shard_names in names for name in shard_names ^ names[0]}:
+        raise BadInput(
+            f"The checkpoint's shards do not hold the same arrays ({', '.join(sorted(unshared_names))}); {COPY}."
+        )
+    views = np.concatenate([shard_views for _, shard_views in shards])
     if not np.array_equal(np.sort(views), np.arange(len(views))):
         raise BadInput(f"The shards of {directory} do not hold each view once; they come from different runs.")
     owner = np.empty(len(views), dtype=np.int64)
-    for rank, (_, held) in enumerate(shards):
-        owner[held] = rank
+    for rank, (_, shard_views) in enumerate(shards):
+        owner[shard_views] = rank
     per_view = PerView(shards, tuple(sorted(names[0])))
     return Checkpoint(shared, per_view, manifest["meta"], Tiles(tiles), owner, len(paths), manifest["generation"], note)
 
@@ -280,62 +284,62 @@ def _shard_of(path: Path) -> Iterator[h5py.File]:
         yield file
 
 
-def _held(file: h5py.File, name: str) -> h5py.Dataset:
+def _dataset_of(file: h5py.File, name: str) -> h5py.Dataset:
     """Return a dataset of numbers in a shard; raise BadInput if there is none."""
-    found = own_datasets.dataset(file, name, NUMBERS)
-    if found is None:
+    dataset = own_datasets.dataset(file, name, NUMBERS)
+    if dataset is None:
         raise BadInput(f"The checkpoint's {file.filename} has no {name}; {COPY}.")
-    return found
+    return dataset
 
 
 def _inventory(file: h5py.File) -> dict[str, str]:
     """Return type and shape of every array in a shard, by name."""
     names = ["views", *(f"{group}/{name}" for group in GROUPS for name in _names(file, group))]
-    held = {name: _held(file, name) for name in names}
-    return {name: f"{data.dtype.str} {list(data.shape)}" for name, data in held.items()}
+    datasets = {name: _dataset_of(file, name) for name in names}
+    return {name: f"{data.dtype.str} {list(data.shape)}" for name, data in datasets.items()}
 
 
 def _views(file: h5py.File) -> np.ndarray:
     """Return the views (n,) int64 of a shard."""
-    found = _held(file, "views")
-    if found.ndim != 1 or found.dtype != np.int64:
-        raise BadInput(f"views in the checkpoint's {file.filename} is {found.dtype} {found.shape}; {COPY}.")
-    return np.asarray(found[()])
+    views = _dataset_of(file, "views")
+    if views.ndim != 1 or views.dtype != np.int64:
+        raise BadInput(f"views in the checkpoint's {file.filename} is {views.dtype} {views.shape}; {COPY}.")
+    return np.asarray(views[()])
 
 
 def _names(file: h5py.File, group: str) -> list[str]:
     """Return the names of all datasets below a group, with '/', sorted: engines' state depends on their order."""
-    found: list[str] = []
-    held = own_datasets.member(file, group)
-    if not isinstance(held, h5py.Group):
+    names: list[str] = []
+    parent = own_datasets.member(file, group)
+    if not isinstance(parent, h5py.Group):
         raise BadInput(f"The checkpoint's {file.filename} has no group {group}; {COPY}.")
-    held.visititems(lambda name, item: found.append(name) if isinstance(item, h5py.Dataset) else None)
-    return sorted(found)
+    parent.visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None)
+    return sorted(names)
 
 
 def _new_generation(directory: Path) -> int:
     """Remove all generations but the current one, and return a number above all that were on disk."""
-    found = manifests.generations(directory)
+    folders = manifests.generations(directory)
     current = manifests.current(directory)
-    for number, path in found.items():
+    for number, path in folders.items():
         if number != current:
             shutil.rmtree(path, ignore_errors=True)  # the next save tries again
-    return 1 + max(found, default=0)
+    return 1 + max(folders, default=0)
 
 
-def _write_shard(path: Path, own: RankArrays) -> None:
-    for name, array in own.per_view.items():
-        if array.shape[:1] != (len(own.views),):
-            raise ValueError(f"per-view array {name} has shape {array.shape} for {len(own.views)} views")
+def _write_shard(path: Path, arrays_of_rank: RankArrays) -> None:
+    for name, array in arrays_of_rank.per_view.items():
+        if array.shape[:1] != (len(arrays_of_rank.views),):
+            raise ValueError(f"per-view array {name} has shape {array.shape} for {len(arrays_of_rank.views)} views")
     with new_hdf5(path) as file:
-        file["views"] = np.asarray(own.views, dtype=np.int64)
-        for group, arrays in (("shared", own.shared), ("per_view", own.per_view)):
+        file["views"] = np.asarray(arrays_of_rank.views, dtype=np.int64)
+        for group, arrays in (("shared", arrays_of_rank.shared), ("per_view", arrays_of_rank.per_view)):
             target = file.create_group(group)
             for name, array in arrays.items():
                 target.create_dataset(name, data=array)
         target = file.create_group("tiles")
-        for name, array in own.tiles.items():
-            target.create_dataset(name, data=array).attrs["corner"] = own.corner
+        for name, array in arrays_of_rank.tiles.items():
+            target.create_dataset(name, data=array).attrs["corner"] = arrays_of_rank.corner
 
 
 def _all_well(world: World, problem: Exception | None, directory: Path, number: int = 0) -> None:

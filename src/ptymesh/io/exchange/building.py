@@ -93,10 +93,16 @@ def equal_spacing(path: Path, spacings: np.ndarray | None, slices: int) -> float
     """
     if spacings is None or slices == 1:
         return 0.0
-    found = np.atleast_1d(spacings).reshape(-1)[: slices - 1].astype(np.float64)
-    if len(found) < slices - 1 or not np.isfinite(found).all() or not np.allclose(found, found[0], atol=0):
-        raise BadInput(f"The slices in {path} are {found} apart (in its own unit); ptymesh's are equally far apart.")
-    return float(found[0])
+    distances = np.atleast_1d(spacings).reshape(-1)[: slices - 1].astype(np.float64)
+    if (
+        len(distances) < slices - 1
+        or not np.isfinite(distances).all()
+        or not np.allclose(distances, distances[0], atol=0)
+    ):
+        raise BadInput(
+            f"The slices in {path} are {distances} apart (in its own unit); ptymesh's are equally far apart."
+        )
+    return float(distances[0])
 
 
 def in_metres(length: float) -> tuple[float, bool]:

@@ -37,11 +37,11 @@ def read_result(path: Path) -> tuple[Result, ResultFormat, list[str]]:
     Raises:
         BadInput: the file is missing, of no known format, or damaged.
     """
-    found = format_of(path)
-    if found is None or found.read is None:
+    file_format = format_of(path)
+    if file_format is None or file_format.read is None:
         return Result.load(path), FORMATS["ptymesh"], []  # whose sentence says what is wrong with the file
-    result, notes = found.read(path)
-    return result, found, notes
+    result, notes = file_format.read(path)
+    return result, file_format, notes
 
 
 def target_format(path: Path, source: ResultFormat, name: str | None = None) -> ResultFormat:

@@ -66,8 +66,8 @@ def write(result: Result, path: Path) -> None:
         data = entry.create_group("data_1")
         data.attrs["NX_class"], data.attrs["signal"], data.attrs["interpretation"] = "NXdata", "data", "image"
         data["data"], data["translation"] = h5py.SoftLink(f"{IMAGE}/data"), h5py.SoftLink(TRANSLATION)
-        own = file.create_group(OWN)
-        own.attrs["origin_px"], own.attrs["slice_spacing_m"] = np.array(result.origin_px), spacing
+        ptymesh_group = file.create_group(OWN)
+        ptymesh_group.attrs["origin_px"], ptymesh_group.attrs["slice_spacing_m"] = np.array(result.origin_px), spacing
 
 
 def _write_source(file: h5py.File, result: Result) -> None:
@@ -111,15 +111,15 @@ def read(path: Path) -> tuple[Result, list[str]]:
             if len(size) < 2:
                 raise BadInput(f"image_size in {path} is {size}; it should be width and height.")
             pixel = size[1::-1] / extent
-        own = item_of(file, OWN)
-        origin = None if own is None else attribute(own, "origin_px")
-        spacing = 0.0 if own is None else attribute(own, "slice_spacing_m")
+        ptymesh_group = item_of(file, OWN)
+        origin = None if ptymesh_group is None else attribute(ptymesh_group, "origin_px")
+        spacing = 0.0 if ptymesh_group is None else attribute(ptymesh_group, "slice_spacing_m")
     if not (pixel > 0).all():
         raise BadInput(f"The pixels of the image in {path} are {pixel} m; they should be positive.")
     if obj.ndim == 3 and len(obj) > 1 and not spacing:
         notes.append("CXI has no distance between slices: it is taken as 0.")
     positions = translation[:, 1::-1] / pixel - window // 2 + (extent - 1) / 2
-    made = build_result(
+    result = build_result(
         path,
         FORMAT.program,
         object=obj,
@@ -129,7 +129,7 @@ def read(path: Path) -> tuple[Result, list[str]]:
         origin_px=(extent - 1) / 2 - window // 2 if origin is None else np.asarray(origin, dtype=np.float64).reshape(2),
         slice_spacing_m=float(spacing or 0.0),
     )
-    return made, notes
+    return result, notes
 
 
 FORMAT = ResultFormat(

@@ -53,14 +53,14 @@ def signals_of(result: Result) -> SignalTree:
     pixel = result.pixel_size_m or (1.0, 1.0)
     unit = "px" if result.pixel_size_m is None else "m"
     spacing = result.slice_spacing_m
-    through = ("z", spacing, "m") if spacing > 0 else ("slice", 1.0, "")
+    stack_axis = ("z", spacing, "m") if spacing > 0 else ("slice", 1.0, "")
     images = result.object[0] if len(result.object) == 1 else result.object
     window = result.probe.shape[-2:]
     tree = SignalTree({}, {})
-    _add_signal(tree, "object", images, through, pixel, result.origin_px, unit)
+    _add_signal(tree, "object", images, stack_axis, pixel, result.origin_px, unit)
     _add_signal(tree, "probe", result.probe, ("mode", 1.0, ""), pixel, (window[0] // 2, window[1] // 2), unit)
     tree.attributes[OWN] = {"recipe": result.recipe}
-    own: dict[str, Any] = {
+    ptymesh_arrays: dict[str, Any] = {
         "positions_px": result.positions_px,
         "origin_px": result.origin_px,
         "slice_spacing_m": spacing,
@@ -68,7 +68,7 @@ def signals_of(result: Result) -> SignalTree:
         "pixel_size_m": result.pixel_size_m,
         **{name: getattr(result, name) for name in FURTHER},
     }
-    tree.arrays |= {f"{OWN}/{name}": np.asarray(array) for name, array in own.items() if array is not None}
+    tree.arrays |= {f"{OWN}/{name}": np.asarray(array) for name, array in ptymesh_arrays.items() if array is not None}
     return tree
 
 
@@ -91,7 +91,7 @@ def _add_signal(
     tree: SignalTree,
     title: str,
     images: np.ndarray,
-    through: tuple[str, float, str],
+    stack_axis: tuple[str, float, str],
     pixel: tuple[float, float],
     zero: tuple[float, float],
     unit: str,
@@ -102,7 +102,7 @@ def _add_signal(
         tree: changed in place.
         title: of the signal, and name of its group.
         images: (H, W) or (K, H, W) complex.
-        through: name, scale and unit of the navigation axis of a stack.
+        stack_axis: name, scale and unit of the navigation axis of a stack.
         pixel: scales of y and x.
         zero: pixel (y, x) at which they are zero.
         unit: of y and x.
@@ -110,7 +110,7 @@ def _add_signal(
     group = f"Experiments/{title}"
     tree.attributes[group] = {"package": "", "package_version": ""}
     tree.arrays[f"{group}/data"] = images
-    axes = [(*through, 0.0, True)] if images.ndim == 3 else []
+    axes = [(*stack_axis, 0.0, True)] if images.ndim == 3 else []
     axes += [("yx"[i], pixel[i], unit, -pixel[i] * zero[i], False) for i in range(2)]
     for index, (name, scale, units, offset, navigate) in enumerate(axes):
         tree.attributes[f"{group}/axis-{index}"] = {
@@ -150,25 +150,29 @@ def read(path: Path) -> tuple[Result, list[str]]:
         positions = read_dataset(file, f"{OWN}/positions_px", None, "iuf")
         pixel, origin, tilt = read_own("pixel_size_m"), read_own("origin_px"), read_own("tilt_rad")
         spacing = number_in(file, f"{OWN}/slice_spacing_m", 0.0)
-        further: dict[str, Any] = {name: read_own(name) for name in FURTHER}
-    own = {"pixel_size_m": pixel, "origin_px": origin, "tilt_rad": tilt, **further}
-    return result_of_signals(path, {"object": obj, "probe": probe, "positions_px": positions}, own, spacing), []
+        optional: dict[str, Any] = {name: read_own(name) for name in FURTHER}
+    ptymesh_arrays = {"pixel_size_m": pixel, "origin_px": origin, "tilt_rad": tilt, **optional}
+    return result_of_signals(
+        path, {"object": obj, "probe": probe, "positions_px": positions}, ptymesh_arrays, spacing
+    ), []
 
 
-def result_of_signals(path: Path, arrays: dict[str, np.ndarray], own: dict[str, Any], slice_spacing_m: float) -> Result:
+def result_of_signals(
+    path: Path, arrays: dict[str, np.ndarray], ptymesh_arrays: dict[str, Any], slice_spacing_m: float
+) -> Result:
     """Return the result of two signals.
 
     Args:
         path: of the file, for messages.
         arrays: object, probe and positions_px.
-        own: pixel_size_m, origin_px, tilt_rad and FURTHER, None where the file has none.
+        ptymesh_arrays: pixel_size_m, origin_px, tilt_rad and FURTHER, None where the file has none.
         slice_spacing_m: distance between slices.
 
     Raises:
         BadInput: arrays do not fit together.
     """
-    pixel, origin, tilt = (own.get(name) for name in ("pixel_size_m", "origin_px", "tilt_rad"))
-    further: dict[str, Any] = {name: own.get(name) for name in FURTHER}
+    pixel, origin, tilt = (ptymesh_arrays.get(name) for name in ("pixel_size_m", "origin_px", "tilt_rad"))
+    optional: dict[str, Any] = {name: ptymesh_arrays.get(name) for name in FURTHER}
     for name, pair in (("pixel_size_m", pixel), ("origin_px", origin), ("tilt_rad", tilt)):
         if pair is not None and (pair.shape != (2,) or pair.dtype.kind not in "iuf"):
             raise BadInput(f"{name} in {path} has shape {pair.shape}; it should be two numbers.")
@@ -180,7 +184,7 @@ def result_of_signals(path: Path, arrays: dict[str, np.ndarray], own: dict[str, 
         slice_spacing_m=slice_spacing_m,
         tilt_rad=(0.0, 0.0) if tilt is None else (float(tilt[0]), float(tilt[1])),
         **arrays,
-        **further,
+        **optional,
     )
 
 

@@ -68,13 +68,13 @@ def read(path: Path) -> tuple[Result, list[str]]:
             with zarr.storage.ZipStore(path) as store:
                 array = zarr.open_array(store, path=name, mode="r")
                 sound = array.dtype.kind in "buifc" and array.nbytes <= MOST_UNPACKED * path.stat().st_size
-                said = f"{array.dtype} {array.shape}"
-                found = np.asarray(array[...]) if sound else None
+                description = f"{array.dtype} {array.shape}"
+                values = np.asarray(array[...]) if sound else None
         except (*ARCHIVE_DAMAGE, TypeError, MemoryError) as error:
             raise BadInput(f"{name} in {path} cannot be read; copy the file again.") from error
-        if found is None:
-            raise BadInput(f"{name} in {path} is {said}, which this file cannot hold; copy the file again.")
-        return found
+        if values is None:
+            raise BadInput(f"{name} in {path} is {description}, which this file cannot hold; copy the file again.")
+        return values
 
     def own_of(name: str) -> np.ndarray | None:
         return None if tree.array_shape(f"{OWN}/{name}") is None else array_of(f"{OWN}/{name}")
@@ -84,8 +84,8 @@ def read(path: Path) -> tuple[Result, list[str]]:
     spacing = own_of("slice_spacing_m")
     if spacing is not None and (spacing.shape != () or spacing.dtype.kind not in "iuf"):
         raise BadInput(f"slice_spacing_m in {path} has shape {spacing.shape}; it should be one number.")
-    own = {name: own_of(name) for name in ("pixel_size_m", "origin_px", "tilt_rad", *FURTHER)}
-    return result_of_signals(path, arrays, own, 0.0 if spacing is None else float(spacing)), []
+    ptymesh_arrays = {name: own_of(name) for name in ("pixel_size_m", "origin_px", "tilt_rad", *FURTHER)}
+    return result_of_signals(path, arrays, ptymesh_arrays, 0.0 if spacing is None else float(spacing)), []
 
 
 def _zarr(path: Path) -> Any:

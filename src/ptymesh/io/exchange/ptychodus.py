@@ -114,14 +114,14 @@ def _contents(result: Result, path: Path) -> tuple[dict[str, Any], dict[str, dic
 
 def remarks(result: Result) -> list[str]:
     """Return sentences about numbers that are not known, and about weights, which act on the first mode alone."""
-    said = [
+    sentences = [
         f"The {word} is not known: 0 is written."
         for word, name in (("energy", "energy_eV"), ("distance to the detector", "distance_m"))
         if number_of(result, name) is None
     ]
     if result.weights is not None and len(result.probe) > 1 and (result.weights[:, 0] != 1).any():
-        said.append("The beam's amplitude in each view acts on the first probe mode alone.")
-    return said
+        sentences.append("The beam's amplitude in each view acts on the first probe mode alone.")
+    return sentences
 
 
 def recognises(path: Path) -> bool:
@@ -186,7 +186,7 @@ def _read(
     positions = (np.stack((y, x), axis=1) - centre) / pixel + extent / 2 - window / 2
     layers, spacings = len(obj) if obj.ndim > 2 else 1, array_of("object_layer_spacing_m")
     attrs = {"energy_eV": number(*ENERGY) or None, "distance_m": number("detector_object_distance_m") or None}
-    made = build_result(
+    result = build_result(
         path,
         FORMAT.program,
         object=obj,
@@ -199,7 +199,7 @@ def _read(
         opr=opr,
         attrs=attrs,
     )
-    return made, notes
+    return result, notes
 
 
 def _array(path: Path, name: str, array: np.ndarray | None) -> np.ndarray:

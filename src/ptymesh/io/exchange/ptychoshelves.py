@@ -101,21 +101,21 @@ def read(path: Path) -> tuple[Result, list[str]]:
 
         with reading(str(path)):
             variables = loadmat(path, variable_names=["object", "probe", "outputs", "p"])
-        return _read(path, lambda name: _inside(variables, name))
+        return _read(path, lambda name: _array_in_structs(variables, name))
     with open_hdf5(path) as file:
 
         def array_of(name: str) -> np.ndarray | None:
             if not has(file, name):
                 return None
-            found = read_dataset(file, name)
-            if found.dtype.names == ("real", "imag"):
-                found = found["real"] + 1j * found["imag"]
-            return found.transpose()
+            stored = read_dataset(file, name)
+            if stored.dtype.names == ("real", "imag"):
+                stored = stored["real"] + 1j * stored["imag"]
+            return stored.transpose()
 
         return _read(path, array_of)
 
 
-def _inside(variables: dict[str, Any], name: str) -> np.ndarray | None:
+def _array_in_structs(variables: dict[str, Any], name: str) -> np.ndarray | None:
     """Return an array within scipy's nested structs (record arrays), None if there is none."""
     first, *fields = name.split("/")
     node: Any = variables.get(first)
@@ -146,7 +146,7 @@ def _read(path: Path, array_of: Callable[[str], np.ndarray | None]) -> tuple[Res
         notes.append("Lengths are taken for angstrom, as fold_slice has them with electrons.")
     images, modes = (np.moveaxis(one, -1, 0) if one.ndim == 3 else one[None] for one in (obj, probe))
     extent, window = np.array(images.shape[-2:]), np.array(modes.shape[-2:])
-    made = build_result(
+    result = build_result(
         path,
         FORMAT.program,
         object=images,
@@ -157,7 +157,7 @@ def _read(path: Path, array_of: Callable[[str], np.ndarray | None]) -> tuple[Res
         slice_spacing_m=equal_spacing(path, array_of(SPACINGS), len(images)) * (ANGSTROM_M if is_angstrom else 1.0),
         attrs={"radiation": "electron" if is_angstrom else None},
     )
-    return made, notes
+    return result, notes
 
 
 def _numbers(path: Path, name: str, array_of: Callable[[str], np.ndarray | None]) -> np.ndarray:

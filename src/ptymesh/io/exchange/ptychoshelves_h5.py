@@ -77,7 +77,7 @@ def read(path: Path) -> tuple[Result, list[str]]:
     slices = obj.shape[0] if obj.ndim == 3 else 1
     if pixel.size != 2:
         raise BadInput(f"{P}/dx_spec in {path} has {pixel.size} values; it should have two, y and x in metres.")
-    made = build_result(
+    result = build_result(
         path,
         FORMAT.program,
         object=obj,
@@ -87,7 +87,7 @@ def read(path: Path) -> tuple[Result, list[str]]:
         slice_spacing_m=equal_spacing(path, spacings, slices),
         attrs={"radiation": "photon", **({"energy_eV": energy * 1e3} if energy else {})},
     )
-    return made, notes
+    return result, notes
 
 
 def _waves(file: Hdf5File, name: str) -> np.ndarray:

@@ -106,14 +106,15 @@ def read(path: Path) -> tuple[Result, list[str]]:
     with open_hdf5(path) as file:
         place = _first(file, "content/obj", notes)
         of_probe = _first(file, "content/probe", notes)
-        where = f"content/positions/{place.rpartition('/')[2]}"
-        if not has(file, where):
+        positions_name = f"content/positions/{place.rpartition('/')[2]}"
+        if not has(file, positions_name):
             raise BadInput(
-                f"{path} holds no positions ({where}), as ptypy writes them at the end of a run; convert that file."
+                f"{path} holds no positions ({positions_name}), as ptypy writes them at the end of a run; convert "
+                "that file."
             )
         obj, probe = (read_dataset(file, f"{one}/data", None, "buifc") for one in (place, of_probe))
         pixel, origin = (_pair(file, f"{place}/{name}") for name in ("_psize", "_origin"))
-        positions = read_dataset(file, where, None, "iuf").astype(np.float64)
+        positions = read_dataset(file, positions_name, None, "iuf").astype(np.float64)
         energy = None
         if has(file, f"{place}/_energy"):
             values = read_dataset(file, f"{place}/_energy", 1).reshape(-1)
@@ -127,7 +128,7 @@ def read(path: Path) -> tuple[Result, list[str]]:
     if len(obj) > 1:
         notes.append(f"Of {len(obj)} object modes the first is taken.")
     window = np.array(probe.shape[-2:])
-    made = build_result(
+    result = build_result(
         path,
         FORMAT.program,
         object=obj[:1],
@@ -137,7 +138,7 @@ def read(path: Path) -> tuple[Result, list[str]]:
         origin_px=-origin / pixel - window // 2,
         attrs={"energy_eV": energy},
     )
-    return made, notes
+    return result, notes
 
 
 def _first(file: Hdf5File, container: str, notes: list[str]) -> str:

@@ -109,7 +109,7 @@ def read(path: Path) -> tuple[Result, list[str]]:
         notes.append("Lengths are taken for angstrom, as PtyRAD has them with electrons.")
     slices = phase.shape[1]
     tilt = np.mean(tilts.reshape(-1, 2), axis=0) / 1e3
-    made = build_result(
+    result = build_result(
         path,
         FORMAT.program,
         object=obj,
@@ -121,7 +121,7 @@ def read(path: Path) -> tuple[Result, list[str]]:
         tilt_rad=(float(tilt[0]), float(tilt[1])) if slices > 1 else (0.0, 0.0),
         attrs={"radiation": "electron" if is_angstrom else None},
     )
-    return made, notes
+    return result, notes
 
 
 FORMAT = ResultFormat(

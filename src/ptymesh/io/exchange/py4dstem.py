@@ -81,17 +81,19 @@ def write(result: Result, path: Path) -> None:
     with new_file(result, path) as file:
         file.attrs.update(emd_group_type="file", version_major=1, version_minor=0, authoring_program="ptymesh")
         root = _group(file, "ptychography_root", "root", "Root")
-        made = _group(root, "ptychography", "custom", CLASSES[slices > 1, modes > 1])
-        _array(made, "_object_emd", result.object if slices > 1 else result.object[0], pixel)
+        reconstruction = _group(root, "ptychography", "custom", CLASSES[slices > 1, modes > 1])
+        _array(reconstruction, "_object_emd", result.object if slices > 1 else result.object[0], pixel)
         probe = np.fft.ifftshift(result.probe, axes=(-2, -1))
-        _array(made, "_probe_emd", probe if modes > 1 else probe[0], pixel)
-        _group(made, "metadatabundle", "metadatabundle", "")
+        _array(reconstruction, "_probe_emd", probe if modes > 1 else probe[0], pixel)
+        _group(reconstruction, "metadatabundle", "metadatabundle", "")
         middles = result.positions_px + window // 2
-        _metadata(made, INSTANTIATED, _arguments(result, middles * pixel))
-        _metadata(made, PREPROCESSED, _calibration(result, middles, pixel))
+        _metadata(reconstruction, INSTANTIATED, _arguments(result, middles * pixel))
+        _metadata(reconstruction, PREPROCESSED, _calibration(result, middles, pixel))
         residual = [float(value) for value in result.history.get("residual", ())]
-        _metadata(made, RECONSTRUCTED, {"reconstruction_error": residual or [math.nan]})  # the last one is asked for
-        _metadata(made, ABERRATIONS, {})  # they are in the probe
+        _metadata(
+            reconstruction, RECONSTRUCTED, {"reconstruction_error": residual or [math.nan]}
+        )  # the last one is asked for
+        _metadata(reconstruction, ABERRATIONS, {})  # they are in the probe
 
 
 def _energy(result: Result) -> float | None:
@@ -108,7 +110,7 @@ def _arguments(result: Result, positions: np.ndarray) -> dict[str, Any]:
         positions: (N, 2) y x, middles of windows in angstrom.
     """
     slices, modes = len(result.object), len(result.probe)
-    made: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "energy": _energy(result),
         "semiangle_cutoff": None,
         "rolloff": 2.0,
@@ -119,12 +121,12 @@ def _arguments(result: Result, positions: np.ndarray) -> dict[str, Any]:
         "positions": positions,
     }
     if modes > 1:
-        made["num_probes"] = modes
+        arguments["num_probes"] = modes
     if slices > 1:
-        made["num_slices"] = slices
-        made["slice_thicknesses"] = np.full(slices - 1, result.slice_spacing_m / ANGSTROM_M)
-        made["theta_x"], made["theta_y"] = (-1e3 * tilt for tilt in result.tilt_rad)
-    return made
+        arguments["num_slices"] = slices
+        arguments["slice_thicknesses"] = np.full(slices - 1, result.slice_spacing_m / ANGSTROM_M)
+        arguments["theta_x"], arguments["theta_y"] = (-1e3 * tilt for tilt in result.tilt_rad)
+    return arguments
 
 
 def _calibration(result: Result, middles: np.ndarray, pixel: np.ndarray) -> dict[str, Any]:
@@ -153,32 +155,32 @@ def _calibration(result: Result, middles: np.ndarray, pixel: np.ndarray) -> dict
     }
 
 
-def _group(above: h5py.Group, name: str, kind: str, python_class: str) -> h5py.Group:
+def _group(parent: h5py.Group, name: str, kind: str, python_class: str) -> h5py.Group:
     """Return a new group with the attributes by which emdfile knows it."""
-    made = above.create_group(name)
-    made.attrs["emd_group_type"] = kind
+    group = parent.create_group(name)
+    group.attrs["emd_group_type"] = kind
     if python_class:
-        made.attrs["python_class"] = python_class
-    return made
+        group.attrs["python_class"] = python_class
+    return group
 
 
-def _array(above: h5py.Group, name: str, values: np.ndarray, pixel: np.ndarray) -> None:
+def _array(parent: h5py.Group, name: str, values: np.ndarray, pixel: np.ndarray) -> None:
     """Add an array with its axes: a linear one is its first two values."""
-    made = _group(above, name, "custom_array", "Array")
-    made["data"] = values
-    made["data"].attrs["units"] = ""
+    group = _group(parent, name, "custom_array", "Array")
+    group["data"] = values
+    group["data"].attrs["units"] = ""
     for axis in range(values.ndim):
         is_image = axis >= values.ndim - 2
-        made[f"dim{axis}"] = [0.0, float(pixel[axis - values.ndim + 2]) if is_image else 1.0]
-        made[f"dim{axis}"].attrs.update(name=f"dim{axis}", units="A" if is_image else "")
+        group[f"dim{axis}"] = [0.0, float(pixel[axis - values.ndim + 2]) if is_image else 1.0]
+        group[f"dim{axis}"].attrs.update(name=f"dim{axis}", units="A" if is_image else "")
 
 
-def _metadata(above: h5py.Group, name: str, values: dict[str, Any]) -> None:
+def _metadata(parent: h5py.Group, name: str, values: dict[str, Any]) -> None:
     """Add values, each with the kind by which emdfile reads it."""
-    made = _group(above, name, "metadata", "Metadata")
+    group = _group(parent, name, "metadata", "Metadata")
     for key, value in values.items():
-        made[key] = NOTHING if value is None else value
-        made[key].attrs["type"] = KINDS[type(value)]
+        group[key] = NOTHING if value is None else value
+        group[key].attrs["type"] = KINDS[type(value)]
 
 
 def recognises(path: Path) -> bool:
@@ -197,9 +199,9 @@ def _place(file: Hdf5File) -> str:
     for root in names_in(file, GROUPS):
         group = item_of(file, root)
         for name in names_in(group, GROUPS) if isinstance(group, h5py.Group) else ():
-            here = f"{root}/{name}"
-            if all(has(file, f"{here}/{one}") for one in (OBJECT, PROBE, f"{PREPROCESSED}/positions_px")):
-                return here
+            place = f"{root}/{name}"
+            if all(has(file, f"{place}/{one}") for one in (OBJECT, PROBE, f"{PREPROCESSED}/positions_px")):
+                return place
     return ""
 
 
@@ -226,14 +228,14 @@ def read(path: Path) -> tuple[Result, list[str]]:
     """
     notes = []
     with open_hdf5(path) as file:
-        here = _place(file)
-        obj, probe = (read_dataset(file, f"{here}/{name}", None, "iufc") for name in (OBJECT, PROBE))
-        positions = read_dataset(file, f"{here}/{PREPROCESSED}/positions_px", None, "iuf")
-        sampling = read_dataset(file, f"{here}/{PREPROCESSED}/sampling", 2, "iuf").reshape(-1)
-        energy, *tilt = (_number(file, f"{here}/{INSTANTIATED}/{name}") for name in ("energy", "theta_x", "theta_y"))
+        place = _place(file)
+        obj, probe = (read_dataset(file, f"{place}/{name}", None, "iufc") for name in (OBJECT, PROBE))
+        positions = read_dataset(file, f"{place}/{PREPROCESSED}/positions_px", None, "iuf")
+        sampling = read_dataset(file, f"{place}/{PREPROCESSED}/sampling", 2, "iuf").reshape(-1)
+        energy, *tilt = (_number(file, f"{place}/{INSTANTIATED}/{name}") for name in ("energy", "theta_x", "theta_y"))
         spacings = np.zeros(1)
-        if has(file, f"{here}/{INSTANTIATED}/slice_thicknesses"):
-            spacings = read_dataset(file, f"{here}/{INSTANTIATED}/slice_thicknesses", None, "iuf").reshape(-1)
+        if has(file, f"{place}/{INSTANTIATED}/slice_thicknesses"):
+            spacings = read_dataset(file, f"{place}/{INSTANTIATED}/slice_thicknesses", None, "iuf").reshape(-1)
     if obj.dtype.kind != "c":
         notes.append("The object is a potential: its transmission exp(i V) is taken.")
         obj = np.exp(1j * obj)
@@ -243,7 +245,7 @@ def read(path: Path) -> tuple[Result, list[str]]:
         raise BadInput(f"sampling in {path} has {sampling.size} values; it should have two, in angstrom.")
     slices = obj.shape[0] if obj.ndim == 3 else 1
     window = np.array(probe.shape[-2:])
-    made = build_result(
+    result = build_result(
         path,
         FORMAT.program,
         object=obj,
@@ -254,7 +256,7 @@ def read(path: Path) -> tuple[Result, list[str]]:
         tilt_rad=(-tilt[0] / 1e3, -tilt[1] / 1e3) if slices > 1 else (0.0, 0.0),
         attrs={"radiation": "electron", **({"energy_eV": energy} if energy else {})},
     )
-    return made, notes
+    return result, notes
 
 
 FORMAT = ResultFormat(

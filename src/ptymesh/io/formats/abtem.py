@@ -86,17 +86,17 @@ class ZarrAxes:
 
 def _axes_of_zarr(tree: ZarrTree) -> ZarrAxes | None:
     """Return what a store says of a 4-D scan of patterns; None where it holds none."""
-    said = tree.attributes()
+    attributes = tree.attributes()
     if len(tree.array_shape(ZARR_ARRAY) or ()) != 4:
         return None
-    metadata, kwargs = _plain(said.get("metadata0")), _plain(said.get("kwargs0"))
+    metadata, kwargs = _plain(attributes.get("metadata0")), _plain(attributes.get("kwargs0"))
     axes: list[object] = []
     about: object = None
     if isinstance(metadata, dict) and metadata.get("type") == PATTERNS:
         named = metadata.get("axes")
         axes = [named.get(f"axis_{k}") for k in range(4)] if isinstance(named, dict) else []
         about = metadata
-    elif isinstance(kwargs, dict) and said.get("type0") == PATTERNS:
+    elif isinstance(kwargs, dict) and attributes.get("type0") == PATTERNS:
         sampling, scanned = kwargs.get("sampling"), kwargs.get("ensemble_axes_metadata")
         shifted = kwargs.get("fftshift", True)
         detector = [{"sampling": one, "units": "1/Å", "fftshift": shifted} for one in _listed(sampling)]

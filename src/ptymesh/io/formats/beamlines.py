@@ -294,12 +294,12 @@ def _column(file: Hdf5File, column: Column, count: int) -> np.ndarray:
 def _unit(file: Hdf5File, layout: FileLayout) -> tuple[Unit, str]:
     """Return the positions' unit, and a sentence that asks for it where the file says one that is not known."""
     places = [column for column in (layout.y, layout.x) if column is not None]
-    said = {unit_of(file, column.dataset) for column in places} - {None}
-    if not said:
+    unit_names = {unit_of(file, column.dataset) for column in places} - {None}
+    if not unit_names:
         return layout.unit, ""
-    unit = find_position_unit(said)
+    unit = find_position_unit(unit_names)
     if unit is None:
-        words = " and ".join(sorted(repr(unit) for unit in said))
+        words = " and ".join(sorted(repr(unit) for unit in unit_names))
         return layout.unit, f"Positions in {file.filename} are in {words}: set positions.unit."
     return unit, ""
 
@@ -325,8 +325,8 @@ def _number(
         values, size = np.abs(values), -size
     if not len(values) or not np.isfinite(values[0]) or values[0] <= 0:
         return None
-    unit, what = None if is_attribute else unit_of(file, dataset), f"{dataset} in {file.filename}"
+    unit, subject = None if is_attribute else unit_of(file, dataset), f"{dataset} in {file.filename}"
     if unit is None and size is None:
-        ask_for_unit(float(values[0]), quantity, what, f"data.{option}")
-    known = (1.0 if size is None else size) if unit is None else factor(unit, quantity, what, f"data.{option}")
-    return float(values[0]) * known
+        ask_for_unit(float(values[0]), quantity, subject, f"data.{option}")
+    unit_size = (1.0 if size is None else size) if unit is None else factor(unit, quantity, subject, f"data.{option}")
+    return float(values[0]) * unit_size

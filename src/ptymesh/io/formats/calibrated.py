@@ -40,17 +40,17 @@ def make_calibrated_scan(
         notes: what is said before what the calibration lacks.
         radiation: of the beam.
     """
-    said, raster, positions = list(notes), source.raster, None
-    known = energy_eV or data.energy_eV
-    wavelength = data.wavelength_m or (electron_wavelength_m(known) if known else None)
+    all_notes, raster, positions = list(notes), source.raster, None
+    energy = energy_eV or data.energy_eV
+    wavelength = data.wavelength_m or (electron_wavelength_m(energy) if energy else None)
     pixel = object_pixel_m(source.shape[1:], scales[-2:], wavelength)
     if pixel is None:
-        said.append(uncalibrated_note(*scales[-2]))
+        all_notes.append(uncalibrated_note(*scales[-2]))
     if raster is None:
         shape = scan_shape(source.shape[0], None, data, str(path))
         raster = shape.shape
-        said += shape.notes
-    elif (step := _step_m(scales[:2], said)) is not None:
+        all_notes += shape.notes
+    elif (step := _step_m(scales[:2], all_notes)) is not None:
         positions = raster_positions(raster, step)
     return RawScan(
         patterns=source if isinstance(source, MappedSource) else sliceable(source),
@@ -58,7 +58,7 @@ def make_calibrated_scan(
         positions=positions,
         raster=raster,
         name=path.stem,
-        notes=tuple(said),
+        notes=tuple(all_notes),
     )
 
 

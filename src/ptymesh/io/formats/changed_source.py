@@ -73,13 +73,15 @@ class GapSource:
             columns: of the detector, likewise.
         """
         out = np.zeros((len(views), rows.stop - rows.start, columns.stop - columns.start), self.dtype)
-        y, x = (self._stored(cut, side) for cut, side in zip((rows, columns), self.source.shape[1:], strict=True))
+        y, x = (
+            self._stored_pixels(cut, side) for cut, side in zip((rows, columns), self.source.shape[1:], strict=True)
+        )
         if (y >= 0).any() and (x >= 0).any():
             spans = (slice(int(one[one >= 0].min()), int(one.max()) + 1) for one in (y, x))
             out[np.ix_(np.arange(len(views)), y >= 0, x >= 0)] = self.source.read(views, *spans)
         return out
 
-    def _stored(self, cut: slice, side: int) -> np.ndarray:
+    def _stored_pixels(self, cut: slice, side: int) -> np.ndarray:
         """Return the stored pixel of each pixel of a cut of an axis, -1 in the gap."""
         half = side // 2
         return np.concatenate([np.arange(half), np.full(self.gap, -1), np.arange(half, side)])[cut]

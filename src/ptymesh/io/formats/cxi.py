@@ -73,15 +73,19 @@ def read(path: Path, options: DataOptions) -> RawScan:
         source = Hdf5Source(path, name, follow=options.follow)
         shape = source.shape
         slow, fast = _basis(file)
-        own = item_of(file, OWN)
-        optics = _optics(file, slow, fast, options, shape[0]) if own is None else _own_optics(path, own, options)
+        ptymesh_group = item_of(file, OWN)
+        optics = (
+            _optics(file, slow, fast, options, shape[0])
+            if ptymesh_group is None
+            else _own_optics(path, ptymesh_group, options)
+        )
         positions, unit = _translation(file, shape[0], slow, fast), "m"
         if positions is None and has(file, f"{OWN}/positions_px"):
             positions, unit = _own_positions(file, shape[0]), "px"
         mask, view_mask = _mask(file, path, shape, options)
         dark = _dark(file, path, shape, options)
         probe, notes = _probe(file, shape)
-        notes = _own_notes(own) + notes + _corner_note(file, slow, fast, shape[1:])
+        notes = _own_notes(ptymesh_group) + notes + _corner_note(file, slow, fast, shape[1:])
         notes += _further_entries(file)
         if dark is not None:
             notes += ("The file's own dark pattern is subtracted.",)
@@ -98,8 +102,9 @@ def read(path: Path, options: DataOptions) -> RawScan:
             efficiency=_own_array(file, "efficiency", 2 * shape[1] * shape[2]),
             intensity=_own_array(file, "intensity", 2 * shape[0]),
             probe=probe,
-            negative_is_missing=own is not None and _flag(path, own, "negative_is_missing"),
-            name=(own is not None and text_of(attribute(own, "name"), 100)) or options.path.name.split(".")[0],
+            negative_is_missing=ptymesh_group is not None and _flag(path, ptymesh_group, "negative_is_missing"),
+            name=(ptymesh_group is not None and text_of(attribute(ptymesh_group, "name"), 100))
+            or options.path.name.split(".")[0],
             notes=notes,
         )
 
@@ -108,12 +113,12 @@ def _further_entries(file: Hdf5File) -> tuple[str, ...]:
     """Return a note about other scans in the file, which are not read."""
     names = [f"/entry_{index}/data_1/data" for index in range(2, ENTRIES)]
     names += [f"/entry_1/data_{index}/data" for index in range(2, ENTRIES)]
-    found = [name for name in names if has(file, name)]
-    if not found:
+    other_patterns = [name for name in names if has(file, name)]
+    if not other_patterns:
         return ()
     return (
-        f"The file holds further patterns ({', '.join(found)}), which are not read; to read them, name them in "
-        f"data.keys.patterns, with their positions.",
+        f"The file holds further patterns ({', '.join(other_patterns)}), which are not read; to read them, name them "
+        "in data.keys.patterns, with their positions.",
     )
 
 
@@ -132,10 +137,10 @@ class MaskBits:
             rows: of the detector, with step 1.
             columns: of the detector, with step 1.
         """
-        return _good(self._bits.read(views, rows, columns), self._bits.name)
+        return _good_pixels(self._bits.read(views, rows, columns), self._bits.name)
 
 
-def _good(bits: np.ndarray, name: str) -> np.ndarray:
+def _good_pixels(bits: np.ndarray, name: str) -> np.ndarray:
     if bits.dtype.kind == "f" and not (np.abs(bits) < 2.0**62).all():  # False on NaN too
         raise BadInput(f"The mask {name} holds NaN or numbers that are no bits; write whole numbers, 0 where good.")
     return (bits.astype(np.int64) & ~HAS_SIGNAL) == 0
@@ -149,7 +154,7 @@ def _mask(
         return None, None
     stored = dataset_of(file, name).shape
     if stored == shape[1:]:
-        return _good(read_dataset(file, name, kinds="buif"), name), None
+        return _good_pixels(read_dataset(file, name, kinds="buif"), name), None
     if len(stored) in (3, 4) and math.prod(stored[:-2]) == shape[0] and stored[-2:] == shape[1:]:
         return None, MaskBits(Hdf5Source(path, name, follow=options.follow))
     raise BadInput(f"{name} in {path} has shape {stored}; the patterns are {shape}: use a mask (H, W) or (N, H, W).")
@@ -222,39 +227,41 @@ def _optics(file: Hdf5File, slow: np.ndarray, fast: np.ndarray, options: DataOpt
     return Optics(radiation="photon", wavelength_m=wavelength, distance_m=distance, detector_pixel_m=pixel)
 
 
-def _own_optics(path: Path, own: Any, options: DataOptions) -> Optics:
+def _own_optics(path: Path, group: Any, options: DataOptions) -> Optics:
     """Return the optics exactly as ptymesh wrote them; what the recipe replaces is not read."""
 
-    def word(name: str, known: tuple[str, ...]) -> Any:
-        value = attribute(own, name)
+    def word(name: str, choices: tuple[str, ...]) -> Any:
+        value = attribute(group, name)
         if getattr(options, name) is not None or (value is None and name != "propagation"):
             return getattr(options, name)
-        said = text_of(value)
-        if said not in known:
-            what = "nothing" if value is None else repr(value if said is None else said)[:60]
-            raise BadInput(f"{OWN} in {path} says {what} as {name}; it must be {' or '.join(known)}: set data.{name}.")
-        return said
+        text = text_of(value)
+        if text not in choices:
+            stated = "nothing" if value is None else repr(value if text is None else text)[:60]
+            raise BadInput(
+                f"{OWN} in {path} says {stated} as {name}; it must be {' or '.join(choices)}: set data.{name}."
+            )
+        return text
 
     def numbers(name: str, count: int) -> list[float] | None:
         replaced = ("energy_eV", "wavelength_m") if name == "wavelength_m" else (name,)
         if any(getattr(options, one) is not None for one in replaced):
             return None
-        value = attribute(own, name)
+        value = attribute(group, name)
         if value is None:
             return None
-        found = np.asarray(value)
-        if found.dtype.kind not in "iuf" or found.size != count or not _positive(found):
-            said = " ".join(str(value).split())[:60]
-            raise BadInput(f"{OWN} in {path} says {said!r} as {name}; {POSITIVE[count]}: set data.{name}.")
-        return [float(one) for one in found.reshape(-1)]
+        array = np.asarray(value)
+        if array.dtype.kind not in "iuf" or array.size != count or not _positive(array):
+            stated = " ".join(str(value).split())[:60]
+            raise BadInput(f"{OWN} in {path} says {stated!r} as {name}; {POSITIVE[count]}: set data.{name}.")
+        return [float(one) for one in array.reshape(-1)]
 
     def number(name: str) -> float | None:
-        found = numbers(name, 1)
-        return None if found is None else found[0]
+        values = numbers(name, 1)
+        return None if values is None else values[0]
 
     def pair(name: str) -> Pair | None:
-        found = numbers(name, 2)
-        return None if found is None else (found[0], found[1])
+        values = numbers(name, 2)
+        return None if values is None else (values[0], values[1])
 
     return Optics(
         propagation=word("propagation", get_args(Propagation)) or "far_field",
@@ -273,19 +280,19 @@ def _positive(values: np.ndarray) -> bool:
     return bool((np.isfinite(single) & (single > 0)).all())
 
 
-def _own_notes(own: Any) -> tuple[str, ...]:
+def _own_notes(group: Any) -> tuple[str, ...]:
     """Return the notes that were written into the file."""
-    notes = None if own is None else attribute(own, "notes")
-    given: Any = () if notes is None else np.atleast_1d(np.asarray(notes, dtype=object)).reshape(-1)[:100]
-    return tuple(said for said in (text_of(note) for note in given) if said)
+    notes = None if group is None else attribute(group, "notes")
+    items: Any = () if notes is None else np.atleast_1d(np.asarray(notes, dtype=object)).reshape(-1)[:100]
+    return tuple(text for text in (text_of(note) for note in items) if text)
 
 
-def _flag(path: Path, own: Any, name: str) -> bool:
-    value = attribute(own, name)
-    found = np.asarray(False if value is None else value)
-    if found.size != 1 or found.dtype.kind not in "bui":
+def _flag(path: Path, group: Any, name: str) -> bool:
+    value = attribute(group, name)
+    array = np.asarray(False if value is None else value)
+    if array.size != 1 or array.dtype.kind not in "bui":
         raise BadInput(f"{OWN} in {path} says {str(value)[:60]!r} as {name}; it must be true or false: correct it.")
-    return bool(found.reshape(-1)[0])
+    return bool(array.reshape(-1)[0])
 
 
 def _energy_J(file: Hdf5File, count: int) -> float | None:
@@ -332,12 +339,12 @@ def _number(file: Hdf5File, name: str, units: dict[str, float], count: int) -> f
     value = read_dataset(file, name, most=12 * count + 1000, kinds="iuf")
     if value.size < 1:
         raise BadInput(f"{name} in {file.filename} has shape {value.shape}; it must be a number.")
-    found = float(value.reshape(-1)[0]) * _unit(file, name, units, 1.0)
-    if units is LENGTH_M and not LENGTHS_M[0] < found < LENGTHS_M[1]:  # True on NaN too
+    number = float(value.reshape(-1)[0]) * _unit(file, name, units, 1.0)
+    if units is LENGTH_M and not LENGTHS_M[0] < number < LENGTHS_M[1]:  # True on NaN too
         raise BadInput(
-            f"{name} in {file.filename} is {found:g} m, which cannot be; correct it, or set it in the recipe."
+            f"{name} in {file.filename} is {number:g} m, which cannot be; correct it, or set it in the recipe."
         )
-    return found
+    return number
 
 
 def _unit(file: Hdf5File, name: str, table: dict[str, float], default: float) -> float:
@@ -345,11 +352,11 @@ def _unit(file: Hdf5File, name: str, table: dict[str, float], default: float) ->
     unit = text_of(value)
     if value is None or unit == "" or (isinstance(value, np.ndarray) and not value.size):
         return default
-    known = None if unit is None else table.get(unit.lower().replace("μ", "µ"))
-    if known is None:
-        said = str(value)[:60] if unit is None else unit[:60]
-        raise BadInput(f"{name} in {file.filename} is in {said!r}; known units are {', '.join(table)}.")
-    return known
+    size = None if unit is None else table.get(unit.lower().replace("μ", "µ"))
+    if size is None:
+        stated = str(value)[:60] if unit is None else unit[:60]
+        raise BadInput(f"{name} in {file.filename} is in {stated!r}; known units are {', '.join(table)}.")
+    return size
 
 
 def _dark(file: Hdf5File, path: Path, shape: tuple[int, int, int], options: DataOptions) -> np.ndarray | None:
@@ -367,8 +374,8 @@ def _dark(file: Hdf5File, path: Path, shape: tuple[int, int, int], options: Data
         raise BadInput(f"{name} in {path} holds {frames.shape[0]} dark frames; leave out all but {DARKS}.")
     everywhere = slice(0, shape[1]), slice(0, shape[2])
     total = np.zeros(shape[1:])
-    for some in slabs(frames.shape[0], shape[1] * shape[2] * 8):
-        total += frames.read(some, *everywhere).astype(np.float64).sum(axis=0)
+    for slab in slabs(frames.shape[0], shape[1] * shape[2] * 8):
+        total += frames.read(slab, *everywhere).astype(np.float64).sum(axis=0)
     return total / frames.shape[0]
 
 

@@ -169,18 +169,18 @@ def _write_positions(file: h5py.File, positions_m: np.ndarray | None) -> None:
 def _write_own(
     file: h5py.File, geometry: Geometry, arrays: Mapping[str, np.ndarray | None], attributes: Mapping[str, Any]
 ) -> None:
-    own = file.create_group(OWN)
-    own.attrs["ptymesh_version"] = ptymesh.__version__
-    own.attrs["propagation"] = geometry.propagation
+    group = file.create_group(OWN)
+    group.attrs["ptymesh_version"] = ptymesh.__version__
+    group.attrs["propagation"] = geometry.propagation
     for name in ("radiation", "wavelength_m", "distance_m", "focus_distance_m", "detector_pixel_m", "object_pixel_m"):
         value = getattr(geometry, name)
         if value is not None:
-            own.attrs[name] = value
+            group.attrs[name] = value
     for name, array in arrays.items():
         if array is not None:
-            own[name] = array
+            group[name] = array
     for name, value in attributes.items():
-        own.attrs[name] = value
+        group.attrs[name] = value
 
 
 def _write_patterns(
@@ -195,11 +195,11 @@ def _write_patterns(
     options = packed if compression == "gzip" else {}  # as they are, one after the other
     data = file.create_dataset(f"{DETECTOR}/data", (count, *window), dtype=dtype, **options)
     file["/entry_1/data_1/data"] = h5py.SoftLink(f"{DETECTOR}/data")
-    done = 0
+    written = 0
     for slab in patterns:
-        if slab.ndim != 3 or slab.shape[1:] != window or done + len(slab) > count:
-            raise BadInput(f"A slab of patterns is {slab.shape} after {done} of {count} views of {window}.")
-        data[done : done + len(slab)] = slab
-        done += len(slab)
-    if done != count:
-        raise BadInput(f"Only {done} of {count} patterns were given.")
+        if slab.ndim != 3 or slab.shape[1:] != window or written + len(slab) > count:
+            raise BadInput(f"A slab of patterns is {slab.shape} after {written} of {count} views of {window}.")
+        data[written : written + len(slab)] = slab
+        written += len(slab)
+    if written != count:
+        raise BadInput(f"Only {written} of {count} patterns were given.")

@@ -74,7 +74,7 @@ def read(path: Path, data: DataOptions) -> RawScan:
         count, *window = source.shape
         notes: list[str] = []
         notes += _check_count(file, count, data)
-        declared, voltage, origin = _beside(path, file)
+        declared, voltage, origin = _scan_size_and_volts(path, file)
         shape = scan_shape(count, declared, data, origin)
         optics = _optics(file, voltage, data, notes)
         notes += _beam_note(file, (window[0], window[1]))
@@ -97,8 +97,8 @@ def _numbers(file: Hdf5File) -> dict[int, str]:
         names = list(group.keys())
     except DAMAGE:
         return {}
-    found = {name: NUMBERED.fullmatch(name) for name in names}
-    return {int(match[1]): name for name, match in found.items() if match is not None}
+    matches = {name: NUMBERED.fullmatch(name) for name in names}
+    return {int(match[1]): name for name, match in matches.items() if match is not None}
 
 
 def _whole_number(file: Hdf5File, name: str) -> int | None:
@@ -114,20 +114,20 @@ def _check_count(file: Hdf5File, count: int, data: DataOptions) -> list[str]:
     images, triggers = (_whole_number(file, f"{DETECTOR}/detectorSpecific/{name}") for name in ("nimages", "ntrigger"))
     if images is None or triggers is None or images * triggers in (0, count):
         return []
-    said = f"{file.filename} says {triggers} triggers of {images} images, and its data files hold {count} frames"
+    difference = f"{file.filename} says {triggers} triggers of {images} images, and its data files hold {count} frames"
     if data.frames is None or data.frames.shape is None:
         raise BadInput(
-            f"{said}: copy those that are missing, or, if the acquisition was stopped, set data.frames.shape to the "
-            "rows and columns that there are."
+            f"{difference}: copy those that are missing, or, if the acquisition was stopped, set data.frames.shape to "
+            "the rows and columns that there are."
         )
-    return [f"{said}."]
+    return [f"{difference}."]
 
 
-def _beside(path: Path, file: Hdf5File) -> tuple[Shape | None, float | None, str]:
+def _scan_size_and_volts(path: Path, file: Hdf5File) -> tuple[Shape | None, float | None, str]:
     """Return (rows, columns) and volts that are said beside the frames, and by whom."""
     group = item_of(file, DATA)
-    said = None if group is None else attribute(group, "scan_shape")
-    if said is not None and (shape := _pair(said)) is not None:
+    scan_shape = None if group is None else attribute(group, "scan_shape")
+    if scan_shape is not None and (shape := _pair(scan_shape)) is not None:
         return shape, None, f"scan_shape of {path}"
     stem = path.stem.removesuffix("_master")
     other = path.with_name(f"{stem}{path.suffix}")
@@ -150,10 +150,10 @@ def _attribute(item: Any, name: str) -> float:
 
 def _pair(values: Any) -> Shape | None:
     """Return two whole numbers from 1 on, None for anything else."""
-    found = np.asarray(values).reshape(-1)
-    if found.size != 2 or found.dtype.kind not in "iuf" or not ((found >= 1) & (found < 1e6)).all():
+    numbers = np.asarray(values).reshape(-1)
+    if numbers.size != 2 or numbers.dtype.kind not in "iuf" or not ((numbers >= 1) & (numbers < 1e6)).all():
         return None
-    return int(found[0]), int(found[1])
+    return int(numbers[0]), int(numbers[1])
 
 
 def _optics(file: Hdf5File, voltage: float | None, data: DataOptions, notes: list[str]) -> Optics:
@@ -161,12 +161,12 @@ def _optics(file: Hdf5File, voltage: float | None, data: DataOptions, notes: lis
     item = item_of(file, f"{DETECTOR}/description")
     text = text_of(dataset_of(file, f"{DETECTOR}/description")[()]) if isinstance(item, h5py.Dataset) else ""
     radiation = data.radiation or next((kind for word, kind in KINDS.items() if word in (text or "").upper()), None)
-    given = data.energy_eV or data.wavelength_m
-    energy, name = read_number(file, ENERGIES, ENERGY, given, "data.energy_eV")
+    recipe_energy = data.energy_eV or data.wavelength_m
+    energy, name = read_number(file, ENERGIES, ENERGY, recipe_energy, "data.energy_eV")
     wavelength, _ = read_number(
-        file, (f"{BEAM}/incident_wavelength",), WAVELENGTH, given or energy, "data.wavelength_m"
+        file, (f"{BEAM}/incident_wavelength",), WAVELENGTH, recipe_energy or energy, "data.wavelength_m"
     )
-    if energy is None and wavelength is None and given is None and voltage is not None:
+    if energy is None and wavelength is None and recipe_energy is None and voltage is not None:
         energy, name = voltage, STEM
     if energy is not None and radiation == "electron":
         check_energy(energy, ELECTRON_EV, f"{name} of {file.filename}", f"{energy:g} eV")

@@ -127,8 +127,8 @@ def read(path: Path, data: DataOptions) -> RawScan:
         notes.append(uncalibrated_note(*scales[0]))
     shape = source.raster
     if shape is None:
-        found = scan_shape(source.shape[0], _declared(image), data, f"The spatial sampling in {path}")
-        shape, notes = found.shape, [*notes, *found.notes]
+        scan_rows = scan_shape(source.shape[0], _declared(image), data, f"The spatial sampling in {path}")
+        shape, notes = scan_rows.shape, [*notes, *scan_rows.notes]
     step = _step(image, axes)
     return RawScan(
         patterns=source,
@@ -151,7 +151,7 @@ class TagReader:
 
     def __init__(self, file: BinaryIO, path: Path) -> None:
         self.file, self.path = file, path
-        self._left = MOST_TAGS
+        self._tags_left = MOST_TAGS
         self._long = False
         self.order = "<"
 
@@ -169,24 +169,24 @@ class TagReader:
 
     def _group(self, depth: int) -> dict[str, Tag]:
         self._take(2)  # sorted, open
-        found: dict[str, Tag] = {}
+        tags: dict[str, Tag] = {}
         for number in range(self._count()):
             kind = self._unpack(">B")
             if kind == END:
                 break
-            self._left -= 1
-            if self._left < 0 or depth > MOST_DEPTH:
+            self._tags_left -= 1
+            if self._tags_left < 0 or depth > MOST_DEPTH:
                 raise self._damaged("has more tags than a microscope writes")
             name = self._take(self._unpack(">H")).decode("latin-1") or str(number)
             if self._long:
                 self._unpack(">Q")  # bytes of the tag
             if kind == GROUP:
-                found[name] = self._group(depth + 1)
+                tags[name] = self._group(depth + 1)
             elif kind == VALUE:
-                found[name] = self._value(name)
+                tags[name] = self._value(name)
             else:
                 raise self._damaged(f"has a tag {name!r} of kind {kind}")
-        return found
+        return tags
 
     def _value(self, name: str) -> Tag:
         if self._take(4) != MARK:
@@ -246,8 +246,8 @@ class TagReader:
             raise BadInput(f"{self.path} ends within its tags; it is truncated: copy it again.")
         return content
 
-    def _damaged(self, what: str) -> BadInput:
-        return BadInput(f"{self.path} {what}, which cannot be; it is damaged: copy it again.")
+    def _damaged(self, fault: str) -> BadInput:
+        return BadInput(f"{self.path} {fault}, which cannot be; it is damaged: copy it again.")
 
 
 @dataclass(frozen=True)
@@ -340,6 +340,6 @@ def _step(image: Image, axes: str) -> Pair | None:
     """Return the metres from view to view (y, x), None where they are not calibrated."""
     if "r" not in axes:
         return None
-    found = [image.scales[axes.index(axis)] for axis in "rc"]
-    steps = [step * (length_m(unit) or 0.0) for step, unit in found]
+    scales = [image.scales[axes.index(axis)] for axis in "rc"]
+    steps = [step * (length_m(unit) or 0.0) for step, unit in scales]
     return (steps[0], steps[1]) if min(steps) > 0 else None

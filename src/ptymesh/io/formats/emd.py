@@ -69,24 +69,24 @@ def read(path: Path, data: DataOptions) -> RawScan:
 
 def _cubes(file: Hdf5File) -> list[tuple[str, str]]:
     """Return (group, array) of the data cubes, in the order of their names."""
-    found = []
+    cubes = []
     for name, group in _groups(file):
-        said = text_of(attribute(group, "python_class")) or ""
-        old = name.split("/")[-2] == "datacubes" if name.count("/") > 1 else False
-        if said == "DataCube" or old:
+        class_name = text_of(attribute(group, "python_class")) or ""
+        is_old = name.split("/")[-2] == "datacubes" if name.count("/") > 1 else False
+        if class_name == "DataCube" or is_old:
             array = next((one for one in ARRAYS if isinstance(item_of(file, f"{name}/{one}"), h5py.Dataset)), None)
             if array is not None:
-                found.append((name, array))
-    return found
+                cubes.append((name, array))
+    return cubes
 
 
 def _groups(file: Hdf5File) -> Iterator[tuple[str, h5py.Group]]:
     """Yield groups of the file, to a depth; links to elsewhere are not followed."""
-    waiting, looked = [""], 0
-    while waiting and looked < GROUPS:
+    waiting, visited = [""], 0
+    while waiting and visited < GROUPS:
         name = waiting.pop(0)
         group = item_of(file, name or "/")
-        looked += 1
+        visited += 1
         if not isinstance(group, h5py.Group):
             continue
         if name:
@@ -108,7 +108,7 @@ class CubeCalibration:
         self._file, self._group = file, group
         first = 0 if item_of(file, f"{group}/dim0") is not None else 1
         self._axes = [self._axis(f"{group}/dim{first + k}") for k in range(4)]
-        self._values = self._found_values()
+        self._values = self._stated_values()
         #: Prismatic's own parameters stand beside its results; its lengths are in angstrom, whatever its axes say.
         self._is_prismatic = {"e", "rx", "ry"} <= set(self._values)
         if self._is_prismatic:
@@ -124,25 +124,25 @@ class CubeCalibration:
         step = float(values[1] - values[0])
         return (step if math.isfinite(step) else 0.0), unit
 
-    def _found_values(self) -> dict[str, Any]:
+    def _stated_values(self) -> dict[str, Any]:
         """Return numbers and words of calibration and microscope, by their names in lower case.
 
         Version 1.0 keeps them in a `metadatabundle` beside the cube or in it; files before it in `metadata`.
         """
         root = "/" + self._group.strip("/").split("/")[0]
         places = [f"{root}/metadatabundle", f"{self._group}/metadatabundle", f"{root}/metadata", "/metadata"]
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for place in places:
             waiting = [place]
-            while waiting and len(found) < GROUPS:
+            while waiting and len(values) < GROUPS:
                 name = waiting.pop(0)
                 item = item_of(self._file, name)
                 if isinstance(item, h5py.Group):
-                    found |= {key.lower(): self._value(attribute(item, key)) for key in list(item.attrs)[:GROUPS]}
+                    values |= {key.lower(): self._value(attribute(item, key)) for key in list(item.attrs)[:GROUPS]}
                     waiting += [f"{name}/{key}" for key in item]
                 elif isinstance(item, h5py.Dataset) and item.size is not None and item.size <= 4:
-                    found.setdefault(name.rpartition("/")[2].lower(), self._value(item[()]))
-        return found
+                    values.setdefault(name.rpartition("/")[2].lower(), self._value(item[()]))
+        return values
 
     @staticmethod
     def _value(stored: Any) -> Any:

@@ -158,8 +158,8 @@ class XmlDescription:
             for section in root.iter("scan_parameters")
         }
         for name in ("pix_x", "pix_y"):
-            if (found := root.find(name)) is not None:
-                sections.setdefault("pix", {})[name] = (found.text or "").strip()
+            if (element := root.find(name)) is not None:
+                sections.setdefault("pix", {})[name] = (element.text or "").strip()
         measured = {
             one.tag: (one.text or "").strip() for group in root.iter("iom_measurements") for one in group.iter()
         }
@@ -172,12 +172,12 @@ class XmlDescription:
     def raw_file(self) -> Path:
         """Return the file of the frames, which lies beside this one; BadInput where it is not there."""
         name = re.split(r"[/\\]", self.raw_name.strip())[-1]
-        found = self.path.parent / name
-        if not name or not found.is_file():
+        file = self.path.parent / name
+        if not name or not file.is_file():
             raise BadInput(
                 f"{self.path} describes {name!r}, which is not there: copy it to {self.path.absolute().parent}."
             )
-        return found
+        return file
 
     def scan_shape(self) -> tuple[Shape | None, str]:
         """Return (rows, columns) of the scan, and the mode that it was taken in.
@@ -257,5 +257,5 @@ class XmlDescription:
         sizes = {name: self.sections[name].get("scan_size") for name in ("acquire", "search") if name in self.sections}
         if len(set(sizes.values())) < 2 or self._shape("acquire") != self._shape("search"):
             return ()
-        said = " and ".join(f"{size} in mode {name}" for name, size in sizes.items())
-        return (f"The scan's size is {said}; that of {mode} is taken.",)
+        sizes_of_modes = " and ".join(f"{size} in mode {name}" for name, size in sizes.items())
+        return (f"The scan's size is {sizes_of_modes}; that of {mode} is taken.",)

@@ -44,9 +44,9 @@ def read(path: Path, data: DataOptions) -> RawScan:
     """
     tree = ZarrTree.open(path)
     if tree is not None:
-        found = _signals_of_zarr(tree)
-        zarr_source = ZarrSource(path, f"{found[0]}/data")
-        return _scan(path, data, found, zarr_source, lambda group, key: tree.attributes(group).get(key))
+        signals = _signals_of_zarr(tree)
+        zarr_source = ZarrSource(path, f"{signals[0]}/data")
+        return _scan(path, data, signals, zarr_source, lambda group, key: tree.attributes(group).get(key))
     with open_hdf5(path, follow=data.follow) as file:
 
         def attribute_of(group: str, key: str) -> object:
@@ -57,19 +57,21 @@ def read(path: Path, data: DataOptions) -> RawScan:
         return _scan(path, data, names, Hdf5Source(path, f"{names[0]}/data", follow=data.follow), attribute_of)
 
 
-def _scan(path: Path, data: DataOptions, names: list[str], source: Hdf5Source | ZarrSource, said: Attribute) -> RawScan:
+def _scan(
+    path: Path, data: DataOptions, names: list[str], source: Hdf5Source | ZarrSource, attribute_of: Attribute
+) -> RawScan:
     """Return the scan of the first of these signals, whose patterns and attributes are given."""
     name = names[0]
     axes = 3 if source.raster is None else 4
-    _check_navigation(said, name, axes, path)
-    scales = [_axis(said, name, k) for k in range(axes)]
+    _check_navigation(attribute_of, name, axes, path)
+    scales = [_axis(attribute_of, name, k) for k in range(axes)]
     notes = [f"Of the signals {', '.join(names[:4])}, the first is read."] if len(names) > 1 else []
     energy = None
     if data.energy_eV is None and data.wavelength_m is None:
-        energy = _energy_eV(said, name, path)
+        energy = _energy_eV(attribute_of, name, path)
     radiation = data.radiation or "electron"
     scan = make_calibrated_scan(path, source, scales, energy, data, notes=notes, radiation=radiation)
-    return replace(scan, beam=beam_of(_number(said, f"{name}/{ENERGY}", "convergence_angle")))
+    return replace(scan, beam=beam_of(_number(attribute_of, f"{name}/{ENERGY}", "convergence_angle")))
 
 
 def _signals_of_zarr(tree: ZarrTree) -> list[str]:
@@ -96,10 +98,10 @@ def _is_stack(file: Hdf5File, name: str) -> bool:
     return isinstance(data, h5py.Dataset) and data.ndim in (3, 4) and data.dtype.kind in "buif"
 
 
-def _number(said: Attribute, name: str, key: str) -> float | None:
+def _number(attribute_of: Attribute, name: str, key: str) -> float | None:
     """Return a finite number that an attribute of a group says; None where it says none."""
-    found = said(name, key)
-    value = None if found is None else np.asarray(found)
+    stored = attribute_of(name, key)
+    value = None if stored is None else np.asarray(stored)
     if value is None or value.dtype.kind not in "buif" or value.size != 1:
         return None
     number = float(value.reshape(-1)[0])
@@ -108,25 +110,25 @@ def _number(said: Attribute, name: str, key: str) -> float | None:
 
 def _check_navigation(attribute: Attribute, name: str, axes: int, path: Path) -> None:
     """Raise BadInput unless the last two axes, and no others, are the detector's; nothing said is taken so."""
-    said = [_number(attribute, f"{name}/axis-{k}", "navigate") for k in range(axes)]
-    wanted = [k < axes - 2 for k in range(axes)]
-    if any(one is not None and bool(one) != want for one, want in zip(said, wanted, strict=True)):
-        words = ", ".join("?" if one is None else "scan" if one else "detector" for one in said)
+    navigates = [_number(attribute, f"{name}/axis-{k}", "navigate") for k in range(axes)]
+    expected = [k < axes - 2 for k in range(axes)]
+    if any(one is not None and bool(one) != want for one, want in zip(navigates, expected, strict=True)):
+        words = ", ".join("?" if one is None else "scan" if one else "detector" for one in navigates)
         raise BadInput(
             f"{name} in {path} has the axes {words}; patterns are two of a detector behind those of a scan: "
             "name them in data.keys, with pattern_axes."
         )
 
 
-def _axis(said: Attribute, name: str, index: int) -> tuple[float, str]:
+def _axis(attribute_of: Attribute, name: str, index: int) -> tuple[float, str]:
     """Return (scale, unit) of an axis; (0, "") where the file does not say it."""
-    unit = text_of(said(f"{name}/axis-{index}", "units"), 40) or ""
-    return abs(_number(said, f"{name}/axis-{index}", "scale") or 0.0), unit
+    unit = text_of(attribute_of(f"{name}/axis-{index}", "units"), 40) or ""
+    return abs(_number(attribute_of, f"{name}/axis-{index}", "scale") or 0.0), unit
 
 
-def _energy_eV(said: Attribute, name: str, path: Path) -> float | None:
+def _energy_eV(attribute_of: Attribute, name: str, path: Path) -> float | None:
     """Return the energy, which hyperspy keeps in keV; BadInput where it can be none in keV."""
-    energy = _number(said, f"{name}/{ENERGY}", "beam_energy")
+    energy = _number(attribute_of, f"{name}/{ENERGY}", "beam_energy")
     if not energy:
         return None
     return check_energy(1e3 * energy, ELECTRON_EV, f"beam_energy in {path}", f"{energy:g} keV")

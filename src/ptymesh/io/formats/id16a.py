@@ -77,15 +77,15 @@ def _header(file: Hdf5File) -> str | None:
 
 def _stage(file: Hdf5File, name: str, count: int) -> np.ndarray:
     """Return the numbers (count,) float64 of a stage."""
-    what = f"{name} in {file.filename}"
-    with reading(what):
+    subject = f"{name} in {file.filename}"
+    with reading(subject):
         text = text_of(dataset_of(file, name)[()], 64 * count + 1000)
     try:
         values = np.array((text or "").split(), np.float64)
     except ValueError as error:
-        raise BadInput(f"{what} holds other words than numbers ({error}); name positions in data.keys.") from error
+        raise BadInput(f"{subject} holds other words than numbers ({error}); name positions in data.keys.") from error
     if len(values) != count or not np.isfinite(values).all():
         raise BadInput(
-            f"{what} holds {len(values)} numbers, and there are {count} patterns: name positions in data.keys."
+            f"{subject} holds {len(values)} numbers, and there are {count} patterns: name positions in data.keys."
         )
     return values

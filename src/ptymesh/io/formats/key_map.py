@@ -48,16 +48,16 @@ def read(path: Path, keys: KeyMap, options: DataOptions) -> RawScan:
                 f"{', '.join(npz_members(path))}."
             )
         source = npz_source(path, keys.patterns, keys.pattern_axes)
-        own: NamedArrays = _NpzArrays(path)
+        file_arrays: NamedArrays = _NpzArrays(path)
         patterns: SlabSource = source
     elif is_hdf5(path):
         source = Hdf5Source(path, keys.patterns, keys.pattern_axes, options.follow)
-        own = _Hdf5Arrays(path, options.follow)
+        file_arrays = _Hdf5Arrays(path, options.follow)
         patterns = sliceable(source)
     else:
         raise BadInput(f"{options.path} is neither HDF5 nor npz, so data.keys cannot name its arrays; convert it.")
 
-    get = _OtherFiles(own, path, options.follow)
+    get = _OtherFiles(file_arrays, path, options.follow)
     count, height, width = source.shape
     probe, notes = _probe(get, keys.probe, (height, width))
     mask = get(keys.mask, 2 * height * width, "buif")
@@ -97,10 +97,10 @@ def add_arrays(scan: RawScan, path: Path, keys: KeyMap, options: DataOptions) ->
     Raises:
         BadInput: an array is missing or has an unsuitable shape.
     """
-    own: NamedArrays = (
+    file_arrays: NamedArrays = (
         _NpzArrays(path) if is_npz(path) else _Hdf5Arrays(path, options.follow) if is_hdf5(path) else _NoArrays()
     )
-    get = _OtherFiles(own, path, options.follow)
+    get = _OtherFiles(file_arrays, path, options.follow)
     count, height, width = scan.patterns.shape
     changed: dict[str, Any] = {}
     if keys.positions is not None or keys.positions_y is not None:
@@ -123,8 +123,8 @@ def add_arrays(scan: RawScan, path: Path, keys: KeyMap, options: DataOptions) ->
         "distance_m": _scalar(get, keys.distance_m, DISTANCE, options.distance_m, "data.distance_m"),
         "detector_pixel_m": _pair(get, keys.detector_pixel_m, options.detector_pixel_m),
     }
-    known = {name: value for name, value in numbers.items() if value is not None}
-    return replace(scan, optics=replace(scan.optics, **known), **changed)
+    named = {name: value for name, value in numbers.items() if value is not None}
+    return replace(scan, optics=replace(scan.optics, **named), **changed)
 
 
 class NamedArrays(Protocol):
@@ -227,13 +227,13 @@ class _OtherFiles:
     def __init__(self, arrays: NamedArrays, path: Path, follow: Sequence[Path]) -> None:
         self._arrays, self._path, self._follow = arrays, path, follow
 
-    def _elsewhere(self, name: str) -> str | None:
+    def _reference_elsewhere(self, name: str) -> str | None:
         """Return the reference to another file; None if the data file has the array, or if there is no other file."""
         return None if self._arrays.has(name) else names_file(name, self._path.parent)
 
     def shape_and_dtype(self, name: str) -> tuple[tuple[int, ...], np.dtype]:
         """Return shape and dtype of an array."""
-        other = self._elsewhere(name)
+        other = self._reference_elsewhere(name)
         if other is None:
             return self._arrays.shape_and_dtype(name)
         array = load_array(other, "data.keys", ANY, follow=self._follow)
@@ -241,18 +241,18 @@ class _OtherFiles:
 
     def unit(self, name: str) -> str | None:
         """Return the unit that an HDF5 dataset says; None if it says none."""
-        other = self._elsewhere(name)
+        other = self._reference_elsewhere(name)
         if other is None:
             return self._arrays.unit(name)
         if said_by_file := unit_of_mda(other):
             return said_by_file
-        where, _, inside = other.rpartition(":")
-        if not inside or not is_hdf5(Path(where)):
+        file, _, inside = other.rpartition(":")
+        if not inside or not is_hdf5(Path(file)):
             return None
-        return _Hdf5Arrays(Path(where), self._follow).unit(inside)
+        return _Hdf5Arrays(Path(file), self._follow).unit(inside)
 
     def __call__(self, name: str | None, most: int, kinds: str) -> Any:
-        other = None if name is None else self._elsewhere(name)
+        other = None if name is None else self._reference_elsewhere(name)
         if other is None:
             return self._arrays(name, most, kinds)
         return load_array(other, "data.keys", kinds, most, follow=self._follow)
@@ -297,18 +297,18 @@ def _position_unit(get: _OtherFiles, keys: KeyMap) -> tuple[Unit, str]:
     """Return the positions' unit, metres if they say none, and a sentence that asks for it if it cannot be used."""
     names = [name for name in (keys.positions, keys.positions_y, keys.positions_x) if name is not None]
     units = {name: get.unit(name) for name in names}
-    said = {name: unit for name, unit in units.items() if unit}
-    if not said:
+    stated = {name: unit for name, unit in units.items() if unit}
+    if not stated:
         return "m", ""
-    found = {
-        name: "px" if normalised(unit) in PIXELS else LENGTH_M.get(normalised(unit)) for name, unit in said.items()
+    sizes = {
+        name: "px" if normalised(unit) in PIXELS else LENGTH_M.get(normalised(unit)) for name, unit in stated.items()
     }
-    known: dict[Any, Any] = {metres: unit for unit, metres in METRES.items()}
-    known["px"] = "px"
-    first: Unit | None = known.get(next(iter(found.values())))
-    if first is None or len(set(found.values())) > 1 or len(said) < len(names):
+    unit_of_size: dict[Any, Any] = {metres: unit for unit, metres in METRES.items()}
+    unit_of_size["px"] = "px"
+    first: Unit | None = unit_of_size.get(next(iter(sizes.values())))
+    if first is None or len(set(sizes.values())) > 1 or len(stated) < len(names):
         listed = ", ".join(f"{name} in {unit!r}" for name, unit in units.items())
-        return "m", f"The positions are {listed}; known are {', '.join(known.values())}: set positions.unit."
+        return "m", f"The positions are {listed}; known are {', '.join(unit_of_size.values())}: set positions.unit."
     return first, ""
 
 

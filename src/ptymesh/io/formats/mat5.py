@@ -70,10 +70,10 @@ class MatArray:
 
     def number(self) -> float | None:
         """Return the value of a single number; None of an array."""
-        found = self.start[self.offset : self.offset + self.dtype.itemsize]
-        if math.prod(self.shape) != 1 or self.is_complex or len(found) < self.dtype.itemsize:
+        content = self.start[self.offset : self.offset + self.dtype.itemsize]
+        if math.prod(self.shape) != 1 or self.is_complex or len(content) < self.dtype.itemsize:
             return None
-        return float(np.frombuffer(found, self.dtype)[0])
+        return float(np.frombuffer(content, self.dtype)[0])
 
     def source(self, axes: str) -> MappedSource:
         """Return the numbers as patterns, mapped from the file, or from a copy that is unpacked once.
@@ -91,15 +91,15 @@ class MatArray:
 
     def _unpacked(self) -> Path:
         def unpack(out: Sink) -> None:
-            skip, left = self.offset, self.nbytes
+            skip, bytes_left = self.offset, self.nbytes
             with self.path.open("rb") as file:
                 for piece in _unpack(file, self.at, self.packed):
-                    part = piece[skip : skip + left]
-                    skip, left = max(0, skip - len(piece)), left - len(part)
+                    part = piece[skip : skip + bytes_left]
+                    skip, bytes_left = max(0, skip - len(piece)), bytes_left - len(part)
                     out.write(part)
-                    if not left:
+                    if not bytes_left:
                         return
-            raise zlib.error(f"{left} bytes are missing")
+            raise zlib.error(f"{bytes_left} bytes are missing")
 
         def unpack_or_refuse(out: Sink) -> None:
             try:
@@ -127,12 +127,12 @@ def list_variables(path: Path) -> list[MatArray]:
     Raises:
         BadInput: an element ends behind the file's end, or is damaged.
     """
-    found: list[MatArray] = []
+    variables: list[MatArray] = []
     size = path.stat().st_size
     with path.open("rb") as file:
         order = ORDERS[file.read(HEADER_BYTES)[126:128]]
         at = HEADER_BYTES
-        while at + 8 <= size and len(found) < MOST_VARIABLES:
+        while at + 8 <= size and len(variables) < MOST_VARIABLES:
             file.seek(at)
             kind, count = struct.unpack(f"{order}II", file.read(8))
             at += 8
@@ -142,9 +142,9 @@ def list_variables(path: Path) -> list[MatArray]:
                     "again."
                 )
             variable = _variable(path, file, order, kind, at, count)
-            found += [variable] if variable is not None else []
+            variables += [variable] if variable is not None else []
             at += count
-    return found
+    return variables
 
 
 def _variable(path: Path, file: BinaryIO, order: str, kind: int, at: int, count: int) -> MatArray | None:
@@ -180,13 +180,13 @@ def _variable(path: Path, file: BinaryIO, order: str, kind: int, at: int, count:
         raise BadInput(f"{path} says an array of {shape} at byte {at}, which cannot be; it is damaged: copy it again.")
     packed = count if kind == PACKED else 0
     text = name.decode("latin-1")
-    found = MatArray(path, text, shape, dtype, bool(bits & COMPLEX_FLAG), at, packed, offset, start)
-    if not packed and offset + found.nbytes > count:
+    array = MatArray(path, text, shape, dtype, bool(bits & COMPLEX_FLAG), at, packed, offset, start)
+    if not packed and offset + array.nbytes > count:
         raise BadInput(
-            f"{text} in {path} is {shape} {dtype.name}, which needs {found.nbytes} bytes, and its element has {count}; "
+            f"{text} in {path} is {shape} {dtype.name}, which needs {array.nbytes} bytes, and its element has {count}; "
             "it is damaged: copy it again."
         )
-    return found
+    return array
 
 
 def _sub_element(start: bytes, order: str, place: int) -> tuple[tuple[int, bytes, int], int]:

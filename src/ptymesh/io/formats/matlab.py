@@ -65,7 +65,7 @@ def read(path: Path, data: DataOptions) -> RawScan:
         BadInput: it holds no array of patterns or several, or nothing says the order of its axes.
     """
     arrays, numbers = (_read_hdf5 if is_hdf5(path) else _read_level_5)(path, data)
-    name = _chosen(arrays, path)
+    name = _patterns_name(arrays, path)
     shape = arrays[name].shape
     axes = data.frames.axes if data.frames is not None and data.frames.axes else _usual_axes(name, shape, path)
     if len(shape) == 2:
@@ -94,12 +94,12 @@ def read(path: Path, data: DataOptions) -> RawScan:
 
 def _read_level_5(path: Path, data: DataOptions) -> tuple[dict[str, Array], dict[str, float]]:
     """Return arrays of three or four axes, and single numbers, by name."""
-    found = list_variables(path)
-    arrays = {one.name: Array(one.shape, one.source) for one in found if _is_stack(one.shape, data) and one.nbytes}
-    for one in found:
+    variables = list_variables(path)
+    arrays = {one.name: Array(one.shape, one.source) for one in variables if _is_stack(one.shape, data) and one.nbytes}
+    for one in variables:
         if one.name in arrays and one.is_complex:
             del arrays[one.name]
-    numbers = {one.name: value for one in found if (value := one.number()) is not None}
+    numbers = {one.name: value for one in variables if (value := one.number()) is not None}
     return arrays, numbers
 
 
@@ -129,7 +129,7 @@ def _hdf5_source(path: Path, name: str, data: DataOptions) -> Callable[[str], Hd
     return lambda axes: Hdf5Source(path, f"/{name}", axes[::-1], data.follow)
 
 
-def _chosen(arrays: dict[str, Array], path: Path) -> str:
+def _patterns_name(arrays: dict[str, Array], path: Path) -> str:
     """Return the name of the patterns: fold_slice's, or the only array; BadInput where there are none or several."""
     if FOLD_SLICE in arrays or len(arrays) == 1:
         return FOLD_SLICE if FOLD_SLICE in arrays else next(iter(arrays))

@@ -116,16 +116,16 @@ def _header(path: Path, offset: int) -> FrameHeader:
         file.seek(offset)
         text = file.read(FIELDS_BYTES).decode("latin-1")
     fields = [field.strip() for field in text.split(",")]
-    what = f"The frame's header at byte {offset} of {path}"
+    subject = f"The frame's header at byte {offset} of {path}"
     if fields[0] != "MQ1" or len(fields) < 8:
-        raise BadInput(f"{what} does not begin with MQ1 and seven more fields; the file is damaged: copy it again.")
+        raise BadInput(f"{subject} does not begin with MQ1 and seven more fields; the file is damaged: copy it again.")
     numbers = [int(field) if re.fullmatch(r"\d{1,9}", field) else -1 for field in fields[1:6]]
     number, size, chips, columns, rows = numbers
     if fields[6] not in (*DTYPES, CHIP_ORDER):
-        raise BadInput(f"{what} says the type {fields[6][:20]!r}; known are {', '.join((*DTYPES, CHIP_ORDER))}.")
+        raise BadInput(f"{subject} says the type {fields[6][:20]!r}; known are {', '.join((*DTYPES, CHIP_ORDER))}.")
     if not (HEADER_BYTES[0] <= size <= HEADER_BYTES[1] and 0 < rows <= MOST_PIXELS and 0 < columns <= MOST_PIXELS):
         raise BadInput(
-            f"{what} says {fields[2]} bytes of header and {fields[4]} x {fields[5]} pixels (x, y), which cannot be; "
+            f"{subject} says {fields[2]} bytes of header and {fields[4]} x {fields[5]} pixels (x, y), which cannot be; "
             "the file is damaged: copy it again."
         )
     if fields[6] != CHIP_ORDER:
@@ -134,8 +134,8 @@ def _header(path: Path, offset: int) -> FrameHeader:
     is_known = chips == 1 or (chips == 4 and fields[7].startswith("2x2") and depth != DEEP)
     if depth not in (*DEPTHS, DEEP) or not is_known or columns % (STRIPE * max(chips, 1)):
         raise BadInput(
-            f"{what} says undecoded frames (R64) of {chips} chips ({fields[7]}), {columns} columns and {depth} bits, "
-            "which are not read; export it from the camera's software as U08, U16 or U32."
+            f"{subject} says undecoded frames (R64) of {chips} chips ({fields[7]}), {columns} columns and {depth} "
+            "bits, which are not read; export it from the camera's software as U08, U16 or U32."
         )
     if depth == DEEP:  # two frames of 12 bits, side by side in the header and one after the other in the file
         rows, columns = 2 * rows, columns // 2
@@ -162,21 +162,23 @@ def _frames(path: Path, header: FrameHeader, data: DataOptions) -> tuple[int, st
     count, over = divmod(size, header.frame_bytes)
     if not over and count:
         return count, None
-    said = f"{path} has {size} bytes, which are {count} frames of {header.frame_bytes} bytes and {over} bytes"
+    sizes = f"{path} has {size} bytes, which are {count} frames of {header.frame_bytes} bytes and {over} bytes"
     if data.frames is None or data.frames.shape is None or not count:
         raise BadInput(
-            f"{said}: copy it again, or, if the acquisition was stopped, set data.frames.shape to the whole rows and "
+            f"{sizes}: copy it again, or, if the acquisition was stopped, set data.frames.shape to the whole rows and "
             "the columns that there are."
         )
-    return count, f"{said}, which are left out."
+    return count, f"{sizes}, which are left out."
 
 
 def _declared_shape(path: Path) -> tuple[Shape | None, str]:
     """Return (rows, columns) that the `.hdr` beside a file says, None where there is none; and its name."""
-    beside = next((path.with_suffix(ending) for ending in (".hdr", ".HDR") if path.with_suffix(ending).is_file()), None)
-    if beside is None or beside.stat().st_size > HDR_BYTES:
+    header_file = next(
+        (path.with_suffix(ending) for ending in (".hdr", ".HDR") if path.with_suffix(ending).is_file()), None
+    )
+    if header_file is None or header_file.stat().st_size > HDR_BYTES:
         return None, str(path)
-    lines = beside.read_bytes().decode("latin-1").splitlines()
+    lines = header_file.read_bytes().decode("latin-1").splitlines()
     values = {key.strip().rstrip(":"): value.strip() for key, _, value in (line.partition("\t") for line in lines)}
 
     def number(name: str) -> int:
@@ -185,11 +187,11 @@ def _declared_shape(path: Path) -> tuple[Shape | None, str]:
 
     rows, columns = number("ScanY"), number("ScanX")
     if rows and columns:
-        return (rows, columns), str(beside)
+        return (rows, columns), str(header_file)
     total, row = number("Frames in Acquisition (Number)"), number("Frames per Trigger (Number)")
     if 1 < row < total and total % row == 0:  # a trigger for each row of the scan
-        return (total // row, row), str(beside)
-    return None, str(beside)
+        return (total // row, row), str(header_file)
+    return None, str(header_file)
 
 
 def _gap_mask(header: FrameHeader) -> np.ndarray | None:

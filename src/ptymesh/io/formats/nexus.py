@@ -66,8 +66,8 @@ def read(path: Path, data: DataOptions) -> RawScan:
         source = Hdf5Source(path, name, follow=data.follow)
         positions, unit, doubt = _positions(file, group, source.shape[0])
         detector = next(_groups_of(file, entry, "NXdetector", "detector"), "")
-        others = [one for _, _, one in _signals(file)][1:4]
-        notes = [f"{name} is read, and not {', '.join(others)} (data.keys.patterns)."] if others else []
+        unread = [one for _, _, one in _signals(file)][1:4]
+        notes = [f"{name} is read, and not {', '.join(unread)} (data.keys.patterns)."] if unread else []
         return RawScan(
             patterns=sliceable(source),
             optics=_optics(file, entry, detector, data),
@@ -130,20 +130,20 @@ def _groups_of(file: Hdf5File, entry: str, kind: str, word: str) -> Iterator[str
         if _class_of(group) == kind or name.rpartition("/")[2].startswith(word):
             yield name
         elif _class_of(group) == "NXinstrument" or name.rpartition("/")[2].startswith("instrument"):
-            for inner, found in _children(file, name):
-                if _class_of(found) == kind or inner.rpartition("/")[2].startswith(word):
+            for inner, subgroup in _children(file, name):
+                if _class_of(subgroup) == kind or inner.rpartition("/")[2].startswith(word):
                     yield inner
 
 
 def _optics(file: Hdf5File, entry: str, detector: str, data: DataOptions) -> Optics:
     """Return what the file says of beam and detector; what the recipe replaces is not looked at."""
     groups = [*_groups_of(file, entry, "NXbeam", "beam"), *_groups_of(file, entry, "NXmonochromator", "monochromator")]
-    given = data.energy_eV or data.wavelength_m
+    recipe_energy = data.energy_eV or data.wavelength_m
     energy, name = read_number(
-        file, tuple(f"{one}/{key}" for one in groups for key in ENERGIES), ENERGY, given, "data.energy_eV"
+        file, tuple(f"{one}/{key}" for one in groups for key in ENERGIES), ENERGY, recipe_energy, "data.energy_eV"
     )
     names = tuple(f"{one}/{key}" for one in groups for key in WAVELENGTHS)
-    wavelength, _ = read_number(file, names, WAVELENGTH, given or energy, "data.wavelength_m")
+    wavelength, _ = read_number(file, names, WAVELENGTH, recipe_energy or energy, "data.wavelength_m")
     radiation: Radiation | None = data.radiation or (_probe_of(file, entry) if groups else None)
     if energy is not None and radiation == "photon":
         check_energy(energy, PHOTON_EV, f"{name} in {file.filename}", f"{energy:g} eV")
@@ -161,8 +161,8 @@ def _probe_of(file: Hdf5File, entry: str) -> Radiation | None:
     """Return what the source says that it sends; photons where it says nothing."""
     for group in _groups_of(file, entry, "NXsource", "source"):
         if has(file, f"{group}/probe"):
-            said = text_of(dataset_of(file, f"{group}/probe")[()], 60) or ""
-            return "electron" if said.lower().startswith("electron") else "photon" if "ray" in said.lower() else None
+            probe = text_of(dataset_of(file, f"{group}/probe")[()], 60) or ""
+            return "electron" if probe.lower().startswith("electron") else "photon" if "ray" in probe.lower() else None
     return "photon"
 
 
@@ -175,11 +175,11 @@ def _positions(file: Hdf5File, group: str, count: int) -> tuple[np.ndarray | Non
         y, x = (read_dataset(file, name, 64 * count + 1000, "iuf").reshape(-1).astype(np.float64) for name in names)
         if len(y) != len(x):
             raise BadInput(f"{names[0]} in {file.filename} has {len(y)} values and {names[1]} {len(x)}; mend them.")
-        said = [unit_of(file, name) for name in names]
-        unit = find_position_unit(said)
+        units = [unit_of(file, name) for name in names]
+        unit = find_position_unit(units)
         if unit is not None:
             return np.stack([y, x], axis=1), unit, ""
-        words = " and ".join("no unit" if one is None else repr(one) for one in dict.fromkeys(said))
+        words = " and ".join("no unit" if one is None else repr(one) for one in dict.fromkeys(units))
         return (
             np.stack([y, x], axis=1),
             "m",

@@ -43,15 +43,15 @@ def read(path: Path, data: DataOptions) -> RawScan:
     Raises:
         BadInput: it is no collection of patterns, or it contradicts itself.
     """
-    said = _metadata(path)
+    metadata = _metadata(path)
     source = npz_source(path, "data", None)
     axes = 4 if source.raster is not None else 3
-    datum = said.get("datum_dimension_count", 2)
+    datum = metadata.get("datum_dimension_count", 2)
     if datum != 2:
         raise BadInput(f"{path} holds data of {datum} axes each, and patterns have two; export the camera's item.")
-    scales = _scales(said, axes, path)
+    scales = _scales(metadata, axes, path)
     energy = None
-    if data.energy_eV is None and data.wavelength_m is None and (volts := _voltage(said)) is not None:
+    if data.energy_eV is None and data.wavelength_m is None and (volts := _voltage(metadata)) is not None:
         energy = check_energy(volts, ELECTRON_EV, f"The voltage in {path}", f"{volts:g} V")
     return make_calibrated_scan(path, source, scales, energy, data, radiation=data.radiation or "electron")
 
@@ -62,33 +62,35 @@ def _metadata(path: Path) -> dict[str, object]:
         size = archive.getinfo("metadata.json").file_size
         content = archive.read("metadata.json") if size <= MOST_BYTES else b""
     try:
-        found = json.loads(content)
+        metadata = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise BadInput(f"metadata.json in {path} cannot be read ({error}); export the item again.") from error
-    return found if isinstance(found, dict) else {}
+    return metadata if isinstance(metadata, dict) else {}
 
 
-def _scales(said: dict[str, object], axes: int, path: Path) -> list[Scale]:
+def _scales(metadata: dict[str, object], axes: int, path: Path) -> list[Scale]:
     """Return (step, unit) of each axis, (0, "") where the file does not say it; BadInput for another number of axes."""
-    found = said.get("spatial_calibrations")
-    if not isinstance(found, list):
+    calibrations = metadata.get("spatial_calibrations")
+    if not isinstance(calibrations, list):
         return [(0.0, "")] * axes
-    if len(found) != axes:
-        raise BadInput(f"{path} says {len(found)} calibrations, and its data have {axes} axes; export the item again.")
+    if len(calibrations) != axes:
+        raise BadInput(
+            f"{path} says {len(calibrations)} calibrations, and its data have {axes} axes; export the item again."
+        )
     scales = []
-    for one in found:
+    for one in calibrations:
         step = _number(one.get("scale")) if isinstance(one, Mapping) else None
         scales.append((abs(step or 0.0), str(one.get("units") or "")[:40] if step else ""))
     return scales
 
 
-def _voltage(said: dict[str, object]) -> float | None:
+def _voltage(metadata: dict[str, object]) -> float | None:
     """Return the voltage in V that the metadata say, None for none."""
     for path in VOLTAGES:
-        found = said.get("metadata")
+        value = metadata.get("metadata")
         for key in path:
-            found = found.get(key) if isinstance(found, Mapping) else None
-        if (number := _number(found)) is not None and number > 0:
+            value = value.get(key) if isinstance(value, Mapping) else None
+        if (number := _number(value)) is not None and number > 0:
             return number
     return None
 

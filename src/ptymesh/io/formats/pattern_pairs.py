@@ -31,11 +31,11 @@ PRODUCT = ("/probe_position_y_m", "/probe_position_x_m")
 
 def recognises(path: Path, data: DataOptions) -> bool:
     """Return True for HDF5 with `/dp` that has a file of parameters beside it."""
-    beside = _parameters(path)
+    parameters = _parameters(path)
     return (
-        beside is not None
+        parameters is not None
         and is_hdf5_with(path, data, _has_patterns)
-        and is_hdf5_with(beside, data, lambda file: _names(file))
+        and is_hdf5_with(parameters, data, lambda file: _names(file))
     )
 
 
@@ -45,9 +45,9 @@ def read(path: Path, data: DataOptions) -> RawScan:
     Raises:
         BadInput: its coordinates do not pair.
     """
-    beside = _parameters(path)
-    assert beside is not None
-    with open_hdf5(beside, follow=data.follow) as file:
+    parameters = _parameters(path)
+    assert parameters is not None
+    with open_hdf5(parameters, follow=data.follow) as file:
         names = _names(file)
         assert names is not None
         is_product = names == PRODUCT
@@ -55,11 +55,11 @@ def read(path: Path, data: DataOptions) -> RawScan:
         count, *window = source.shape
         y, x = (read_dataset(file, name, 64 * count + 1000, "iuf").reshape(-1).astype(np.float64) for name in names)
         if len(y) != len(x):
-            raise BadInput(f"{names[0]} in {beside} has {len(y)} values and {names[1]} {len(x)}; mend them.")
+            raise BadInput(f"{names[0]} in {parameters} has {len(y)} values and {names[1]} {len(x)}; mend them.")
         positions = np.stack([y, x], axis=1)
         unit: Unit = "m"
         doubt, optics, probe = "", Optics(radiation=data.radiation), None
-        notes = [f"Positions are those of {beside.name}."]
+        notes = [f"Positions are those of {parameters.name}."]
         if is_product:
             optics = _optics(file, (window[0], window[1]), data)
             probe = _probe(file, (window[0], window[1]), notes)
@@ -68,7 +68,8 @@ def read(path: Path, data: DataOptions) -> RawScan:
             unit = "A" if data.radiation == "electron" else "m"
             if data.radiation is None:
                 doubt = (
-                    f"ppX and ppY in {beside} are in metres if the beam is of photons, and in angstrom if of electrons:"
+                    f"ppX and ppY in {parameters} are in metres if the beam is of photons, and in angstrom if of "
+                    "electrons:"
                     " set data.radiation."
                 )
             else:
@@ -89,8 +90,8 @@ def _parameters(path: Path) -> Path | None:
     """Return the file of parameters beside `NAME_dp`; None where there is none."""
     if not path.stem.endswith("dp"):
         return None
-    beside = path.with_name(f"{path.stem.removesuffix('dp')}para{path.suffix}")
-    return beside if beside.is_file() else None
+    companion = path.with_name(f"{path.stem.removesuffix('dp')}para{path.suffix}")
+    return companion if companion.is_file() else None
 
 
 def _has_patterns(file: Hdf5File) -> bool:
@@ -119,10 +120,10 @@ def _optics(file: Hdf5File, window: tuple[int, int], data: DataOptions) -> Optic
     probe = item_of(file, "/probe")
     pixel: Pair | None = None
     if isinstance(probe, h5py.Dataset) and probe.ndim >= 2:
-        said = [_attribute(file, "/probe", f"pixel_{side}_m") for side in ("height", "width")]
-        if said[0] and said[1]:
+        sides_m = [_attribute(file, "/probe", f"pixel_{side}_m") for side in ("height", "width")]
+        if sides_m[0] and sides_m[1]:
             height, width = probe.shape[-2:]
-            pixel = said[0] * height / window[0], said[1] * width / window[1]
+            pixel = sides_m[0] * height / window[0], sides_m[1] * width / window[1]
     return Optics(
         radiation=data.radiation or "photon",
         energy_eV=_attribute(file, "/", "probe_energy_eV"),

@@ -45,9 +45,9 @@ def read(path: Path, data: DataOptions) -> RawScan:
         count = source.shape[0]
         mask, view_mask = _weights(file, path, names, source.shape, data)
         notes = []
-        wanted = _meta(file, "num_frames")
-        if wanted is not None and int(wanted[0]) != count:
-            notes.append(f"The file says {int(wanted[0])} frames, and its {len(names)} chunks hold {count}.")
+        stated_count = _meta(file, "num_frames")
+        if stated_count is not None and int(stated_count[0]) != count:
+            notes.append(f"The file says {int(stated_count[0])} frames, and its {len(names)} chunks hold {count}.")
         energy, distance, pixel = (_meta(file, name) for name in ("energy", "distance", "psize"))
         return RawScan(
             patterns=source,
@@ -107,8 +107,8 @@ def _propagation(file: Hdf5File) -> Propagation:
     """Return near or far field, as the file says; far where it says nothing."""
     if not isinstance(item_of(file, "/meta/propagation"), h5py.Dataset):
         return "far_field"
-    said = text_of(dataset_of(file, "/meta/propagation")[()], 60) or ""
-    return "angular_spectrum" if said.lower().startswith("near") else "far_field"
+    text = text_of(dataset_of(file, "/meta/propagation")[()], 60) or ""
+    return "angular_spectrum" if text.lower().startswith("near") else "far_field"
 
 
 def _weights(

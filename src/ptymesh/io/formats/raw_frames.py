@@ -27,9 +27,9 @@ def read(path: Path, layout: RawLayout, data: DataOptions) -> RawScan:
     rows, columns = layout.pixels
     dtype = np.dtype(layout.dtype).newbyteorder(">" if layout.big_endian else "<")
     frame = rows * columns * dtype.itemsize
-    there = path.stat().st_size - layout.offset
-    count, over = divmod(there + layout.gap, frame + layout.gap)
-    if there < frame or over not in (0, layout.gap):
+    content_bytes = path.stat().st_size - layout.offset
+    count, over = divmod(content_bytes + layout.gap, frame + layout.gap)
+    if content_bytes < frame or over not in (0, layout.gap):
         raise BadInput(
             f"{data.path} has {path.stat().st_size} bytes, which are {layout.offset} in front and {max(count, 0)} "
             f"frames of {frame} bytes ({rows} x {columns} {layout.dtype}) with {layout.gap} between them, and {over} "

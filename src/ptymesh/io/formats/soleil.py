@@ -94,24 +94,24 @@ def read(path: Path, data: DataOptions) -> RawScan:
         BadInput: its stages have different numbers of values.
     """
     with open_hdf5(path, follow=data.follow) as file:
-        found = _names(file)
-        assert found is not None
-        stored = Hdf5Source(path, found.images, follow=data.follow)
+        layout = _names(file)
+        assert layout is not None
+        stored = Hdf5Source(path, layout.images, follow=data.follow)
         y, x = (
             sign * read_dataset(file, name, 64 * stored.shape[0] + 1000, "iuf").reshape(-1).astype(np.float64)
-            for name, (_, sign) in ((found.y, found.beamline.y), (found.x, found.beamline.x))
+            for name, (_, sign) in ((layout.y, layout.beamline.y), (layout.x, layout.beamline.x))
         )
         if len(y) != len(x):
-            raise BadInput(f"{found.y} in {path} has {len(y)} values and {found.x} {len(x)}; mend them.")
-        detector = f"{found.group}/SWING/EIGER-4M"
+            raise BadInput(f"{layout.y} in {path} has {len(y)} values and {layout.x} {len(x)}; mend them.")
+        detector = f"{layout.group}/SWING/EIGER-4M"
         away = read_first_positive(file, f"{detector}/distance")
         sides = [read_first_positive(file, f"{detector}/pixel_size_{axis}") for axis in "zx"]
-    patterns, mask, notes = _insert_chip_gaps(sliceable(stored), found.beamline)
+    patterns, mask, notes = _insert_chip_gaps(sliceable(stored), layout.beamline)
     distance = None if away is None else away * MILLIMETRE
     pixel = (sides[0] * MICROMETRE, sides[1] * MICROMETRE) if sides[0] and sides[1] else None
-    if found.beamline.name == "Nanoscopium":
+    if layout.beamline.name == "Nanoscopium":
         pixel = (MERLIN_PIXEL_M, MERLIN_PIXEL_M)
-    doubt = "" if found.beamline.has_unit else f"{found.y} and {found.x} in {path} say no unit: set positions.unit."
+    doubt = "" if layout.beamline.has_unit else f"{layout.y} and {layout.x} in {path} say no unit: set positions.unit."
     return RawScan(
         patterns=patterns,
         optics=Optics(radiation=data.radiation or "photon", distance_m=distance, detector_pixel_m=pixel),
@@ -120,7 +120,7 @@ def read(path: Path, data: DataOptions) -> RawScan:
         unit_doubt=doubt,
         mask=mask,
         name=path.stem,
-        notes=(f"The file's names are those of SOLEIL's {found.beamline.name}.", *notes, orientation_note("SOLEIL")),
+        notes=(f"The file's names are those of SOLEIL's {layout.beamline.name}.", *notes, orientation_note("SOLEIL")),
     )
 
 

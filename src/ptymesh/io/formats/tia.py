@@ -49,11 +49,11 @@ def read(path: Path, _: DataOptions) -> RawScan:
     with path.open("rb") as file:
         start = file.read(HEADER.size + 8)
         if len(start) < HEADER.size + 8:
-            raise _cut(path)
+            raise _truncated(path)
         _, _, version, kind, tags, total, valid = HEADER.unpack_from(start)
         if kind != IMAGES:
-            what = "spectra" if kind == SPECTRA else f"elements of kind {kind:#x}"
-            raise BadInput(f"{path} holds {valid} {what}, not patterns; name the series of the camera.")
+            kinds = "spectra" if kind == SPECTRA else f"elements of kind {kind:#x}"
+            raise BadInput(f"{path} holds {valid} {kinds}, not patterns; name the series of the camera.")
         if not 0 < valid <= total <= MOST_ELEMENTS:
             raise BadInput(f"{path} says that {valid} of {total} elements are valid, which cannot be; copy it again.")
         width = "<u8" if version >= LONG_OFFSETS else "<u4"
@@ -61,12 +61,12 @@ def read(path: Path, _: DataOptions) -> RawScan:
         file.seek(table)
         content = file.read(2 * total * int(width[2]))
         if len(content) < 2 * total * int(width[2]):
-            raise _cut(path)
+            raise _truncated(path)
         offsets = np.frombuffer(content, width).astype(np.int64)
         if ((offsets < 0) | (offsets > size)).any():
-            raise _cut(path)
-        first = _element(path, _at(file, int(offsets[0]), ELEMENT.size))
-        places = [_at(file, int(offset), TAG.size) for offset in offsets[total : total + valid]]
+            raise _truncated(path)
+        first = _element(path, _bytes_at(file, int(offsets[0]), ELEMENT.size))
+        places = [_bytes_at(file, int(offset), TAG.size) for offset in offsets[total : total + valid]]
     shape, dtype, step = first
     frame = shape[0] * shape[1] * dtype.itemsize
     stride = _stride(path, offsets[:valid], frame)
@@ -93,11 +93,11 @@ def read(path: Path, _: DataOptions) -> RawScan:
     )
 
 
-def _cut(path: Path) -> BadInput:
+def _truncated(path: Path) -> BadInput:
     return BadInput(f"{path} ends within its header or its table; it is truncated: copy it again.")
 
 
-def _at(file: BinaryIO, offset: int, count: int) -> bytes:
+def _bytes_at(file: BinaryIO, offset: int, count: int) -> bytes:
     file.seek(offset)
     return file.read(count)
 
@@ -105,7 +105,7 @@ def _at(file: BinaryIO, offset: int, count: int) -> bytes:
 def _element(path: Path, content: bytes) -> tuple[tuple[int, int], np.dtype, float]:
     """Return (rows, columns), type and calibration of a pattern."""
     if len(content) < ELEMENT.size:
-        raise _cut(path)
+        raise _truncated(path)
     _, step, _, _, _, _, kind, columns, rows = ELEMENT.unpack(content)
     if kind not in DTYPES or not (0 < rows <= MOST_SIDE and 0 < columns <= MOST_SIDE):
         raise BadInput(
@@ -125,10 +125,10 @@ def _stride(path: Path, offsets: np.ndarray, frame: int) -> int:
 
 def _positions(places: list[bytes]) -> np.ndarray | None:
     """Return (N, 2) metres, y x; None where not every pattern has a place."""
-    if not all(len(tag) == TAG.size for tag in places):
+    if not all(len(one) == TAG.size for one in places):
         return None
-    found = [TAG.unpack(tag) for tag in places]
-    if not all(tag[0] == PLACED and math.isfinite(tag[3] + tag[4]) for tag in found):
+    tags = [TAG.unpack(one) for one in places]
+    if not all(one[0] == PLACED and math.isfinite(one[3] + one[4]) for one in tags):
         return None
-    positions = np.array([(tag[4], tag[3]) for tag in found])
+    positions = np.array([(one[4], one[3]) for one in tags])
     return positions if len(np.unique(positions, axis=0)) > 1 or len(positions) == 1 else None

@@ -122,7 +122,7 @@ class PagedSource:
             BadInput: a page cannot be unpacked.
         """
         out = np.empty((len(views), rows.stop - rows.start, columns.stop - columns.start), self.dtype)
-        with _LOCK, _quiet(), _one_sentence(self._path):
+        with _LOCK, _silence_tifffile(), _one_sentence(self._path):
             if self._file is None or self._pid != os.getpid():
                 self._file, self._pid = _open(self._path), os.getpid()
                 weakref.finalize(self, self._file.close)
@@ -144,12 +144,12 @@ def _open(path: Path) -> Any:
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[Any]:
-    with _quiet(), _one_sentence(path), _open(path) as file:
+    with _silence_tifffile(), _one_sentence(path), _open(path) as file:
         yield file
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def _silence_tifffile() -> Iterator[None]:
     log = logging.getLogger("tifffile")
     before, log.disabled = log.disabled, True  # its messages become one sentence
     try:

@@ -45,20 +45,20 @@ def read(path: Path, options: DataOptions) -> RawScan:
     )
 
 
-def _scan(path: Path, shape: tuple[int, ...], dtype: np.dtype, shown: Path, count: int) -> np.ndarray:
+def _scan(path: Path, shape: tuple[int, ...], dtype: np.dtype, shown_path: Path, count: int) -> np.ndarray:
     while len(shape) > 2 and shape[0] == 1:
         shape = shape[1:]
     if len(shape) != 2 or shape[1] != 2 or dtype.kind not in "iuf":
-        raise BadInput(f"scan in {shown} has shape {shape} {str(dtype)[:80]}; it must be (N, 2) pixels, y x.")
+        raise BadInput(f"scan in {shown_path} has shape {shape} {str(dtype)[:80]}; it must be (N, 2) pixels, y x.")
     return read_member(path, "scan", max(2 * count, FEW)).reshape(shape).astype(np.float64)
 
 
 def _probe(
-    path: Path, shape: tuple[int, ...], dtype: np.dtype, shown: Path, window: tuple[int, ...], notes: list[str]
+    path: Path, shape: tuple[int, ...], dtype: np.dtype, shown_path: Path, window: tuple[int, ...], notes: list[str]
 ) -> np.ndarray | None:
     """Return the first probe (M, H, W); None, with a note, if it is not of the patterns' size."""
     if len(shape) < 2 or dtype.kind != "c" or 0 in shape:
-        raise BadInput(f"probe in {shown} is {shape} {str(dtype)[:80]}; it must be complex (modes, y, x).")
+        raise BadInput(f"probe in {shown_path} is {shape} {str(dtype)[:80]}; it must be complex (modes, y, x).")
     if shape[-2:] != window:
         notes.append(f"The file's probe is {shape[-2:]} pixels, its patterns {window}: it is left out.")
         return None

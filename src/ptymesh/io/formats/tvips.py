@@ -123,14 +123,14 @@ def _header(path: Path) -> SequenceHeader | None:
 
 def _files(path: Path) -> list[Path]:
     """Return the file and those that follow it: `_001` after `_000`, up to the first number that is missing."""
-    found = [path]
+    files = [path]
     matched = re.fullmatch(r"(.*_)(0+)", path.stem)
-    while matched is not None and len(found) < 10**3:
-        following = path.with_name(f"{matched[1]}{len(found):0{len(matched[2])}d}{path.suffix}")
+    while matched is not None and len(files) < 10**3:
+        following = path.with_name(f"{matched[1]}{len(files):0{len(matched[2])}d}{path.suffix}")
         if not following.is_file():
             break
-        found.append(following)
-    return found
+        files.append(following)
+    return files
 
 
 def _frames(path: Path, header: SequenceHeader, start: int) -> SlabSource:
@@ -153,21 +153,21 @@ def _frames(path: Path, header: SequenceHeader, start: int) -> SlabSource:
     )
 
 
-def _scanned(path: Path, header: SequenceHeader, held: int, count: int) -> tuple[Shape | None, int]:
+def _scanned(path: Path, header: SequenceHeader, frames_on_disk: int, count: int) -> tuple[Shape | None, int]:
     """Return (rows, columns) of the scan and its first frame, by the scan generator's coordinates; None for none.
 
     Args:
         path: the first file.
         header: of the sequence.
-        held: frames in that file.
+        frames_on_disk: frames in that file.
         count: frames in all files; those behind the last whole row are no reason to know nothing.
     """
     if header.version == 1 or header.before_frame < SCAN_OFFSET + 8:
         return None, 0
-    looked = min(held, LOOKED_AT)
-    places = np.empty((looked, 2))
+    frames_read = min(frames_on_disk, LOOKED_AT)
+    places = np.empty((frames_read, 2))
     with path.open("rb") as file:
-        for k in range(looked):
+        for k in range(frames_read):
             file.seek(HEADER_BYTES + k * header.frame_bytes + SCAN_OFFSET)
             places[k] = np.frombuffer(file.read(8), "<f4")
     x, y = np.rint(np.nan_to_num(places, posinf=0, neginf=0)).astype(np.int64).T

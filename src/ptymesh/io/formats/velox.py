@@ -45,10 +45,10 @@ def read(path: Path, data: DataOptions) -> RawScan:
     with open_hdf5(path, follow=data.follow) as file:
         names = _series(file)
         name = max(names, key=lambda one: names[one])
-        said = _metadata(file, name, path)
+        metadata = _metadata(file, name, path)
     source = Hdf5Source(path, f"{name}/Data", "yxn", data.follow)
-    pixel = _object_pixel(said, source.shape[1:], path, name)
-    volts = _number(said, "Optics", "AccelerationVoltage")
+    pixel = _object_pixel(metadata, source.shape[1:], path, name)
+    volts = _number(metadata, "Optics", "AccelerationVoltage")
     if volts is not None and data.energy_eV is None and data.wavelength_m is None:
         check_energy(volts, ELECTRON_EV, f"AccelerationVoltage in {path}", f"{volts:g} V")
     shape = scan_shape(source.shape[0], None, data, str(path))
@@ -70,52 +70,52 @@ def _series(file: Hdf5File) -> dict[str, int]:
         names = list(group.keys())[:1000]
     except DAMAGE:
         return {}
-    found = {}
+    frames_of_group = {}
     for one in names:
         name = f"{IMAGES}/{one}"
         item = item_of(file, f"{name}/Data")
         if isinstance(item, h5py.Dataset) and item.ndim == 3 and item_of(file, f"{name}/Metadata") is not None:
-            found[name] = int(item.shape[2])
-    return found
+            frames_of_group[name] = int(item.shape[2])
+    return frames_of_group
 
 
 def _metadata(file: Hdf5File, name: str, path: Path) -> dict[str, Any]:
     """Return what the first frame's metadata say; BadInput where they are no JSON."""
-    what = f"{name}/Metadata in {path}"
+    subject = f"{name}/Metadata in {path}"
     data = dataset_of(file, f"{name}/Metadata")
     if data.dtype.kind not in "ui" or data.dtype.itemsize != 1 or data.ndim not in (1, 2) or len(data) > METADATA_BYTES:
-        raise BadInput(f"{what} has shape {data.shape} {data.dtype}; it must be bytes of JSON: copy the file again.")
-    with reading(what):
+        raise BadInput(f"{subject} has shape {data.shape} {data.dtype}; it must be bytes of JSON: copy the file again.")
+    with reading(subject):
         content = np.asarray(data[()] if data.ndim == 1 else data[:, 0]).astype(np.uint8).tobytes()
     try:
-        said = json.loads(content.partition(b"\0")[0])
+        metadata = json.loads(content.partition(b"\0")[0])
     except (ValueError, RecursionError) as error:
-        raise BadInput(f"{what} cannot be read as JSON ({error}); the file is damaged: copy it again.") from error
-    return said if isinstance(said, dict) else {}
+        raise BadInput(f"{subject} cannot be read as JSON ({error}); the file is damaged: copy it again.") from error
+    return metadata if isinstance(metadata, dict) else {}
 
 
-def _nested_value(said: Any, *keys: str) -> Any:
+def _nested_value(value: Any, *keys: str) -> Any:
     """Return what nested dicts hold under successive keys; None if one is missing."""
     for key in keys:
-        said = said.get(key) if isinstance(said, dict) else None
-    return said
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
 
 
-def _number(said: Any, *keys: str) -> float | None:
+def _number(metadata: Any, *keys: str) -> float | None:
     """Return a positive number of the metadata, None where there is none."""
     try:
-        value = float(_nested_value(said, *keys))
+        value = float(_nested_value(metadata, *keys))
     except (TypeError, ValueError):
         return None
     return value if math.isfinite(value) and value > 0 else None
 
 
-def _object_pixel(said: dict[str, Any], window: tuple[int, int], path: Path, name: str) -> Pair | None:
+def _object_pixel(metadata: dict[str, Any], window: tuple[int, int], path: Path, name: str) -> Pair | None:
     """Return the object pixel (y, x), None where the patterns are not calibrated; BadInput for images."""
     scales = []
     for axis, letter in zip(("height", "width"), "YX", strict=True):
-        size = _number(said, "BinaryResult", "PixelSize", axis)
-        unit = str(_nested_value(said, "BinaryResult", f"PixelUnit{letter}") or "")
+        size = _number(metadata, "BinaryResult", "PixelSize", axis)
+        unit = str(_nested_value(metadata, "BinaryResult", f"PixelUnit{letter}") or "")
         if length_m(unit) is not None:
             raise BadInput(
                 f"{name} in {path} holds images of {window[0]} x {window[1]} pixels of {size or 0:g} {unit}, not "

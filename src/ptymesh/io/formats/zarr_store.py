@@ -73,16 +73,16 @@ class ZarrTree:
                     text = archive.read(name) if archive.getinfo(name).file_size <= MOST_BYTES else b"{}"
             else:
                 return {}
-            found = json.loads(text)
+            content = json.loads(text)
         except (ValueError, RecursionError, *ARCHIVE_DAMAGE):
             return {}
-        return found if isinstance(found, dict) else {}
+        return content if isinstance(content, dict) else {}
 
     def attributes(self, group: str = "") -> dict[str, object]:
         """Return the attributes of a group or an array."""
-        where = f"{group}/" if group else ""
-        found = self._json(f"{where}{VERSION_3}").get("attributes") or self._json(f"{where}{ATTRIBUTES_2}")
-        return found if isinstance(found, dict) else {}
+        prefix = f"{group}/" if group else ""
+        attributes = self._json(f"{prefix}{VERSION_3}").get("attributes") or self._json(f"{prefix}{ATTRIBUTES_2}")
+        return attributes if isinstance(attributes, dict) else {}
 
     def children(self, group: str) -> list[str]:
         """Return the names of what a group holds."""
@@ -100,13 +100,17 @@ class ZarrTree:
         return tuple(shape)
 
     def _description(self, name: str) -> dict[str, object]:
-        found = self._json(f"{name}/{VERSION_3}") or self._json(f"{name}/{ARRAY_2}")
-        return found if found.get("node_type", "array") == "array" else {}
+        description = self._json(f"{name}/{VERSION_3}") or self._json(f"{name}/{ARRAY_2}")
+        return description if description.get("node_type", "array") == "array" else {}
 
     def check_codecs(self, name: str) -> None:
         """Raise BadInput if an array is packed in a way that may hold more than numbers."""
-        said = self._description(name)
-        parts = [said.get("compressor"), *_listed(said.get("filters")), *_listed(said.get("codecs"))]
+        description = self._description(name)
+        parts = [
+            description.get("compressor"),
+            *_listed(description.get("filters")),
+            *_listed(description.get("codecs")),
+        ]
         for codec in _all_codecs([part for part in parts if part is not None]):
             if codec.removeprefix("numcodecs.") not in CODECS:
                 raise BadInput(
@@ -151,14 +155,14 @@ class ZarrSource:
         if tree is None:
             raise BadInput(f"{path} is no zarr store; check data.path.")
         tree.check_codecs(array)
-        found = self._opened()
-        shape, chunks = tuple(int(n) for n in found.shape), tuple(int(n) for n in found.chunks)
+        stored = self._opened()
+        shape, chunks = tuple(int(n) for n in stored.shape), tuple(int(n) for n in stored.chunks)
         axes = axes or {3: "nyx", 4: "rcyx"}.get(len(shape), "")
         if len(axes) != len(shape) or 0 in shape:
             raise BadInput(f"{array} in {path} has shape {shape}; patterns have three axes (views, y, x), or four.")
-        if found.dtype.kind not in "buif":
-            raise BadInput(f"{array} in {path} holds {found.dtype} values; patterns are counts.")
-        if (size := int(np.prod(chunks, dtype=np.int64)) * found.dtype.itemsize) > MOST_CHUNK_BYTES:
+        if stored.dtype.kind not in "buif":
+            raise BadInput(f"{array} in {path} holds {stored.dtype} values; patterns are counts.")
+        if (size := int(np.prod(chunks, dtype=np.int64)) * stored.dtype.itemsize) > MOST_CHUNK_BYTES:
             raise BadInput(
                 f"{array} in {path} has chunks of {size:g} bytes, more than {MOST_CHUNK_BYTES:g}; write it in smaller "
                 "ones."
@@ -167,7 +171,7 @@ class ZarrSource:
         sides, pieces = dict(zip(axes, shape, strict=True)), dict(zip(axes, chunks, strict=True))
         self.raster = (sides["r"], sides["c"]) if "r" in sides else None
         self._shape = (sides["r"] * sides["c"] if self.raster else sides["n"], sides["y"], sides["x"])
-        self._dtype = native(np.empty(0, found.dtype)).dtype
+        self._dtype = native(np.empty(0, stored.dtype)).dtype
         #: Name of these patterns among others in the same store.
         self.label = f"{array} {axes}"
         #: Number of views that one chunk spans.

@@ -52,8 +52,8 @@ def _heaps_are_sound(path: Path, size: int, *_identity: int) -> bool:
     if size == 0:
         return True
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        whole = size <= 2 * SEARCHED_BYTES
-        parts = [(0, size)] if whole else [(0, SEARCHED_BYTES), (size - SEARCHED_BYTES, size)]
+        is_short = size <= 2 * SEARCHED_BYTES
+        parts = [(0, size)] if is_short else [(0, SEARCHED_BYTES), (size - SEARCHED_BYTES, size)]
         return all(_heap_is_sound(content, at, size) for part in parts for at in _find_heaps(content, *part))
 
 
@@ -99,9 +99,11 @@ class ChunkCheck:
         self._filters = [(number, tuple(options)) for number, _, options, _ in filters]
         self._chunks = data.chunks or ()
         self._chunk_bytes = math.prod(self._chunks) * data.dtype.itemsize
-        known = {SHUFFLE, FLETCHER32, BITSHUFFLE}
+        checked_filters = {SHUFFLE, FLETCHER32, BITSHUFFLE}
         numbers = {number for number, _ in self._filters}
-        self.needed = data.chunks is not None and (numbers <= known or bool(numbers & {FLETCHER32, BITSHUFFLE}))
+        self.needed = data.chunks is not None and (
+            numbers <= checked_filters or bool(numbers & {FLETCHER32, BITSHUFFLE})
+        )
         self._checked: set[tuple[int, ...]] = set()
         self._stored: dict[tuple[int, ...], tuple[int, int]] | None = None
 

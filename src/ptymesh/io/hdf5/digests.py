@@ -75,24 +75,24 @@ def check(file: h5py.File) -> None:
         raise _damaged(file, "what it says of its datasets", "of the file")
 
 
-def _damaged(file: h5py.File, what: str, whose: str) -> BadInput:
+def _damaged(file: h5py.File, subject: str, whose: str) -> BadInput:
     return BadInput(
-        f"{file.filename} is damaged: {what} is not what was written; take an older copy or run again (or, where it "
+        f"{file.filename} is damaged: {subject} is not what was written; take an older copy or run again (or, where it "
         f"was changed on purpose, delete the attribute {NAME} {whose})."
     )
 
 
 def _nodes(file: h5py.File) -> dict[str, Any]:
     """Return groups and datasets by name, in alphabetical order."""
-    found: dict[str, Any] = {}
-    file.visititems(lambda name, item: found.__setitem__(name, item))
-    return dict(sorted(found.items()))
+    nodes: dict[str, Any] = {}
+    file.visititems(lambda name, item: nodes.__setitem__(name, item))
+    return dict(sorted(nodes.items()))
 
 
 def _digest_dataset(data: h5py.Dataset) -> str:
     digest = xxhash.xxh3_128()
-    for where in _slabs(data.shape, max(1, data.dtype.itemsize)):
-        digest.update(_canonical(np.asarray(data[where])))
+    for slab in _slabs(data.shape, max(1, data.dtype.itemsize)):
+        digest.update(_canonical(np.asarray(data[slab])))
     return digest.hexdigest()
 
 
@@ -145,7 +145,7 @@ def _type(dtype: np.dtype) -> bytes:
 def _canonical(array: np.ndarray) -> bytes | memoryview:
     """Return an array's values as bytes, little-endian and in C order; texts each with their length."""
     if array.dtype.kind in "OSU":
-        said = [item if isinstance(item, bytes) else str(item).encode() for item in array.reshape(-1).tolist()]
-        return b"".join(len(item).to_bytes(8, "little") + item for item in said)
+        texts = [item if isinstance(item, bytes) else str(item).encode() for item in array.reshape(-1).tolist()]
+        return b"".join(len(item).to_bytes(8, "little") + item for item in texts)
     ordered = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
     return ordered.reshape(-1).view(np.uint8).data

@@ -53,27 +53,27 @@ def member(group: h5py.Group, name: str) -> h5py.Group | h5py.Dataset | None:
     return node
 
 
-def check(found: h5py.Dataset, kinds: str) -> None:
+def check(data: h5py.Dataset, kinds: str) -> None:
     """Raise BadInput as `dataset` does."""
-    what = f"{found.name} of {found.file.filename}"
-    properties = found.id.get_create_plist()
-    if found.is_virtual or properties.get_external_count():
-        raise BadInput(f"The values of {what} lie in other files, which are not read.")
-    if found.shape is None:
-        raise BadInput(f"{what} is empty; it should hold values.")
-    text = h5py.check_string_dtype(found.dtype) is not None
-    if not ("U" in kinds if text else _is_of(found.dtype, kinds)):
-        raise BadInput(f"{what} holds {'text' if text else found.dtype}, where {_named(kinds)} should be.")
-    held = found.id.get_storage_size()
-    most = held * UNFOLDS + FREELY if properties.get_nfilters() else held
-    if found.nbytes > most:
-        raise BadInput(f"{what} declares {size(found.nbytes)} and holds {size(held)}.")
-    if found.nbytes > FREELY:
-        check_room(found.nbytes, what, "free some, or take a larger machine")
+    subject = f"{data.name} of {data.file.filename}"
+    properties = data.id.get_create_plist()
+    if data.is_virtual or properties.get_external_count():
+        raise BadInput(f"The values of {subject} lie in other files, which are not read.")
+    if data.shape is None:
+        raise BadInput(f"{subject} is empty; it should hold values.")
+    text = h5py.check_string_dtype(data.dtype) is not None
+    if not ("U" in kinds if text else _is_of(data.dtype, kinds)):
+        raise BadInput(f"{subject} holds {'text' if text else data.dtype}, where {_words_for_kinds(kinds)} should be.")
+    stored_bytes = data.id.get_storage_size()
+    most = stored_bytes * UNFOLDS + FREELY if properties.get_nfilters() else stored_bytes
+    if data.nbytes > most:
+        raise BadInput(f"{subject} declares {size(data.nbytes)} and holds {size(stored_bytes)}.")
+    if data.nbytes > FREELY:
+        check_room(data.nbytes, subject, "free some, or take a larger machine")
     try:
-        ChunkCheck(found).check_part(found, tuple(slice(0, side) for side in found.shape))
+        ChunkCheck(data).check_part(data, tuple(slice(0, side) for side in data.shape))
     except DAMAGE as error:
-        raise BadInput(f"{what} is damaged ({first_line(error)}).") from error
+        raise BadInput(f"{subject} is damaged ({first_line(error)}).") from error
 
 
 def _is_of(dtype: np.dtype, kinds: str) -> bool:
@@ -81,6 +81,6 @@ def _is_of(dtype: np.dtype, kinds: str) -> bool:
     return dtype.kind in kinds and dtype.itemsize <= (16 if dtype.kind == "c" else 8)
 
 
-def _named(kinds: str) -> str:
+def _words_for_kinds(kinds: str) -> str:
     names = {"c": "complex numbers", "f": "real numbers", "i": "integers", "U": "text"}
     return " or ".join(name for letter, name in names.items() if letter in kinds)

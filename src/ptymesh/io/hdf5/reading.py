@@ -74,33 +74,33 @@ KINDS = {"buif": "numbers", "bui": "whole numbers", "iuf": "numbers", "buifc": "
 
 
 @contextmanager
-def reading(what: str, remedy: str = "copy the file again") -> Iterator[None]:
-    """Turn what calls of h5py raise into a BadInput, such as "WHAT is truncated or damaged (...): REMEDY."."""
+def reading(subject: str, remedy: str = "copy the file again") -> Iterator[None]:
+    """Turn what calls of h5py raise into a BadInput, such as "SUBJECT is truncated or damaged (...): REMEDY."."""
     try:
         yield
     except PtymeshError:
         raise
     except DAMAGE as error:
-        raise unreadable(what, error, remedy) from error
+        raise unreadable(subject, error, remedy) from error
 
 
-def unreadable(what: str, error: BaseException, remedy: str = "copy the file again") -> BadInput:
+def unreadable(subject: str, error: BaseException, remedy: str = "copy the file again") -> BadInput:
     """Return the error for what h5py raised: the system's own reason if the system refused, else damage.
 
     Args:
-        what: words for the object that was read.
+        subject: words for the object that was read.
         error: what h5py raised.
         remedy: what a person should do about damage.
     """
     if isinstance(error, MemoryError):
-        return BadInput(f"{what} needs more memory than there is: free some, or, if it is small, {remedy}.")
+        return BadInput(f"{subject} needs more memory than there is: free some, or, if it is small, {remedy}.")
     number = error.errno if isinstance(error, OSError) else None
     if number in SYSTEM:
-        return BadInput(f"{what} cannot be read ({os.strerror(number)}): {SYSTEM[number]}.")
+        return BadInput(f"{subject} cannot be read ({os.strerror(number)}): {SYSTEM[number]}.")
     cut = TRUNCATED.search(str(error))
     if cut is not None:
-        return BadInput(f"{what} is truncated (it has {cut[1]} of its {cut[2]} bytes): {remedy}.")
-    return BadInput(f"{what} is truncated or damaged ({first_line(error)}): {remedy}.")
+        return BadInput(f"{subject} is truncated (it has {cut[1]} of its {cut[2]} bytes): {remedy}.")
+    return BadInput(f"{subject} is truncated or damaged ({first_line(error)}): {remedy}.")
 
 
 class Hdf5File(h5py.File):
@@ -139,22 +139,22 @@ class Hdf5File(h5py.File):
 
     def place(self, name: bytes | str) -> Path | None:
         """Return the path of a file by name, looked for as HDF5 does; None if there is none."""
-        wanted = Path(os.fsdecode(name))
+        relative = Path(os.fsdecode(name))
         places = [self.path.absolute().parent, self.path.resolve().parent, Path.cwd()]
-        candidates = [place / wanted for place in places]
-        if wanted.is_absolute():  # it may have been moved together with this one
-            candidates = [wanted, *(place / wanted.name for place in places)]
+        candidates = [place / relative for place in places]
+        if relative.is_absolute():  # it may have been moved together with this one
+            candidates = [relative, *(place / relative.name for place in places)]
         return next((path for path in candidates if path.exists()), None)
 
     def named(self, name: bytes | str) -> Path:
         """Return the path of a file that this one refers to; raise BadInput if it must not be opened."""
-        found = self.place(name)
-        if found is None:
+        path = self.place(name)
+        if path is None:
             raise BadInput(
                 f"{self.path} refers to {os.fsdecode(name)!r}, which is not there: copy it to "
                 f"{self.path.absolute().parent}."
             )
-        real = found.resolve()
+        real = path.resolve()
         if not any(real.is_relative_to(root) for root in self.roots):
             raise BadInput(
                 f"{self.path} refers to {real}, which is not in its own folder: copy it there, or, if you trust the "
@@ -162,7 +162,7 @@ class Hdf5File(h5py.File):
             )
         if not real.is_file():
             raise BadInput(f"{self.path} refers to {real}, which is no regular file: put the file itself there.")
-        return found
+        return path
 
 
 def open_hdf5(path: Path, cache: int = CACHE_BYTES, follow: Sequence[Path] = ()) -> Hdf5File:
@@ -212,9 +212,9 @@ def has(file: Hdf5File, name: str) -> bool:
 def item_of(file: Hdf5File, name: str) -> Any:
     """Return the group or dataset of this name, or None; a dataset is not checked for reading yet (`dataset_of`)."""
     with reading(f"{name} in {file.filename}"):
-        _, found = _find(file, name)
+        _, identifier = _find(file, name)
         wrapped = {h5py.h5g.GroupID: h5py.Group, h5py.h5d.DatasetID: h5py.Dataset, h5py.h5t.TypeID: h5py.Datatype}
-        return next((make(found) for kind, make in wrapped.items() if isinstance(found, kind)), None)
+        return next((make(identifier) for kind, make in wrapped.items() if isinstance(identifier, kind)), None)
 
 
 def dataset_of(file: Hdf5File, name: str) -> h5py.Dataset:
@@ -239,13 +239,13 @@ def read_dataset(file: Hdf5File, name: str, most: int | None = None, kinds: str 
         BadInput: it is missing, damaged, too large, or of another kind.
     """
     data = dataset_of(file, name)
-    what = f"{name} in {file.filename}"
-    with reading(what):
-        check_kind(data.dtype, kinds, what)
-        check_count(data.shape, most, what)
+    subject = f"{name} in {file.filename}"
+    with reading(subject):
+        check_kind(data.dtype, kinds, subject)
+        check_count(data.shape, most, subject)
         needed = math.prod(data.shape) * data.dtype.itemsize
         check_room(
-            needed, f"{what} of shape {data.shape}", "the file is damaged, or wants a larger machine", READ_SHARE
+            needed, f"{subject} of shape {data.shape}", "the file is damaged, or wants a larger machine", READ_SHARE
         )
         if data.dtype.kind == "O":
             check_heaps(Path(data.file.filename))
@@ -257,28 +257,28 @@ def _look_at_chunks(data: h5py.Dataset) -> None:
     ChunkCheck(data).check_part(data, tuple(slice(0, side) for side in data.shape))
 
 
-def check_kind(dtype: np.dtype, kinds: str | None, what: str) -> None:
+def check_kind(dtype: np.dtype, kinds: str | None, subject: str) -> None:
     """Raise BadInput if a type is not of the wanted kinds.
 
     Args:
         dtype: type of the values.
         kinds: numpy's letters of wanted kinds; None: any.
-        what: words for the array.
+        subject: words for the array.
     """
     if kinds is not None and dtype.kind not in kinds:
-        raise BadInput(f"{what} holds {str(dtype)[:60]} values; they must be {KINDS[kinds]}.")
+        raise BadInput(f"{subject} holds {str(dtype)[:60]} values; they must be {KINDS[kinds]}.")
 
 
-def check_count(shape: tuple[int, ...], most: int | None, what: str) -> None:
+def check_count(shape: tuple[int, ...], most: int | None, subject: str) -> None:
     """Raise BadInput if an array has more values than can be needed.
 
     Args:
         shape: of the array.
         most: largest number of values; None: any.
-        what: words for the array.
+        subject: words for the array.
     """
     if most is not None and math.prod(shape) > most:
-        raise BadInput(f"{what} has shape {shape}, more values than the {most} that this scan can need: correct it.")
+        raise BadInput(f"{subject} has shape {shape}, more values than the {most} that this scan can need: correct it.")
 
 
 def native(array: np.ndarray) -> np.ndarray:
@@ -286,10 +286,10 @@ def native(array: np.ndarray) -> np.ndarray:
     dtype = array.dtype
     if dtype.kind in "fc":
         least, most = (("f4", "f8"), ("c8", "c16"))[dtype.kind == "c"]
-        wanted = least if dtype.itemsize < np.dtype(least).itemsize else most
+        target = least if dtype.itemsize < np.dtype(least).itemsize else most
         if not np.dtype(least).itemsize <= dtype.itemsize <= np.dtype(most).itemsize:
             with np.errstate(over="ignore", invalid="ignore"):  # callers look for NaN and infinities
-                return array.astype(wanted)
+                return array.astype(target)
     return array.astype(dtype.newbyteorder("="), copy=False) if dtype.kind in "iufc" else array
 
 
@@ -304,9 +304,9 @@ def attribute(item: Any, name: str) -> Any:
     with reading(f"Attribute {name} of {item.name} in {item.file.filename}"):
         if name not in item.attrs:
             return None
-        found = item.attrs.get_id(name)
-        check_count(found.shape or (), ATTRIBUTE_VALUES, f"Attribute {name} of {item.name}")
-        if found.dtype.kind == "O":  # strings and the like, which lie in a heap
+        identifier = item.attrs.get_id(name)
+        check_count(identifier.shape or (), ATTRIBUTE_VALUES, f"Attribute {name} of {item.name}")
+        if identifier.dtype.kind == "O":  # strings and the like, which lie in a heap
             check_heaps(Path(item.file.filename))
         value = item.attrs[name]
         return None if isinstance(value, h5py.Empty) else value
@@ -325,25 +325,25 @@ def text_of(value: Any, most: int = 1000) -> str | None:
 
 def listing(file: Hdf5File, most: int = 8) -> str:
     """Return the names and shapes of a file's datasets, largest first, for error messages."""
-    found: list[tuple[int, str]] = []
-    looked = itertools.count(1)
+    sized_names: list[tuple[int, str]] = []
+    visits = itertools.count(1)
 
     def visit(name: str, item: Any) -> bool | None:
         if isinstance(item, h5py.Dataset):
-            found.append((math.prod(item.shape or (0,)), f"/{text_of(name)} {item.shape}"))
-        return True if next(looked) >= LISTED else None
+            sized_names.append((math.prod(item.shape or (0,)), f"/{text_of(name)} {item.shape}"))
+        return True if next(visits) >= LISTED else None
 
     with reading(f"{file.filename}"):
         file.visititems(visit)
-    names = [text for _, text in sorted(found, reverse=True)]
+    names = [text for _, text in sorted(sized_names, reverse=True)]
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return (", ".join(names[:most]) + more) or "none at all"
 
 
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, at most 160 characters; its class if it has no message."""
-    said = str(error).strip()
-    return said.splitlines()[0][:160] if said else type(error).__name__
+    message = str(error).strip()
+    return message.splitlines()[0][:160] if message else type(error).__name__
 
 
 # --- where names lead ---
@@ -351,10 +351,10 @@ def first_line(error: BaseException) -> str:
 
 def _find(file: Hdf5File, name: str) -> tuple[Hdf5File, Any]:
     """Return the file that an object lies in, and the object (h5py's low-level identifier) or None."""
-    asked, item = f"{name} in {file.filename}", _root(file)
-    left, hops = deque(_path_parts(name.encode())), 0
-    while left:
-        part = left.popleft()
+    subject, item = f"{name} in {file.filename}", _root_group(file)
+    parts_left, hops = deque(_path_parts(name.encode())), 0
+    while parts_left:
+        part = parts_left.popleft()
         if not isinstance(item, h5py.h5g.GroupID) or not item.links.exists(part):
             return file, None
         kind = item.links.get_info(part).type
@@ -363,21 +363,21 @@ def _find(file: Hdf5File, name: str) -> tuple[Hdf5File, Any]:
             continue
         hops += 1
         if hops > HOPS:
-            raise BadInput(f"{asked} is a link that leads in circles: mend the link, or copy the file again.")
+            raise BadInput(f"{subject} is a link that leads in circles: mend the link, or copy the file again.")
         if kind == h5py.h5l.TYPE_SOFT:
             path = item.links.get_val(part)
-            item = _root(file) if path.startswith(b"/") else item
+            item = _root_group(file) if path.startswith(b"/") else item
         elif kind == h5py.h5l.TYPE_EXTERNAL:
-            where, path = item.links.get_val(part)
-            file = file.other(where)
-            item = _root(file)
+            other_name, path = item.links.get_val(part)
+            file = file.other(other_name)
+            item = _root_group(file)
         else:
-            raise BadInput(f"{asked} is a link of a kind that is not known: copy what it stands for into the file.")
-        left.extendleft(reversed(_path_parts(path)))
+            raise BadInput(f"{subject} is a link of a kind that is not known: copy what it stands for into the file.")
+        parts_left.extendleft(reversed(_path_parts(path)))
     return file, item
 
 
-def _root(file: Hdf5File) -> Any:
+def _root_group(file: Hdf5File) -> Any:
     return h5py.h5g.open(file.id, b"/")
 
 
@@ -386,29 +386,29 @@ def _path_parts(name: bytes) -> list[bytes]:
     return [part for part in name.split(b"/") if part not in (b"", b".")]
 
 
-def _dataset(file: Hdf5File, name: str, above: tuple[tuple[Path, str], ...]) -> tuple[h5py.Dataset, int]:
-    """Return the dataset and its depth (0: not virtual); `above`: virtual datasets that it is a part of."""
-    deep, what = 0, f"{name} in {file.filename}"
-    with reading(what):
-        home, found = _find(file, name)
-        if not isinstance(found, h5py.h5d.DatasetID):
+def _dataset(file: Hdf5File, name: str, parents: tuple[tuple[Path, str], ...]) -> tuple[h5py.Dataset, int]:
+    """Return the dataset and its depth (0: not virtual); `parents`: virtual datasets that it is a part of."""
+    depth, subject = 0, f"{name} in {file.filename}"
+    with reading(subject):
+        home, identifier = _find(file, name)
+        if not isinstance(identifier, h5py.h5d.DatasetID):
             raise BadInput(f"{file.filename} has no dataset {name}; it has {listing(file)}.")
-        if found.get_space().get_simple_extent_type() == h5py.h5s.NULL:
-            raise BadInput(f"{what} is empty (it has no values at all): write it, or leave it out.")
-        plan = found.get_create_plist()
+        if identifier.get_space().get_simple_extent_type() == h5py.h5s.NULL:
+            raise BadInput(f"{subject} is empty (it has no values at all): write it, or leave it out.")
+        plan = identifier.get_create_plist()
         if plan.get_external_count():
-            found = _open_external_storage(home, found, plan)
+            identifier = _open_external_storage(home, identifier, plan)
         if plan.get_layout() == h5py.h5d.VIRTUAL:
-            deep = _check_sources(home, name, plan, above)
+            depth = _check_sources(home, name, plan, parents)
         if plan.get_layout() == h5py.h5d.CHUNKED:
-            chunk = math.prod(plan.get_chunk()) * found.get_type().get_size()
-            check_room(chunk, f"One chunk of {what}", "the file is damaged, or wants smaller chunks", CHUNK_SHARE)
+            chunk = math.prod(plan.get_chunk()) * identifier.get_type().get_size()
+            check_room(chunk, f"One chunk of {subject}", "the file is damaged, or wants smaller chunks", CHUNK_SHARE)
         if any(plan.get_filter(i)[0] >= 256 for i in range(plan.get_nfilters())):  # 256: first registered plugin
-            _load_filters(what)
-        return h5py.Dataset(found), deep
+            _load_filters(subject)
+        return h5py.Dataset(identifier), depth
 
 
-def _load_filters(what: str) -> None:
+def _load_filters(subject: str) -> None:
     """Let HDF5 find the registered filters, which are for compressed data alone and 46 MB.
 
     Raises:
@@ -418,7 +418,7 @@ def _load_filters(what: str) -> None:
         import hdf5plugin  # noqa: F401
     except ImportError as error:
         raise BadInput(
-            f"{what} is compressed by a filter of hdf5plugin, which cannot be imported ({error}): pip install "
+            f"{subject} is compressed by a filter of hdf5plugin, which cannot be imported ({error}): pip install "
             "hdf5plugin, or write the file without compression."
         ) from error
 
@@ -428,38 +428,40 @@ def _opened_object(group: Any, part: bytes) -> Any:
         return h5py.h5o.open(group, part)
     except KeyError:
         if group.links.exists(part) and h5py.h5o.get_info(group, part).type == h5py.h5o.TYPE_DATASET:
-            return h5py.h5d.open(group, part, _beside())  # it is open with this option elsewhere in the process
+            return h5py.h5d.open(
+                group, part, _access_beside_file()
+            )  # it is open with this option elsewhere in the process
         raise
 
 
-def _beside() -> Any:
+def _access_beside_file() -> Any:
     """Return access options by which external storage is looked for beside the file, not in the working folder."""
     access = h5py.h5p.create(h5py.h5p.DATASET_ACCESS)
     access.set_efile_prefix(b"${ORIGIN}")
     return access
 
 
-def _open_external_storage(home: Hdf5File, found: Any, plan: Any) -> Any:
+def _open_external_storage(home: Hdf5File, identifier: Any, plan: Any) -> Any:
     """Return a dataset with external storage, opened so that HDF5 reads the files that are checked here."""
     for index in range(plan.get_external_count()):
-        said = os.fsdecode(plan.get_external(index)[0])
-        if home.named(said) != home.path.absolute().parent / said:  # an absolute name stays as it is
+        storage_name = os.fsdecode(plan.get_external(index)[0])
+        if home.named(storage_name) != home.path.absolute().parent / storage_name:  # an absolute name stays as it is
             raise BadInput(
-                f"{home.path} refers to {said!r}, which is not there: copy it to {home.path.absolute().parent}."
+                f"{home.path} refers to {storage_name!r}, which is not there: copy it to {home.path.absolute().parent}."
             )
-    name = h5py.h5i.get_name(found)
-    found._close()  # HDF5 keeps the options with which a dataset was opened first
-    return h5py.h5d.open(home.id, name, _beside())
+    name = h5py.h5i.get_name(identifier)
+    identifier._close()  # HDF5 keeps the options with which a dataset was opened first
+    return h5py.h5d.open(home.id, name, _access_beside_file())
 
 
-def _check_sources(home: Hdf5File, name: str, plan: Any, above: tuple[tuple[Path, str], ...]) -> int:
+def _check_sources(home: Hdf5File, name: str, plan: Any, parents: tuple[tuple[Path, str], ...]) -> int:
     """Return the depth of a virtual dataset; raise BadInput if a source is missing or must not be read.
 
     Without this check HDF5 would take the values of a file that it cannot open to be zero. It keeps files that it reads
     open, so their number is checked, too.
     """
-    here = (*above, (home.path.resolve(), name))
-    if len(here) > DEPTH or len(set(here)) < len(here):
+    chain = (*parents, (home.path.resolve(), name))
+    if len(chain) > DEPTH or len(set(chain)) < len(chain):
         raise _made_of_itself(home, name)
     count = plan.get_virtual_count()
     if count > SOURCES:
@@ -469,11 +471,11 @@ def _check_sources(home: Hdf5File, name: str, plan: Any, above: tuple[tuple[Path
     pairs = {(plan.get_virtual_filename(index), plan.get_virtual_dsetname(index)) for index in range(count)}
     height, sources = 0, _Sources(home)
     try:
-        for where, what in sorted(pairs):
-            height = max(height, _check_source(sources, where, what, here))
+        for file_name, dataset_name in sorted(pairs):
+            height = max(height, _check_source(sources, file_name, dataset_name, chain))
     finally:
         sources.close()
-    if not above:
+    if not parents:
         check_files(len({path for path, _ in home.checked}), f"{name} in {home.path}")
     return height + 1
 
@@ -505,19 +507,19 @@ class _Sources:
         self._file = self.home
 
 
-def _check_source(sources: _Sources, where: str, what: str, here: tuple[tuple[Path, str], ...]) -> int:
+def _check_source(sources: _Sources, file_name: str, dataset_name: str, chain: tuple[tuple[Path, str], ...]) -> int:
     """Check a source, or all that there are if its name counts blocks (%b), and return its depth."""
-    counted, height = "%b" in where or "%b" in what, 0
-    for block in range(SOURCES if counted else 1):
-        path, inside = (name.replace("%b", str(block)).replace("%%", "%") for name in (where, what))
-        if counted and block and not _is_there(sources, path, inside):
+    is_numbered, height = "%b" in file_name or "%b" in dataset_name, 0
+    for block in range(SOURCES if is_numbered else 1):
+        path, inside = (name.replace("%b", str(block)).replace("%%", "%") for name in (file_name, dataset_name))
+        if is_numbered and block and not _is_there(sources, path, inside):
             break
         key, checked = (sources.path(path).resolve(), inside), sources.home.checked
         if key not in checked:
-            data, deep = _dataset(sources.file(path), inside, here)
-            checked[Path(data.file.filename).resolve(), str(data.name)] = checked[key] = deep
-        if len(here) + checked[key] > DEPTH:
-            raise _made_of_itself(sources.home, here[-1][1])
+            data, depth = _dataset(sources.file(path), inside, chain)
+            checked[Path(data.file.filename).resolve(), str(data.name)] = checked[key] = depth
+        if len(chain) + checked[key] > DEPTH:
+            raise _made_of_itself(sources.home, chain[-1][1])
         height = max(height, checked[key])
     return height
 

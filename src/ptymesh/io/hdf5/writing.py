@@ -64,14 +64,14 @@ class _Lenient:
         return count
 
     def seek(self, *where: int) -> int:
-        found = 0
+        position = 0
 
         def act() -> None:
-            nonlocal found
-            found = self._raw.seek(*where)  # which writes what has waited in Python's buffer
+            nonlocal position
+            position = self._raw.seek(*where)  # which writes what has waited in Python's buffer
 
         self.attempt(act)
-        return found
+        return position
 
     def position_in_file(self) -> int:
         return 0 if self.error is not None else self._raw.tell()

@@ -84,9 +84,9 @@ def refuse_featureless(scan: Measurement) -> None:
         which += f" that were looked at, of {scan.views},"
     if not (counts > 0).any():
         raise BadInput(f"{which} of {scan.name} have no counts on the detector's good pixels; {WRONG_DATASET}.")
-    known = counts >= 0
-    least = np.where(known, counts, counts.max()).min(axis=1)
-    most = np.where(known, counts, counts.min()).max(axis=1)
+    is_counted = counts >= 0
+    least = np.where(is_counted, counts, counts.max()).min(axis=1)
+    most = np.where(is_counted, counts, counts.min()).max(axis=1)
     if counts.shape[1] > 1 and (least >= most).all():
         raise BadInput(
             f"{which} of {scan.name} have the same count on every pixel, as no diffraction has; {WRONG_DATASET}."
@@ -112,8 +112,8 @@ def check_scan(measurement: Measurement) -> Findings:
     stray = stray_views(m.positions, m.window) if m.checks.views != "off" else np.empty(0, np.int64)
     if not len(stray):
         return Findings(doubts=tuple(doubts))
-    what = f"{_count(len(stray), 'view')} further from all others than the window is wide"
-    return _leaving_out(m, [(stray, what, "their positions cannot be right")], tuple(doubts))
+    problem = f"{_count(len(stray), 'view')} further from all others than the window is wide"
+    return _leaving_out(m, [(stray, problem, "their positions cannot be right")], tuple(doubts))
 
 
 def scan_fault(measurement: Measurement) -> str:
@@ -129,7 +129,10 @@ def scan_fault(measurement: Measurement) -> str:
     step = extent / along
     if step >= LEAST_STEP_PX:
         return too_far_apart(m.positions, m.window)
-    return f"Views of {m.name} are {step:.2g} object pixels apart{_pixel(m.geometry)}: {_units(m.geometry)}."
+    return (
+        f"Views of {m.name} are {step:.2g} object pixels apart{_words_for_pixel(m.geometry)}: "
+        f"{_keys_to_check(m.geometry)}."
+    )
 
 
 def check_near_field(measurement: Measurement) -> Findings:
@@ -138,30 +141,30 @@ def check_near_field(measurement: Measurement) -> Findings:
     return Findings(doubts=(doubt,) if doubt else ())
 
 
-def _pixel(geometry: Geometry) -> str:
+def _words_for_pixel(geometry: Geometry) -> str:
     pixel = geometry.object_pixel_m
     return "" if pixel is None else f", which have {max(pixel):.3g} m"
 
 
-def _units(geometry: Geometry) -> str:
+def _keys_to_check(geometry: Geometry) -> str:
     """Return words for the keys to check, those with unusual values first."""
     g = geometry
-    odd: list[str] = []
-    others: list[str] = []
+    unusual_keys: list[str] = []
+    usual_keys: list[str] = []
     energy = g.energy_eV
     if energy is not None:
         limits = USUAL_EV if g.radiation == "photon" else (1e4, 2e6)
         usual = limits[0] <= energy <= limits[1]
-        (others if usual else odd).append(f"data.energy_eV ({energy:.4g})")
+        (usual_keys if usual else unusual_keys).append(f"data.energy_eV ({energy:.4g})")
     if g.detector_pixel_m is not None:
         usual = all(USUAL_PIXEL_M[0] <= side <= USUAL_PIXEL_M[1] for side in g.detector_pixel_m)
-        (others if usual else odd).append(f"data.detector_pixel_m ({g.detector_pixel_m[0]:.4g})")
+        (usual_keys if usual else unusual_keys).append(f"data.detector_pixel_m ({g.detector_pixel_m[0]:.4g})")
     if g.distance_m is not None:
-        (others if 1e-3 <= g.distance_m <= 100 else odd).append(f"data.distance_m ({g.distance_m:.4g})")
-    others.append("positions.unit")
-    if odd:
-        return f"check {', '.join(odd)} first, then {', '.join(others)}"
-    return f"check {', '.join(others)}"
+        (usual_keys if 1e-3 <= g.distance_m <= 100 else unusual_keys).append(f"data.distance_m ({g.distance_m:.4g})")
+    usual_keys.append("positions.unit")
+    if unusual_keys:
+        return f"check {', '.join(unusual_keys)} first, then {', '.join(usual_keys)}"
+    return f"check {', '.join(usual_keys)}"
 
 
 def _is_line(positions: np.ndarray) -> bool:
@@ -184,10 +187,10 @@ def stray_views(positions: np.ndarray, window: tuple[int, int]) -> np.ndarray:
     )
     if pairs is None:  # all pairs within reach would be too many: take the nearest ones
         nearest = min(len(positions), 9)
-        near = scipy.spatial.cKDTree(positions).query(positions, k=nearest, distance_upper_bound=reach)[1]
-        rows = np.repeat(np.arange(len(positions)), near.shape[1])
-        there = near.ravel() < len(positions)
-        pairs = np.stack([rows[there], near.ravel()[there]], axis=1)
+        neighbours = scipy.spatial.cKDTree(positions).query(positions, k=nearest, distance_upper_bound=reach)[1]
+        rows = np.repeat(np.arange(len(positions)), neighbours.shape[1])
+        is_neighbour = neighbours.ravel() < len(positions)
+        pairs = np.stack([rows[is_neighbour], neighbours.ravel()[is_neighbour]], axis=1)
     shape = len(positions), len(positions)
     links = scipy.sparse.coo_matrix((np.ones(len(pairs)), (pairs[:, 0], pairs[:, 1])), shape=shape)
     group = scipy.sparse.csgraph.connected_components(links, directed=False)[1]
@@ -210,28 +213,28 @@ def check_marks(measurement: Measurement) -> Findings:
     forgiving = isinstance(source, PreparedSource) and source.invalid == "refuse"
     if isinstance(source, PreparedSource):
         source = replace(source, invalid="missing")
-    some = SelectedSource(source, views)
-    few = replace(select_views(_drop_scan_labels(m), views, some), intensity=None)
-    seen = survey(few)
-    least, most = _laid_out(m, seen.least), _laid_out(m, seen.most)
+    sample = SelectedSource(source, views)
+    sampled_scan = replace(select_views(_drop_scan_labels(m), views, sample), intensity=None)
+    sample_survey = survey(sampled_scan)
+    least, most = _laid_out(m, sample_survey.least), _laid_out(m, sample_survey.most)
     never = np.zeros(m.window, bool)
     if forgiving:
-        never = m.mask & (_present(few) == 0)
+        never = m.mask & (_count_views_with_data(sampled_scan) == 0)
     constant = m.mask & (least == most) & (most > 0)
     marks = constant & np.isin(most, MARKERS) if len(views) > 1 else np.zeros(m.window, bool)
     if len(views) >= LEAST_SAMPLED:
         marks |= constant & (most >= LEAST_STUCK)
-    if len(views) > 1 and has_one_pattern(few, seen):  # which says nothing of the detector
+    if len(views) > 1 and has_one_pattern(sampled_scan, sample_survey):  # which says nothing of the detector
         marks = np.zeros(m.window, bool)
     hot = np.zeros(m.window, bool)
     if len(views) >= LEAST_SAMPLED:
-        known = replace(few, mask=m.mask & ~(never | marks))
-        if known.mask.any():
+        unmarked_scan = replace(sampled_scan, mask=m.mask & ~(never | marks))
+        if unmarked_scan.mask.any():
             bright = np.zeros(m.window, bool)
-            bright[tuple(odd_pixels(known, seen)["hot"].T)] = True
-            light = float(np.median(seen.totals)) - float((seen.mean * upright(m, marks)).sum())
-            hot = _laid_out(m, bright & (seen.mean > HOT_SHARE * light))
-    found = _mask_pixels(
+            bright[tuple(odd_pixels(unmarked_scan, sample_survey)["hot"].T)] = True
+            light = float(np.median(sample_survey.totals)) - float((sample_survey.mean * upright(m, marks)).sum())
+            hot = _laid_out(m, bright & (sample_survey.mean > HOT_SHARE * light))
+    findings = _mask_pixels(
         m,
         [
             (never, "without a count in any view (negative, or not a number)"),
@@ -239,14 +242,14 @@ def check_marks(measurement: Measurement) -> Findings:
             (hot, "far brighter than all around"),
         ],
     )
-    counts = some.read(np.arange(len(views)))
-    asked = [_hidden_light(m.mask, source, views)]
+    counts = sample.read(np.arange(len(views)))
+    doubts = [_hidden_light(m.mask, source, views)]
     if m.checks.scan != "off":
-        taken = _dark_of_light(m.mask, source, views)
-        if taken and m.checks.scan == "auto":
-            raise BadInput(taken)
-        asked += [taken, _amplitudes(counts) or _multiples(counts[counts > 0])]
-    return replace(found, doubts=(*found.doubts, *filter(None, asked)))
+        dark_doubt = _dark_of_light(m.mask, source, views)
+        if dark_doubt and m.checks.scan == "auto":
+            raise BadInput(dark_doubt)
+        doubts += [dark_doubt, _amplitudes(counts) or _multiples(counts[counts > 0])]
+    return replace(findings, doubts=(*findings.doubts, *filter(None, doubts)))
 
 
 def _dark_of_light(mask: np.ndarray, source: PatternSource, views: np.ndarray) -> str:
@@ -262,11 +265,11 @@ def _dark_of_light(mask: np.ndarray, source: PatternSource, views: np.ndarray) -
     """
     if not isinstance(source, PreparedSource) or source.dark is None or len(views) < LEAST_SAMPLED:
         return ""
-    raw, left = replace(source, dark=None).read(views), source.read(views)
-    good = mask & ((raw >= 0) & (left >= 0)).all(axis=0)
+    raw, corrected = replace(source, dark=None).read(views), source.read(views)
+    good = mask & ((raw >= 0) & (corrected >= 0)).all(axis=0)
     scale = 1.0 if source.scale is None else source.scale
     dark = source.window.binned((source.dark * scale).astype(np.float64), np.dtype(np.float64))
-    if not left[:, good].any() or not np.ptp(dark[good]):
+    if not corrected[:, good].any() or not np.ptp(dark[good]):
         return ""
     values = raw[:, good].astype(np.float64)
     sums = (values - dark[good]).sum(axis=1)
@@ -289,8 +292,8 @@ def _multiples(positive: np.ndarray) -> str:
         unit = float(np.gcd.reduce(positive.astype(np.int64)))
     else:
         unit = float(positive.min())
-        some = positive[positive < MOST_ROOT * unit] / unit
-        unit = unit if len(some) >= LEAST_ROOTS and (np.abs(some - np.rint(some)) < 1e-3).all() else 1.0
+        multiples = positive[positive < MOST_ROOT * unit] / unit
+        unit = unit if len(multiples) >= LEAST_ROOTS and (np.abs(multiples - np.rint(multiples)) < 1e-3).all() else 1.0
     if abs(unit - 1) < 1e-3:
         return ""
     return (
@@ -345,11 +348,11 @@ def _amplitudes(counts: np.ndarray) -> str:
         return ""
     squares = np.square(positive.astype(np.float64))
     for unit in (1.0, float(squares.min())):
-        some = squares[squares < MOST_ROOT * unit] / unit
-        whole = np.abs(some - np.rint(some)) <= 1e-5 * MOST_ROOT
-        roots = np.sqrt(some)  # of scaled counts, these are whole numbers, too
-        share = float((np.abs(roots - np.rint(roots)) > 1e-3).mean()) if len(some) else 0.0
-        if len(some) >= LEAST_ROOTS and share > LEAST_SHARE and whole.all():
+        multiples = squares[squares < MOST_ROOT * unit] / unit
+        are_whole = np.abs(multiples - np.rint(multiples)) <= 1e-5 * MOST_ROOT
+        roots = np.sqrt(multiples)  # of scaled counts, these are whole numbers, too
+        share = float((np.abs(roots - np.rint(roots)) > 1e-3).mean()) if len(multiples) else 0.0
+        if len(multiples) >= LEAST_ROOTS and share > LEAST_SHARE and are_whole.all():
             gain = "" if abs(unit - 1) < 1e-3 else f" and data.gain={unit:.6g}"
             return (
                 f"Patterns hold square roots of counts (their squares are multiples of {unit:.4g}, they are not): set "
@@ -363,27 +366,29 @@ def without_marks(measurement: Measurement) -> Measurement:
     return apply_findings(measurement, check_marks(measurement))
 
 
-def _present(measurement: Measurement) -> np.ndarray:
+def _count_views_with_data(measurement: Measurement) -> np.ndarray:
     """Return the number of views (h, w) that have data in each pixel."""
     counts = measurement.patterns.read(np.arange(measurement.views))
     return np.asarray((counts >= 0).sum(axis=0))
 
 
-def check_patterns(measurement: Measurement, seen: Survey, *, related: bool = True) -> Findings:
+def check_patterns(measurement: Measurement, pattern_survey: Survey, *, related: bool = True) -> Findings:
     """Check views and pixels by what one pass over all patterns has gathered.
 
     Args:
         measurement: the scan.
-        seen: survey of all of its views.
+        pattern_survey: survey of all of its views.
         related: False if neighbouring positions do not share a part of the sample (single exposures).
     """
     m = measurement
-    pixels = _mask_pixels(m, [] if m.checks.pixels == "off" else odd_kinds(m, seen))
+    pixels = _mask_pixels(m, [] if m.checks.pixels == "off" else odd_kinds(m, pattern_survey))
     if m.checks.pixels != "off":
-        pixels = replace(pixels, doubts=pixels.doubts + _weak_gain_doubts(m, seen) + _saturation_doubts(m, seen))
+        pixels = replace(
+            pixels, doubts=pixels.doubts + _weak_gain_doubts(m, pattern_survey) + _saturation_doubts(m, pattern_survey)
+        )
     if m.checks.views == "off":
         return pixels
-    totals = seen.totals if m.intensity is None else seen.totals / m.intensity
+    totals = pattern_survey.totals if m.intensity is None else pattern_survey.totals / m.intensity
     odd = odd_views(totals, m.positions, related=related)
     kinds = (
         (odd.empty, "without counts", "the beam or the detector was off"),
@@ -393,8 +398,8 @@ def check_patterns(measurement: Measurement, seen: Survey, *, related: bool = Tr
     same = ("All views hold nearly the same pattern: check which dataset is read (data.keys.patterns).",)
     views = _leaving_out(
         m,
-        [(some, f"{_count(len(some), 'view')} {what}", why) for some, what, why in kinds],
-        same if has_one_pattern(m, seen) else (),
+        [(odd_ones, f"{_count(len(odd_ones), 'view')} {problem}", why) for odd_ones, problem, why in kinds],
+        same if has_one_pattern(m, pattern_survey) else (),
     )
     return replace(
         pixels,
@@ -405,47 +410,51 @@ def check_patterns(measurement: Measurement, seen: Survey, *, related: bool = Tr
     )
 
 
-def odd_kinds(measurement: Measurement, seen: Survey) -> list[tuple[np.ndarray, str]]:
+def odd_kinds(measurement: Measurement, pattern_survey: Survey) -> list[tuple[np.ndarray, str]]:
     """Return pixels (h, w) bool that look wrong, each with words for what is wrong with them."""
     m = measurement
     far = m.geometry.propagation == "far_field"
-    dark = _laid_out(m, dark_regions(seen.mean * m.views, seen.most, upright(m, m.mask), far=far))
+    dark = _laid_out(m, dark_regions(pattern_survey.mean * m.views, pattern_survey.most, upright(m, m.mask), far=far))
     kinds = [(dark, "without counts between bright ones")]
-    if has_one_pattern(m, seen):
+    if has_one_pattern(m, pattern_survey):
         return []
-    found = odd_pixels(replace(m, mask=m.mask & ~dark) if dark.any() and (m.mask & ~dark).any() else m, seen)
-    for kind, what in (
+    pixels_of_kind = odd_pixels(
+        replace(m, mask=m.mask & ~dark) if dark.any() and (m.mask & ~dark).any() else m, pattern_survey
+    )
+    for kind, problem in (
         ("dead", "dark beside bright ones"),
         ("stuck", "with the same number in all views"),
         ("hot", "far brighter than all around"),
     ):
         pixels = np.zeros(m.window, bool)
-        pixels[tuple(found[kind].T)] = True
-        kinds.append((_laid_out(m, pixels), what))
+        pixels[tuple(pixels_of_kind[kind].T)] = True
+        kinds.append((_laid_out(m, pixels), problem))
     return kinds
 
 
-def _weak_gain_doubts(measurement: Measurement, seen: Survey) -> tuple[str, ...]:
+def _weak_gain_doubts(measurement: Measurement, pattern_survey: Survey) -> tuple[str, ...]:
     """Return a question for each region of the detector that gets a fixed share of the light."""
     m = measurement
     regions = (
-        [] if has_one_pattern(m, seen) else find_weakened_regions(seen.mean, seen.most, m.views, upright(m, m.mask))
+        []
+        if has_one_pattern(m, pattern_survey)
+        else find_weakened_regions(pattern_survey.mean, pattern_survey.most, m.views, upright(m, m.mask))
     )
     return tuple(
-        f"{_count(int(region.pixels.sum()), 'pixel')} ({_places(m, _laid_out(m, region.pixels))}) count "
+        f"{_count(int(region.pixels.sum()), 'pixel')} ({_list_regions(m, _laid_out(m, region.pixels))}) count "
         f"{region.share:.2g} times what all around them do: is this a semi-transparent beam stop? Give data.flat, "
         f"{region.share:.2g} there and 1 elsewhere, or leave them out by data.mask."
         for region in regions
     )
 
 
-def _saturation_doubts(measurement: Measurement, seen: Survey) -> tuple[str, ...]:
+def _saturation_doubts(measurement: Measurement, pattern_survey: Survey) -> tuple[str, ...]:
     """Return a sentence if many values equal the largest count, which is then the most that the detector can say."""
-    if seen.at_peak < max(LEAST_AT_PEAK, measurement.views // 20) or seen.peak <= LEAST_PEAK:
+    if pattern_survey.at_peak < max(LEAST_AT_PEAK, measurement.views // 20) or pattern_survey.peak <= LEAST_PEAK:
         return ()
     return (
-        f"{seen.at_peak} pixel values equal the largest count, {seen.peak:.6g}: the detector may have saturated; set "
-        "data.saturation to it.",
+        f"{pattern_survey.at_peak} pixel values equal the largest count, {pattern_survey.peak:.6g}: the detector may "
+        "have saturated; set data.saturation to it.",
     )
 
 
@@ -459,16 +468,25 @@ def _leaving_out(
         kinds: views (k,), words for how many of what kind they are, and the likely cause.
         doubts: further sentences of the report.
     """
-    some = [kind for kind in kinds if len(kind[0])]
-    left_out = np.sort(np.concatenate([views for views, _, _ in some])) if some else np.empty(0, np.int64)
-    parts = [(f"{what} ({_names(measurement, views)}) of {measurement.views}", why) for views, what, why in some]
+    kinds_present = [kind for kind in kinds if len(kind[0])]
+    left_out = (
+        np.sort(np.concatenate([views for views, _, _ in kinds_present])) if kinds_present else np.empty(0, np.int64)
+    )
+    parts = [
+        (f"{problem} ({_list_views(measurement, views)}) of {measurement.views}", why)
+        for views, problem, why in kinds_present
+    ]
     if measurement.checks.views == "warn" or len(left_out) == measurement.views:
-        said = tuple(f"There are {what}: {why}; data.checks.views=auto leaves them out." for what, why in parts)
-        return Findings(doubts=doubts + said)
+        reports = tuple(
+            f"There are {problem}: {why}; data.checks.views=auto leaves them out." for problem, why in parts
+        )
+        return Findings(doubts=doubts + reports)
     return Findings(
         left_out=left_out,
-        done=tuple(f"Left out {what}: {why}; data.checks.views=warn keeps them." for what, why in parts),
-        would=tuple(f"{what} would be left out: {why}; data.checks.views=warn keeps them." for what, why in parts),
+        done=tuple(f"Left out {problem}: {why}; data.checks.views=warn keeps them." for problem, why in parts),
+        would=tuple(
+            f"{problem} would be left out: {why}; data.checks.views=warn keeps them." for problem, why in parts
+        ),
         doubts=doubts,
     )
 
@@ -484,42 +502,42 @@ def _mask_pixels(measurement: Measurement, kinds: Sequence[tuple[np.ndarray, str
         kinds: pixels (h, w) bool, and words for what is wrong with them.
     """
     masked, parts = np.zeros(measurement.window, bool), []
-    for pixels, what in kinds:
+    for pixels, problem in kinds:
         new = pixels & measurement.mask & ~masked
         if new.any():
             masked |= new
-            parts.append(f"{_count(int(new.sum()), 'pixel')} {what} ({_places(measurement, new)})")
+            parts.append(f"{_count(int(new.sum()), 'pixel')} {problem} ({_list_regions(measurement, new)})")
     if not parts:
         return Findings(masked=masked)
     many = len(stored_regions(measurement, masked)) > MOST_REGIONS
     if measurement.checks.pixels == "warn" or many or not (measurement.mask & ~masked).any():
         remedy = "give data.mask" if many else "data.checks.pixels=auto masks them"
-        said = tuple(f"There are {what}; {remedy}." for what in parts)
-        return Findings(masked=np.zeros_like(masked), doubts=said)
+        reports = tuple(f"There are {problem}; {remedy}." for problem in parts)
+        return Findings(masked=np.zeros_like(masked), doubts=reports)
     return Findings(
         masked=masked,
-        done=tuple(f"Masked {what}; data.checks.pixels=warn keeps them." for what in parts),
-        would=tuple(f"{what} would be masked; data.checks.pixels=warn keeps them." for what in parts),
+        done=tuple(f"Masked {problem}; data.checks.pixels=warn keeps them." for problem in parts),
+        would=tuple(f"{problem} would be masked; data.checks.pixels=warn keeps them." for problem in parts),
     )
 
 
-def _names(measurement: Measurement, views: np.ndarray) -> str:
+def _list_views(measurement: Measurement, views: np.ndarray) -> str:
     names = stored_views(measurement, views)
     return ", ".join(str(view) for view in names[:6]) + (" ..." if len(names) > 6 else "")
 
 
-def _places(measurement: Measurement, pixels: np.ndarray) -> str:
+def _list_regions(measurement: Measurement, pixels: np.ndarray) -> str:
     """Return words for the largest regions of pixels (h, w), as stored."""
     regions = sorted(stored_regions(measurement, pixels), key=lambda r: -(r[1] - r[0]) * (r[3] - r[2]))
-    some = [
+    texts = [
         f"[{top}, {left}]" if (bottom - top, right - left) == (1, 1) else f"[{top}:{bottom}, {left}:{right}]"
         for top, bottom, left, right in regions[:4]
     ]
-    return ", ".join(some) + (" ..." if len(regions) > 4 else "")
+    return ", ".join(texts) + (" ..." if len(regions) > 4 else "")
 
 
-def _count(count: int, what: str) -> str:
-    return f"{count} {what}{'s' * (count != 1)}"
+def _count(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count != 1)}"
 
 
 def _laid_out(measurement: Measurement, pixels: np.ndarray) -> np.ndarray:

@@ -80,15 +80,15 @@ def apply_findings(measurement: Measurement, findings: Findings) -> Measurement:
             source = replace(source, good=source.good & ~bad, mask=mask)
         m = replace(m, mask=mask, patterns=source)
     if len(findings.left_out):
-        kept = np.setdiff1d(np.arange(m.views), findings.left_out)
-        gone = tuple(stored_views(m, findings.left_out))
+        kept_views = np.setdiff1d(np.arange(m.views), findings.left_out)
+        lost_views = tuple(stored_views(m, findings.left_out))
         source = m.patterns
         if isinstance(source, PreparedSource):
-            source = replace(source, selected=source.selected[kept])
+            source = replace(source, selected=source.selected[kept_views])
         else:
-            source = SelectedSource(source, kept)
-        left_out = tuple(sorted((*m.left_out, *gone)))
-        m = replace(select_views(m, kept, source), left_out=left_out)
+            source = SelectedSource(source, kept_views)
+        left_out = tuple(sorted((*m.left_out, *lost_views)))
+        m = replace(select_views(m, kept_views, source), left_out=left_out)
     return m
 
 
@@ -109,11 +109,11 @@ def stored_regions(measurement: Measurement, pixels: np.ndarray) -> list[tuple[i
         return regions_of(pixels)
     window = source.window
     pixels = pixels.T if window.transpose else pixels
-    found = np.zeros(source.raw.shape[1:], bool)
+    stored = np.zeros(source.raw.shape[1:], bool)
     pieces = np.repeat(np.repeat(pixels, window.binning, axis=0), window.binning, axis=1)
     rows, columns = window.y.ordered.ravel(), window.x.ordered.ravel()
-    found[np.ix_(rows[rows >= 0], columns[columns >= 0])] |= pieces[np.ix_(rows >= 0, columns >= 0)]
-    return regions_of(found)
+    stored[np.ix_(rows[rows >= 0], columns[columns >= 0])] |= pieces[np.ix_(rows >= 0, columns >= 0)]
+    return regions_of(stored)
 
 
 def checked_options(data: DataOptions, measurement: Measurement, unchecked: Measurement) -> DataOptions:
@@ -132,9 +132,9 @@ def checked_options(data: DataOptions, measurement: Measurement, unchecked: Meas
             f"{len(measurement.left_out)} views of {measurement.name} look wrong, more than can be left out by their "
             f"numbers: leave them out by data.views, or keep them by data.checks.views=warn."
         )
-    found = CheckedData(
+    checked = CheckedData(
         fingerprint=measurement.fingerprint or None,
         without=measurement.left_out,
         regions=tuple(stored_regions(unchecked, unchecked.mask & ~measurement.mask)),
     )
-    return data.model_copy(update={"checked": found})
+    return data.model_copy(update={"checked": checked})

@@ -119,36 +119,36 @@ def summarise(measurement: Measurement) -> InspectionReport:
 
     Raises BadInput, naming the view, where a pattern holds what is not a count.
     """
-    given, masked = measurement, int((~measurement.mask).sum())
-    refused = scan_fault(given) if given.views > 1 and given.checks.scan != "off" else ""
-    looks = [check_scan(replace(given, checks=replace(given.checks, scan="off"))), check_marks(given)]
-    measurement = apply_findings(given, replace(looks[1], left_out=looks[0].left_out[:0]))
-    found = survey(measurement)
-    looks += [check_patterns(measurement, found), check_near_field(measurement)]
+    as_given, masked = measurement, int((~measurement.mask).sum())
+    refused = scan_fault(as_given) if as_given.views > 1 and as_given.checks.scan != "off" else ""
+    looks = [check_scan(replace(as_given, checks=replace(as_given.checks, scan="off"))), check_marks(as_given)]
+    measurement = apply_findings(as_given, replace(looks[1], left_out=looks[0].left_out[:0]))
+    pattern_survey = survey(measurement)
+    looks += [check_patterns(measurement, pattern_survey), check_near_field(measurement)]
     left_out = np.unique(np.concatenate([look.left_out for look in looks]))
-    bad = np.logical_or.reduce([look.masked for look in looks if look.masked.size] or [~given.mask & given.mask])
+    bad = np.logical_or.reduce([look.masked for look in looks if look.masked.size] or [~as_given.mask & as_given.mask])
     diameter, origin = probe_diameter_px(measurement)
     scan = scan_statistics(measurement.positions, diameter)
-    odd = odd_pixels(measurement, found)
-    offset = _beam_offset(measurement, found)
+    odd = odd_pixels(measurement, pattern_survey)
+    offset = _beam_offset(measurement, pattern_survey)
     numbers = (
         _geometry(measurement)
         | _sampling(measurement, scan, diameter, origin)
-        | _counts(measurement, found, scan, diameter)
+        | _count_statistics(measurement, pattern_survey, scan, diameter)
         | {"masked": masked, "noise_gain": noise_gain(measurement, diameter)}
     )
-    pixels: dict[str, Any] = {kind: tuple((int(y), int(x)) for y, x in where) for kind, where in odd.items()}
+    pixels: dict[str, Any] = {kind: tuple((int(y), int(x)) for y, x in places) for kind, places in odd.items()}
     summary = InspectionReport(
         **numbers,
         **pixels,
         beam_offset_px=offset,
         notes=measurement.notes,
         refused=refused or None,
-        left_out=tuple(stored_views(given, left_out)),
-        masked_regions=tuple(stored_regions(given, bad)),
-        totals=found.totals,
-        mean_pattern=np.where(upright(measurement, measurement.mask), found.mean, np.nan),
-        example_pattern=_example(measurement, found),
+        left_out=tuple(stored_views(as_given, left_out)),
+        masked_regions=tuple(stored_regions(as_given, bad)),
+        totals=pattern_survey.totals,
+        mean_pattern=np.where(upright(measurement, measurement.mask), pattern_survey.mean, np.nan),
+        example_pattern=_example(measurement, pattern_survey),
         odd=odd,
     )
     sentences = (
@@ -157,7 +157,7 @@ def summarise(measurement: Measurement) -> InspectionReport:
         *_about_scan(summary, np.setdiff1d(scan.stray, left_out)),
         *_about_sampling(summary),
         *_about_detector(summary),
-        *_about_beam(summary, np.setdiff1d(np.arange(given.views), left_out)),
+        *_about_beam(summary, np.setdiff1d(np.arange(as_given.views), left_out)),
     )
     return InspectionReport(**{**summary.__dict__, "suspicious": sentences})
 
@@ -197,13 +197,13 @@ def _scanned_area(scan: ScanStatistics, diameter: float) -> float:
     return scan.hull_area + scan.hull_length * diameter / 2 + math.pi * diameter**2 / 4
 
 
-def _counts(m: Measurement, found: Survey, scan: ScanStatistics, diameter: float) -> dict[str, Any]:
+def _count_statistics(m: Measurement, pattern_survey: Survey, scan: ScanStatistics, diameter: float) -> dict[str, Any]:
     pixel = m.geometry.object_pixel_m
-    mean = float(found.totals.mean())
+    mean = float(pattern_survey.totals.mean())
     area = scan.area_per_view or scan.step * diameter  # a line lights a strip as wide as the beam
     per_m2 = None if pixel is None or area == 0 else mean / (area * pixel[0] * pixel[1])
     order = np.linspace(-0.5, 0.5, m.views)
-    totals = found.totals  # of several scans, whose doses differ, as all had the same
+    totals = pattern_survey.totals  # of several scans, whose doses differ, as all had the same
     if m.scan_index is not None and m.intensity is not None:
         totals = totals / m.intensity
     trend = float((order * totals).sum() / (order**2).sum()) if m.views > 1 else 0.0
@@ -212,27 +212,27 @@ def _counts(m: Measurement, found: Survey, scan: ScanStatistics, diameter: float
         "counts_per_pixel": mean / int(m.mask.sum()),
         "counts_per_m2": per_m2,
         "e_per_A2": per_m2 * 1e-20 if per_m2 is not None and m.geometry.radiation == "electron" else None,
-        "peak_counts": found.peak,
-        "values_at_peak": found.at_peak,
-        "whole_counts": found.whole,
-        "zeros": found.zeros,
-        "missing": found.missing,
+        "peak_counts": pattern_survey.peak,
+        "values_at_peak": pattern_survey.at_peak,
+        "whole_counts": pattern_survey.whole,
+        "zeros": pattern_survey.zeros,
+        "missing": pattern_survey.missing,
         "masked": int((~m.mask).sum()),
-        "intensity_rms": float(found.totals.std() / mean) if mean > 0 else math.nan,
+        "intensity_rms": float(pattern_survey.totals.std() / mean) if mean > 0 else math.nan,
         "intensity_drift": trend / mean if mean > 0 else math.nan,
     }
 
 
-def _beam_offset(m: Measurement, found: Survey) -> tuple[int, int] | None:
+def _beam_offset(m: Measurement, pattern_survey: Survey) -> tuple[int, int] | None:
     mask = upright(m, m.mask)
-    if m.geometry.propagation != "far_field" or not (found.mean[mask] > 0).any():
+    if m.geometry.propagation != "far_field" or not (pattern_survey.mean[mask] > 0).any():
         return None
-    y, x = centroid(found.mean, mask)
+    y, x = centroid(pattern_survey.mean, mask)
     return y - m.window[0] // 2, x - m.window[1] // 2
 
 
-def _example(m: Measurement, found: Survey) -> np.ndarray:
-    pattern = m.patterns.read(np.array([found.example]))[0]
+def _example(m: Measurement, pattern_survey: Survey) -> np.ndarray:
+    pattern = m.patterns.read(np.array([pattern_survey.example]))[0]
     return np.where(upright(m, m.mask & (pattern >= 0)), upright(m, pattern), np.nan)
 
 
@@ -247,14 +247,15 @@ def _about_scan(s: InspectionReport, stray: np.ndarray) -> Iterator[str]:
     if s.duplicates:
         yield f"{s.duplicates} of {s.views} positions repeat another one; check that the scan was not read twice."
     if len(stray):
-        some = ", ".join(str(view) for view in stray[:5]) + (" ..." if len(stray) > 5 else "")
+        numbers = ", ".join(str(view) for view in stray[:5]) + (" ..." if len(stray) > 5 else "")
         yield (
-            f"{_n(len(stray), 'view lies', 'views lie')} further than a probe diameter from every other ({some}): "
+            f"{_count_of(len(stray), 'view lies', 'views lie')} further than a probe diameter from every other "
+            f"({numbers}): "
             f"motor readings may be wrong."
         )
     if s.refused or s.probe_diameter_from == "window" or not s.overlap < 0.4:
         return
-    origin = f"(about {s.probe_diameter_px:.0f} px, from the {_origin(s)})"
+    origin = f"(about {s.probe_diameter_px:.0f} px, from the {_words_for_origin(s)})"
     if s.overlap < 0:
         yield (
             f"Neighbouring views are {s.step_px:.3g} px apart, further than the probe is wide {origin}: perhaps the "
@@ -271,7 +272,7 @@ def _about_scan(s: InspectionReport, stray: np.ndarray) -> Iterator[str]:
 def _about_sampling(s: InspectionReport) -> Iterator[str]:
     if s.propagation == "far_field" and s.oversampling < 1.3:
         yield (
-            f"The probe (about {s.probe_diameter_px:.0f} px, from the {_origin(s)}) fills the window of "
+            f"The probe (about {s.probe_diameter_px:.0f} px, from the {_words_for_origin(s)}) fills the window of "
             f"{min(s.window)} px: the diffraction patterns are undersampled; pad the detector or check the distance."
         )
     if s.radiation == "electron" and s.energy_eV is not None and not 1e4 <= s.energy_eV <= 2e6:
@@ -324,9 +325,15 @@ def _about_beam(s: InspectionReport, views: np.ndarray) -> Iterator[str]:
     median = float(np.median(totals)) if len(totals) else 0.0
     weak, bright = views[totals < 0.3 * median], views[totals > 3 * median]
     if median > 0 and len(weak):
-        yield f"{_n(len(weak), 'view has', 'views have')} less than 30 % of the median counts (first: view {weak[0]})."
+        yield (
+            f"{_count_of(len(weak), 'view has', 'views have')} less than 30 % of the median counts (first: view "
+            f"{weak[0]})."
+        )
     if median > 0 and len(bright):
-        yield f"{_n(len(bright), 'view has', 'views have')} over 3 times the median counts (first: view {bright[0]})."
+        yield (
+            f"{_count_of(len(bright), 'view has', 'views have')} over 3 times the median counts (first: view "
+            f"{bright[0]})."
+        )
     if abs(s.intensity_drift) > 0.2:
         yield (
             f"The counts drift by {s.intensity_drift:+.0%} over the scan: give the incident intensity "
@@ -342,9 +349,9 @@ def _rms_width(pattern: np.ndarray) -> float:
     return float(np.sqrt((pattern * (y**2 + x**2)).sum() / total)) if total > 0 else 0.0
 
 
-def _origin(s: InspectionReport) -> str:
+def _words_for_origin(s: InspectionReport) -> str:
     return {"file": "file's probe", "speckle": "size of the speckles", "window": "window"}[s.probe_diameter_from]
 
 
-def _n(count: int, one: str, many: str) -> str:
+def _count_of(count: int, one: str, many: str) -> str:
     return f"{count} {one if count == 1 else many}"

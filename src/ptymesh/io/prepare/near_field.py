@@ -127,20 +127,20 @@ def near_field_signs(measurement: Measurement, most: int = VIEWS, binning: int =
         return None
     frame = 8 * int(np.prod(m.window))
     views = central_views(m.positions, min(most, max(FEWEST, BYTES // frame)))
-    patterns, summed = _binned(upright(m, _counts(m, views)))
+    patterns, summed = _binned(upright(m, _nonnegative_counts(m, views)))
     # in detector pixels of the binned patterns, so that a size is a magnification
     positions = m.positions[views] * np.array(g.object_pixel_m) / (summed * np.array(g.detector_pixel_m))
-    found = _moves(patterns, positions)
-    if found is None or not found.is_clear or found.score < STANDARD_ERRORS * found.error:
+    shadows = _find_moves(patterns, positions)
+    if shadows is None or not shadows.is_clear or shadows.score < STANDARD_ERRORS * shadows.error:
         return None
-    lit = effective_width(patterns.mean(axis=0))
-    width_m = lit * summed * np.sqrt(np.prod(g.detector_pixel_m)) / found.size
+    pattern_width = effective_width(patterns.mean(axis=0))
+    width_m = pattern_width * summed * np.sqrt(np.prod(g.detector_pixel_m)) / shadows.size
     window_m = binning * float(np.sqrt(np.prod(np.array(m.window) * g.object_pixel_m)))
-    filled = lit / float(np.sqrt(np.prod(patterns.shape[1:])))
-    return NearFieldSigns(found.size, found, float(width_m / (WIDE * window_m)), filled)
+    filled_share = pattern_width / float(np.sqrt(np.prod(patterns.shape[1:])))
+    return NearFieldSigns(shadows.size, shadows, float(width_m / (WIDE * window_m)), filled_share)
 
 
-def _moves(patterns: np.ndarray, positions: np.ndarray) -> Shadows | None:
+def _find_moves(patterns: np.ndarray, positions: np.ndarray) -> Shadows | None:
     """Return how features of patterns (n, h, w) move with positions (n, 2)."""
     side, pairs = min(patterns.shape[1:]), spread_pairs(positions, PAIRS)
     step, most = _typical_step(positions), float(np.ptp(positions, axis=0).max())
@@ -149,16 +149,16 @@ def _moves(patterns: np.ndarray, positions: np.ndarray) -> Shadows | None:
     moves = max(MOVES[0] * side, LEAST_MOVE_PX), MOVES[1] * side
     low, high = moves[0] / most, moves[1] / step
     sizes = np.geomspace(low, high, 2 + int(np.log(high / low) / np.log(GROWTH)))
-    found = find_shadows(patterns, positions, pairs, sizes, ANGLES, moves)
-    if found is None or not found.is_clear:
-        return found
-    turns = found.angle_deg + FINE_ANGLES
+    shadows = find_shadows(patterns, positions, pairs, sizes, ANGLES, moves)
+    if shadows is None or not shadows.is_clear:
+        return shadows
+    turns = shadows.angle_deg + FINE_ANGLES
     fine = find_shadows(
-        patterns, positions, pairs, found.size * FINE_SIZES, turns, (FINE_MOVES[0] * side, FINE_MOVES[1] * side)
+        patterns, positions, pairs, shadows.size * FINE_SIZES, turns, (FINE_MOVES[0] * side, FINE_MOVES[1] * side)
     )
-    if fine is None or fine.mirrored != found.mirrored:
-        return found
-    return replace(found, size=fine.size, angle_deg=fine.angle_deg)
+    if fine is None or fine.mirrored != shadows.mirrored:
+        return shadows
+    return replace(shadows, size=fine.size, angle_deg=fine.angle_deg)
 
 
 def near_field_doubt(measurement: Measurement) -> str:
@@ -168,17 +168,17 @@ def near_field_doubt(measurement: Measurement) -> str:
         return ""
     distance = measurement.geometry.distance_m
     focus = None if distance is None else signs.focus_distance_m(distance)
-    behind = f" and data.focus_distance_m={focus:.4g}" if focus is not None else ""
-    wide = signs.width > SURELY_WIDE
-    much = f", and show {signs.width:.2g} times what far-field patterns can at once" if wide else ""
+    focus_key = f" and data.focus_distance_m={focus:.4g}" if focus is not None else ""
+    is_wide = signs.width > SURELY_WIDE
+    excess = f", and show {signs.width:.2g} times what far-field patterns can at once" if is_wide else ""
     return (
-        f"A near field is suspected, not a far field: patterns are images that move with the sample, magnified "
-        f"{signs.magnification:.3g} times{much}: set data.propagation=angular_spectrum{behind}, or stages=auto, which "
-        f"tries this and the distance."
+        "A near field is suspected, not a far field: patterns are images that move with the sample, magnified "
+        f"{signs.magnification:.3g} times{excess}: set data.propagation=angular_spectrum{focus_key}, or stages=auto, "
+        "which tries this and the distance."
     )
 
 
-def _counts(measurement: Measurement, views: np.ndarray) -> np.ndarray:
+def _nonnegative_counts(measurement: Measurement, views: np.ndarray) -> np.ndarray:
     """Return patterns (n, h, w) of these views, nothing where there are no data."""
     source = measurement.patterns
     if isinstance(source, PreparedSource):

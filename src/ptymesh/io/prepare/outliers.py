@@ -67,10 +67,10 @@ def odd_views(totals: np.ndarray, positions: np.ndarray, *, related: bool = True
             without a count are odd.
     """
     none = np.empty(0, np.int64)
-    lit = totals[totals > 0]
-    if not len(lit):
+    nonzero = totals[totals > 0]
+    if not len(nonzero):
         return OddViews(none, none, none)
-    level = float(np.median(lit[lit > DARK * np.median(lit)]))
+    level = float(np.median(nonzero[nonzero > DARK * np.median(nonzero)]))
     if level < LEAST_COUNTS:
         return OddViews(none, none, none)
     dark = totals < DARK * level
@@ -78,10 +78,10 @@ def odd_views(totals: np.ndarray, positions: np.ndarray, *, related: bool = True
         return OddViews(np.flatnonzero(totals == 0), none, none)
     bright = totals > BRIGHT * level
     pairs = neighbours(positions)
-    cut_off = _abrupt(dark, totals, pairs, lambda near, far, _: bool(np.median(near) >= SHARP * np.median(far)))
+    cut_off = _abrupt_views(dark, totals, pairs, lambda near, far, _: bool(np.median(near) >= SHARP * np.median(far)))
     flash = none
     if len(totals) >= LEAST_VIEWS and bright.sum() <= max(1, FEW_BRIGHT * len(totals)):
-        flash = _abrupt(
+        flash = _abrupt_views(
             bright, totals, pairs, lambda near, _, own: bool(np.quantile(near, 0.75) * BRIGHT <= np.median(own))
         )
     return OddViews(cut_off[totals[cut_off] == 0], cut_off[totals[cut_off] > 0], flash)
@@ -96,7 +96,7 @@ def neighbours(positions: np.ndarray) -> np.ndarray:
     return np.asarray(scipy.spatial.cKDTree(positions).query_pairs(NEAR * step, output_type="ndarray"), np.int64)
 
 
-def _abrupt(
+def _abrupt_views(
     odd: np.ndarray,
     totals: np.ndarray,
     pairs: np.ndarray,
@@ -111,24 +111,24 @@ def _abrupt(
         is_abrupt: the test, called with the counts of a group's neighbours, of their neighbours, and of the group. If
             there are no neighbours, all views that are not odd take their place.
     """
-    where = np.flatnonzero(odd)
-    if not len(where) or odd.all():
+    odd_numbers = np.flatnonzero(odd)
+    if not len(odd_numbers) or odd.all():
         return np.empty(0, np.int64)
     links = scipy.sparse.coo_matrix(
         (np.ones(2 * len(pairs), bool), (pairs.T.ravel(), pairs[:, ::-1].T.ravel())), shape=(len(odd),) * 2
     )
     links = links.tocsr()
-    group = scipy.sparse.csgraph.connected_components(links[where][:, where], directed=False)[1]
-    found = []
+    group = scipy.sparse.csgraph.connected_components(links[odd_numbers][:, odd_numbers], directed=False)[1]
+    groups = []
     for name in range(group.max() + 1):
-        members = where[group == name]
-        near = np.setdiff1d(links[members].indices, members)
-        far = np.setdiff1d(links[near].indices, np.concatenate([members, near]))
-        counts = [totals[views[~odd[views]]] for views in (near, far)]
-        close, beyond = (some if len(some) else totals[~odd] for some in counts)
+        members = odd_numbers[group == name]
+        near_views = np.setdiff1d(links[members].indices, members)
+        far = np.setdiff1d(links[near_views].indices, np.concatenate([members, near_views]))
+        counts = [totals[views[~odd[views]]] for views in (near_views, far)]
+        close, beyond = (values if len(values) else totals[~odd] for values in counts)
         if is_abrupt(close, beyond, totals[members]):
-            found.append(members)
-    return np.sort(np.concatenate(found)) if found else np.empty(0, np.int64)
+            groups.append(members)
+    return np.sort(np.concatenate(groups)) if groups else np.empty(0, np.int64)
 
 
 def dark_regions(sums: np.ndarray, most: np.ndarray, mask: np.ndarray, *, far: bool) -> np.ndarray:
@@ -202,7 +202,7 @@ def regions_of(bad: np.ndarray) -> list[tuple[int, int, int, int]]:
 
     Equal runs in successive rows make one rectangle.
     """
-    found: list[tuple[int, int, int, int]] = []
+    regions: list[tuple[int, int, int, int]] = []
     open_at: dict[tuple[int, int], int] = {}
     for row in range(len(bad) + 1):
         runs: set[tuple[int, int]] = set()
@@ -210,7 +210,7 @@ def regions_of(bad: np.ndarray) -> list[tuple[int, int, int, int]]:
             edges = np.flatnonzero(np.diff(np.concatenate(([0], bad[row].astype(np.int8), [0]))))
             runs = {(int(start), int(end)) for start, end in edges.reshape(-1, 2)}
         for run in [run for run in open_at if run not in runs]:
-            found.append((open_at.pop(run), row, *run))
+            regions.append((open_at.pop(run), row, *run))
         for run in runs:
             open_at.setdefault(run, row)
-    return sorted(found)
+    return sorted(regions)

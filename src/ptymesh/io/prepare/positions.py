@@ -125,23 +125,23 @@ def _numbers_differ(name: str, shape: tuple[int, int, int], positions: int, seve
         several: positions of each pattern that the recipe asks for.
     """
     patterns = shape[0]
-    said = f"{name} holds {patterns} patterns, but there are {positions} positions"
+    difference = f"{name} holds {patterns} patterns, but there are {positions} positions"
     if several > 1:
-        return f"{said}, and positions.per_view is {several}: give {patterns * several}, or correct it."
+        return f"{difference}, and positions.per_view is {several}: give {patterns * several}, or correct it."
     if positions in shape[1:]:
         axes = "ynx" if shape[1] == positions else "yxn"
         return (
-            f"{said}, as many as another axis of the patterns {shape} has entries: if views lie along that one, set "
-            f"data.keys.pattern_axes={axes}; else give one for each pattern."
+            f"{difference}, as many as another axis of the patterns {shape} has entries: if views lie along that one, "
+            f"set data.keys.pattern_axes={axes}; else give one for each pattern."
         )
     if positions > patterns and positions % patterns == 0:
         several = positions // patterns
         if several > MOST_PER_VIEW:
             means = f"positions.reshape({patterns}, {several}, 2).mean(axis=1)"
-            return f"{said}, {several} for each: give their means, as {means} does."
-        return f"{said}, {several} for each: set positions.per_view={several}, which takes their means."
+            return f"{difference}, {several} for each: give their means, as {means} does."
+        return f"{difference}, {several} for each: set positions.per_view={several}, which takes their means."
     first = min(patterns, positions)
-    return f"{said}: give one for each; if the first ones belong together, set data.views.stop={first}."
+    return f"{difference}: give one for each; if the first ones belong together, set data.views.stop={first}."
 
 
 def window_positions(
@@ -252,9 +252,9 @@ def _raster(raster: Raster, raw: RawScan) -> tuple[np.ndarray, str]:
         raise BadInput("A raster needs its step; give positions.raster.step_m or step_px.")
     count, places = raw.patterns.shape[0], math.prod(shape)
     if places != count:
-        others = "; if some patterns belong to no view, set data.frames.shape instead" if places < count else ""
+        remedy = "; if some patterns belong to no view, set data.frames.shape instead" if places < count else ""
         raise BadInput(
-            f"{raw.name} holds {count} patterns, but the raster has {places} positions; give one for each{others}."
+            f"{raw.name} holds {count} patterns, but the raster has {places} positions; give one for each{remedy}."
         )
     index = np.stack(np.meshgrid(*(np.arange(n) for n in shape), indexing="ij"), axis=-1).reshape(-1, 2)
     return (index - (np.array(shape) - 1) / 2) * np.array(step), unit

@@ -100,18 +100,18 @@ class PreparedSource:
         frame = max(1, (rows.stop - rows.start) * (columns.stop - columns.start)) * max(4, self.raw.dtype.itemsize)
         step = max(1, SLAB_BYTES // frame)
         if len(views) <= step:
-            return self._prepared(self.selected[views], rows, columns)
+            return self._prepare(self.selected[views], rows, columns)
         out = np.empty((len(views), *self.window.shape), self.dtype)
         for start in range(0, len(views), step):
             part = slice(start, start + step)
-            out[part] = self._prepared(self.selected[views[part]], rows, columns)
+            out[part] = self._prepare(self.selected[views[part]], rows, columns)
         return out
 
     @property
     def _can_miss(self) -> bool:
         return self.saturation is not None or self.invalid == "missing" or self.view_mask is not None
 
-    def _prepared(self, stored: np.ndarray, rows: slice, columns: slice) -> np.ndarray:
+    def _prepare(self, stored: np.ndarray, rows: slice, columns: slice) -> np.ndarray:
         values = self.window.gather(self.raw.read(stored, rows, columns), spanned=True)
         missing = None if self.saturation is None else values >= self.saturation
         if not self.good.all():
@@ -120,7 +120,7 @@ class PreparedSource:
             unseen = ~self.window.gather(self.view_mask.read(stored, rows, columns), spanned=True)
             values[unseen] = 0
             missing = unseen if missing is None else missing | unseen
-        values, invalid = self._checked(values, stored)
+        values, invalid = self._remove_invalid(values, stored)
         if invalid is not None:
             missing = invalid if missing is None else missing | invalid
         if self.amplitudes:
@@ -136,7 +136,7 @@ class PreparedSource:
             counts[:, ~self.mask] = 0
         return counts
 
-    def _checked(self, values: np.ndarray, stored: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+    def _remove_invalid(self, values: np.ndarray, stored: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
         """Return values with all that is no count set to 0, and where they are missing (None: nowhere)."""
         if values.dtype.kind in "bu" or not values.size:
             return values, None
@@ -205,11 +205,11 @@ def measurement_of(raw: RawScan, data: DataOptions, positions: PositionOptions, 
     if data.dc is not None:
         raw = replace(raw, centred=data.dc == "centre")
     checked = data.checked if data.checked and data.checked.fingerprint in (None, fingerprint) else None
-    shown = positions.raster.shape if positions.raster is not None else None
-    selected = selected_views(count, shown or raw.raster, data, () if checked is None else checked.without)
+    raster_shape = positions.raster.shape if positions.raster is not None else None
+    selected = selected_views(count, raster_shape or raw.raster, data, () if checked is None else checked.without)
     geometry = raw.optics.overridden(data).geometry(shape)
     far = geometry.propagation == "far_field"
-    good, flat = _good(raw, data, shape)
+    good, flat = _good_pixels(raw, data, shape)
     efficiency = _efficiency(raw, data, good)
     if efficiency is not None:
         good = good & (efficiency > 0)
@@ -225,7 +225,7 @@ def measurement_of(raw: RawScan, data: DataOptions, positions: PositionOptions, 
     if raw.beam is not None:
         notes += (f"The file says that the beam's semi-angle is {1e3 * raw.beam.semiangle_rad:.4g} mrad.",)
     in_window = raw, positions, final, ratio[::-1] if data.transpose else ratio, data.views.stop
-    where, paths = window_positions(*in_window), window_paths(*in_window)
+    places, paths = window_positions(*in_window), window_paths(*in_window)
     stored_at, _ = stored_positions(raw, positions, data.views.stop)
     selected = central(stored_at, selected, data.views.central)
     good_here = window.gather(good) & window.exists
@@ -249,14 +249,14 @@ def measurement_of(raw: RawScan, data: DataOptions, positions: PositionOptions, 
             name=str(data.path),
             amplitudes=data.amplitudes,
         ),
-        positions=np.ascontiguousarray(where[selected]),
+        positions=np.ascontiguousarray(places[selected]),
         stored_positions=np.ascontiguousarray(stored_at[selected]),
-        steps=None if len(selected) == len(where) else steps_along_lines(where)[selected],
+        steps=None if len(selected) == len(places) else steps_along_lines(places)[selected],
         paths=None if paths is None else np.ascontiguousarray(paths[selected]),
         geometry=final,
         mask=mask,
         background=None if background is None else _background(background, window, good_here),
-        efficiency=None if efficiency is None else _relative(efficiency, window, good_here),
+        efficiency=None if efficiency is None else _relative_efficiency(efficiency, window, good_here),
         intensity=_intensity(raw, data, count, selected),
         probe=probe,
         beam=raw.beam,
@@ -281,14 +281,14 @@ def _exclude_regions(good: np.ndarray, regions: Sequence[Region], data: DataOpti
     return good
 
 
-def _good(raw: RawScan, data: DataOptions, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray | None]:
+def _good_pixels(raw: RawScan, data: DataOptions, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray | None]:
     """Return the good pixels (H, W) bool, and the flat field (None: there is none)."""
     good = np.ones(shape, bool) if raw.mask is None else raw.mask
     if good.shape != shape or good.dtype != np.bool_:
         raise BadInput(f"The mask of {data.path} has shape {good.shape} {good.dtype}; its patterns are {shape}.")
     if data.mask is not None:
-        given = detector_array(data.mask, "data.mask", shape, data.follow)
-        good = good & ((given != 0) == (data.mask_true == "good"))
+        mask = detector_array(data.mask, "data.mask", shape, data.follow)
+        good = good & ((mask != 0) == (data.mask_true == "good"))
     for y, x in data.bad_pixels:
         if y >= shape[0] or x >= shape[1]:
             raise BadInput(
@@ -348,23 +348,25 @@ def centroid(mean: np.ndarray, good: np.ndarray) -> tuple[int, int]:
     return round(y), round(x)
 
 
-def _read_pixel_array(array: np.ndarray | None, what: str, data: DataOptions, good: np.ndarray) -> np.ndarray | None:
+def _read_pixel_array(
+    array: np.ndarray | None, quantity: str, data: DataOptions, good: np.ndarray
+) -> np.ndarray | None:
     """Return an array (H, W) of the file, zero on bad pixels; raise BadInput if it is not finite on good ones."""
     if array is None:
         return None
     if array.shape != good.shape or array.dtype.kind not in "buif":
         raise BadInput(
-            f"The {what} of {data.path} has shape {array.shape} {str(array.dtype)[:60]}; it must hold numbers, one for "
-            f"each pixel of its patterns {good.shape}."
+            f"The {quantity} of {data.path} has shape {array.shape} {str(array.dtype)[:60]}; it must hold numbers, one "
+            f"for each pixel of its patterns {good.shape}."
         )
-    found = np.where(good, array, 0).astype(np.float64)
-    if not np.isfinite(found).all():
-        y, x = (int(i) for i in np.argwhere(~np.isfinite(found))[0])
+    values = np.where(good, array, 0).astype(np.float64)
+    if not np.isfinite(values).all():
+        y, x = (int(i) for i in np.argwhere(~np.isfinite(values))[0])
         raise BadInput(
-            f"The {what} of {data.path} is {found[y, x]} at pixel ({y}, {x}); mask such pixels (data.mask), or give "
-            f"data.{what}."
+            f"The {quantity} of {data.path} is {values[y, x]} at pixel ({y}, {x}); mask such pixels (data.mask), or "
+            f"give data.{quantity}."
         )
-    return found
+    return values
 
 
 def _dark(raw: RawScan, data: DataOptions, window: Window, good: np.ndarray) -> np.ndarray | None:
@@ -389,8 +391,10 @@ def _scale(data: DataOptions, flat: np.ndarray | None, window: Window, shape: tu
     if data.gain is not None:
         gain = detector_array(data.gain, "data.gain", shape, data.follow)
         if not ((gain > LEAST_GAIN) & (gain < 1 / LEAST_GAIN)).all():
-            odd = gain.min() if gain.min() <= LEAST_GAIN else gain.max()
-            raise BadInput(f"data.gain holds {odd:g}; detector units per count are positive, and not so far from 1.")
+            odd_gain = gain.min() if gain.min() <= LEAST_GAIN else gain.max()
+            raise BadInput(
+                f"data.gain holds {odd_gain:g}; detector units per count are positive, and not so far from 1."
+            )
         scale = scale / gain
     if not scale.max() < 1 / LEAST_GAIN**2:
         raise BadInput(f"data.flat makes counts {scale.max():.3g} times larger, which cannot be; mask its dark pixels.")
@@ -407,26 +411,26 @@ def _background(background: np.ndarray, window: Window, good: np.ndarray) -> np.
 def _efficiency(raw: RawScan, data: DataOptions, good: np.ndarray) -> np.ndarray | None:
     """Return the share of the light (H, W) that each pixel counts, in any unit; None where it is not known."""
     if data.efficiency is not None:
-        found: np.ndarray = detector_array(data.efficiency, "data.efficiency", good.shape, data.follow)
+        efficiency: np.ndarray = detector_array(data.efficiency, "data.efficiency", good.shape, data.follow)
     else:
         stored = _read_pixel_array(raw.efficiency, "efficiency", data, good)
         if stored is None:
             return None
-        found = stored
-    if (found[good] < 0).any() or not (found[good] > 0).any():
+        efficiency = stored
+    if (efficiency[good] < 0).any() or not (efficiency[good] > 0).any():
         raise BadInput(
-            f"The efficiency of the detector is {found[good].min():g} to {found[good].max():g}; give the share of the "
-            "light that each pixel counts, 0 for those that count none."
+            f"The efficiency of the detector is {efficiency[good].min():g} to {efficiency[good].max():g}; give the "
+            "share of the light that each pixel counts, 0 for those that count none."
         )
-    return found
+    return efficiency
 
 
-def _relative(efficiency: np.ndarray, window: Window, good: np.ndarray) -> np.ndarray:
+def _relative_efficiency(efficiency: np.ndarray, window: Window, good: np.ndarray) -> np.ndarray:
     """Return the efficiency (h, w) of a window's pixels, with mean 1 over the good ones and 1 at all others."""
     values = window.gather(efficiency.astype(np.float64))
-    whole, pixels = window.all_of(good), window.binned(np.ones_like(values), np.dtype(np.float64))
+    is_good, pixels = window.all_of(good), window.binned(np.ones_like(values), np.dtype(np.float64))
     means = window.binned(np.where(good, values, 0), np.dtype(np.float64)) / pixels
-    return np.where(whole, means / means[whole].mean(), 1.0)
+    return np.where(is_good, means / means[is_good].mean(), 1.0)
 
 
 def _intensity(raw: RawScan, data: DataOptions, count: int, selected: np.ndarray) -> np.ndarray | None:

@@ -26,9 +26,10 @@ def selected_views(count: int, raster: tuple[int, int] | None, data: DataOptions
     """
     views = data.views
     selected = np.arange(count)[views.start : views.stop : views.step]
-    if beyond := [view for view in views.without if view >= count]:
+    if missing_views := [view for view in views.without if view >= count]:
         raise BadInput(
-            f"data.views.without names view {beyond[0]}, and {data.path} has {count}, counted from 0; remove that one."
+            f"data.views.without names view {missing_views[0]}, and {data.path} has {count}, counted from 0; "
+            "remove that one."
         )
     selected = np.setdiff1d(selected, [*views.without, *without])
     if views.mask is not None:
@@ -62,7 +63,7 @@ def central(positions: np.ndarray, selected: np.ndarray, count: int | None) -> n
     """
     if count is None or count >= len(selected):
         return selected
-    here = positions[selected]
-    squared = ((here - here.mean(axis=0)) ** 2).sum(axis=1)
+    places = positions[selected]
+    squared = ((places - places.mean(axis=0)) ** 2).sum(axis=1)
     nearest = np.argsort(squared, kind="stable")[:count]
     return selected[np.sort(nearest)]

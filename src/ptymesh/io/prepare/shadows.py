@@ -82,25 +82,25 @@ def correlations(waves: np.ndarray, pairs: np.ndarray, shape: tuple[int, int]) -
         pairs: (k, 2) indices of patterns.
         shape: (h, w).
     """
-    found = scipy.fft.irfft2(waves[pairs[:, 0]].conj() * waves[pairs[:, 1]], s=shape)
-    return np.asarray(scipy.fft.fftshift(found, axes=(1, 2)))
+    images = scipy.fft.irfft2(waves[pairs[:, 0]].conj() * waves[pairs[:, 1]], s=shape)
+    return np.asarray(scipy.fft.fftshift(images, axes=(1, 2)))
 
 
-def correlation_at(found: np.ndarray, moves: np.ndarray, pairs: np.ndarray | None = None) -> np.ndarray:
+def correlation_at(images: np.ndarray, moves: np.ndarray, pairs: np.ndarray | None = None) -> np.ndarray:
     """Return the correlations of pairs at predicted moves, linearly interpolated, (..., k); 0 outside the window.
 
     Args:
-        found: (K, h, w) correlations, zero move in the middle.
+        images: (K, h, w) correlations, zero move in the middle.
         moves: (..., k, 2) in detector pixels.
         pairs: (k,) which of the correlations; all of them by default.
     """
-    _, h, w = found.shape
+    _, h, w = images.shape
     y, x = moves[..., 0] + h // 2, moves[..., 1] + w // 2
     inside = (y >= 0) & (y <= h - 1) & (x >= 0) & (x <= w - 1)
     top, left = np.clip(y, 0, h - 2).astype(np.int64), np.clip(x, 0, w - 2).astype(np.int64)
     y, x = y - top, x - left
-    first = np.arange(len(found)) if pairs is None else pairs
-    flat, place = found.reshape(-1), (first * h + top) * w + left
+    first = np.arange(len(images)) if pairs is None else pairs
+    flat, place = images.reshape(-1), (first * h + top) * w + left
     values = (1 - y) * ((1 - x) * flat[place] + x * flat[place + 1])
     values += y * ((1 - x) * flat[place + w] + x * flat[place + w + 1])
     return np.where(inside, values, 0.0)
@@ -139,24 +139,26 @@ def find_shadows(
     """
     if len(pairs) < MIN_PAIRS:
         return None
-    found = correlations(pattern_waves(patterns), pairs, patterns.shape[1:])
+    images = correlations(pattern_waves(patterns), pairs, patterns.shape[1:])
     steps = positions[pairs[:, 1]] - positions[pairs[:, 0]]
     distances = np.linalg.norm(steps, axis=1)
     turns, angles, mirrors = matrices(angles_deg)
     turned = np.einsum("mab,kb->mka", turns, steps)
     scores, sums = np.full((len(sizes), len(turns)), -1.0), np.full((len(sizes), len(turns)), -np.inf)
     used = [np.flatnonzero((size * distances > moves_px[0]) & (size * distances < moves_px[1])) for size in sizes]
-    for index, (size, some) in enumerate(zip(sizes, used, strict=True)):
-        if len(some) >= MIN_PAIRS:
-            some = used[index] = evenly(some)
-            scores[index] = correlation_at(found, size * turned[:, some], some).mean(axis=-1)
-            sums[index] = scores[index] * np.sqrt(len(some))  # of chance all are as large
+    for index, (size, used_pairs) in enumerate(zip(sizes, used, strict=True)):
+        if len(used_pairs) >= MIN_PAIRS:
+            used_pairs = used[index] = evenly(used_pairs)
+            scores[index] = correlation_at(images, size * turned[:, used_pairs], used_pairs).mean(axis=-1)
+            sums[index] = scores[index] * np.sqrt(len(used_pairs))  # of chance all are as large
     best, turn = np.unravel_index(int(sums.argmax()), sums.shape)
     if not np.isfinite(sums[best, turn]):
         return None
-    some = used[best]
-    given = ~mirrors & (np.minimum(np.abs(angles), 180 - np.abs(angles)) <= AS_GIVEN_DEG)
-    error = float(correlation_at(found, sizes[best] * turned[turn, some], some).std() / np.sqrt(len(some)))
+    used_pairs = used[best]
+    is_as_given = ~mirrors & (np.minimum(np.abs(angles), 180 - np.abs(angles)) <= AS_GIVEN_DEG)
+    error = float(
+        correlation_at(images, sizes[best] * turned[turn, used_pairs], used_pairs).std() / np.sqrt(len(used_pairs))
+    )
     tried = np.flatnonzero(np.isfinite(sums[:, 0]))
     return Shadows(
         size=float(sizes[best]),
@@ -164,7 +166,7 @@ def find_shadows(
         mirrored=bool(mirrors[turn]),
         score=float(scores[best, turn]),
         error=error,
-        score_as_given=float(scores[:, given].max()) if given.any() else float(scores[best, turn]),
+        score_as_given=float(scores[:, is_as_given].max()) if is_as_given.any() else float(scores[best, turn]),
         is_bounded=bool(best in (tried[0], tried[-1])),
     )
 
@@ -173,9 +175,9 @@ def neighbour_pairs(positions: np.ndarray, least_step: float) -> np.ndarray:
     """Return pairs (k, 2) of indices into positions (n, 2) of views next to each other, not at the same place."""
     if len(positions) < 4:
         return np.empty((0, 2), int)
-    distances, others = scipy.spatial.cKDTree(positions).query(positions, k=4)
+    distances, nearest = scipy.spatial.cKDTree(positions).query(positions, k=4)
     i, k = np.nonzero(distances[:, 1:] > least_step)
-    return evenly(distinct_pairs(i, others[i, k + 1], len(positions)))
+    return evenly(distinct_pairs(i, nearest[i, k + 1], len(positions)))
 
 
 def distinct_pairs(one: np.ndarray, other: np.ndarray, count: int) -> np.ndarray:

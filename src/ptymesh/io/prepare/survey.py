@@ -85,15 +85,15 @@ class Gathering:
         if self._masked:
             counts = np.where(mask, counts, 0)
             low = np.where(mask, low, 0)
-        wide = np.float64 if counts.dtype.kind == "f" else np.int64
-        self.totals[views] = counts.reshape(len(views), -1).sum(axis=1, dtype=wide)
+        wide_dtype = np.float64 if counts.dtype.kind == "f" else np.int64
+        self.totals[views] = counts.reshape(len(views), -1).sum(axis=1, dtype=wide_dtype)
         if self.total is not None:
-            self.total += counts.sum(axis=0, dtype=wide)
+            self.total += counts.sum(axis=0, dtype=wide_dtype)
         self.seen += np.where(mask, len(views), 0)
         self.least = np.minimum(self.least, np.where(mask, low, np.inf))
         self.zeros += int(mask.sum()) * len(views) - int(np.count_nonzero(counts))
         self._note_peak(counts, counts.max(axis=0))
-        self.whole = self.whole and (wide is np.int64 or bool((counts == np.rint(counts)).all()))
+        self.whole = self.whole and (wide_dtype is np.int64 or bool((counts == np.rint(counts)).all()))
 
     def _add(self, views: np.ndarray, counts: np.ndarray, present: np.ndarray) -> None:
         """Add patterns of which some values are no data; `present` (n, h, w) bool: where they are."""
@@ -112,8 +112,8 @@ class Gathering:
         top = float(most.max())
         if top < self.peak:
             return
-        there = int((values[:, most == top] == top).sum())
-        self.at_peak = there + (self.at_peak if top == self.peak else 0)
+        at_top = int((values[:, most == top] == top).sum())
+        self.at_peak = at_top + (self.at_peak if top == self.peak else 0)
         self.peak = top
 
     def survey(self, mean: np.ndarray | None = None) -> Survey:
@@ -123,16 +123,16 @@ class Gathering:
             mean: (h, w) mean of all views, laid out as the patterns, in which values without data count as zero; None
                 if the patterns were added up.
         """
-        m, seen = self.measurement, np.maximum(self.seen, 1)
+        m, counted_views = self.measurement, np.maximum(self.seen, 1)
         total = self.total if self.total is not None else np.asarray(mean) * m.views
-        there = int(self.seen.sum())
+        counted = int(self.seen.sum())
         return Survey(
             totals=self.totals,
-            mean=upright(m, total / seen),
+            mean=upright(m, total / counted_views),
             least=upright(m, np.where(np.isfinite(self.least), self.least, 0)),
             most=upright(m, self.most),
-            missing=1 - there / (int(m.mask.sum()) * m.views),
-            zeros=self.zeros / max(there, 1),
+            missing=1 - counted / (int(m.mask.sum()) * m.views),
+            zeros=self.zeros / max(counted, 1),
             peak=self.peak,
             at_peak=self.at_peak,
             whole=self.whole,
@@ -142,11 +142,11 @@ class Gathering:
 
 def survey(measurement: Measurement) -> Survey:
     """Return the survey of a scan, whose patterns are read once; raise BadInput for values that are no counts."""
-    found = Gathering(measurement, with_sum=True)
+    gathering = Gathering(measurement, with_sum=True)
     h, w = measurement.window
     for views in slabs(measurement.views, h * w * 16):
-        found.add(views, measurement.patterns.read(views))
-    return found.survey()
+        gathering.add(views, measurement.patterns.read(views))
+    return gathering.survey()
 
 
 def upright(measurement: Measurement, pattern: np.ndarray) -> np.ndarray:
@@ -156,7 +156,7 @@ def upright(measurement: Measurement, pattern: np.ndarray) -> np.ndarray:
     return np.fft.fftshift(pattern, axes=(-2, -1))
 
 
-def odd_pixels(measurement: Measurement, found: Survey) -> dict[str, np.ndarray]:
+def odd_pixels(measurement: Measurement, pattern_survey: Survey) -> dict[str, np.ndarray]:
     """Return the unmasked pixels (n, 2), y x, that are "hot", "dead" or "stuck", with DC in the middle.
 
     A hot pixel is five times brighter on average than all but one of its eight neighbours, by more than chance; or it
@@ -165,18 +165,18 @@ def odd_pixels(measurement: Measurement, found: Survey) -> dict[str, np.ndarray]
     middle of far-field patterns are left out, because the direct beam may be that sharp.
     """
     mask = upright(measurement, measurement.mask)
-    mean, views = _filled(found.mean, mask), measurement.views
+    mean, views = _filled(pattern_survey.mean, mask), measurement.views
     ring = np.ones((3, 3), bool)
     ring[1, 1] = False
     second = scipy.ndimage.rank_filter(mean, -2, footprint=ring, mode="nearest")
-    around = scipy.ndimage.median_filter(mean, size=5, mode="nearest")
+    median = scipy.ndimage.median_filter(mean, size=5, mode="nearest")
     hot = mask & (mean > 5 * second) & (mean * views > 5 * second * views + 20)
-    least = np.where(mask, found.least, 0)
+    least = np.where(mask, pattern_survey.least, 0)
     darkest = scipy.ndimage.maximum_filter(least, footprint=ring, mode="nearest")
     hot |= mask & (views >= 40) & (least > 0.2 * mean) & (least > 3 * darkest + 5 * np.sqrt(darkest) + 5)
-    dead = mask & (found.most == 0) & (around * views >= 25)
-    stuck = mask & (found.least == found.most) & (found.most > 0) & (views >= 10)
-    if has_one_pattern(measurement, found):
+    dead = mask & (pattern_survey.most == 0) & (median * views >= 25)
+    stuck = mask & (pattern_survey.least == pattern_survey.most) & (pattern_survey.most > 0) & (views >= 10)
+    if has_one_pattern(measurement, pattern_survey):
         hot, dead, stuck = (np.zeros_like(mask) for _ in range(3))
     if measurement.geometry.propagation == "far_field":
         h, w = measurement.window
@@ -184,10 +184,12 @@ def odd_pixels(measurement: Measurement, found: Survey) -> dict[str, np.ndarray]
     return {name: np.argwhere(pixels) for name, pixels in (("hot", hot), ("dead", dead), ("stuck", stuck))}
 
 
-def has_one_pattern(measurement: Measurement, found: Survey) -> bool:
+def has_one_pattern(measurement: Measurement, pattern_survey: Survey) -> bool:
     """Return True if most pixels that have counts hold the same number in all views."""
-    lit = upright(measurement, measurement.mask) & (found.most > 0)
-    return measurement.views > 1 and 2 * int((lit & (found.least == found.most)).sum()) > int(lit.sum())
+    lit = upright(measurement, measurement.mask) & (pattern_survey.most > 0)
+    return measurement.views > 1 and 2 * int((lit & (pattern_survey.least == pattern_survey.most)).sum()) > int(
+        lit.sum()
+    )
 
 
 def _filled(mean: np.ndarray, mask: np.ndarray) -> np.ndarray:
@@ -195,8 +197,8 @@ def _filled(mean: np.ndarray, mask: np.ndarray) -> np.ndarray:
     if mask.all():
         return mean
     weight = scipy.ndimage.uniform_filter(mask.astype(np.float64), 5, mode="constant")
-    around = scipy.ndimage.uniform_filter(np.where(mask, mean, 0.0), 5, mode="constant")
-    return np.where(mask, mean, np.where(weight > 1e-9, around / np.maximum(weight, 1e-9), 0.0))
+    local_mean = scipy.ndimage.uniform_filter(np.where(mask, mean, 0.0), 5, mode="constant")
+    return np.where(mask, mean, np.where(weight > 1e-9, local_mean / np.maximum(weight, 1e-9), 0.0))
 
 
 def probe_diameter_px(measurement: Measurement) -> tuple[float, str]:
@@ -278,10 +280,10 @@ def scan_statistics(positions: np.ndarray, far: float) -> ScanStatistics:
     if len(distinct) < 2:
         return ScanStatistics((y, x), 0.0, 0.0, 0.0, 0.0, duplicates, np.empty(0, int))
     step = step_of(positions)
-    alone = scipy.spatial.cKDTree(positions).query(positions, k=2)[0][:, 1] > max(far, 3 * step)
+    is_stray = scipy.spatial.cKDTree(positions).query(positions, k=2)[0][:, 1] > max(far, 3 * step)
     area, length = _hull(distinct)
     per_view = (even_cell(distinct) or area / len(distinct)) * len(distinct) / len(positions)
-    return ScanStatistics((y, x), area, length, per_view, step, duplicates, np.flatnonzero(alone))
+    return ScanStatistics((y, x), area, length, per_view, step, duplicates, np.flatnonzero(is_stray))
 
 
 def even_cell(positions: np.ndarray) -> float | None:
@@ -300,14 +302,14 @@ def even_cell(positions: np.ndarray) -> float | None:
     size = np.ptp(positions, axis=0).max()
     cells = scipy.spatial.Voronoi((positions - positions.mean(axis=0)) / size)
     border = set(scipy.spatial.ConvexHull(cells.points).vertices)
-    whole = [
+    closed_cells = [
         cells.regions[region]
         for view, region in enumerate(cells.point_region)
         if view not in border and cells.regions[region] and -1 not in cells.regions[region]
     ]
     inside = np.abs(cells.vertices).max(axis=1) < 1
     areas = np.array(
-        [scipy.spatial.ConvexHull(cells.vertices[corners]).volume for corners in whole if inside[corners].all()]
+        [scipy.spatial.ConvexHull(cells.vertices[corners]).volume for corners in closed_cells if inside[corners].all()]
     )
     if not len(areas):
         return None

@@ -63,8 +63,8 @@ def find_weakened_regions(mean: np.ndarray, most: np.ndarray, views: int, mask: 
     first = np.concatenate([index[:, :-1].ravel(), index[:-1].ravel()])
     second = np.concatenate([index[:, 1:].ravel(), index[1:].ravel()])
     rise = logarithm[second] - logarithm[first]
-    both = lit[first] & lit[second]
-    joined = both & (np.abs(rise) < STEP)
+    both_lit = lit[first] & lit[second]
+    joined = both_lit & (np.abs(rise) < STEP)
     graph = scipy.sparse.coo_matrix(
         (np.ones(int(joined.sum())), (first[joined], second[joined])), shape=(mean.size, mean.size)
     )
@@ -74,12 +74,12 @@ def find_weakened_regions(mean: np.ndarray, most: np.ndarray, views: int, mask: 
     for label in np.flatnonzero((sizes >= LEAST_PIXELS) & (sizes <= LARGEST_SHARE * lit.sum())):
         inside = part == label
         leaving, entering = inside[first] & ~inside[second], inside[second] & ~inside[first]
-        steps = np.concatenate([rise[leaving & both], -rise[entering & both]])
+        steps = np.concatenate([rise[leaving & both_lit], -rise[entering & both_lit]])
         if len(steps) < max(1.0, LIT_EDGES * float((leaving | entering).sum())):
             continue
         height = float(np.median(steps))
         scatter = NORMAL * float(np.median(np.abs(steps - height)))
-        outside = np.concatenate([second[leaving & both], first[entering & both]])
+        outside = np.concatenate([second[leaving & both_lit], first[entering & both_lit]])
         same_light = _has_light_of(mean.ravel(), most.ravel(), np.flatnonzero(inside), outside, views)
         if scatter < MOST_SCATTER and float((steps > STEP).mean()) > STEEP_EDGES and same_light:
             regions.append(WeakenedRegion(inside.reshape(mean.shape), float(np.exp(-height))))
@@ -103,6 +103,6 @@ def _has_light_of(mean: np.ndarray, most: np.ndarray, inside: np.ndarray, outsid
     level = float(np.median(mean[inside]))
     if level < LEAST_MEAN:
         return False
-    within, around = (float(np.median(most[some] / mean[some])) for some in (inside, outside))
-    noise = (2 * math.log(max(views, 2)) * around / level) ** 0.5
-    return within < MOST_CONTRAST * around + noise
+    contrast_inside, contrast_outside = (float(np.median(most[pixels] / mean[pixels])) for pixels in (inside, outside))
+    noise = (2 * math.log(max(views, 2)) * contrast_outside / level) ** 0.5
+    return contrast_inside < MOST_CONTRAST * contrast_outside + noise

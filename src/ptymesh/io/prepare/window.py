@@ -83,12 +83,12 @@ def axis(n: int, cut: AxisCut, *, far: bool, centred: bool) -> Axis:
         BadInput: crop, bin, pad and centre leave no pixel or do not fit the detector.
     """
     centre, flip, crop, binning, pad = cut
-    kept = n if crop is None else crop
-    if kept > n:
-        raise BadInput(f"data.crop asks for {kept} pixels of a detector that has {n}; use data.pad to enlarge.")
-    m = kept // binning
+    cropped = n if crop is None else crop
+    if cropped > n:
+        raise BadInput(f"data.crop asks for {cropped} pixels of a detector that has {n}; use data.pad to enlarge.")
+    m = cropped // binning
     if m == 0:
-        raise BadInput(f"data.bin is {binning} for {kept} detector pixels; choose a smaller one.")
+        raise BadInput(f"data.bin is {binning} for {cropped} detector pixels; choose a smaller one.")
     total = m if pad is None else pad
     if total < m:
         raise BadInput(f"data.pad is {total}, smaller than the {m} pixels there are; use data.crop to make it smaller.")
@@ -201,7 +201,7 @@ def take_pixels(slab: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.n
         rows: (h,) int64, indices of rows.
         columns: (w,) int64, indices of columns.
     """
-    (height, width), sides = slab.shape[-2:], [_runs(rows), _runs(columns)]
+    (height, width), sides = slab.shape[-2:], [_find_runs(rows), _find_runs(columns)]
     if np.array_equal(rows, np.arange(height)) and np.array_equal(columns, np.arange(width)):
         return slab
     if max(map(len, sides)) > MOST_RUNS:
@@ -213,7 +213,7 @@ def take_pixels(slab: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.n
     return out
 
 
-def _runs(index: np.ndarray) -> list[tuple[slice, slice]]:
+def _find_runs(index: np.ndarray) -> list[tuple[slice, slice]]:
     """Return where runs of neighbours lie in an index, and which pixels they are."""
     ends = [0, *(np.flatnonzero(np.diff(index) != 1) + 1), len(index)]
     return [(slice(a, b), slice(index[a], index[a] + b - a)) for a, b in pairwise(ends)]
@@ -245,8 +245,8 @@ def geometry_of_window(
         for k in (0, 1)
     ]
     y, x = (axis(n, cut, far=far, centred=centred) for n, cut in zip(shape, cuts, strict=True))
-    found = Window(y, x, options.transpose, options.bin)
-    h, w = found.shape
+    window = Window(y, x, options.transpose, options.bin)
+    h, w = window.shape
     if min(h, w) < LEAST_SIDE <= min(shape):
         raise BadInput(
             f"A window of {h} x {w} pixels holds no diffraction pattern; choose a larger data.crop, or a smaller "
@@ -254,7 +254,7 @@ def geometry_of_window(
         )
     remedy = "choose a smaller data.pad" if options.pad else "crop the patterns (data.crop), or sum pixels (data.bin)"
     check_room(PIXEL_BYTES * h * w * options.bin**2, f"A window of {h} x {w} pixels", remedy)
-    return found
+    return window
 
 
 def resampled_probe(probe: np.ndarray, window: Window, *, far: bool, centred: bool) -> np.ndarray:
