@@ -86,13 +86,13 @@ class EstimateJudge:
 
     def name_residual_views(self) -> str:
         """Return of which views the final residual is, in words."""
-        held, own = len(self.held_out), self.fitted_of_held_out
-        if not held:
+        held_out_count, own = len(self.held_out), self.fitted_of_held_out
+        if not held_out_count:
             return f"all {self.scan.views} views"
-        said = f"all {self.scan.views} views, {held} of which no update has seen"
+        phrase = f"all {self.scan.views} views, {held_out_count} of which no update has seen"
         if not own:
-            return said
-        return f"{said}: their {', '.join(sorted(own))} fitted on half of their pixels, and judged on the other half"
+            return phrase
+        return f"{phrase}: their {', '.join(sorted(own))} fitted on half of their pixels, and judged on the other half"
 
     def verdict(
         self,
@@ -132,7 +132,7 @@ class EstimateJudge:
     def _signs(self, misfits: Misfits, *, are_counts: bool) -> list[Sign]:
         """Return signs of a wrong model that need no high residual."""
         positions = self.state.estimate.positions.cpu().numpy().astype(np.float64)
-        found = signs_of_misfits(
+        signs = signs_of_misfits(
             misfits,
             are_counts=are_counts,
             are_refined=any(stage.positions for stage in self.stages) and not self.state.refused_positions,
@@ -141,8 +141,8 @@ class EstimateJudge:
         if self.judge_part is not None:
             with suppress(PtymeshError, OSError):  # the file may be gone by now, and must not fail the result
                 # these come first, as they do not depend on the fit
-                found = [*self._signs_of_scan(positions, self.judge_part), *found]
-        return found
+                signs = [*self._signs_of_scan(positions, self.judge_part), *signs]
+        return signs
 
     def _signs_of_overlap(self) -> list[Sign]:
         """Return a sign that neighbouring views have too little of the object in common."""
@@ -154,12 +154,12 @@ class EstimateJudge:
 
     def _signs_of_scan(self, positions: np.ndarray, judge_part: Callable[[Measurement], Judged]) -> list[Sign]:
         """Return what patterns and positions (N, 2) alone tell, but for turns that short runs refute."""
-        found = signs_of_order(self.scan, positions)
-        if found:  # features of views in a wrong order move nowhere
-            return found
+        signs = signs_of_order(self.scan, positions)
+        if signs:  # features of views in a wrong order move nowhere
+            return signs
         features = find_feature_map(self.scan, positions)
-        found = signs_of_features(features)
-        return [] if found and features is not None and refutes_turn(self.scan, features, judge_part) else found
+        signs = signs_of_features(features)
+        return [] if signs and features is not None and refutes_turn(self.scan, features, judge_part) else signs
 
     def _find_signs_on_first_rank(self, find: Callable[[], list[Sign]]) -> list[Sign]:
         """Return the signs that the first rank finds. Collective."""

@@ -342,8 +342,10 @@ class Loop:
         self._epoch_end = sample_unknowns(problem, state.estimate)
         moved = measure_changes(state.before, self._epoch_end)
         extent = state.estimate.extent
-        others = [(self.stages[stage], memory) for stage, memory in state.engines.items() if stage < len(self.stages)]
-        positions.reanchor(engine, problem, state.estimate, others)
+        stages_with_memory = [
+            (self.stages[stage], memory) for stage, memory in state.engines.items() if stage < len(self.stages)
+        ]
+        positions.reanchor(engine, problem, state.estimate, stages_with_memory)
         if extent != state.estimate.extent or epoch == engine.epochs:
             self._epoch_end = None  # other pixels are looked at from here on, by all ranks
         return moved
@@ -413,9 +415,9 @@ class Loop:
         rising = len(recent) > RISING_EPOCHS and min(recent[1:]) > 1 and recent == sorted(recent)
         if finite and not rising:
             return
-        what = f"the residual rose to {recent[-1]:.3g}" if finite else "the loss is no longer a finite number"
+        symptom = f"the residual rose to {recent[-1]:.3g}" if finite else "the loss is no longer a finite number"
         raise Diverged(
-            f"Stage {self.state.stage + 1} ({engine.name}) diverged: {what} in epoch {self.state.epoch}; "
+            f"Stage {self.state.stage + 1} ({engine.name}) diverged: {symptom} in epoch {self.state.epoch}; "
             "try smaller steps (gamma_object, gamma_probe, a larger alpha), a smaller batch, or a better initial probe."
         )
 

@@ -62,8 +62,8 @@ def check_object(
         modes: of the probe, OPR modes among them.
     """
     height, width = frame(scan.positions, scan.window, max(margin_px, REACH))[1]
-    whole = _LEAST_REALS * slices * height * width * dtype.itemsize // 2
-    needed = whole if layout == "replicated" else whole // world.size
+    object_bytes = _LEAST_REALS * slices * height * width * dtype.itemsize // 2
+    needed = object_bytes if layout == "replicated" else object_bytes // world.size
     if world.device.type in KINDS:
         free = int(torch.get_device_module(world.device).get_device_properties(world.device).total_memory)
     else:
@@ -224,8 +224,8 @@ def memory_sentence(problem: Problem, estimate: Estimate) -> str:
         "the object and its sums": _FIELDS * estimate.object.numel() * estimate.object.element_size(),
         "one chunk": _WAVES * max(wave, min(CHUNK_BYTES.get(problem.device.type, CHUNK_BYTES["cuda"]), wave * views)),
     }
-    said = ", ".join(f"{size(bytes_)} for {what}" for what, bytes_ in parts.items())
+    sizes = ", ".join(f"{size(bytes_)} for {part}" for part, bytes_ in parts.items())
     return (
-        f"It needs about {size(sum(parts.values()))} ({said}) and has {size(free_bytes(problem.device))} free; "
+        f"It needs about {size(sum(parts.values()))} ({sizes}) and has {size(free_bytes(problem.device))} free; "
         "use more ranks or fewer modes, crop or bin the patterns, or choose precision: single."
     )

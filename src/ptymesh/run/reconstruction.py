@@ -309,13 +309,13 @@ class Reconstruction(Displayed):
             optics = self.problem.model.unknowns
             moved = moved.union(*(stage.moved_optics(optics) for stage in self.stages))
             limits = self.stages[-1].object.amplitude if self.stages else None
-            held = limits is not None and limits.low is not None and limits.low == limits.high
+            is_fixed = limits is not None and limits.low is not None and limits.low == limits.high
             values = self.state.estimate.object_values
             count = count_fitted(
                 self.problem,
                 self.state.estimate,
                 moved - self.problem.model.replaced,
-                phase_only=held or (values is not None and not values.is_complex()),
+                phase_only=is_fixed or (values is not None and not values.is_complex()),
             )
             self._fitted_count = epochs, count
         return self._fitted_count[1]
@@ -429,8 +429,8 @@ class Reconstruction(Displayed):
         refuse_surroundings()
         self._compare_call("result")
         fields, estimate = self._fields(), self.state.estimate
-        whole = {name: self.problem.layout.gather_whole(field, estimate) for name, field in fields.items()}
-        return self._result({name: self._to_host(field) for name, field in whole.items()}, recipe)
+        full_fields = {name: self.problem.layout.gather_whole(field, estimate) for name, field in fields.items()}
+        return self._result({name: self._to_host(field) for name, field in full_fields.items()}, recipe)
 
     def _fields(self) -> dict[str, torch.Tensor]:
         """Return this rank's parts of the result's fields, (..., H, W), by name; say where phases wrap. Collective."""

@@ -79,8 +79,8 @@ def coarsen_estimate(estimate: Estimate, engine: Engine, fine: Problem, coarse: 
     pads = [-n % (c * BLOCK) for n in estimate.extent]
 
     def coarse_field(field: Tensor) -> Tensor:
-        whole = fine.layout.gather_whole(field, estimate)
-        padded = torch.nn.functional.pad(whole, (0, pads[1], 0, pads[0]), value=estimate.vacuum)
+        full_field = fine.layout.gather_whole(field, estimate)
+        padded = torch.nn.functional.pad(full_field, (0, pads[1], 0, pads[0]), value=estimate.vacuum)
         return coarser(padded, c) / c
 
     obj, values = _resample_object(estimate, coarse_field)

@@ -24,22 +24,22 @@ def fields_of_result(problem: Problem, estimate: Estimate) -> dict[str, torch.Te
         estimate: on this rank.
     """
     modes, values = estimate.object_modes, _phases(estimate)
-    found = {"object": estimate.object} if values is None else {"object": estimate.object, "potential": values}
-    found |= {OTHERS + one.name: estimate.others[one.name] for one in problem.model.tiled}
+    fields = {"object": estimate.object} if values is None else {"object": estimate.object, "potential": values}
+    fields |= {OTHERS + one.name: estimate.others[one.name] for one in problem.model.tiled}
     if modes == 1:
-        return found
+        return fields
     if estimate.object_values is None:
         first = estimate.object[: estimate.slices].repeat(modes, 1, 1)
         pairs = [(a[None], b[None]) for a, b in zip(estimate.object, first, strict=True)]
         products = problem.layout.dots([pair for a, b in pairs for pair in ((a, b), (1j * a, b))], estimate)
         phases = phases_to_first(torch.view_as_complex(products.view(-1, 2).contiguous()))
-        found["object"] = mean_of_modes(estimate.object, modes, phases)
+        fields["object"] = mean_of_modes(estimate.object, modes, phases)
     else:
         mean = mean_of_modes(estimate.object_values, modes)
-        found["object"] = object_model_of(estimate.object_kind).transmission(mean, estimate.absorption)
+        fields["object"] = object_model_of(estimate.object_kind).transmission(mean, estimate.absorption)
         if values is not None:
-            found["potential"] = mean.real
-    return found | {"object_modes": estimate.object.unflatten(0, (modes, -1))}
+            fields["potential"] = mean.real
+    return fields | {"object_modes": estimate.object.unflatten(0, (modes, -1))}
 
 
 def _phases(estimate: Estimate) -> torch.Tensor | None:
@@ -74,11 +74,11 @@ def describe_object(estimate: Estimate, geometry: Geometry) -> dict[str, str | f
     if estimate.object_values is None:
         return {}
     model = object_model_of(estimate.object_kind)
-    found: dict[str, str | float] = {"object_kind": model.name}
+    description: dict[str, str | float] = {"object_kind": model.name}
     if model.has_absorption:
-        found["absorption"] = estimate.absorption
+        description["absorption"] = estimate.absorption
     if not model.is_phase:
-        return found
+        return description
     if geometry.radiation == "electron" and geometry.wavelength_m is not None:
-        found["interaction_rad_per_V_nm"] = electron_interaction(geometry.wavelength_m) * 1e-9
-    return found
+        description["interaction_rad_per_V_nm"] = electron_interaction(geometry.wavelength_m) * 1e-9
+    return description

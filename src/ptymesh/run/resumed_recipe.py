@@ -83,17 +83,17 @@ def _check_settings(before: Recipe, settings: Sequence[str], at: Counters) -> No
 
 def _differences(before: Recipe, after: Recipe) -> list[tuple[str, Any, Any]]:
     """Return the keys that differ and must not, by name, with both values."""
-    found = []
+    differences = []
     for group in Recipe.model_fields:
         if group in FREE or group == "stages":
             continue
         old, new = getattr(before, group), getattr(after, group)
         for key in getattr(type(old), "model_fields", ()):
             if (group, key) != ("data", "path") and getattr(old, key) != getattr(new, key):
-                found.append((f"{group}.{key}", _shortened(getattr(old, key)), _shortened(getattr(new, key))))
+                differences.append((f"{group}.{key}", _shortened(getattr(old, key)), _shortened(getattr(new, key))))
         if not hasattr(type(old), "model_fields") and old != new:
-            found.append((group, _shortened(old), _shortened(new)))
-    return found
+            differences.append((group, _shortened(old), _shortened(new)))
+    return differences
 
 
 def _check_stage(index: int, was: Engine, now: Engine, begun: int | None) -> None:
@@ -115,11 +115,12 @@ def _check_stage(index: int, was: Engine, now: Engine, begun: int | None) -> Non
         )
     if begun is None:
         return
-    others = [key for key in changed if key != "epochs"]
-    if others:
+    other_keys = [key for key in changed if key != "epochs"]
+    if other_keys:
         raise BadInput(
-            f"The checkpoint lies within {name}, whose {others[0]} cannot become {_shortened(new.get(others[0]))}; set "
-            f"{name}.epochs={max(begun, 1)} to end it there, and stages.{index + 1} to what follows."
+            f"The checkpoint lies within {name}, whose {other_keys[0]} cannot become "
+            f"{_shortened(new.get(other_keys[0]))}; set {name}.epochs={max(begun, 1)} to end it there, "
+            f"and stages.{index + 1} to what follows."
         )
     if now.epochs < begun:
         raise BadInput(

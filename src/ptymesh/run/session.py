@@ -388,7 +388,7 @@ def _scan_with_features(recipe: Recipe) -> Measurement:
 
 def _nearest_existing(folder: Path) -> Path:
     """Return the folder, or the nearest one above it that exists; a staged file has no name and needs no folder."""
-    return next(found for found in (folder.absolute(), *folder.absolute().parents) if found.is_dir())
+    return next(ancestor for ancestor in (folder.absolute(), *folder.absolute().parents) if ancestor.is_dir())
 
 
 def _describe_run(recipe: Recipe, recon: Reconstruction, out: Path, resumed: bool, note: str) -> RunInfo:
@@ -419,13 +419,13 @@ def _stage_balances(recipe: Recipe, recon: Reconstruction) -> list[float]:
     scan, layout, ranks = recon.scan, recon.problem.layout, recon.world.size
     unturned = scan.positions if scan.stored_positions is None else scan.stored_positions
     training = np.setdiff1d(np.arange(scan.views), hold_out(unturned, recipe.hold_out, recipe.seed))
-    found = []
+    balances = []
     for stage in recon.stages:
         drawn = draw(scan.positions, stage.batch, recipe.seed, 0, stage.order, training)
         dealt = layout.follows_draw
         owner = owners(scan.positions, ranks, stage.order == "compact", training) if dealt else layout.owner
-        found.append(balance(owner, drawn, ranks))
-    return found
+        balances.append(balance(owner, drawn, ranks))
+    return balances
 
 
 class _CheckpointClock:

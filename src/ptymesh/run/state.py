@@ -328,9 +328,9 @@ def _check_arrays(saved: checkpoint.Checkpoint, run: Counters, problem: Problem)
     sizes |= problem.model.axes((height, width))
     for one in (one for one in problem.model.unknowns if one.scope != "tiled"):
         (rows if one.scope == "view" else shapes)[OTHERS + one.name] = one.shape(sizes)
-    found = {name: (shared[name].shape, shapes[name]) for name in shapes}
-    found |= {name: ((views, *saved.per_view.shape(name)), (views, *rows[name][1:])) for name in rows}
-    for name, (shape, wanted) in found.items():
+    shape_pairs = {name: (shared[name].shape, shapes[name]) for name in shapes}
+    shape_pairs |= {name: ((views, *saved.per_view.shape(name)), (views, *rows[name][1:])) for name in rows}
+    for name, (shape, wanted) in shape_pairs.items():
         if shape != wanted:
             raise BadInput(
                 f"The checkpoint's {name} has shape {shape} where {wanted} should be; copy the folder again."
@@ -361,9 +361,11 @@ def _check_tiled(of_object: Mapping[str, Tensor], problem: Problem) -> None:
     slices, height, width = of_object["object"].shape
     sizes = {"L": slices, "H": height, "W": width} | problem.model.axes(problem.window)
     for one in problem.model.tiled:
-        array, wanted = of_object[OTHERS + one.name], one.shape(sizes)
-        if tuple(array.shape) != wanted:
-            raise BadInput(f"The checkpoint's {one.name} has shape {tuple(array.shape)} where {wanted} should be.")
+        array, expected_shape = of_object[OTHERS + one.name], one.shape(sizes)
+        if tuple(array.shape) != expected_shape:
+            raise BadInput(
+                f"The checkpoint's {one.name} has shape {tuple(array.shape)} where {expected_shape} should be."
+            )
         least = -math.inf if one.least is None else one.least
         if not bool((array.abs() <= one.largest).all()) or not (one.complex or bool((array >= least).all())):
             raise BadInput(f"The checkpoint's {one.name} holds numbers that cannot be; copy the folder again.")

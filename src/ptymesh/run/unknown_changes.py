@@ -53,22 +53,22 @@ def sample_unknowns(problem: Problem, estimate: Estimate) -> UnknownSamples:
     Collective, between epochs, where all ranks have all positions.
     """
     tiled = ("object", *(one.name for one in problem.model.tiled))
-    found = {name: _thin_out(estimate[name]) for name in estimate if name not in (*tiled, "positions")}
-    found |= {name: _sample_tiled(problem, estimate, estimate[name]) for name in tiled}
-    found["positions"] = estimate.positions.detach().cpu().clone()
-    found[SLICES] = torch.tensor([estimate.slice_spacing_m, *estimate.tilt_rad], dtype=torch.float64)
-    return found
+    samples = {name: _thin_out(estimate[name]) for name in estimate if name not in (*tiled, "positions")}
+    samples |= {name: _sample_tiled(problem, estimate, estimate[name]) for name in tiled}
+    samples["positions"] = estimate.positions.detach().cpu().clone()
+    samples[SLICES] = torch.tensor([estimate.slice_spacing_m, *estimate.tilt_rad], dtype=torch.float64)
+    return samples
 
 
 def measure_changes(before: UnknownSamples, after: UnknownSamples) -> dict[str, float]:
     """Return the change of each unknown by the name of the history's column; NaN where there is no such snapshot."""
-    found = dict.fromkeys(COLUMNS, math.nan)
+    changes = dict.fromkeys(COLUMNS, math.nan)
     for name, b in after.items():
         a = before.get(name)
         known = a is not None and a.shape == b.shape and a.is_complex() == b.is_complex()
         measure = _sine_of_angle if b.is_complex() else _root_mean_square if name == "positions" else _relative_change
-        found[change_column(name)] = measure(a, b) if known and a is not None else math.nan
-    return found
+        changes[change_column(name)] = measure(a, b) if known and a is not None else math.nan
+    return changes
 
 
 def _sample_tiled(problem: Problem, estimate: Estimate, part: Tensor) -> Tensor:
@@ -88,12 +88,12 @@ def _sample_tiled(problem: Problem, estimate: Estimate, part: Tensor) -> Tensor:
     pixels = np.floor(corners + window / 4 + inside * window / 2).astype(np.int64)
     y, x = (np.clip(pixels[:, axis], 0, side - 1) for axis, side in enumerate((height, width)))
     tile = problem.layout.tile(estimate)
-    own = (y >= tile.top) & (y < tile.bottom) & (x >= tile.left) & (x < tile.right)
+    in_own_tile = (y >= tile.top) & (y < tile.bottom) & (x >= tile.left) & (x < tile.right)
     top, left = estimate.corner
     places = (k % slices * part.shape[-2] + y - top) * part.shape[-1] + x - left
     values = torch.zeros(n, dtype=part.dtype, device=part.device)
-    rows = sent(np.flatnonzero(own), problem.device)
-    values[rows] = part.reshape(-1)[sent(places[own], problem.device)]
+    rows = sent(np.flatnonzero(in_own_tile), problem.device)
+    values[rows] = part.reshape(-1)[sent(places[in_own_tile], problem.device)]
     (gathered,) = problem.world.sum(torch.view_as_real(values) if part.is_complex() else values)
     return (torch.view_as_complex(gathered) if part.is_complex() else gathered).cpu()
 

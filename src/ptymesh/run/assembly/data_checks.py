@@ -234,10 +234,10 @@ def _read(scan: Measurement, world: World) -> Survey:
     whole = scan.patterns.dtype.kind in "biu"
     gathering = Gathering(scan, with_sum=whole)
     exact = ExactMean(scan) if not whole else None
-    own = np.array_split(np.arange(scan.views), world.size)[world.rank]
-    for part in slabs(len(own), h * w * 16):
-        counts = scan.patterns.read(own[part])
-        gathering.add(own[part], counts)
+    local_views = np.array_split(np.arange(scan.views), world.size)[world.rank]
+    for part in slabs(len(local_views), h * w * 16):
+        counts = scan.patterns.read(local_views[part])
+        gathering.add(local_views[part], counts)
         if exact is not None:
             exact.add(counts)
         world.heartbeat.moves += 1

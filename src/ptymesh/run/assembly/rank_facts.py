@@ -56,10 +56,10 @@ def stage_facts(stage: Engine | None) -> dict[str, object]:
 
 def optics_facts(optics: dict[str, object] | None) -> dict[str, object]:
     """Return operators between probe and detector as plain values, in their order."""
-    given = {} if optics is None else optics
+    optics_values = {} if optics is None else optics
     return {
         f"{index} {name}": one.model_dump(mode="json") if isinstance(one, BaseModel) else one
-        for index, (name, one) in enumerate(given.items())
+        for index, (name, one) in enumerate(optics_values.items())
     }
 
 

@@ -66,8 +66,8 @@ def ranks_that_round_differently(world: World, bits: str) -> str:
 
 def describe_platform(device: torch.device) -> str:
     """Return host, processor and version of torch, in words for people."""
-    what = torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
-    return f"{platform.node()}, {what}, torch {torch.__version__}"
+    processor_name = torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
+    return f"{platform.node()}, {processor_name}, torch {torch.__version__}"
 
 
 def rounding_signature(device: torch.device, dtype: torch.dtype) -> str:

@@ -64,10 +64,10 @@ class Way:
     @property
     def name(self) -> str:
         """Name of the way, for messages."""
-        said = f"{self.ranks} rank{'s' * (self.ranks > 1)}"
+        name = f"{self.ranks} rank{'s' * (self.ranks > 1)}"
         if self.kind == THREADS:
-            return f"{said} of {self.threads} threads"
-        return said if self.share == 1 else f"{said}, {self.share:.0%} of the views"
+            return f"{name} of {self.threads} threads"
+        return name if self.share == 1 else f"{name}, {self.share:.0%} of the views"
 
 
 @dataclass(frozen=True)
@@ -147,12 +147,12 @@ def ways(counts: Sequence[int], threads: int, also: Sequence[str]) -> list[Way]:
         threads: of each rank.
         also: THREADS, WEAK or both.
     """
-    found = [Way(RANKS, ranks, threads) for ranks in counts]
+    ways_to_run = [Way(RANKS, ranks, threads) for ranks in counts]
     if THREADS in also:
-        found += [Way(THREADS, 1, threads * ranks) for ranks in counts if ranks > 1]
+        ways_to_run += [Way(THREADS, 1, threads * ranks) for ranks in counts if ranks > 1]
     if WEAK in also:
-        found += [Way(WEAK, ranks, threads, ranks / counts[-1]) for ranks in counts[:-1]]
-    return found
+        ways_to_run += [Way(WEAK, ranks, threads, ranks / counts[-1]) for ranks in counts[:-1]]
+    return ways_to_run
 
 
 @dataclass(frozen=True)
@@ -234,25 +234,26 @@ def _smaller(share: float, views: int, batches: Sequence[int | None]) -> list[st
     """Return settings for this share of the views, and of each batch."""
     if share == 1:
         return []
-    found = [f"data.views.central={max(1, round(share * views))}"]
+    settings = [f"data.views.central={max(1, round(share * views))}"]
     sizes = [(stage, size) for stage, size in enumerate(batches) if size is not None]
-    return found + [f"stages.{stage}.batch={max(1, round(share * size))}" for stage, size in sizes]
+    return settings + [f"stages.{stage}.batch={max(1, round(share * size))}" for stage, size in sizes]
 
 
 def _result(run: RepeatedRun, way: Way, out: Path) -> Result:
     """Return the result of one run without figures and checkpoints; its folder is removed, unless it failed."""
-    given = [*run.settings, *_smaller(way.share, run.views, run.batches)]
-    given += ["output.figures=false", "output.tiff=false", "output.checkpoint_every=1000000000"]
+    settings = [*run.settings, *_smaller(way.share, run.views, run.batches)]
+    settings += ["output.figures=false", "output.tiff=false", "output.checkpoint_every=1000000000"]
     arguments = ["run", str(run.recipe), "--device", run.device, "--out", str(out), "--force"]
-    arguments += [part for setting in given for part in ("--set", setting)]
+    arguments += [part for setting in settings for part in ("--set", setting)]
     quiet = out.with_name("ranks")
     status = launch(
         arguments, way.ranks, threads_per_rank=way.threads, log_dir=quiet, environment=run.environment, terminal=False
     )
     if status:
-        said = (quiet / "rank0.txt").read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
+        last_line = (quiet / "rank0.txt").read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
         raise PtymeshError(
-            f"The run on {way.ranks} ranks failed with status {status} ({' '.join(said)}); its logs are in {quiet}."
+            f"The run on {way.ranks} ranks failed with status {status} ({' '.join(last_line)}); "
+            f"its logs are in {quiet}."
         )
     result = Result.load(out / "result.h5")
     shutil.rmtree(out)
@@ -333,8 +334,8 @@ def _lost(trials: Sequence[Trial], efficiency: float) -> dict[str, float]:
     waiting = float(np.mean([trial.waited.mean() for trial in trials])) - messages
     uneven = float(np.mean([1 / trial.balance - 1 for trial in trials])) * efficiency
     imbalance = min(waiting, uneven)
-    found = {"messages": messages, "imbalance": imbalance, "waiting": waiting - imbalance}
-    return {"repeated": 1 - efficiency - messages - waiting, **found}
+    shares = {"messages": messages, "imbalance": imbalance, "waiting": waiting - imbalance}
+    return {"repeated": 1 - efficiency - messages - waiting, **shares}
 
 
 def table(found: Mapping[str, Any]) -> list[str]:
@@ -374,8 +375,10 @@ def _losses(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     for row in rows:
         lost = {name: share for name, share in row["lost"].items() if share > 0.005}
         if row["kind"] == RANKS and lost:
-            said = ", ".join(f"{LOSSES[name]} {share:.0%}" for name, share in sorted(lost.items(), key=_largest_first))
-            lines.append(f"{row['ranks']} ranks lose {said} of their time.")
+            shares = ", ".join(
+                f"{LOSSES[name]} {share:.0%}" for name, share in sorted(lost.items(), key=_largest_first)
+            )
+            lines.append(f"{row['ranks']} ranks lose {shares} of their time.")
     return lines
 
 
