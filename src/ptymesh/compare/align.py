@@ -122,9 +122,9 @@ def object_error(reconstructed: np.ndarray, truth: np.ndarray, region: np.ndarra
         raise BadInput(f"The objects have {len(slices[0])} and {len(slices[1])} slices; compare their products.")
     difference = total = 0.0
     for a, b in zip(*slices, strict=True):
-        found = align(a, b, region)
-        norm = float(np.linalg.norm(found.reference[found.region]) ** 2)
-        difference, total = difference + found.nrmse**2 * norm, total + norm
+        alignment = align(a, b, region)
+        norm = float(np.linalg.norm(alignment.reference[alignment.region]) ** 2)
+        difference, total = difference + alignment.nrmse**2 * norm, total + norm
     return float(np.sqrt(difference / total))
 
 

@@ -275,8 +275,8 @@ def _probes(
     powers = [(np.abs(modes) ** 2).sum(axis=(1, 2)) for modes in (a, b)]
     percent = tuple(tuple(float(p) for p in 100 * power / power.sum()) for power in powers)
     a, b = (_centred(modes, np.maximum(a.shape, b.shape)) for modes in (a, b))
-    found = align(a[0], b[0])
-    a = np.stack([found.apply(mode) for mode in a])
+    alignment = align(a[0], b[0])
+    a = np.stack([alignment.apply(mode) for mode in a])
     inner = np.array([np.vdot(u, v) for u, v in zip(a, b, strict=True)])
     a *= (np.abs(inner).sum() / (np.abs(a) ** 2).sum()) * np.exp(1j * np.angle(inner))[:, None, None]
     difference, *norms = ((np.abs(modes) ** 2).sum(axis=(1, 2)) for modes in (a - b, a, b))

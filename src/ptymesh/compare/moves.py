@@ -90,11 +90,11 @@ class Moves:
         if not self.has_moved:
             return "The positions are as recorded, but for a move of all of them together"
         parts = [f"{share:.0%} {words}" for share, words in sorted(self._named_parts(), reverse=True)]
-        said = f"Views moved by {self.rms_px:.2g} px rms: " + ", ".join(parts)
+        sentence = f"Views moved by {self.rms_px:.2g} px rms: " + ", ".join(parts)
         if len(self.outliers):
             many = f"{len(self.outliers)} views that moved" if len(self.outliers) > 1 else "one view that moved"
-            said += f"; {many} far more left out"
-        return said
+            sentence += f"; {many} far more left out"
+        return sentence
 
     def _named_parts(self) -> Iterator[tuple[float, str]]:
         """Yield share and words of each part that is named."""

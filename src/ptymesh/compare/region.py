@@ -45,8 +45,8 @@ def illumination(
     light = np.zeros(shape)
     for (y, x), of_view in zip(corners, power, strict=True):
         top, left = max(-y, 0), max(-x, 0)  # windows are cut off at the object's border
-        seen = light[max(y, 0) : max(y + height, 0), max(x, 0) : max(x + width, 0)]
-        seen += of_view * intensity[top : top + seen.shape[0], left : left + seen.shape[1]]
+        covered = light[max(y, 0) : max(y + height, 0), max(x, 0) : max(x + width, 0)]
+        covered += of_view * intensity[top : top + covered.shape[0], left : left + covered.shape[1]]
     return light
 
 
@@ -55,12 +55,12 @@ def illumination_of_result(result: WithProbes) -> np.ndarray:
     shape = result.object.shape[-2], result.object.shape[-1]
     if result.scan_probes is None or result.scan_index is None:
         return illumination(shape, result.probe, result.positions_px, result.weights)
-    found = np.zeros(shape)
+    light = np.zeros(shape)
     for number, probe in enumerate(result.scan_probes):
-        own = result.scan_index == number
-        weights = None if result.weights is None else result.weights[own]
-        found += illumination(shape, probe, result.positions_px[own], weights)
-    return found
+        of_scan = result.scan_index == number
+        weights = None if result.weights is None else result.weights[of_scan]
+        light += illumination(shape, probe, result.positions_px[of_scan], weights)
+    return light
 
 
 def illuminated(light: np.ndarray, fraction: float = 0.1) -> np.ndarray:
