@@ -213,10 +213,10 @@ def _fill(crystal: Crystal, field_m: tuple[float, float], depth_m: tuple[float, 
     cells = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, 3)
     elements, places = [], []
     for element, *site in crystal.cell.sites:
-        there = (cells + np.array(site)) @ vectors + origin
-        there = there[((there >= low) & (there < high)).all(axis=1)]
-        places.append(there)
-        elements.append(np.full(len(there), element))
+        positions = (cells + np.array(site)) @ vectors + origin
+        positions = positions[((positions >= low) & (positions < high)).all(axis=1)]
+        places.append(positions)
+        elements.append(np.full(len(positions), element))
     return Atoms(np.concatenate(elements), np.concatenate(places))
 
 

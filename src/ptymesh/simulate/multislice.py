@@ -191,8 +191,8 @@ class Specimen:
                 ramp = -2 * math.pi * (rest[:, 0] * frequency[0] + rest[:, 1] * frequency[1])
                 waves = ifft(beam * torch.polar(torch.ones_like(ramp), ramp)).to(torch.complex64)
                 exits = transmit(waves, self.transmissions(configuration), kernel, whole)
-                found = torch.view_as_real(fft(self._padded(exits))).square().sum(-1).to(torch.float64)
-                total = found if total is None else total + found
+                intensities = torch.view_as_real(fft(self._padded(exits))).square().sum(-1).to(torch.float64)
+                total = intensities if total is None else total + intensities
             assert total is not None
             yield self._detected(total / self.crystal.configurations)
 
@@ -211,9 +211,9 @@ class Specimen:
             box = torch.sinc(samples * k[0]) * torch.sinc(samples * k[1])
             fine = torch.fft.ifft2(torch.fft.fft2(fine) * box).real.clamp(min=0)
         # where the pixel's samples are not the wave's, its power is theirs times q^2
-        whole = torch.fft.fftshift(fine[:, ::samples, ::samples] * samples**2, dim=(-2, -1))
-        start = whole.shape[-1] // 2 - size // 2
-        return torch.fft.ifftshift(whole[:, start : start + size, start : start + size], dim=(-2, -1))
+        patterns = torch.fft.fftshift(fine[:, ::samples, ::samples] * samples**2, dim=(-2, -1))
+        start = patterns.shape[-1] // 2 - size // 2
+        return torch.fft.ifftshift(patterns[:, start : start + size, start : start + size], dim=(-2, -1))
 
 
 def project(

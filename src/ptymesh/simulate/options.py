@@ -144,11 +144,11 @@ class Simulation(Options):
 
     @model_validator(mode="after")
     def _known_unknowns(self) -> Simulation:
-        known = [one.name for operator in self.optics.values() for one in operator.unknowns]
+        unknown_names = [one.name for operator in self.optics.values() for one in operator.unknowns]
         for name in self.unknown_errors:
-            if name not in known:
-                there = f"these have {', '.join(known)}" if known else "there are none"
-                raise ValueError(f"no operator of optics declares {name}, which unknown_errors names; {there}")
+            if name not in unknown_names:
+                alternatives = f"these have {', '.join(unknown_names)}" if unknown_names else "there are none"
+                raise ValueError(f"no operator of optics declares {name}, which unknown_errors names; {alternatives}")
         return self
 
     def as_json(self) -> str:
@@ -216,12 +216,14 @@ def with_crystal(options: Simulation) -> Simulation:
 
 def options_by_scan(options: Simulation) -> list[Simulation]:
     """Return the options of each scan by itself, the first one's first."""
-    found = [options.model_copy(update={"further_scans": ()})]
+    by_scan = [options.model_copy(update={"further_scans": ()})]
     for number, one in enumerate(options.further_scans, 1):
-        own = {name: value for name, value in one if name in Simulation.model_fields and value is not None}
-        own |= {"seed": options.seed + number, "defocus_m": options.defocus_m + one.defocus_m}
-        found.append(found[0].model_copy(update=own if one.overlap is None else own | {"object_px": None}))
-    return found
+        scan_values = {name: value for name, value in one if name in Simulation.model_fields and value is not None}
+        scan_values |= {"seed": options.seed + number, "defocus_m": options.defocus_m + one.defocus_m}
+        by_scan.append(
+            by_scan[0].model_copy(update=scan_values if one.overlap is None else scan_values | {"object_px": None})
+        )
+    return by_scan
 
 
 def incident_power(options: Simulation) -> float:

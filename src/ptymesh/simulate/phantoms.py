@@ -38,12 +38,12 @@ def complex_object(absorption: np.ndarray, thickness: np.ndarray, amplitude: Ran
     """
     absorption, thickness = np.broadcast_arrays(absorption, thickness)
     absorbed, thick = _range(absorption), _range(thickness)
-    made: np.ndarray = np.empty(absorption.shape, np.complex128)
+    transmission: np.ndarray = np.empty(absorption.shape, np.complex128)
     for rows in _bands(absorption.shape[-2]):
         modulus = amplitude[1] - (amplitude[1] - amplitude[0]) * _stretched(absorption[..., rows, :], *absorbed)
         phase = phase_rad[1] - (phase_rad[1] - phase_rad[0]) * _stretched(thickness[..., rows, :], *thick)
-        made[..., rows, :] = modulus * np.exp(1j * phase)
-    return made
+        transmission[..., rows, :] = modulus * np.exp(1j * phase)
+    return transmission
 
 
 def chart(
@@ -328,11 +328,13 @@ def deformed(obj: np.ndarray, displacement_px: float, seed: int) -> np.ndarray:
     Returns:
         (L, H, W) complex128, interpolated by cubic splines; beyond the border it is as at the border.
     """
-    made = np.empty(obj.shape, np.complex128)
+    deformed_object = np.empty(obj.shape, np.complex128)
     grid = np.mgrid[: obj.shape[1], : obj.shape[2]].astype(np.float64)
     for index, plane in enumerate(obj):
         noise = np.random.default_rng([seed, 13, index]).standard_normal((2, *plane.shape))
         moves = ndimage.gaussian_filter(noise, (0, ALIKE_PX, ALIKE_PX), mode="wrap")
         moves *= displacement_px / np.sqrt(np.mean(moves**2))
-        made[index] = ndimage.map_coordinates(plane.astype(np.complex128), grid + moves, order=3, mode="nearest")
-    return made
+        deformed_object[index] = ndimage.map_coordinates(
+            plane.astype(np.complex128), grid + moves, order=3, mode="nearest"
+        )
+    return deformed_object

@@ -78,8 +78,8 @@ def _fermat(views: int) -> np.ndarray:
     index = np.arange(2 * views + 8)
     radius, angle = np.sqrt((index + 0.5) / np.pi), index * np.pi * (3 - math.sqrt(5))
     points = np.stack((radius * np.sin(angle), radius * np.cos(angle)), axis=1)
-    kept = np.argsort(np.abs(points).max(axis=1), kind="stable")[:views]
-    return np.asarray(points[np.sort(kept)])
+    innermost = np.argsort(np.abs(points).max(axis=1), kind="stable")[:views]
+    return np.asarray(points[np.sort(innermost)])
 
 
 def _crowded(x: np.ndarray, ratio: float) -> np.ndarray:

@@ -143,10 +143,10 @@ def scattering_amplitude(element: str, frequency: np.ndarray) -> np.ndarray:
     """
     _, sizes, widths = ELEMENTS[element]
     square = np.asarray(frequency, np.float64) ** 2
-    found = np.zeros_like(square)
+    amplitude = np.zeros_like(square)
     for a, b in zip(sizes, widths, strict=True):
-        found += a * (2 + b * square) / (1 + b * square) ** 2
-    return found
+        amplitude += a * (2 + b * square) / (1 + b * square) ** 2
+    return amplitude
 
 
 def projected_potential(element: str, frequency: np.ndarray) -> np.ndarray:

@@ -147,12 +147,12 @@ class Truth:
         if self.options.probe_guess == "none":
             return None
         if self.options.probe_guess == "true":
-            whole = self.probe
+            probe = self.probe
         else:
-            whole = designed_probe(self.options, self.geometry, error=0.1)[None].numpy()
+            probe = designed_probe(self.options, self.geometry, error=0.1)[None].numpy()
         sides = self.of_detector.shape
         y, x = (n // 2 - side // 2 for n, side in zip(self.geometry.shape, sides, strict=True))
-        return np.ascontiguousarray(whole[:, y : y + sides[0], x : x + sides[1]])
+        return np.ascontiguousarray(probe[:, y : y + sides[0], x : x + sides[1]])
 
     def estimate(
         self, dtype: torch.dtype = torch.complex128, device: torch.device | str = "cpu", *, nominal: bool = False
@@ -298,7 +298,7 @@ def truths(options: Simulation) -> list[Truth]:
     if options.object_modes > 1:
         seeds = [options.seed + 1000 * state for state in range(options.object_modes)]
         states = np.stack([phantoms.deformed(obj, options.displacement_px, seed) for seed in seeds])
-    made = Truth(
+    first_truth = Truth(
         options=options,
         geometry=geometry,
         object=obj if states is None else states.mean(axis=0),
@@ -314,20 +314,20 @@ def truths(options: Simulation) -> list[Truth]:
     if any("object" in operator.replaces for operator in options.optics.values()):
         if states is not None:
             raise BadInput("object_modes asks for several objects, whose part a piece of optics takes; remove one.")
-        made.object[:] = 1  # an operator's unknowns are in its place
+        first_truth.object[:] = 1  # an operator's unknowns are in its place
     if not options.optics:
         seen = zip(further, every[1:], told[1:], placed[1:], strict=True)
-        return [made, *(_further_truth(made, modes, *one) for one in seen)]
-    pieces, _ = pieces_for_scan(options.optics.values(), _blank(made))
+        return [first_truth, *(_further_truth(first_truth, modes, *one) for one in seen)]
+    pieces, _ = pieces_for_scan(options.optics.values(), _blank(first_truth))
     chosen = options.model_copy(update={"optics": {one.name: one for one in pieces}})
-    made = replace(made, options=chosen)
-    return [replace(made, unknowns=_unknowns(made))]
+    first_truth = replace(first_truth, options=chosen)
+    return [replace(first_truth, unknowns=_unknowns(first_truth))]
 
 
 def _position_errors(options: Simulation) -> np.ndarray:
     """Return by how much true positions of a scan differ from nominal ones, (N, 2) pixels."""
-    drawn = np.random.default_rng([options.seed, 7]).uniform(-1, 1, (options.views, 2))
-    return np.asarray(drawn * options.position_error_px)
+    errors = np.random.default_rng([options.seed, 7]).uniform(-1, 1, (options.views, 2))
+    return np.asarray(errors * options.position_error_px)
 
 
 def _further_truth(
@@ -353,7 +353,7 @@ def _further_truth(
         assert geometry.distance_m is not None
         geometry = replace(geometry, distance_m=scan.distance_ratio * geometry.distance_m)
     pixel, wavelength = sampling_of(geometry)
-    own = probes.defocused(modes, pixel, wavelength, scan.defocus_m) if scan.defocus_m else modes
+    scan_probe = probes.defocused(modes, pixel, wavelength, scan.defocus_m) if scan.defocus_m else modes
     # the phase of a potential, and what it absorbs, with the energy
     ratio = interaction_ratio(geometry, first.geometry) if scan.energy_eV else 1.0
     origin = np.array(first.origin)
@@ -361,7 +361,7 @@ def _further_truth(
         first,
         options=options,
         geometry=geometry,
-        probe=probes.rescaled(own, incident_power(options)).numpy(),
+        probe=probes.rescaled(scan_probe, incident_power(options)).numpy(),
         positions=placed + _position_errors(options) + origin,
         nominal=told + origin,
         mask=_mask(options) & seen_pixels(geometry),
@@ -378,11 +378,12 @@ def _specimen(options: Simulation, geometry: Geometry, sides: tuple[int, int]) -
         BadInput: its slices do not fit into the free memory.
     """
     assert options.crystal is not None
-    made = Specimen(options.crystal, geometry, sides, options.slices or SLICES["crystal"], options.seed)
+    specimen = Specimen(options.crystal, geometry, sides, options.slices or SLICES["crystal"], options.seed)
     _check_memory(
-        made.slices * math.prod(made.field) * (1 + options.crystal.configurations // 2) + made.side**2 * CHUNK
+        specimen.slices * math.prod(specimen.field) * (1 + options.crystal.configurations // 2)
+        + specimen.side**2 * CHUNK
     )
-    return made
+    return specimen
 
 
 def _crystal_truth(
@@ -403,21 +404,21 @@ def _crystal_truth(
         error: (N, 2) pixels, by how much the true ones differ.
         origin: pixel of the scan's centre.
     """
-    made, crystal = _specimen(options, geometry, sides), options.crystal
+    specimen, crystal = _specimen(options, geometry, sides), options.crystal
     assert crystal is not None
-    phases = made.slab_phases()
+    phases = specimen.slab_phases()
     return Truth(
         options=options,
         geometry=geometry,
         object=np.exp(1j * phases),
         potential=phases,
-        probe=(made.slab_probe()[None] * math.sqrt(incident_power(options))).numpy(),
+        probe=(specimen.slab_probe()[None] * math.sqrt(incident_power(options))).numpy(),
         positions=nominal + error,
         nominal=nominal,
         origin=origin,
         mask=_mask(options),
         background=np.full(geometry.shape, options.background_counts),
-        slice_spacing_m=0.0 if made.slabs == 1 else crystal.thickness_m / made.slabs,
+        slice_spacing_m=0.0 if specimen.slabs == 1 else crystal.thickness_m / specimen.slabs,
     )
 
 
@@ -461,8 +462,8 @@ def _smoothed(fields: np.ndarray, window: int) -> np.ndarray:
         window: side of the window in pixels.
     """
     smooth = ndimage.gaussian_filter(fields, (0, 0, window / 8, window / 8), mode="wrap")
-    found: np.ndarray = smooth / abs(smooth).max()
-    return found
+    normalised: np.ndarray = smooth / abs(smooth).max()
+    return normalised
 
 
 def _check_memory(numbers: int) -> None:
