@@ -58,13 +58,13 @@ def command(
 
     if jobs < 1:
         raise BadInput(f"--jobs is {jobs}; give 1 or more.")
-    found = _find_scans(scans)
+    scan_paths = _find_scans(scans)
     if recipe is not None:
         load_recipe(
-            recipe, [f"data.path={files_of_scan(found[0])[0]}", *(set_ or ())]
+            recipe, [f"data.path={files_of_scan(scan_paths[0])[0]}", *(set_ or ())]
         )  # one message instead of one a scan
     options = BatchOptions(jobs, hand_on, hand_on_orientation, ranks, device)
-    batch = ScanBatch(found, out, recipe, set_ or (), options)
+    batch = ScanBatch(scan_paths, out, recipe, set_ or (), options)
     out.mkdir(parents=True, exist_ok=True)
     with holding_output_folder(out), StopSignal() as stop:
         outcomes = batch.run(stop=lambda: stop.requested, say=typer.echo)
@@ -91,7 +91,7 @@ def _find_scans(words: Sequence[str]) -> list[Path]:
     from ptymesh.errors import BadInput
     from ptymesh.paths import usable
 
-    found: dict[Path, None] = {}
+    ordered: dict[Path, None] = {}
     for word in words:
         path = usable(word, "The data set")
         paths = [path] if path.exists() else [Path(one) for one in glob(str(path))]
@@ -102,8 +102,8 @@ def _find_scans(words: Sequence[str]) -> list[Path]:
             raise BadInput(f"{word} is a folder, but no data set; give those in it, such as '{paths[0] / '*.cxi'}'.")
         if not scans:
             raise BadInput(f"There is no file {word}; give data sets, or a pattern such as 'scans/*.cxi'.")
-        found |= dict.fromkeys(scans)
-    return sorted(found, key=natural_order)
+        ordered |= dict.fromkeys(scans)
+    return sorted(ordered, key=natural_order)
 
 
 def _draw(outcomes: Sequence[ScanOutcome], path: Path) -> None:

@@ -90,8 +90,8 @@ def command(
     """
     from ptymesh.errors import BadInput
 
-    given = _options(context)
-    if odd := [option for name, option in given.items() if name in (OF_RANKS if ranks is None else OF_ENGINES)]:
+    options = _options(context)
+    if odd := [option for name, option in options.items() if name in (OF_RANKS if ranks is None else OF_ENGINES)]:
         raise BadInput(
             f"{odd[0]} is of runs on several ranks; give --ranks 1,2 as well, or leave it out."
             if ranks is None
@@ -104,7 +104,7 @@ def command(
         how = LaunchOptions(None, device, backend)
         compare_ranks(path, ranks, trials, how, threads, also, set_ or [], FOLDER if out is None else out)
         return
-    if path is not None and {"windows", "views"} & given.keys():
+    if path is not None and {"windows", "views"} & options.keys():
         raise BadInput("--windows and --views are of simulated scans; leave them out, or leave out the data set.")
     compare_engines(
         path,
@@ -127,12 +127,12 @@ def command(
 
 def _options(context: typer.Context) -> dict[str, str]:
     """Return the options that the command line gives: how they are written, by the name of their parameter."""
-    given = {}
+    options = {}
     for parameter in context.command.params:
         source = context.get_parameter_source(parameter.name or "")
         if parameter.name and source is not None and source.name == "COMMANDLINE":
-            given[parameter.name] = parameter.opts[0]
-    return given
+            options[parameter.name] = parameter.opts[0]
+    return options
 
 
 def compare_ranks(
@@ -177,11 +177,13 @@ def compare_ranks(
     refuse_to_overwrite(out / "run", force=False)
     views, batches = load_scan(loaded).views, [stage.batch for stage in loaded.stages]
     run = RepeatedRun(recipe, settings, how.device, how.environment, views, batches)
-    found = scale(run, counts, trials, out, threads=threads, also=beside, tell=lambda line: typer.echo(line, err=True))
-    for line in table(found):
+    measured = scale(
+        run, counts, trials, out, threads=threads, also=beside, tell=lambda line: typer.echo(line, err=True)
+    )
+    for line in table(measured):
         typer.echo(line)
-    typer.echo(" ".join(str(path) for path in save(found, out)))
-    if not found["same_bits"]:
+    typer.echo(" ".join(str(path) for path in save(measured, out)))
+    if not measured["same_bits"]:
         raise typer.Exit(1)
 
 
@@ -206,13 +208,13 @@ def compare_engines(path: Path | None, out: Path | None, busy_ok: bool, **option
     scan = None if path is None else load_dataset(path, [])
     console, about = Terminal(), {}
     speeds: list[Speed] = []
-    for found in bench(plan, scan, busy_ok=busy_ok):
-        if isinstance(found, dict):
-            about = {**found, "data": "simulated" if scan is None else scan.name}
+    for measured in bench(plan, scan, busy_ok=busy_ok):
+        if isinstance(measured, dict):
+            about = {**measured, "data": "simulated" if scan is None else scan.name}
             console.print(_machine(about), highlight=False)
             continue
-        speeds.append(found)
-        typer.echo(f"{len(speeds)}: {found.engine}, {found.view_modes_per_s:.0f} view-modes/s", err=True)
+        speeds.append(measured)
+        typer.echo(f"{len(speeds)}: {measured.engine}, {measured.view_modes_per_s:.0f} view-modes/s", err=True)
         if out is not None:
             save(out, about, speeds)
     console.print(table(speeds))
@@ -251,19 +253,19 @@ def table(speeds: list[Speed]) -> Table:
         name: ["x".join(str(n) for n in getattr(speed, name)) for speed in speeds] for name in ("window", "object")
     }
     vary = [name for name, of in sizes.items() if len(set(of)) > 1]
-    made = Table(
+    speeds_table = Table(
         title=", ".join(f"{name} {of[0]}" for name, of in sizes.items() if name not in vary) or None,
         caption="Medians of the epochs after the first.",
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
         pad_edge=False,
     )
-    left = ("engine", "sub-\npixel")
+    left_aligned = ("engine", "sub-\npixel")
     numbers = ("views/s", "view-\nmodes/s", "GB")
     for name in ("engine", *vary, "modes", "batch", "sub-\npixel", *numbers):
-        made.add_column(name, justify="left" if name in left else "right", no_wrap=True)
+        speeds_table.add_column(name, justify="left" if name in left_aligned else "right", no_wrap=True)
     for index, speed in enumerate(speeds):
-        made.add_row(
+        speeds_table.add_row(
             speed.engine,
             *(sizes[name][index] for name in vary),
             str(speed.modes),
@@ -273,4 +275,4 @@ def table(speeds: list[Speed]) -> Table:
             f"{speed.view_modes_per_s:.0f}",
             f"{speed.peak_bytes / 1e9:.2f}",
         )
-    return made
+    return speeds_table

@@ -99,12 +99,14 @@ def _calibrate(raw: dict[str, Any], target: Path, c10: str, phase: str, lattice:
 
     place = join("cpu")
     with place.heartbeat.doing("read"):
-        found = calibrate(raw, c10=c10, phase=phase, lattice_m=lattice, world=place)  # type: ignore[arg-type] # checked
-    paths = place.on_all_ranks(lambda: [] if place.rank else write_files(found, target), "writing the calibration")
+        calibration = calibrate(raw, c10=c10, phase=phase, lattice_m=lattice, world=place)  # type: ignore[arg-type] # checked
+    paths = place.on_all_ranks(
+        lambda: [] if place.rank else write_files(calibration, target), "writing the calibration"
+    )
     place.close()
     if not paths:
         return
-    _print(found)
+    _print(calibration)
     typer.echo(f"\n{paths[1]}: what was measured; {len(paths) - 2} virtual images beside it")
     typer.echo(f"{paths[0]}: ptymesh run {paths[0]}")
 
@@ -129,23 +131,27 @@ def _described(
     return apply_overrides(raw, settings)
 
 
-def _print(found: Calibration) -> None:
+def _print(calibration: Calibration) -> None:
     from ptymesh.calibrate.recipe import lattice_sentence, lens_sentence, orientation_sentence, twin_sentence
 
-    disc, descan, lens = found.disc, found.descan, found.lens
-    rows, columns = found.grid.shape
-    step = " x ".join(f"{d:.4g}" for d in found.grid.step_m)
-    typer.echo(f"Scan: {rows} x {columns}{'' if found.grid.is_raster else ' (laid over the positions)'}, step {step} m")
+    disc, descan, lens = calibration.disc, calibration.descan, calibration.lens
+    rows, columns = calibration.grid.shape
+    step = " x ".join(f"{d:.4g}" for d in calibration.grid.step_m)
+    typer.echo(
+        f"Scan: {rows} x {columns}{'' if calibration.grid.is_raster else ' (laid over the positions)'}, step {step} m"
+    )
     typer.echo(
         f"Disc: centre {disc.centre[0]:.2f}, {disc.centre[1]:.2f} (y, x), radius {disc.radius:.2f} px = "
-        f"{found.semiangle_rad:.5g} rad, {disc.ellipticity:.1%} longer than wide"
+        f"{calibration.semiangle_rad:.5g} rad, {disc.ellipticity:.1%} longer than wide"
     )
-    if found.lattice is not None:
-        typer.echo(f"Lattice: {lattice_sentence(found.lattice)}")
-    typer.echo(f"Object pixel: {found.pixel_m[0]:.5g} x {found.pixel_m[1]:.5g} m (y, x)")
+    if calibration.lattice is not None:
+        typer.echo(f"Lattice: {lattice_sentence(calibration.lattice)}")
+    typer.echo(f"Object pixel: {calibration.pixel_m[0]:.5g} x {calibration.pixel_m[1]:.5g} m (y, x)")
     typer.echo(f"Descan: {descan.wander_px:.2g} px over the scan, +- {descan.scatter_px:.2g} px")
-    typer.echo(f"Dose: {found.counts_per_view:.4g} counts per pattern, {found.dose_e_per_A2:.4g} e/A^2")
+    typer.echo(f"Dose: {calibration.counts_per_view:.4g} counts per pattern, {calibration.dose_e_per_A2:.4g} e/A^2")
     transposed = "transposed" if lens.transpose else "not transposed"
-    typer.echo(f"Orientation: {transposed}, rotation {lens.rotation_deg:.2f} degrees. {orientation_sentence(found)}")
-    typer.echo(f"Twin: {twin_sentence(found)}")
-    typer.echo(f"Lens: {lens_sentence(found)}")
+    typer.echo(
+        f"Orientation: {transposed}, rotation {lens.rotation_deg:.2f} degrees. {orientation_sentence(calibration)}"
+    )
+    typer.echo(f"Twin: {twin_sentence(calibration)}")
+    typer.echo(f"Lens: {lens_sentence(calibration)}")

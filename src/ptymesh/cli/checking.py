@@ -28,9 +28,9 @@ class Command(TyperCommand):
     def invoke(self, ctx: Any) -> Any:
         """Check the parsed values and run the command."""
         for parameter in self.params:
-            said = max(parameter.opts, key=len) if parameter.param_type_name == "option" else "The path"
+            name = max(parameter.opts, key=len) if parameter.param_type_name == "option" else "The path"
             for value in _each(ctx.params.get(parameter.name)):
-                _check(value, said, ctx.meta.get(_GIVEN, ()))
+                _check(value, name, ctx.meta.get(_GIVEN, ()))
         return super().invoke(ctx)
 
 
@@ -41,11 +41,13 @@ def _each(value: object) -> Iterator[object]:
         yield value
 
 
-def _check(value: object, said: str, given: list[str]) -> None:
+def _check(value: object, name: str, option_value: list[str]) -> None:
     if isinstance(value, Path):
-        empty = value == Path() and str(value) not in given and ("" in given or f"{said}=" in given)
-        usable("" if empty else value, said)
+        empty = (
+            value == Path() and str(value) not in option_value and ("" in option_value or f"{name}=" in option_value)
+        )
+        usable("" if empty else value, name)
     elif isinstance(value, float) and not math.isfinite(value):
-        raise BadInput(f"{said} is {value}; give a finite number.")
+        raise BadInput(f"{name} is {value}; give a finite number.")
     elif isinstance(value, int) and abs(value) >= LARGEST:
-        raise BadInput(f"{said} is a number of {len(hex(value)) - 2} hexadecimal digits; give a smaller one.")
+        raise BadInput(f"{name} is a number of {len(hex(value)) - 2} hexadecimal digits; give a smaller one.")

@@ -40,26 +40,26 @@ def command(
         target_of(figure)
     if figure is not None and figure.suffix.lower() not in FIGURES:
         raise BadInput(f"--figure {figure} has an unknown ending; it should be one of {' '.join(FIGURES)}.")
-    found = compare_results(Result.load(a), Result.load(b))
+    comparison = compare_results(Result.load(a), Result.load(b))
     if json:
         from json import dumps
 
-        typer.echo(dumps({"a": str(a), "b": str(b), **found.summary()}, indent=2))
+        typer.echo(dumps({"a": str(a), "b": str(b), **comparison.summary()}, indent=2))
     else:
-        for name, value in _lines(found):
+        for name, value in _lines(comparison):
             typer.echo(f"{name:<11} {value}")
-        for note in found.notes:
+        for note in comparison.notes:
             typer.echo(f"Note: {note}")
     if figure is not None:
         names = (a.name, b.name) if a.name != b.name else (str(a), str(b))
-        draw_comparison(found, figure, names)
+        draw_comparison(comparison, figure, names)
         typer.echo(str(figure), err=True)
 
 
-def _lines(found: Comparison) -> Iterator[tuple[str, str]]:
+def _lines(comparison: Comparison) -> Iterator[tuple[str, str]]:
     """Yield subject and text of each printed line."""
-    moved = found.alignment
-    yield "object", f"NRMSE {found.nrmse:.4g} over {moved.region.sum()} pixels"
+    moved = comparison.alignment
+    yield "object", f"NRMSE {comparison.nrmse:.4g} over {moved.region.sum()} pixels"
     yield (
         "",
         (
@@ -67,29 +67,29 @@ def _lines(found: Comparison) -> Iterator[tuple[str, str]]:
             f"tilted by {moved.ramp[0]:.3g}, {moved.ramp[1]:.3g} rad/px, scaled by {abs(moved.factor):.4g}"
         ),
     )
-    if found.similarity is not None:
-        yield "similarity", f"SSIM of the phases {found.similarity:.4g}"
-    if found.slice_nrmse:
-        yield "slices", "NRMSE " + ", ".join(f"{error:.4g}" for error in found.slice_nrmse)
-    if found.twin:
+    if comparison.similarity is not None:
+        yield "similarity", f"SSIM of the phases {comparison.similarity:.4g}"
+    if comparison.slice_nrmse:
+        yield "slices", "NRMSE " + ", ".join(f"{error:.4g}" for error in comparison.slice_nrmse)
+    if comparison.twin:
         yield "twin", "A is the twin of B, turned by 180 degrees and conjugated; all numbers are for its twin"
     else:
-        yield "twin", f"no: turned by 180 degrees and conjugated, A has NRMSE {found.twin_nrmse:.4g}"
-    yield "resolution", _resolution(found)
-    powers = " and ".join(" ".join(f"{power:.3g}" for power in side) for side in found.powers)
-    yield "probe", f"NRMSE {found.probe_nrmse:.4g}; powers of the modes {powers} %"
-    if found.position_mean_px is not None and found.position_p95_px is not None:
+        yield "twin", f"no: turned by 180 degrees and conjugated, A has NRMSE {comparison.twin_nrmse:.4g}"
+    yield "resolution", _resolution(comparison)
+    powers = " and ".join(" ".join(f"{power:.3g}" for power in side) for side in comparison.powers)
+    yield "probe", f"NRMSE {comparison.probe_nrmse:.4g}; powers of the modes {powers} %"
+    if comparison.position_mean_px is not None and comparison.position_p95_px is not None:
         yield (
             "positions",
             (
-                f"differ by {_length(found.position_mean_px, found)} on average, "
-                f"95 % of them by less than {_length(found.position_p95_px, found)}"
+                f"differ by {_length(comparison.position_mean_px, comparison)} on average, "
+                f"95 % of them by less than {_length(comparison.position_p95_px, comparison)}"
             ),
         )
 
 
-def _resolution(found: Comparison) -> str:
-    rings = found.rings
+def _resolution(comparison: Comparison) -> str:
+    rings = comparison.rings
     if rings.is_too_small:
         return "unknown: the common field is so small that chance alone correlates as much"
     if rings.resolution is None:
@@ -100,26 +100,26 @@ def _resolution(found: Comparison) -> str:
     return f"{value} (full period, 1/2-bit threshold of the Fourier ring correlation)"
 
 
-def _length(pixels: float, found: Comparison) -> str:
-    if found.pixel_size_m is None:
+def _length(pixels: float, comparison: Comparison) -> str:
+    if comparison.pixel_size_m is None:
         return f"{pixels:.3g} px"
-    y, x = found.pixel_size_m
+    y, x = comparison.pixel_size_m
     return f"{pixels:.3g} px ({pixels * (y * x) ** 0.5 * 1e9:.3g} nm)"
 
 
-def draw_comparison(found: Comparison, path: Path, names: tuple[str, str]) -> None:
+def draw_comparison(comparison: Comparison, path: Path, names: tuple[str, str]) -> None:
     """Draw both objects, their difference and the correlation.
 
     Args:
-        found: the comparison.
+        comparison: the comparison.
         path: of the figure.
         names: of A and B.
     """
     from ptymesh.plot import comparison_figure, save_figure
 
-    moved = found.alignment
-    title = f"{names[0]} and {names[1]}: NRMSE {found.nrmse:.3g}" + (", twin" if found.twin else "")
+    moved = comparison.alignment
+    title = f"{names[0]} and {names[1]}: NRMSE {comparison.nrmse:.3g}" + (", twin" if comparison.twin else "")
     drawing = comparison_figure(
-        moved.aligned, moved.reference, moved.region, found.rings, found.pixel_size_m, names, title
+        moved.aligned, moved.reference, moved.region, comparison.rings, comparison.pixel_size_m, names, title
     )
     save_figure(drawing, path)

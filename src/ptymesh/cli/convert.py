@@ -45,15 +45,16 @@ def command(
     if target.suffix.lower() in (".yaml", ".yml"):
         _convert_settings(source, target, set_ or [], to is not None or uncompressed)
         return
-    found = format_of(source)
-    if found is None:
+    source_format = format_of(source)
+    if source_format is None:
         _convert_data_set(source, target, to, set_ or (), uncompressed)
         return
     if set_ or uncompressed:
         raise BadInput(
-            f"{source} is a result ({found.name}), and --set and --uncompressed are for data sets; leave them out."
+            f"{source} is a result ({source_format.name}), and --set and --uncompressed are for data sets; "
+            "leave them out."
         )
-    _convert_result(source, target, found, to)
+    _convert_result(source, target, source_format, to)
 
 
 def _convert_settings(source: Path, target: Path, settings: list[str], with_options: bool) -> None:
@@ -72,41 +73,42 @@ def _convert_settings(source: Path, target: Path, settings: list[str], with_opti
     except UnicodeDecodeError as error:
         raise BadInput(f"{source} is no text; a recipe is made of settings of PtyRAD or Pty-Chi.") from error
     if isinstance(values, dict) and is_ptyrad(values):
-        made = convert_ptyrad(values, str(source))
+        conversion = convert_ptyrad(values, str(source))
     elif isinstance(values, dict) and is_ptychi(values):
-        made = convert_ptychi(values, str(source))
+        conversion = convert_ptychi(values, str(source))
     else:
         raise BadInput(
             f"{source} has neither PtyRAD's init_params and recon_params nor Pty-Chi's reconstructor_options, "
             "object_options, probe_options and probe_position_options; a recipe is made of one or the other."
         )
     if settings:
-        anchor(made.recipe, target.parent)
-        made.recipe = apply_overrides(made.recipe, settings)
-    data = made.recipe.get("data")
+        anchor(conversion.recipe, target.parent)
+        conversion.recipe = apply_overrides(conversion.recipe, settings)
+    data = conversion.recipe.get("data")
     if not isinstance(data, dict) or "path" not in data:
         raise BadInput(f"{source} does not name the file of the patterns; add --set data.path=FILE.")
-    Recipe.parse(made.recipe)
+    Recipe.parse(conversion.recipe)
     with replacing(target) as temporary:
-        temporary.write_text(made.to_yaml(source.name), encoding="utf-8")
-    count = len(made.unmatched)
+        temporary.write_text(conversion.to_yaml(source.name), encoding="utf-8")
+    count = len(conversion.unmatched)
     typer.echo(
-        f"{target}: a recipe of {made.program}'s settings, {count} setting{'s' * (count != 1)} without a counterpart"
+        f"{target}: a recipe of {conversion.program}'s settings, "
+        f"{count} setting{'s' * (count != 1)} without a counterpart"
     )
-    for line in made.report():
+    for line in conversion.report():
         typer.echo(line)
 
 
-def _convert_result(source: Path, target: Path, found: ResultFormat, to: str | None) -> None:
+def _convert_result(source: Path, target: Path, source_format: ResultFormat, to: str | None) -> None:
     """Write a result in the format that `to` or the target's ending names."""
     from ptymesh.io.exchange.convert import read_result, target_format, write_result
 
-    wanted = target_format(target, found, to)
+    wanted_format = target_format(target, source_format, to)
     result, _, notes = read_result(source)
-    notes += write_result(result, target, wanted)
+    notes += write_result(result, target, wanted_format)
     slices, height, width = result.object.shape
     typer.echo(
-        f"{target}: {wanted.name}, object of {slices} x {height} x {width} pixels, {len(result.probe)} probe "
+        f"{target}: {wanted_format.name}, object of {slices} x {height} x {width} pixels, {len(result.probe)} probe "
         f"mode{'s' * (len(result.probe) != 1)}, {len(result.positions_px)} views"
     )
     for note in notes:
@@ -123,11 +125,15 @@ def _convert_data_set(
     from ptymesh.io.formats.cxi import write_measurement
 
     ending = target.suffix.lower()
-    others = {known for one in FORMATS.values() for known in one.endings} - {".h5", ".hdf5", ".cxi"}
-    if source.is_file() and (to is not None or ending in others):
-        said = f"--to {to}" if to is not None else ending
+    result_endings = {ending_of_format for one in FORMATS.values() for ending_of_format in one.endings} - {
+        ".h5",
+        ".hdf5",
+        ".cxi",
+    }
+    if source.is_file() and (to is not None or ending in result_endings):
+        option = f"--to {to}" if to is not None else ending
         raise BadInput(
-            f"{source} is no result that ptymesh knows, and {said} is for results; of a data set, write a .cxi file."
+            f"{source} is no result that ptymesh knows, and {option} is for results; of a data set, write a .cxi file."
         )
     measurement = load_dataset(source, settings)
     write_measurement(measurement, target, compression=None if uncompressed else "gzip")

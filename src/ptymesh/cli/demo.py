@@ -56,11 +56,11 @@ def command(
         arguments = ["run", str(recipe), "--device", "auto", "--out", str(out), "--force"]
         execute(load_recipe(recipe, out=out), arguments, LaunchOptions(ranks), resume=False)
         stopping.at_once(f"Stopped before the comparison was drawn; the result is {out / 'result.h5'}.", 0)
-        found = _compare(out / "result.h5", truth, out / "comparison.png")
+        comparison = _compare(out / "result.h5", truth, out / "comparison.png")
     typer.echo("")
     typer.echo(
         f"Simulated {VIEWS} views of a test chart and reconstructed them on {ranks} rank{'s' * (ranks > 1)}: "
-        f"the object differs from the truth by {found.nrmse:.1%} (comparison.png)."
+        f"the object differs from the truth by {comparison.nrmse:.1%} (comparison.png)."
     )
     typer.echo(f"Look at {out / 'overview.png'}; the numbers are in {out / 'result.h5'}, the settings in {recipe}.")
     typer.echo(f"Next: edit {recipe} and `ptymesh run {recipe} --out second`, or `ptymesh inspect` your own data.")
@@ -75,6 +75,6 @@ def _compare(result: Path, truth: Path, picture: Path) -> Comparison:
     from ptymesh.compare import compare_results
     from ptymesh.io.results import Result
 
-    found = compare_results(Result.load(result), Result.load(truth))
-    draw_comparison(found, picture, ("reconstruction", "truth"))
-    return found
+    comparison = compare_results(Result.load(result), Result.load(truth))
+    draw_comparison(comparison, picture, ("reconstruction", "truth"))
+    return comparison

@@ -42,13 +42,13 @@ def command(
         if data is not None:
             raise
         typer.echo(f"Only the result itself is looked at: {error}", err=True)
-    found = report(loaded, scan, result, TRIALS_S)
+    diagnosis = report(loaded, scan, result, TRIALS_S)
     if json:
         from json import dumps
 
-        typer.echo(dumps({"result": str(result), **found.as_dict()}, indent=1))
+        typer.echo(dumps({"result": str(result), **diagnosis.as_dict()}, indent=1))
     else:
-        for line in found.lines():
+        for line in diagnosis.lines():
             typer.echo(line)
 
 

@@ -28,26 +28,26 @@ def command(
         raise BadInput(f"--ranks is {ranks}; give 2 to {MOST_RANKS}, as one rank needs no backend.")
     if not folder.is_dir():
         raise BadInput(f"There is no folder {folder}; give an existing one with --dir.")
-    found = examine(folder, timeout, ranks)
-    found["kernels"] = kernels()
-    if not found["kernels"]:
-        found["advice"].append(
+    facts = examine(folder, timeout, ranks)
+    facts["kernels"] = kernels()
+    if not facts["kernels"]:
+        facts["advice"].append(
             "The kernels of CPUs are off, as numba cannot be imported, and CPUs are slower for it: install a numba "
             "that goes with this numpy."
         )
-    elif not all(found["kernels"].values()):
-        found["advice"].append(
+    elif not all(facts["kernels"].values()):
+        facts["advice"].append(
             "`ptymesh warm` compiles the kernels for this processor now; otherwise the first run does, which takes it "
             "a minute or two."
         )
     if json_:
         import json
 
-        typer.echo(json.dumps(found, indent=1))
+        typer.echo(json.dumps(facts, indent=1))
     else:
-        for line in lines(found):
+        for line in lines(facts):
             typer.echo(line)
-    if not all(tried["works"] for tried in found["backends"]):
+    if not all(tried["works"] for tried in facts["backends"]):
         raise typer.Exit(1)
 
 
@@ -62,9 +62,9 @@ def kernels() -> dict[str, bool]:
     return {name: not compiling.missing(waves) for name, waves in (("single", "complex64"), ("double", "complex128"))}
 
 
-def lines(found: Mapping[str, Any]) -> Iterator[str]:
+def lines(facts: Mapping[str, Any]) -> Iterator[str]:
     """Yield the results of `examine` as lines of text."""
-    system = found["system"]
+    system = facts["system"]
     yield f"ptymesh {system['ptymesh']}, torch {system['torch']}, Python {system['python']}, {system['platform']}"
     more = {"CUDA": system["cuda"], "ROCm": system["hip"], "driver": system["driver"], "triton": system["triton"]}
     yield ", ".join([f"{name} {value}" for name, value in more.items() if value] + [f"numba {system['numba']}"])
@@ -74,32 +74,32 @@ def lines(found: Mapping[str, Any]) -> Iterator[str]:
         f"{_gib(system['memory_free_bytes'])} of {_gib(system['memory_bytes'])} free, "
         f"network {' '.join(system['interfaces'])}, backends {' '.join(system['backends'])}"
     )
-    for device in found["devices"]:
+    for device in facts["devices"]:
         memory = f", {_gib(device['memory_free_bytes'])} of {_gib(device['memory_bytes'])} free" * (
             "memory_bytes" in device
         )
         yield f"{device['kind']}:{device['index']}  {device['name']}{memory}{' (MIG slice)' * device['slice']}"
-    for name, value in found["environment"].items():
+    for name, value in facts["environment"].items():
         yield f"{name}={value}"
-    for tried in found["backends"]:
+    for tried in facts["backends"]:
         yield f"{tried['backend']}, {tried['ranks']} {tried['device']} ranks: " + (
             "works" if tried["works"] else "hangs" if tried["hangs"] else "fails"
         )
         for row in tried["allreduce"]:
             size, microseconds = _size(row["bytes"]), row["seconds"] * 1e6
             yield f"  all-reduce of {size:>8}  {microseconds:10.0f} us  {row['GB_per_s']:8.3f} GB/s"
-    for row in found["peers"]:
+    for row in facts["peers"]:
         direct = {True: "direct", False: "through the host", None: "does not arrive"}[row["direct"]]
         latency = "" if row["latency_us"] is None else f"  {row['latency_us']:.0f} us"
         yield f"cuda:{row['from']} -> cuda:{row['to']}  {row['GB_per_s']:.1f} GB/s{latency}  {direct}"
-    ready = [name for name, there in found["kernels"].items() if there]
+    ready = [name for name, is_ready in facts["kernels"].items() if is_ready]
     yield f"kernels for this processor: {'compiled for ' + ' and '.join(ready) + ' precision' if ready else 'none yet'}"
-    disk = found["disk"]
+    disk = facts["disk"]
     yield (
         f"disk of {disk['folder']}: write {disk['write_MB_per_s']:.0f} MB/s, read {disk['read_MB_per_s']:.0f} MB/s, "
         f"{_gib(disk['free_bytes'])} free"
     )
-    yield from (f"* {said}" for said in found["advice"])
+    yield from (f"* {sentence}" for sentence in facts["advice"])
 
 
 def _gib(count: float) -> str:

@@ -128,8 +128,8 @@ def _scan(s: InspectionReport) -> Lines:
 
 
 def _counts(s: InspectionReport) -> Lines:
-    whole = "" if s.whole_counts else ", not whole numbers"
-    yield "counts", f"{s.counts_per_view:.5g} per view, {s.counts_per_pixel:.3g} per pixel{whole}"
+    note = "" if s.whole_counts else ", not whole numbers"
+    yield "counts", f"{s.counts_per_view:.5g} per view, {s.counts_per_pixel:.3g} per pixel{note}"
     if s.e_per_A2 is not None:
         yield "dose", f"{s.e_per_A2:.3g} e/A^2"
     elif s.counts_per_m2 is not None:
@@ -139,7 +139,7 @@ def _counts(s: InspectionReport) -> Lines:
         f"0 to {s.peak_counts:.6g} ({s.values_at_peak} x), {s.zeros:.0%} zeros"
         + (f", {s.missing:.2%} missing" if s.missing else ""),
     )
-    odd = ", ".join(f"{len(where)} {kind}" for kind, where in (("hot", s.hot), ("dead", s.dead), ("stuck", s.stuck)))
+    odd = ", ".join(f"{len(pixels)} {kind}" for kind, pixels in (("hot", s.hot), ("dead", s.dead), ("stuck", s.stuck)))
     yield "pixels", f"{s.masked} masked; unmasked but odd: {odd}"
     if s.counts_per_view > 0:
         yield "intensity", f"spread {s.intensity_rms:.1%} rms, drift {s.intensity_drift:+.1%} over the scan"

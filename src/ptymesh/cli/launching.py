@@ -53,13 +53,13 @@ def parse_numbers(option: str, text: str, most: int | None = None) -> list[int]:
     from ptymesh.errors import BadInput
 
     try:
-        found = [int(part) for part in text.split(",")]
+        numbers = [int(part) for part in text.split(",")]
     except ValueError:
-        found = []
-    if not found or min(found) < 1 or (most is not None and max(found) > most):
+        numbers = []
+    if not numbers or min(numbers) < 1 or (most is not None and max(numbers) > most):
         bound = "of 1 or more" if most is None else f"from 1 to {most}"
         raise BadInput(f"{option} is {text!r}; give whole numbers {bound} with commas between them, such as 1,2,4.")
-    return found
+    return numbers
 
 
 def refuse_ranks(command: str) -> None:
@@ -87,10 +87,10 @@ def expand_groups(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def spread_out(**given: Any) -> None:
-        made = {
+        arguments = {
             name: kind(**{field.name: given.pop(field.name) for field in fields(kind)}) for name, kind in groups.items()
         }
-        command(**given, **made)
+        command(**given, **arguments)
 
     parameters = []
     for name, parameter in inspect.signature(command).parameters.items():
@@ -166,8 +166,8 @@ class LaunchOptions:
                 f"--ranks is {ranks}, and there are {cores()} cores here: more ranks than cores are slower, and more "
                 f"than {MOST_PER_CORE * cores()} are refused."
             )
-        if said := shared_by(device, ranks):
-            typer.echo(f"ptymesh: {said}.", err=True)
+        if sentence := shared_by(device, ranks):
+            typer.echo(f"ptymesh: {sentence}.", err=True)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -176,9 +176,9 @@ class LaunchOptions:
         from ptymesh.distributed.heartbeat import TIMEOUT
         from ptymesh.distributed.rank_info import INTERFACE
 
-        given = {BACKEND: self.backend if self.backend != "auto" else None, INTERFACE: self.interface}
-        given[TIMEOUT] = None if self.timeout is None else str(self.timeout)
-        return {name: value for name, value in given.items() if value is not None}
+        variables = {BACKEND: self.backend if self.backend != "auto" else None, INTERFACE: self.interface}
+        variables[TIMEOUT] = None if self.timeout is None else str(self.timeout)
+        return {name: value for name, value in variables.items() if value is not None}
 
 
 @dataclass(frozen=True)

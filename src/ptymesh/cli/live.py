@@ -117,10 +117,10 @@ def command(
             return
     elif ranks is not None and ranks != world().size:
         raise BadInput(f"--ranks is {ranks} inside a world of {world().size} ranks; leave --ranks out.")
-    where = StreamPlace(source, patterns, positions, positions_from, (frame_start, frame_period, exposure))
+    place = StreamPlace(source, patterns, positions, positions_from, (frame_start, frame_period, exposure))
     with page.beside(out):
         command = f"cd {shlex.quote(os.getcwd())} && {shlex.join(['ptymesh', *sys.argv[1:]])}"
-        _reconstruct(loaded, where, out, LiveOptions(uses, timeout, followed=polish, command=command))
+        _reconstruct(loaded, place, out, LiveOptions(uses, timeout, followed=polish, command=command))
         if polish:
             _polish(loaded, out, strict)
 
@@ -143,12 +143,12 @@ class StreamPlace(NamedTuple):
     clock: tuple[float, float | None, float | None]
 
 
-def _reconstruct(loaded: Recipe, where: StreamPlace, out: Path, options: LiveOptions) -> None:
+def _reconstruct(loaded: Recipe, place: StreamPlace, out: Path, options: LiveOptions) -> None:
     """Reconstruct on the ranks that this process belongs to until all frames have been used.
 
     Args:
         loaded: recipe.
-        where: frames and positions come from.
+        place: where frames and positions come from.
         out: output folder.
         options: of the live part; where a run follows, the frames are written as its data set.
     """
@@ -158,11 +158,11 @@ def _reconstruct(loaded: Recipe, where: StreamPlace, out: Path, options: LiveOpt
     from ptymesh.run.session import take_output_folder
     from ptymesh.run_folder.signals import StopSignal
 
-    with ExitStack() as held, StopSignal() as stop, join("cpu") as ranks:
-        take_output_folder(ranks, out, held)
+    with ExitStack() as stack, StopSignal() as stop, join("cpu") as ranks:
+        take_output_folder(ranks, out, stack)
 
         def opened() -> tuple[FrameSource | ApartStream | None, LiveOptions]:
-            stream = _open_stream(where) if ranks.rank == 0 else None
+            stream = _open_stream(place) if ranks.rank == 0 else None
             if isinstance(stream, SpooledStream):
                 return stream, replace(options, admissions=stream.admissions(options.uses))
             return stream, options
@@ -184,17 +184,17 @@ def _reconstruct(loaded: Recipe, where: StreamPlace, out: Path, options: LiveOpt
                     write_measurement(scan, out / SCAN, compression=None)
 
 
-def _open_stream(where: StreamPlace) -> FrameSource | ApartStream:
+def _open_stream(place: StreamPlace) -> FrameSource | ApartStream:
     """Return the source that the options name."""
     from ptymesh.live import ApartStream, SpooledStream, open_positions, open_source
     from ptymesh.live.frames import FrameClock
 
-    apart = where.positions_from is not None
-    frames = open_source(where.source, where.patterns, None if apart else where.positions)
+    apart = place.positions_from is not None
+    frames = open_source(place.source, place.patterns, None if apart else place.positions)
     if isinstance(frames, SpooledStream) and not apart:
         return frames
-    positions = open_positions(where.positions_from, where.positions) if where.positions_from else None
-    return ApartStream(frames, positions, FrameClock(*where.clock))
+    positions = open_positions(place.positions_from, place.positions) if place.positions_from else None
+    return ApartStream(frames, positions, FrameClock(*place.clock))
 
 
 def _loaded(recipe: Path, settings: list[str], out: Path) -> Recipe:
@@ -208,8 +208,8 @@ def _describe_outcome(outcome: LiveOutcome, out: Path) -> str:
     """Return what came out, in a line."""
     import numpy as np
 
-    late = outcome.latencies_s
-    waited = f", used {np.median(late):.2f} s after they arrived (median)" if len(late) else ""
+    latencies_s = outcome.latencies_s
+    waited = f", used {np.median(latencies_s):.2f} s after they arrived (median)" if len(latencies_s) else ""
     return (
         f"{outcome.views} frames{waited}, each {outcome.uses.min()} to {outcome.uses.max()} times, "
         f"{outcome.updates_per_s:.0f} views/s, done {outcome.after_s:.2f} s after the last: {out / 'live.h5'}"

@@ -112,8 +112,8 @@ app = typer.Typer(
 )
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(is_asked: bool) -> None:
+    if is_asked:
         typer.echo(f"ptymesh {__version__}")
         raise typer.Exit
 
@@ -133,11 +133,11 @@ def main() -> None:
     streams.install()
     arguments = sys.argv[1:]
     # arguments after `launch` belong to the user's program
-    own = arguments.index("launch") if "launch" in arguments[:2] else len(arguments)
-    if "--debug" in arguments[:own]:  # accepted before and after the command
+    own_count = arguments.index("launch") if "launch" in arguments[:2] else len(arguments)
+    if "--debug" in arguments[:own_count]:  # accepted before and after the command
         arguments.remove("--debug")
         os.environ[DEBUG] = "1"
-    if own == len(arguments):  # figures are only drawn into files, and an unknown backend would be an error
+    if own_count == len(arguments):  # figures are only drawn into files, and an unknown backend would be an error
         os.environ.pop("MPLBACKEND", None)
     if not os.environ.get(DEBUG):  # matplotlib's messages about its list of fonts do not concern us (plot/fonts.py)
         logging.getLogger("matplotlib").setLevel(logging.ERROR)
@@ -165,12 +165,12 @@ def main() -> None:
         _report(error, f"{error.filename or 'A file'} cannot be used ({error.strerror}); mend its permissions.")
         sys.exit(BadInput.exit_status)
     except Exception as error:
-        where = " ".join(getattr(error, "__notes__", ())) or "Run it again with --debug for the traceback."
-        said = " ".join(str(error).split())[:300]
+        advice = " ".join(getattr(error, "__notes__", ())) or "Run it again with --debug for the traceback."
+        message = " ".join(str(error).split())[:300]
         if ran_out_of_memory(error):
-            _report(error, f"memory ran out ({said}); {MORE_MEMORY}. {where}")
+            _report(error, f"memory ran out ({message}); {MORE_MEMORY}. {advice}")
         else:
-            _report(error, f"unexpected {type(error).__name__}: {said}. {where}")
+            _report(error, f"unexpected {type(error).__name__}: {message}. {advice}")
         sys.exit(1)
 
 

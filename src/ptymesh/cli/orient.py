@@ -64,7 +64,7 @@ def command(
         raise BadInput(f"--phase is {phase!r}; give bright or dark.")
     if views < 20:
         raise BadInput(f"--views is {views}; give at least 20.")
-    found = orient(
+    outcome = orient(
         raw_recipe(recipe, set_ or ()),
         crop=Crop(views=views, crop=crop, epochs=epochs),
         rotation_step_deg=rotation_step,
@@ -78,9 +78,9 @@ def command(
     if json:
         from json import dumps
 
-        typer.echo(dumps(_summary(found), indent=2))
+        typer.echo(dumps(_summary(outcome), indent=2))
     else:
-        _say(found)
+        _say(outcome)
 
 
 def _c10(text: str) -> Any:
@@ -97,50 +97,50 @@ def _c10(text: str) -> Any:
         ) from error
 
 
-def _say(found: Oriented) -> None:
+def _say(outcome: Oriented) -> None:
     """Print the orientation and the lines for the recipe."""
     import yaml
 
-    height, width = found.window
-    typer.echo(f"{found.trials} reconstructions of {found.views} views of {height} x {width} pixels.")
-    typer.echo(f"Best: {found.best} (held-out residual {found.residual:.5f}).")
-    typer.echo(f"Next: {found.second} ({found.second_residual:.5f}).")
-    if isfinite(found.errors):
-        distance = f"the margin is {found.margin:.1%}, {found.errors:.1f} standard errors"
-        typer.echo(f"Confidence: {found.confidence}; {distance}.")
+    height, width = outcome.window
+    typer.echo(f"{outcome.trials} reconstructions of {outcome.views} views of {height} x {width} pixels.")
+    typer.echo(f"Best: {outcome.best} (held-out residual {outcome.residual:.5f}).")
+    typer.echo(f"Next: {outcome.second} ({outcome.second_residual:.5f}).")
+    if isfinite(outcome.errors):
+        distance = f"the margin is {outcome.margin:.1%}, {outcome.errors:.1f} standard errors"
+        typer.echo(f"Confidence: {outcome.confidence}; {distance}.")
     else:
         typer.echo(
             "Confidence: none; the held-out views are too few, or do not differ, so that it cannot be told which "
             "orientation is right: scan more views, or hold what is known of the sample against the reconstruction."
         )
-    if found.settled:
-        typer.echo(f"Twin: {found.twin}, with the opposite defocus; ruled out by {found.settled}.")
+    if outcome.settled:
+        typer.echo(f"Twin: {outcome.twin}, with the opposite defocus; ruled out by {outcome.settled}.")
     else:
         typer.echo("Twin: undecided; tell the sign of the defocus (--c10) or of the phase (--phase).")
     typer.echo("")
-    typer.echo(yaml.safe_dump(found.lines(), sort_keys=False).rstrip())
-    if not found.settled:
+    typer.echo(yaml.safe_dump(outcome.lines(), sort_keys=False).rstrip())
+    if not outcome.settled:
         typer.echo("\n# or, with the opposite defocus, its twin:\n")
-        typer.echo(yaml.safe_dump(found.lines(found.twin), sort_keys=False).rstrip())
+        typer.echo(yaml.safe_dump(outcome.lines(outcome.twin), sort_keys=False).rstrip())
 
 
-def _summary(found: Oriented) -> dict[str, object]:
+def _summary(outcome: Oriented) -> dict[str, object]:
     """Return the orientation as plain Python objects, ready for JSON."""
     return {
-        "best": found.best.settings(),
-        "twin": found.twin.settings(),
-        "second": found.second.settings(),
-        "residual": found.residual,
-        "second_residual": found.second_residual,
-        "twin_residual": finite(found.twin_residual),
-        "margin": finite(found.margin),
-        "standard_errors": finite(found.errors),
-        "confidence": found.confidence,
-        "settled_by": found.settled,
-        "c10_m": found.c10_m,
-        "recipe": found.lines(),
-        "twin_recipe": found.lines(found.twin),
-        "reconstructions": found.trials,
-        "views": found.views,
-        "window": list(found.window),
+        "best": outcome.best.settings(),
+        "twin": outcome.twin.settings(),
+        "second": outcome.second.settings(),
+        "residual": outcome.residual,
+        "second_residual": outcome.second_residual,
+        "twin_residual": finite(outcome.twin_residual),
+        "margin": finite(outcome.margin),
+        "standard_errors": finite(outcome.errors),
+        "confidence": outcome.confidence,
+        "settled_by": outcome.settled,
+        "c10_m": outcome.c10_m,
+        "recipe": outcome.lines(),
+        "twin_recipe": outcome.lines(outcome.twin),
+        "reconstructions": outcome.trials,
+        "views": outcome.views,
+        "window": list(outcome.window),
     }

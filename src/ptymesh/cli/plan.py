@@ -69,12 +69,14 @@ def command(
     numbers = parse_numbers("--ranks", ranks, MOST_RANKS)
     kind, memory = kind_of(device), None if device_memory is None else memory_size(device_memory)
     measurement = load_scan(loaded)
-    known = loaded.object, loaded.probe, loaded.positions.subpixel, loaded.precision, MARGIN_PX
-    scan = scan_of(measurement, *known, pieces_for_scan(loaded.optics.values(), measurement)[0])
+    asked_of_scan = loaded.object, loaded.probe, loaded.positions.subpixel, loaded.precision, MARGIN_PX
+    scan = scan_of(measurement, *asked_of_scan, pieces_for_scan(loaded.optics.values(), measurement)[0])
     engine = loaded.stages[stage - 1]
-    here = cores() if kind == "cpu" else 0
-    found = [plan_layouts(scan, engine, loaded.seed, count, kind, shares_memory=count <= here) for count in numbers]
-    rows = [plan for both in found for plan in both.values()]
+    local_cores = cores() if kind == "cpu" else 0
+    plans = [
+        plan_layouts(scan, engine, loaded.seed, count, kind, shares_memory=count <= local_cores) for count in numbers
+    ]
+    rows = [plan for by_layout in plans for plan in by_layout.values()]
     if as_json:
         typer.echo(json.dumps({"device": kind, "memory": memory, "plans": [asdict(plan) for plan in rows]}, indent=1))
         return
@@ -86,8 +88,8 @@ def command(
     )
     _print(rows, memory)
     if memory is not None:
-        for both in found:
-            typer.echo(f"{both['tiled'].ranks} ranks: {fitting(both, memory)}.")
+        for by_layout in plans:
+            typer.echo(f"{by_layout['tiled'].ranks} ranks: {fitting(by_layout, memory)}.")
 
 
 def fitting(plans: dict[LayoutName, LayoutPlan], memory: float) -> str:

@@ -22,8 +22,8 @@ def command() -> None:
     typer.echo("A package offers NAME by an entry point of the group ptymesh.engines, ptymesh.models and so on.")
     broken = 0
     for group, registry in sorted(Registry.all.items()):
-        own = ", ".join([*registry.also, *registry])
-        typer.echo(f"{group.removeprefix('ptymesh.')}: {own or 'those of ptymesh are keys of probe and object'}")
+        names = ", ".join([*registry.also, *registry])
+        typer.echo(f"{group.removeprefix('ptymesh.')}: {names or 'those of ptymesh are keys of probe and object'}")
         for point in registry.offered():
             note = ""
             if point.name in registry:

@@ -33,12 +33,12 @@ def _parse(text: str | float, quantity: Quantity, plain: str) -> float:
         plain: unit of numbers without one.
     """
     try:
-        found = parse_quantity(str(text), quantity)
-        number = float(text) if found is None else found
+        value = parse_quantity(str(text), quantity)
+        number = float(text) if value is None else value
     except ValueError as error:
-        shown = repr(str(text)[:60])
+        quoted = repr(str(text)[:60])
         remedy = f"give {plain}, or a number with its unit, such as {quantity.example}"
-        raise typer.BadParameter(f"{shown} is not {quantity.name}; {remedy}.") from error
+        raise typer.BadParameter(f"{quoted} is not {quantity.name}; {remedy}.") from error
     if not math.isfinite(number):
         raise typer.BadParameter(f"{str(text)[:60]!r} is not finite; give {quantity.request}.")
     return number

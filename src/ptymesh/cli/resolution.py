@@ -53,19 +53,19 @@ def command(
     else:
         paths, names = _halves(sources[0], out, set_ or [], ranks, device, quiet=json), ("half 1", "half 2")
     first, second = (Result.load(path) for path in paths)
-    found = compare_results(first, second)
+    comparison = compare_results(first, second)
     transfer, why = _transfer(first)
-    notes = [*found.notes, *_shared(first, second, split=len(sources) == 1), *([why] if why else [])]
+    notes = [*comparison.notes, *_shared(first, second, split=len(sources) == 1), *([why] if why else [])]
     if json:
         from json import dumps
 
-        typer.echo(dumps(_summary(paths, found, transfer, notes), indent=2))
+        typer.echo(dumps(_summary(paths, comparison, transfer, notes), indent=2))
     else:
-        for name, value in _lines(found, transfer):
+        for name, value in _lines(comparison, transfer):
             typer.echo(f"{name:<13} {value}")
         for note in notes:
             typer.echo(f"Note: {note}")
-    _draw(found, transfer, out / FIGURE, names)
+    _draw(comparison, transfer, out / FIGURE, names)
 
 
 def _halves(source: Path, out: Path, settings: list[str], ranks: int, device: str, *, quiet: bool) -> list[Path]:
@@ -142,9 +142,9 @@ def _same_views(first: Result, second: Result) -> Iterator[str]:
         yield "Both are of the same views: their noise is the same too, and the resolution is too good."
 
 
-def _lines(found: Comparison, transfer: TransferFunction | None) -> Iterator[tuple[str, str]]:
+def _lines(comparison: Comparison, transfer: TransferFunction | None) -> Iterator[tuple[str, str]]:
     """Yield subject and text of each printed line."""
-    rings = found.rings
+    rings = comparison.rings
     for name, value, at_limit in (
         ("1/2 bit", rings.resolution, rings.at_limit),
         ("1 bit", rings.one_bit_resolution, rings.one_bit_at_limit),
@@ -152,9 +152,11 @@ def _lines(found: Comparison, transfer: TransferFunction | None) -> Iterator[tup
         if rings.is_too_small:
             yield name, "unknown: the common field is so small that chance alone correlates as much"
         elif value is None:
-            again = rings.finest_agreement
+            finest = rings.finest_agreement
             but = (
-                "" if again is None else f"; single bands exceed it down to {_period(again, rings.unit)}, see the curve"
+                ""
+                if finest is None
+                else f"; single bands exceed it down to {_period(finest, rings.unit)}, see the curve"
             )
             yield name, f"none: the Fourier ring correlation is below the threshold from its first rings on{but}"
         else:
@@ -166,11 +168,11 @@ def _lines(found: Comparison, transfer: TransferFunction | None) -> Iterator[tup
         else:
             better = ", the edge of the detector" if transfer.at_limit else ""
             yield "transfer", f"above 1/e down to {_period(transfer.resolution, transfer.unit)} (full period){better}"
-    rows, columns = found.alignment.region.any(axis=1).sum(), found.alignment.region.any(axis=0).sum()
-    pixel = found.pixel_size_m
+    rows, columns = comparison.alignment.region.any(axis=1).sum(), comparison.alignment.region.any(axis=0).sum()
+    pixel = comparison.pixel_size_m
     size = "" if pixel is None else f", {rows * pixel[0] * 1e6:.3g} x {columns * pixel[1] * 1e6:.3g} µm"
     yield "field", f"{rows} x {columns} px{size}, {len(rings.frequency)} rings"
-    yield "object", f"NRMSE of the two {found.nrmse:.4g}"
+    yield "object", f"NRMSE of the two {comparison.nrmse:.4g}"
 
 
 def _period(value: float, unit: str) -> str:
@@ -178,10 +180,10 @@ def _period(value: float, unit: str) -> str:
 
 
 def _summary(
-    paths: list[Path], found: Comparison, transfer: TransferFunction | None, notes: list[str]
+    paths: list[Path], comparison: Comparison, transfer: TransferFunction | None, notes: list[str]
 ) -> dict[str, object]:
     """Return everything as plain Python objects; numbers that are not finite are None."""
-    rings = found.rings
+    rings = comparison.rings
 
     return {
         "a": str(paths[0]),
@@ -193,9 +195,9 @@ def _summary(
         "one_bit_at_pixel_limit": rings.one_bit_at_limit,
         "half_bit_finest_agreement": rings.finest_agreement,
         "field_too_small": rings.is_too_small,
-        "field_px": [int(found.alignment.region.any(axis=axis).sum()) for axis in (1, 0)],
-        "pixel_size_m": None if found.pixel_size_m is None else list(found.pixel_size_m),
-        "nrmse": found.nrmse,
+        "field_px": [int(comparison.alignment.region.any(axis=axis).sum()) for axis in (1, 0)],
+        "pixel_size_m": None if comparison.pixel_size_m is None else list(comparison.pixel_size_m),
+        "nrmse": comparison.nrmse,
         "frequency": finite(rings.frequency.tolist()),
         "correlation": finite(rings.correlation.tolist()),
         "half_bit_threshold": finite(rings.threshold.tolist()),
@@ -213,13 +215,13 @@ def _summary(
     }
 
 
-def _draw(found: Comparison, transfer: TransferFunction | None, path: Path, names: tuple[str, str]) -> None:
+def _draw(comparison: Comparison, transfer: TransferFunction | None, path: Path, names: tuple[str, str]) -> None:
     """Draw the figure and say where it is."""
     from ptymesh.plot import resolution_figure, save_figure
 
-    moved = found.alignment
+    moved = comparison.alignment
     figure = resolution_figure(
-        moved.aligned, moved.reference, moved.region, found.rings, transfer, found.pixel_size_m, names
+        moved.aligned, moved.reference, moved.region, comparison.rings, transfer, comparison.pixel_size_m, names
     )
     save_figure(figure, path)
     typer.echo(str(path), err=True)

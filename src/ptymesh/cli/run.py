@@ -57,15 +57,17 @@ def command(
         )
     if loaded.auto is not None and recipe.absolute() == (loaded.output.dir / "recipe.yaml").absolute():
         raise BadInput(f"The recipe that is found would replace {recipe}; choose another folder with --out.")
-    again = restarted()
+    is_restarted = restarted()
     folder = loaded.output.dir
     check_folder(folder)
-    with holding_output_folder(folder), ExitStack() as held:
+    with holding_output_folder(folder), ExitStack() as stack:
         if not launched():  # else the launcher has checked, and a rank that failed may have written a log since
-            refuse_to_overwrite(folder, force=force or again, recipe=loaded.to_yaml())
-        held.enter_context(page.beside(folder))
+            refuse_to_overwrite(folder, force=force or is_restarted, recipe=loaded.to_yaml())
+        stack.enter_context(page.beside(folder))
         arguments = ["run", str(recipe), "--device", how.device, "--out", str(folder)]
         arguments += [part for setting in settings for part in ("--set", setting)]
         arguments += [] if time is None else ["--time", str(time)]
-        resume = again and checkpoint.exists(folder / "checkpoint") and start_record.pending_recipe(folder) is None
+        resume = (
+            is_restarted and checkpoint.exists(folder / "checkpoint") and start_record.pending_recipe(folder) is None
+        )
         execute(loaded, [*arguments, *(["--force"] if force else [])], how, resume=resume, finder=finder, strict=strict)

@@ -122,12 +122,12 @@ def refuse_to_overwrite(out: Path, *, force: bool, recipe: str | None = None) ->
             f"{out} holds the checkpoint of an unfinished run; go on with `ptymesh resume {out}`, "
             f"choose another folder with --out, or start anew with --force."
         )
-    begun = start_record.pending_recipe(out)
-    if _requeued() or (begun is not None and begun == recipe):
+    pending = start_record.pending_recipe(out)
+    if _requeued() or (pending is not None and pending == recipe):
         return
     for name in ("log.txt", "metrics.jsonl"):
         if (out / name).exists():
-            if begun is not None:
+            if pending is not None:
                 raise BadInput(
                     f"{out} holds a run that was stopped before its first checkpoint; start it anew with "
                     f"`ptymesh resume {out}`, choose another folder with --out, or replace it with --force."
@@ -298,13 +298,15 @@ def _set_stop_message(recipe: Recipe, resume: bool) -> Iterator[None]:
         with stopping.undisturbed():  # no signal between writing the recipe and setting the sentence about it
             if not resume and world().rank == 0 and not launched():
                 stack.enter_context(recording_start(out, recipe.to_yaml()))
-            said = f"Stopped before the first batch was done; `ptymesh resume {out}` starts anew."
+            sentence = f"Stopped before the first batch was done; `ptymesh resume {out}` starts anew."
             if resume:
-                said = f"Stopped before anything new was done; `ptymesh resume {out}` goes on from the last checkpoint."
+                sentence = (
+                    f"Stopped before anything new was done; `ptymesh resume {out}` goes on from the last checkpoint."
+                )
             elif launched() and not (out / STARTED).exists():  # started by a command other than run and resume
-                said = stopping.BEFORE
+                sentence = stopping.BEFORE
             since = f"Stopped; `ptymesh resume {out}` goes on from the last checkpoint, if there is one."
-            stopping.at_once(said, since=since)
+            stopping.at_once(sentence, since=since)
         yield
 
 
@@ -314,7 +316,7 @@ def _run_in_this_process(
     """Run the recipe in this process, with log, figures and callbacks."""
     from ptymesh.errors import Interrupted
 
-    with _traceback_in(recipe.output.dir / "log.txt"), ExitStack() as held:
+    with _traceback_in(recipe.output.dir / "log.txt"), ExitStack() as lease:
         from ptymesh.run.session import StageChoice, run_recipe
         from ptymesh.run_folder.callbacks import make_watchers
 
@@ -335,7 +337,7 @@ def _run_in_this_process(
                     resume=resume,
                     other_data=other_data,
                     callbacks=watching,
-                    held=held,
+                    lease=lease,
                     stages=StageChoice(finder.decide, finder.time_s),
                 )
             except BaseException as stopped:
@@ -387,9 +389,9 @@ def _write_products(recipe: Recipe, outcome: RunOutcome) -> None:
 
     # what is written is safe, and figures can be drawn again
     stopping.at_once(f"Stopped before all figures were drawn; `{view}` draws them.", 0)
-    made = write_products(outcome.path, figures=figures, writers=writers, patterns=outcome.patterns)
-    if made:
-        typer.echo(f"{'Figures' if figures else 'Files'}: {' '.join(map(str, made))}")
+    files = write_products(outcome.path, figures=figures, writers=writers, patterns=outcome.patterns)
+    if files:
+        typer.echo(f"{'Figures' if figures else 'Files'}: {' '.join(map(str, files))}")
 
 
 def _is_too_large(outcome: RunOutcome) -> bool:
@@ -440,8 +442,8 @@ def _traceback_in(log: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as error:  # the second Ctrl-C
-        said = f"Stopped at once; `ptymesh resume {log.parent}` goes on from the last checkpoint, if there is one."
-        stopped = Interrupted(said)
+        sentence = f"Stopped at once; `ptymesh resume {log.parent}` goes on from the last checkpoint, if there is one."
+        stopped = Interrupted(sentence)
         account_for(stopped)
         raise stopped from error
     except PtymeshError as error:
@@ -451,7 +453,7 @@ def _traceback_in(log: Path) -> Iterator[None]:
         import traceback
         from datetime import datetime
 
-        said = f"The traceback is in {log}."
+        sentence = f"The traceback is in {log}."
         lost = account_for(error)
         try:
             log.parent.mkdir(parents=True, exist_ok=True)
@@ -459,10 +461,12 @@ def _traceback_in(log: Path) -> Iterator[None]:
                 now = datetime.now().astimezone().isoformat(timespec="seconds")
                 file.write(f"{now}  rank {world().rank} failed\n{traceback.format_exc()}")
         except OSError as full:
-            said = f"The traceback could not be written to {log} ({full.strerror}); run again with --debug to see it."
+            sentence = (
+                f"The traceback could not be written to {log} ({full.strerror}); run again with --debug to see it."
+            )
         if lost:
             if launched() and lost.is_posted:  # the launcher prints it once for all ranks
                 raise typer.Exit(PtymeshError.exit_status) from error
             raise PtymeshError(lost.sentence) from error
-        error.add_note(said)
+        error.add_note(sentence)
         raise

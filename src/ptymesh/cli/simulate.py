@@ -115,8 +115,8 @@ def command(
     if compression not in ("gzip", "none"):
         raise BadInput(f"--compression is {compression}; it should be gzip or none.")
     check_stream(rate, protocol)
-    given = parsed(crystal, "--crystal")
-    if given and kind != "crystal":
+    crystal_options = parsed(crystal, "--crystal")
+    if crystal_options and kind != "crystal":
         raise BadInput(f"--crystal is given for --kind {kind}; give --kind crystal with it, or leave it out.")
     options = checked(
         kind=kind,
@@ -139,7 +139,7 @@ def command(
         energy_eV=energy,
         pixel_m=pixel,
         surface_deg=surface,
-        crystal=given if kind == "crystal" else None,
+        crystal=crystal_options if kind == "crystal" else None,
         focus_distance_m=focus_distance,
         optics=parsed(optics, "--optics"),
         unknown_errors=parsed(unknown_errors, "--unknown-errors"),

@@ -72,9 +72,11 @@ def command(
         raise BadInput(
             f"--ranks-per-node is {tasks} for {gpus_per_node} GPUs on each node; leave it out, one rank per GPU."
         )
-    for name, given in (("--partition", partition), ("--account", account)):
-        if given is not None and not PLAIN.fullmatch(given):
-            raise BadInput(f"{name} is {given!r}; give a name of letters, digits and any of _ . , : @ + - alone.")
+    for name, option_value in (("--partition", partition), ("--account", account)):
+        if option_value is not None and not PLAIN.fullmatch(option_value):
+            raise BadInput(
+                f"{name} is {option_value!r}; give a name of letters, digits and any of _ . , : @ + - alone."
+            )
     loaded = load_recipe(recipe, (), out)
     folder = loaded.output.dir
     options = "--device " + ("cuda " if gpus_per_node else "cpu ")
@@ -115,10 +117,10 @@ def seconds(time: str) -> int:
     """
     from ptymesh.errors import BadInput
 
-    found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", time, re.ASCII)
-    if not found:
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", time, re.ASCII)
+    if not match:
         raise BadInput(f"--time is {time!r}; give it as HH:MM:SS or D-HH:MM:SS.")
-    days, *rest = found.groups()
+    days, *rest = match.groups()
     parts = [int(part) for part in rest if part is not None]
     if days is not None:
         hours, minutes, secs = [*parts, 0, 0][:3]
@@ -176,4 +178,4 @@ def within(container: str | None, gpus: int) -> str:
         words = ["apptainer", "exec", *(["--nv"] if gpus else []), *words]
     elif len(words) == 1 and TAGGED.fullmatch(words[0]):
         return f"{PODMAN}{'--device=nvidia.com/gpu=all ' if gpus else ''}{words[0]} "
-    return "".join(word("--container", each) + " " for each in words)
+    return "".join(word("--container", argument) + " " for argument in words)

@@ -42,10 +42,12 @@ def command(
     check_stream(rate, protocol)
     if positions_to is not None and protocol == "plain":
         raise BadInput("--positions-to is for --protocol dectris, whose frames have no positions; leave it out.")
-    where = file.with_suffix(".positions.txt") if positions_to is None else usable(positions_to, "--positions-to")
-    if positions_to is not None and where.is_file():
-        raise BadInput(f"--positions-to is {where}, which exists; name another file, or remove it.")
-    play(load_dataset(file, set_ or []), address, rate, protocol, where)
+    positions_path = (
+        file.with_suffix(".positions.txt") if positions_to is None else usable(positions_to, "--positions-to")
+    )
+    if positions_to is not None and positions_path.is_file():
+        raise BadInput(f"--positions-to is {positions_path}, which exists; name another file, or remove it.")
+    play(load_dataset(file, set_ or []), address, rate, protocol, positions_path)
 
 
 def check_stream(rate: float, protocol: str) -> None:

@@ -28,10 +28,10 @@ class ResilientStream(io.FileIO):
         rest = memoryview(data).cast("B")
         try:
             while len(rest):
-                done = super().write(rest)
-                if done is None:  # a full pipe in non-blocking mode
+                written = super().write(rest)
+                if written is None:  # a full pipe in non-blocking mode
                     select.select([], [self], [], 1.0)
-                rest = rest[done or 0 :]
+                rest = rest[written or 0 :]
         except OSError as error:
             if error.errno != errno.EPIPE:
                 self.failure = error

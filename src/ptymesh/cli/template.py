@@ -41,9 +41,9 @@ def recipe_template(file: Path, settings: Sequence[str]) -> str:
     if data.keys is None:
         from ptymesh.auto.dataset_names import guessed_keys
 
-        found = guessed_keys(data.path)
-        if found is not None:
-            raw["data"]["keys"], why = found
+        key_guesses = guessed_keys(data.path)
+        if key_guesses is not None:
+            raw["data"]["keys"], why = key_guesses
             doubts.append(f"data.keys is a guess: {why}")
             _, data, _ = data_options_of(raw, ())
     scan = open_scan(data)
@@ -77,16 +77,16 @@ def _optics(scan: RawScan, data: DataOptions) -> list[str]:
     return lines
 
 
-def _positions(scan: RawScan, said: dict[str, object]) -> list[str]:
+def _positions(scan: RawScan, keys: dict[str, object]) -> list[str]:
     """Return the group `positions`: what the recipe says, and what it must say yet."""
     import yaml
 
-    lines = yaml.safe_dump({"positions": said}, sort_keys=False).splitlines() if said else []
+    lines = yaml.safe_dump({"positions": keys}, sort_keys=False).splitlines() if keys else []
     if scan.positions is not None:
         unit = f"they are taken as {scan.unit}" if not scan.unit_doubt else scan.unit_doubt
         return [*lines, f"# the file has {len(scan.positions)} positions; {unit}"]
-    if "raster" in said:
+    if "raster" in keys:
         return lines
     shape = f"shape: {list(scan.raster)}, " if scan.raster is not None else "shape: [ROWS, COLUMNS], "
-    where = "the scan's step" if scan.raster is not None else "the scan's shape and step, or data.keys.positions"
-    return [*(lines or ["# positions:"]), f"#   raster: {{{shape}step_m: 5.0e-9}}  # not in the file: {where}"]
+    missing = "the scan's step" if scan.raster is not None else "the scan's shape and step, or data.keys.positions"
+    return [*(lines or ["# positions:"]), f"#   raster: {{{shape}step_m: 5.0e-9}}  # not in the file: {missing}"]

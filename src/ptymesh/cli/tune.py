@@ -48,14 +48,14 @@ def command(
     from ptymesh.tune.options import load_tuning
     from ptymesh.tune.session import run_study
 
-    made = load_tuning(file, out=out, overrides=set_ or (), trials=trials)
-    found = run_study(made, workers=workers, device=device, join=join, force=force)
-    if found is None:
+    tuning = load_tuning(file, out=out, overrides=set_ or (), trials=trials)
+    outcome = run_study(tuning, workers=workers, device=device, join=join, force=force)
+    if outcome is None:
         return
-    for note in found.notes:
+    for note in outcome.notes:
         typer.echo(f"Note: {note}")
-    typer.echo(f"Best: trial {found.best.number}, {found.best.value:.6g}: {found.folder / 'best.yaml'}")
-    typer.echo(f"Its reconstruction: {found.path}; figures of the search: ptymesh tune report {found.folder}")
+    typer.echo(f"Best: trial {outcome.best.number}, {outcome.best.value:.6g}: {outcome.folder / 'best.yaml'}")
+    typer.echo(f"Its reconstruction: {outcome.path}; figures of the search: ptymesh tune report {outcome.folder}")
 
 
 def _report(study: Path | None) -> None:
@@ -64,7 +64,7 @@ def _report(study: Path | None) -> None:
 
     if study is None:
         raise BadInput("tune report needs the folder of a study; give the output folder of ptymesh tune.")
-    found = write_report(study)
-    for line in found.lines:
+    report = write_report(study)
+    for line in report.lines:
         typer.echo(line)
-    typer.echo(f"Figures: {' '.join(str(path) for path in found.paths)}")
+    typer.echo(f"Figures: {' '.join(str(path) for path in report.paths)}")

@@ -97,8 +97,8 @@ def _serve(roots: list[Path], host: str, port: int, token: str | None, *, contro
         typer.echo(
             f"Anybody who reaches {host} and has the token can {can} these runs; it goes over the network in clear."
         )
-    shown = f"[{host}]" if ":" in host else host
-    typer.echo(f"Open http://{shown}:{port}/?token={word}   (Ctrl-C ends it)")
+    shown_host = f"[{host}]" if ":" in host else host
+    typer.echo(f"Open http://{shown_host}:{port}/?token={word}   (Ctrl-C ends it)")
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     config = uvicorn.Config(
         make_app(roots, word, served, control=control, data=data),

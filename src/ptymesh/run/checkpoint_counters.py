@@ -80,7 +80,7 @@ def counters_of(meta: dict[str, object]) -> Counters:
         return Counters.model_validate(meta.get("run"))
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "run"
+        place = ".".join(str(part) for part in first["loc"]) or "run"
         raise BadInput(
-            f"The checkpoint does not say where the run stands ({where}: {first['msg']}); copy the whole folder again."
+            f"The checkpoint does not say where the run stands ({place}: {first['msg']}); copy the whole folder again."
         ) from error

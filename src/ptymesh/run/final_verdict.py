@@ -65,34 +65,35 @@ class EstimateJudge:
         """Names of what each held-out view has for itself, fitted on half of its pixels before it is judged."""
         if not len(self.held_out):
             return frozenset()
-        own = own_unknowns(self.stages, self.problem.model.unknowns, len(self.state.estimate.opr))
-        return own - {"positions"} if self.state.refused_positions else own
+        unknowns = own_unknowns(self.stages, self.problem.model.unknowns, len(self.state.estimate.opr))
+        return unknowns - {"positions"} if self.state.refused_positions else unknowns
 
     def final_residuals(self) -> tuple[float, float, np.ndarray]:
         """Return residual and R of all views, and misfit and counts of each, (N, 2): one pass in which nothing moves.
 
         What held-out views have for themselves is fitted on half of their pixels, and judged on the others. Collective.
         """
-        problem, estimate, own = self.problem, self.state.estimate, self.fitted_of_held_out
-        if not own:
-            each = torch.zeros(self.scan.views, 2, dtype=torch.float64, device=self.world.device)
-            residual, r = problem.residual(estimate, each=each)
-            return residual, r, self.world.sum(each)[0].cpu().numpy()
+        problem, estimate, unknowns = self.problem, self.state.estimate, self.fitted_of_held_out
+        if not unknowns:
+            by_view = torch.zeros(self.scan.views, 2, dtype=torch.float64, device=self.world.device)
+            residual, r = problem.residual(estimate, each=by_view)
+            return residual, r, self.world.sum(by_view)[0].cpu().numpy()
         sums = np.empty((self.scan.views, 4))
-        for views, fitted in ((self.training, frozenset[str]()), (self.held_out, own)):
+        for views, fitted in ((self.training, frozenset[str]()), (self.held_out, unknowns)):
             sums[views] = sum_held_out(problem, estimate, views, fitted)
         misfit, counts, absolute, roots = sums.sum(axis=0).tolist()
         return misfit / counts if counts else math.nan, absolute / roots if roots else math.nan, sums[:, :2]
 
     def name_residual_views(self) -> str:
         """Return of which views the final residual is, in words."""
-        held_out_count, own = len(self.held_out), self.fitted_of_held_out
+        held_out_count, unknowns = len(self.held_out), self.fitted_of_held_out
         if not held_out_count:
             return f"all {self.scan.views} views"
         phrase = f"all {self.scan.views} views, {held_out_count} of which no update has seen"
-        if not own:
+        if not unknowns:
             return phrase
-        return f"{phrase}: their {', '.join(sorted(own))} fitted on half of their pixels, and judged on the other half"
+        names = ", ".join(sorted(unknowns))
+        return f"{phrase}: their {names} fitted on half of their pixels, and judged on the other half"
 
     def verdict(
         self,
@@ -163,5 +164,5 @@ class EstimateJudge:
 
     def _find_signs_on_first_rank(self, find: Callable[[], list[Sign]]) -> list[Sign]:
         """Return the signs that the first rank finds. Collective."""
-        found = self.world.decide_on_first_rank(find, "looking for signs of a wrong model")
-        return [Sign(**one) for one in found]
+        signs = self.world.decide_on_first_rank(find, "looking for signs of a wrong model")
+        return [Sign(**one) for one in signs]

@@ -226,18 +226,18 @@ class Loop:
         if not len(self.held_out):
             return None
         problem, estimate = self.problem, self.state.estimate
-        own = self._own_unknowns()
-        if not own:
+        unknowns = self._own_unknowns()
+        if not unknowns:
             return problem.residual(estimate, self.held_out)[0]
-        some = self.held_out[evenly_spread(len(self.held_out), MOST_FITTED)]
-        return judge_held_out(problem, estimate, some, own).residual
+        views = self.held_out[evenly_spread(len(self.held_out), MOST_FITTED)]
+        return judge_held_out(problem, estimate, views, unknowns).residual
 
     def _own_unknowns(self) -> frozenset[str]:
         """Return what the stages so far move of each view alone."""
         state = self.state
         stages, optics = self.stages[: state.stage + 1], self.problem.model.unknowns
-        own = own_unknowns(stages, optics, len(state.estimate.opr))
-        return own - {"positions"} if state.refused_positions else own
+        names = own_unknowns(stages, optics, len(state.estimate.opr))
+        return names - {"positions"} if state.refused_positions else names
 
     def _refined(self, engine: Engine, epoch: int) -> PositionRefinement | None:
         """Return the options of position refinement in this epoch, None where positions are not refined."""
@@ -255,11 +255,11 @@ class Loop:
         moving = stepping or any(model.of == "positions" and not model.moves_between_epochs for model in models)
         state.estimate.moving = moving or refine is not None or any(model.moves_between_epochs for model in models)
         curve = positions.drop_astray(engine, self._curve()) if refine else self._curve()
-        drawn = batches.deal_batches(curve, engine.batch, self.seed, state.done_epochs, engine.order)
-        views = sum(len(batch) for batch in drawn[: state.batch])
+        epoch_batches = batches.deal_batches(curve, engine.batch, self.seed, state.done_epochs, engine.order)
+        views = sum(len(batch) for batch in epoch_batches[: state.batch])
         heartbeat, stops = problem.world.heartbeat, Later(problem.device)
-        problem.loader.local_views.announce_batches(() if moving or vary else drawn[state.batch :])
-        for batch, coming in pairwise((*drawn[state.batch :], drawn[0][:0])):
+        problem.loader.local_views.announce_batches(() if moving or vary else epoch_batches[state.batch :])
+        for batch, coming in pairwise((*epoch_batches[state.batch :], epoch_batches[0][:0])):
             heartbeat.where = f"stage {state.stage + 1}, epoch {epoch}, batch {state.batch + 1}"
             problem.loader.next_views, before = coming, _count_traffic(problem.world)
             # a stage's first batch may compile what it needs
@@ -268,7 +268,7 @@ class Loop:
             probe = state.estimate.probe.clone() if models else state.estimate.probe
             with heartbeat.doing("compile" if first else "batch"):
                 memory.step(engine, problem, state.estimate, one, first=first)
-            self._add_traffic(before, 1 / len(drawn))
+            self._add_traffic(before, 1 / len(epoch_batches))
             object_values.after_batch(engine, problem, state.estimate, one)
             parametrised.after_batch(engine, problem, state.estimate, one, models, probe, state.start)
             if stepping:
@@ -282,7 +282,7 @@ class Loop:
             views += len(batch)
             state.epoch_seconds = time.perf_counter() - began
             if self.callbacks:
-                report = BatchReport(state.stage, epoch, state.batch, len(drawn), views, state.epoch_seconds)
+                report = BatchReport(state.stage, epoch, state.batch, len(epoch_batches), views, state.epoch_seconds)
                 with heartbeat.doing("report"):
                     for callback in self.callbacks:
                         callback.batch(report)
@@ -357,19 +357,19 @@ class Loop:
         if state.position_check is not None or not needs_position_check(engine, state.epoch + 1, self.held_out, stages):
             return
         problem.layout.fill_halo(state.estimate.object)
-        own, epochs = self._own_unknowns(), state.done_epochs + 1
-        state.position_check = judge_positions(problem, state.estimate, self.held_out, own, epochs)
+        unknowns, epochs = self._own_unknowns(), state.done_epochs + 1
+        state.position_check = judge_positions(problem, state.estimate, self.held_out, unknowns, epochs)
         if state.refused_positions:
             reset_positions(state.estimate)
 
     def _due_models(self, engine: Engine, epoch: int) -> list[Parametrisation]:
         """Return the parametrisations that move in this epoch, without terms that were put back."""
         refused = {(check.model, check.term) for check in self.state.term_checks if check.is_refused}
-        left = (
+        epochs_left = (
             one.without([term for model, term in refused if model == one.name])
             for one in parametrised.due(engine, epoch)
         )
-        return [one for one in left if one is not None]
+        return [one for one in epochs_left if one is not None]
 
     def _check_terms(self, engine: Engine) -> None:
         """Judge terms of geometry and lens, once in a run, and put those back that do not help. Collective."""
@@ -381,8 +381,8 @@ class Loop:
             find = partial(judge, state.estimate, model, engine, state.done_epochs + 1)
             # the first rank may take minutes, with no batch of this problem
             with problem.world.heartbeat.doing("read"):
-                found = problem.world.decide_on_first_rank(find, "judging terms")
-            checks = [TermCheck(**one) for one in found]
+                term_checks = problem.world.decide_on_first_rank(find, "judging terms")
+            checks = [TermCheck(**one) for one in term_checks]
             state.term_checks += checks
             if refused := [check.term for check in checks if check.is_refused]:
                 changed = put_back(problem.geometry, state.estimate, model, refused)
@@ -468,8 +468,8 @@ def refuse_resting_unknowns(
     for operator in (placed.operator for placed in operators):
         for one in operator.unknowns:
             moves = any(one.name in stage.moved_optics(operator.unknowns) for stage in stages)
-            known = one.may_rest or one.name in operator.start
-            if not moves and not known and not world.agree(_has_left_start(estimate, operator, one)):
+            may_stay = one.may_rest or one.name in operator.start
+            if not moves and not may_stay and not world.agree(_has_left_start(estimate, operator, one)):
                 raise BadInput(_describe_resting_unknown(fixed, operator, one))
 
 

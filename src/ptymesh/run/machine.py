@@ -60,15 +60,15 @@ def load_of_others(seconds: float | None = None) -> tuple[float, list[tuple[str,
     Args:
         seconds: over which it is measured; None: WATCH_S.
     """
-    others = [process for process in psutil.process_iter(["name"]) if process.pid != os.getpid()]
-    for process in others:
+    processes = [process for process in psutil.process_iter(["name"]) if process.pid != os.getpid()]
+    for process in processes:
         _cores(process)  # the first call only starts the clock
-    began, busy, own = time.perf_counter(), _busy_seconds(), _own_seconds()
+    began, busy, own_s = time.perf_counter(), _busy_seconds(), _own_seconds()
     time.sleep(WATCH_S if seconds is None else seconds)
     elapsed = time.perf_counter() - began
-    load = max(0.0, (_busy_seconds() - busy) - (_own_seconds() - own)) / elapsed
-    found = [(process.info["name"], _cores(process)) for process in others]
-    return load, sorted((pair for pair in found if pair[1] > 0.05), key=lambda pair: -pair[1])[:3]
+    load = max(0.0, (_busy_seconds() - busy) - (_own_seconds() - own_s)) / elapsed
+    loads = [(process.info["name"], _cores(process)) for process in processes]
+    return load, sorted((pair for pair in loads if pair[1] > 0.05), key=lambda pair: -pair[1])[:3]
 
 
 def refuse_if_busy(seconds: float | None = None) -> float:

@@ -106,10 +106,10 @@ class Snapshot:
         self.estimate.absorption = self.absorption
         if self.estimate.object_values is not None and self.values is not None:
             self.estimate.object_values.copy_(self.values)
-        for memory, kept in zip(self._memories(), self.memories, strict=True):
+        for memory, saved in zip(self._memories(), self.memories, strict=True):
             devices = {name: tensor.device for name, tensor in memory.items()}
             memory.clear()
-            memory.update({n: t.to(devices.get(n, self.problem.device), copy=True) for n, t in kept.items()})
+            memory.update({n: t.to(devices.get(n, self.problem.device), copy=True) for n, t in saved.items()})
         self.problem.evaluator.view_metrics.values.copy_(self.view_metrics)
 
 
@@ -204,12 +204,12 @@ def _retry_with_less_memory(
                 failure = " ".join(str(error).split())[:200]
             # outside the handler, the frames of the failure and the tensors that they held have been freed
             problem.setup.give_back()
-            said = problem.make_room() if record.rewind(world.collectives) and restore() else ""
-            if not said:
+            sentence = problem.make_room() if record.rewind(world.collectives) and restore() else ""
+            if not sentence:
                 raise PtymeshError(
                     f"Rank {world.rank} ran out of memory ({failure}). {memory_sentence(problem, estimate)}"
                 )
-            print(f"ptymesh: rank {world.rank} ran out of memory; {said}.", file=sys.stderr, flush=True)
+            print(f"ptymesh: rank {world.rank} ran out of memory; {sentence}.", file=sys.stderr, flush=True)
     finally:
         world.record = None
 

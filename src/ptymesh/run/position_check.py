@@ -92,7 +92,7 @@ def needs_position_check(engine: Engine, epoch: int, held_out: np.ndarray, befor
 
 
 def judge_positions(
-    problem: Problem, estimate: Estimate, held_out: np.ndarray, own: frozenset[str], epochs: int
+    problem: Problem, estimate: Estimate, held_out: np.ndarray, unknowns: frozenset[str], epochs: int
 ) -> PositionCheck:
     """Return by how much refined positions explain held-out views better than recorded ones. Collective.
 
@@ -100,7 +100,7 @@ def judge_positions(
         problem: the data and the model.
         estimate: the unknowns; it is not changed.
         held_out: (n,) int64, views that no update sees.
-        own: what each view has for itself, "positions" among it.
+        unknowns: what each view has for itself, "positions" among it.
         epochs: done over all stages, including the running one.
     """
     views = held_out[evenly_spread(len(held_out), MOST_VIEWS)]
@@ -109,9 +109,9 @@ def judge_positions(
     move = means((estimate.positions - estimate.nominal)[rows])
     recorded = replace(estimate, positions=estimate.nominal + move)
     # positions of single views change nothing of the others: windows of training views are not looked at
-    refined = judge_held_out(problem, recorded, views, own)
-    told = judge_held_out(problem, recorded, views, own - {"positions"})
-    gain, errors = refined.gain_over(told)
+    refined = judge_held_out(problem, recorded, views, unknowns)
+    at_recorded = judge_held_out(problem, recorded, views, unknowns - {"positions"})
+    gain, errors = refined.gain_over(at_recorded)
     return PositionCheck(epochs, max(gain, -LARGEST_ERRORS), min(max(errors, -LARGEST_ERRORS), LARGEST_ERRORS))
 
 

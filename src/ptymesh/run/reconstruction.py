@@ -133,13 +133,13 @@ class Reconstruction(Displayed):
         refuse_surroundings()
         in_own_memory = layout is Replicated
         layout = cast(LayoutOption, "replicated" if in_own_memory else layout)
-        for name, word, known in (
+        for name, word, words in (
             ("precision", precision, get_args(Precision)),
             ("subpixel", subpixel, get_args(Subpixel)),
             ("layout", layout, get_args(LayoutOption)),
         ):
-            if not isinstance(word, str) or word not in known:
-                raise BadInput(f"{name} is {quote(word)}; give {', '.join(known[:-1])} or {known[-1]}.")
+            if not isinstance(word, str) or word not in words:
+                raise BadInput(f"{name} is {quote(word)}; give {', '.join(words[:-1])} or {words[-1]}.")
         scans, seed = scans_from(scan), seed_of(seed)
         scan = join_scans(scans)
         object_options = object if isinstance(object, ObjectOptions) else options_of(ObjectOptions, object, "object")
@@ -376,13 +376,13 @@ class Reconstruction(Displayed):
     def _run(self, stages: Sequence[Engine]) -> Reports:
         """Run these stages; raise BadInput when asked for more after another call of `run` has begun."""
         self._runs += 1
-        own = self._runs
+        number_of_run = self._runs
         refuse_surroundings()
         for stage in stages:
             for report in self._stage(stage):
                 yield report
                 refuse_surroundings()
-                if self._runs != own:
+                if self._runs != number_of_run:
                     raise BadInput(
                         "Another call of run has begun on this Reconstruction, in the middle of the stage "
                         f"{stage.name} of this one; go through one to its end, or leave it, before another begins."
@@ -462,20 +462,20 @@ class Reconstruction(Displayed):
         self._compare_call("save")
         estimate = self.state.estimate
         fields = self._fields()
-        found = self._result({name: self._to_host(field) for name, field in fields.items()}, recipe)
-        found.attrs |= attrs or {}
+        result = self._result({name: self._to_host(field) for name, field in fields.items()}, recipe)
+        result.attrs |= attrs or {}
         streams = {name: self.problem.layout.stream(field, estimate) for name, field in fields.items()}
         failure = None
         try:
             if self.world.rank == 0:
-                found.save(path, {name: self._tiles(stream) for name, stream in streams.items()})
+                result.save(path, {name: self._tiles(stream) for name, stream in streams.items()})
         except Exception as error:
             failure = error
         for stream in streams.values():
             for _ in stream:  # other ranks send their tiles while the first one writes
                 pass
         self.world.raise_if_any_failed(failure, "saving the result")
-        return found
+        return result
 
     def judge_stage(self, stage: Engine, hold_out: float) -> Judged:
         """Run a stage, and return how well it explains the views that it was not shown.
@@ -490,9 +490,9 @@ class Reconstruction(Displayed):
         self.stages = [stage]
         loop = self.loop(hold_out=hold_out)
         loop.run()
-        own = own_unknowns([stage], self.problem.model.unknowns, len(self.state.estimate.opr))
-        own -= {"positions"} if self.state.refused_positions else set()
-        return judge_held_out(self.problem, self.state.estimate, loop.held_out, own)
+        unknowns = own_unknowns([stage], self.problem.model.unknowns, len(self.state.estimate.opr))
+        unknowns -= {"positions"} if self.state.refused_positions else set()
+        return judge_held_out(self.problem, self.state.estimate, loop.held_out, unknowns)
 
     def _judge_part(self, part: Measurement, stage: Engine | None = None, probe: np.ndarray | None = None) -> Judged:
         """Return how well a short run explains held-out views of a part of the scan, on this rank alone.
@@ -507,8 +507,8 @@ class Reconstruction(Displayed):
             empty = {"initial": "ones", "initial_depth_m": None, "result_positions": False}
             options = options | {"object": options["object"].model_copy(update=empty)}
         if probe is not None:
-            given = {"start": FileStart(kind="file"), "modes": len(probe), "opr_modes": 0}
-            options = options | {"probe": options["probe"].model_copy(update=given)}
+            start_options = {"start": FileStart(kind="file"), "modes": len(probe), "opr_modes": 0}
+            options = options | {"probe": options["probe"].model_copy(update=start_options)}
             part = replace(part, probe=probe)
         with closing(Reconstruction(part, **options, device=World("cpu"), say=lambda _: None)) as recon:
             if stage is None:

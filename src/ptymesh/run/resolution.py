@@ -189,6 +189,6 @@ def _change_pixels(problem: Problem, estimate: Estimate, factor: float) -> Estim
     return scaled
 
 
-def _cut_part(problem: Problem, estimate: Estimate, whole: Tensor) -> tuple[Tensor, tuple[int, int]]:
+def _cut_part(problem: Problem, estimate: Estimate, full_field: Tensor) -> tuple[Tensor, tuple[int, int]]:
     part = problem.layout.place(estimate.extent, estimate.origin, estimate.anchors.cpu().numpy())
-    return whole[(slice(None), *part.inside((0, 0)))].clone(), part.corner
+    return full_field[(slice(None), *part.inside((0, 0)))].clone(), part.corner

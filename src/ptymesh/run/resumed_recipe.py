@@ -46,8 +46,8 @@ def resumed_recipe(text: str, settings: Sequence[str], at: Counters) -> Recipe:
             "keep the stages up to there."
         )
     for index, (was, now) in enumerate(zip(before.stages[: at.stage + 1], after.stages, strict=False)):
-        done = None if index < at.stage else at.epoch + (at.batch > 0)
-        _check_stage(index, was, now, done)
+        epochs_done = None if index < at.stage else at.epoch + (at.batch > 0)
+        _check_stage(index, was, now, epochs_done)
     return after
 
 
@@ -77,8 +77,8 @@ def _check_settings(before: Recipe, settings: Sequence[str], at: Counters) -> No
                 f"{key} was {stage.name} when the run began and cannot become {named[-1]}; end the stage where it is "
                 f"(stages.{index}.epochs), and add one behind the last."
             )
-        whole = f"--set 'stages.{index}={{engine: {named[-1]}, epochs: {stage.epochs}}}'"
-        raise BadInput(f"{key} is {stage.name}, with options of its own; give the whole stage instead: {whole}.")
+        setting = f"--set 'stages.{index}={{engine: {named[-1]}, epochs: {stage.epochs}}}'"
+        raise BadInput(f"{key} is {stage.name}, with options of its own; give the whole stage instead: {setting}.")
 
 
 def _differences(before: Recipe, after: Recipe) -> list[tuple[str, Any, Any]]:
@@ -96,35 +96,36 @@ def _differences(before: Recipe, after: Recipe) -> list[tuple[str, Any, Any]]:
     return differences
 
 
-def _check_stage(index: int, was: Engine, now: Engine, begun: int | None) -> None:
+def _check_stage(index: int, was: Engine, now: Engine, epochs_begun: int | None) -> None:
     """Raise BadInput where a stage that the run has begun would change.
 
     Args:
         index: number of the stage.
         was: the stage in the checkpoint's recipe.
         now: the stage that is asked for.
-        begun: epoch in which the run is; None: the stage is done.
+        epochs_begun: epoch in which the run is; None: the stage is done.
     """
     name = f"stages.{index}"
     old, new = ({"engine": stage.name, **stage.model_dump(mode="json")} for stage in (was, now))
     changed = [key for key in old | new if old.get(key) != new.get(key)]
-    if begun is None and changed:
+    if epochs_begun is None and changed:
         raise BadInput(
             f"{name} is done, and its {changed[0]} cannot become {_shortened(new.get(changed[0]))}; add a stage "
             f"instead, as stages.N behind the last one."
         )
-    if begun is None:
+    if epochs_begun is None:
         return
     other_keys = [key for key in changed if key != "epochs"]
     if other_keys:
         raise BadInput(
             f"The checkpoint lies within {name}, whose {other_keys[0]} cannot become "
-            f"{_shortened(new.get(other_keys[0]))}; set {name}.epochs={max(begun, 1)} to end it there, "
+            f"{_shortened(new.get(other_keys[0]))}; set {name}.epochs={max(epochs_begun, 1)} to end it there, "
             f"and stages.{index + 1} to what follows."
         )
-    if now.epochs < begun:
+    if now.epochs < epochs_begun:
         raise BadInput(
-            f"{name}.epochs would be {now.epochs}, and the checkpoint lies in epoch {begun}; give {begun} or more."
+            f"{name}.epochs would be {now.epochs}, and the checkpoint lies in epoch {epochs_begun}; "
+            f"give {epochs_begun} or more."
         )
 
 

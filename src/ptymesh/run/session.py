@@ -96,7 +96,7 @@ def run_recipe(
     resume: bool = False,
     other_data: bool = False,
     callbacks: Sequence[Callback] = (),
-    held: ExitStack | None = None,
+    lease: ExitStack | None = None,
     stages: StageChoice | None = None,
 ) -> RunOutcome:
     """Run a recipe on the ranks that this process belongs to, from the start or from its checkpoint.
@@ -107,7 +107,7 @@ def run_recipe(
         resume: True to continue from the checkpoint.
         other_data: True to continue even if the data are not those of the checkpoint.
         callbacks: watchers; those of rank 0 are called.
-        held: keeps the output folder's lock, where more is to be written there after the run.
+        lease: keeps the output folder's lock, where more is to be written there after the run.
         stages: how they are found where the recipe leaves them open; None: they must not be open.
 
     Raises:
@@ -116,11 +116,11 @@ def run_recipe(
         Interrupted: after a checkpoint.
     """
     # a signal while the data are read stops the run after a batch
-    with ExitStack() as own, StopSignal() as stop, join(device) as world:
+    with ExitStack() as stack, StopSignal() as stop, join(device) as world:
         with world.heartbeat.doing("read"):
             facts = recipe_facts(recipe, other_data=other_data, time_s=None if stages is None else stages.time_s)
             refuse_differences(world, facts, REMEDY)
-        checks = take_output_folder(world, recipe.output.dir, own if held is None else held)
+        checks = take_output_folder(world, recipe.output.dir, stack if lease is None else lease)
         watching = [*checks, *callbacks] if world.rank == 0 else []
         stop.control = Control(recipe.output.dir) if world.rank == 0 else None
         if stages is not None and recipe.auto is not None:
@@ -132,19 +132,19 @@ def run_recipe(
         return _run(recipe, world, resume, other_data, watching, stop)
 
 
-def take_output_folder(world: World, folder: Path, held: ExitStack) -> list[Callback]:
+def take_output_folder(world: World, folder: Path, lease: ExitStack) -> list[Callback]:
     """Take the folder on rank 0, and return what checks that it stays this run's; or no rank goes on. Collective.
 
     Args:
         world: the ranks.
         folder: of the run.
-        held: gives the folder back when it is closed.
+        lease: gives the folder back when it is closed.
     """
 
     def take() -> list[Callback]:
         if world.rank == 0:
-            return [OwnershipCheck(held.enter_context(hold_folder(folder)))]
-        hold_share(folder, held)
+            return [OwnershipCheck(lease.enter_context(hold_folder(folder)))]
+        hold_share(folder, lease)
         return []
 
     return world.on_all_ranks(take, "taking the output folder")
@@ -160,11 +160,11 @@ def _run(
     with world.heartbeat.doing("read"):
         if resume:
             saved = _load_checkpoint(out / "checkpoint", world)
-        found: list[str] = []
+        findings: list[str] = []
         if recipe.scans and not resume:
-            recipe, found = checked_recipe(recipe, world)
+            recipe, findings = checked_recipe(recipe, world)
         recon = reconstruction(recipe, world, saved, other_data=other_data, say=lambda _: None)
-        recon.findings[:0] = found
+        recon.findings[:0] = findings
     if recon.unchecked.checks != NO_CHECKS:
         recipe = record_checks(recipe, recon.scan, recon.unchecked)
     recipe = recipe.model_copy(update={"optics": recon.optics})
@@ -184,9 +184,9 @@ def _refuse_disagreement(world: World, resume: bool, out: Path) -> None:
 
     Each has looked by itself, and on a shared disk may see what was.
     """
-    found = world.gather_strings(str(resume))
-    if len(set(found)) > 1:
-        blind = ", ".join(str(rank) for rank, said in enumerate(found) if said == str(False))
+    answers = world.gather_strings(str(resume))
+    if len(set(answers)) > 1:
+        blind = ", ".join(str(rank) for rank, answer in enumerate(answers) if answer == str(False))
         raise PtymeshError(
             f"Rank {blind} of {world.size} would start anew, and the others go on from the checkpoint in {out}: "
             "their machines do not see the same files yet; start the run again in a minute."
@@ -256,16 +256,16 @@ def _carry_out(
 def _estimated(recon: Reconstruction, loop: Loop) -> Estimated | None:
     """Return object, or this rank's tile of it, and probe as they are; None where it has none. Not collective."""
     estimate, layout = loop.state.estimate, loop.problem.layout
-    whole = layout.last_filled(estimate.object)
+    filled = layout.last_filled(estimate.object)
     extent = estimate.extent[0], estimate.extent[1]
-    tile = None if tuple(whole.shape[-2:]) == extent else layout.tile(estimate)
+    tile = None if tuple(filled.shape[-2:]) == extent else layout.tile(estimate)
     if (recon.world.rank and tile is None) or (tile is not None and tile.empty):
         return None
     pixel, coarser = recon.scan.geometry.object_pixel_m, loop.coarsened
     size = None if pixel is None else (coarser * pixel[0], coarser * pixel[1])
     have_moved = bool((estimate.nominal != estimate.positions).any())
-    shown = Estimated(
-        whole,
+    estimated = Estimated(
+        filled,
         estimate.probe,
         size,
         estimate.origin,
@@ -273,15 +273,15 @@ def _estimated(recon: Reconstruction, loop: Loop) -> Estimated | None:
         nominal_px=estimate.nominal if have_moved else None,
     )
     if tile is None:
-        return shown
+        return estimated
     part = estimate.object[(slice(None), *tile.inside(estimate.corner))]
-    return shown._replace(object=part, corner=tile.corner, extent=extent)
+    return estimated._replace(object=part, corner=tile.corner, extent=extent)
 
 
 def _compare_patterns(recipe: Recipe, recon: Reconstruction, result: Result) -> PatternPairs | None:
     """Return the patterns that a figure shows; None where they are not drawn, or cannot be compared here."""
-    whole = result.object.shape[-2:] == tuple(recon.state.estimate.extent)
-    if not recipe.output.figures or not whole or recon.world.rank:
+    is_complete = result.object.shape[-2:] == tuple(recon.state.estimate.extent)
+    if not recipe.output.figures or not is_complete or recon.world.rank:
         return None
     try:
         return compared_patterns(result, recon.scan)
@@ -421,10 +421,10 @@ def _stage_balances(recipe: Recipe, recon: Reconstruction) -> list[float]:
     training = np.setdiff1d(np.arange(scan.views), hold_out(unturned, recipe.hold_out, recipe.seed))
     balances = []
     for stage in recon.stages:
-        drawn = draw(scan.positions, stage.batch, recipe.seed, 0, stage.order, training)
+        epoch_batches = draw(scan.positions, stage.batch, recipe.seed, 0, stage.order, training)
         dealt = layout.follows_draw
         owner = owners(scan.positions, ranks, stage.order == "compact", training) if dealt else layout.owner
-        balances.append(balance(owner, drawn, ranks))
+        balances.append(balance(owner, epoch_batches, ranks))
     return balances
 
 
@@ -434,9 +434,9 @@ class _CheckpointClock:
     def __init__(self, epochs: int, minutes: float) -> None:
         self.epochs, self.seconds, self.last = epochs, 60 * minutes, time.monotonic()
 
-    def __call__(self, done: int) -> bool:
-        """Return True if a checkpoint is due after `done` epochs."""
-        if done % self.epochs and time.monotonic() - self.last < self.seconds:
+    def __call__(self, epochs_done: int) -> bool:
+        """Return True if a checkpoint is due after `epochs_done` epochs."""
+        if epochs_done % self.epochs and time.monotonic() - self.last < self.seconds:
             return False
         self.last = time.monotonic()
         return True

@@ -49,77 +49,81 @@ def write(
             raise BadInput(f"{file} is a folder; give another name.")
         if file.exists() and not force:
             raise BadInput(f"{file} exists already; give another name, or --force to replace it.")
-    made = truths(options)
-    for one, name in zip(made, names, strict=True):
+    simulations = truths(options)
+    for one, name in zip(simulations, names, strict=True):
         _write_scan(one, name, compression)
-    (truth_result(made[0]) if len(made) == 1 else _truth_of_scans(options, made, names)).save(beside)
+    (truth_result(simulations[0]) if len(simulations) == 1 else _truth_of_scans(options, simulations, names)).save(
+        beside
+    )
     return *names, beside
 
 
-def _write_scan(made: Truth, path: Path, compression: Literal["gzip"] | None) -> None:
+def _write_scan(simulation: Truth, path: Path, compression: Literal["gzip"] | None) -> None:
     """Write the data set of one scan."""
-    options = made.options
+    options = simulation.options
     write_cxi(
         path,
-        patterns=_centred(made),
+        patterns=_centred(simulation),
         count=options.views,
-        dtype=made.dtype,
-        geometry=made.of_detector,
-        positions_m=(made.nominal - np.array(made.origin)) * np.array(made.geometry.object_pixel_m),
-        mask=_shifted(made, made.mask),
-        probe=made.guess(),
-        background=_shifted(made, made.background) if options.background_counts else None,
+        dtype=simulation.dtype,
+        geometry=simulation.of_detector,
+        positions_m=(simulation.nominal - np.array(simulation.origin)) * np.array(simulation.geometry.object_pixel_m),
+        mask=_shifted(simulation, simulation.mask),
+        probe=simulation.guess(),
+        background=_shifted(simulation, simulation.background) if options.background_counts else None,
         attributes={"simulation": options.as_json()},
         compression=compression,
     )
 
 
-def truth_result(made: Truth) -> Result:
+def truth_result(simulation: Truth) -> Result:
     """Return the truth in the form of a reconstruction's result."""
-    pixel = made.geometry.object_pixel_m
+    pixel = simulation.geometry.object_pixel_m
     return Result(
-        object=made.object,
-        probe=made.probe,
-        positions_px=made.positions,
-        positions_m=(made.positions - np.array(made.origin)) * np.array(pixel),
+        object=simulation.object,
+        probe=simulation.probe,
+        positions_px=simulation.positions,
+        positions_m=(simulation.positions - np.array(simulation.origin)) * np.array(pixel),
         pixel_size_m=pixel,
-        slice_spacing_m=made.slice_spacing_m,
-        tilt_rad=made.options.tilt_rad,
-        attrs={"engine": "simulate", "subpixel": "fourier", "propagation": made.geometry.propagation},
-        nominal_px=made.nominal,
-        background=made.background if made.options.background_counts else None,
-        unknowns=made.unknowns,
-        potential=made.potential,
-        object_modes=made.object_modes,
+        slice_spacing_m=simulation.slice_spacing_m,
+        tilt_rad=simulation.options.tilt_rad,
+        attrs={"engine": "simulate", "subpixel": "fourier", "propagation": simulation.geometry.propagation},
+        nominal_px=simulation.nominal,
+        background=simulation.background if simulation.options.background_counts else None,
+        unknowns=simulation.unknowns,
+        potential=simulation.potential,
+        object_modes=simulation.object_modes,
     )
 
 
-def _truth_of_scans(options: Simulation, made: list[Truth], names: list[Path]) -> Result:
+def _truth_of_scans(options: Simulation, simulations: list[Truth], names: list[Path]) -> Result:
     """Return the truth of several scans as one result: all views, the probe of each scan, and where it lies."""
-    first, pixel = truth_result(made[0]), made[0].pixel_size_m
-    positions = np.concatenate([one.positions for one in made])
-    names_of_moves = ScanShift(scans=len(made), terms=list(UNITS)).units()
+    first, pixel = truth_result(simulations[0]), simulations[0].pixel_size_m
+    positions = np.concatenate([one.positions for one in simulations])
+    names_of_moves = ScanShift(scans=len(simulations), terms=list(UNITS)).units()
     moves = [number for one in options.further_scans for number in one.move]
     return replace(
         first,
         positions_px=positions,
-        positions_m=(positions - np.array(made[0].origin)) * np.array(pixel),
-        nominal_px=np.concatenate([one.nominal for one in made]),
-        background=np.stack([one.background for one in made]) if any(one.background.any() for one in made) else None,
-        scan_index=np.repeat(np.arange(len(made)), [len(one.positions) for one in made]),
-        scan_probes=np.stack([one.probe for one in made]),
+        positions_m=(positions - np.array(simulations[0].origin)) * np.array(pixel),
+        nominal_px=np.concatenate([one.nominal for one in simulations]),
+        background=np.stack([one.background for one in simulations])
+        if any(one.background.any() for one in simulations)
+        else None,
+        scan_index=np.repeat(np.arange(len(simulations)), [len(one.positions) for one in simulations]),
+        scan_probes=np.stack([one.probe for one in simulations]),
         parameters={"scan_shift": dict(zip(names_of_moves, moves, strict=True))},
         attrs={**first.attrs, "scan_names": [name.stem for name in names]},
     )
 
 
-def _centred(made: Truth) -> Iterator[np.ndarray]:
+def _centred(simulation: Truth) -> Iterator[np.ndarray]:
     """Yield patterns as a detector sees them, DC in the middle."""
-    for slab in patterns(made):
-        yield _shifted(made, slab)
+    for slab in patterns(simulation):
+        yield _shifted(simulation, slab)
 
 
-def _shifted(made: Truth, images: np.ndarray) -> np.ndarray:
-    if made.geometry.propagation != "far_field":
+def _shifted(simulation: Truth, images: np.ndarray) -> np.ndarray:
+    if simulation.geometry.propagation != "far_field":
         return images
     return np.fft.fftshift(images, axes=(-2, -1))

@@ -99,7 +99,7 @@ class RunState:
             problem: that is solved, for owners and parts of the object.
             meta: what else the manifest says.
         """
-        estimate, own = self.estimate, problem.layout.own
+        estimate, local_views = self.estimate, problem.layout.own
         tile = problem.layout.tile(estimate)
         shared, per_view, tiles = memory.retry_out_of_memory(problem, lambda: self._arrays_by_owner(problem, tile))
         counters = {
@@ -123,37 +123,40 @@ class RunState:
             counters["position_check"] = asdict(self.position_check)
         if self.term_checks:
             counters["term_checks"] = [asdict(check) for check in self.term_checks]
-        arrays = checkpoint.RankArrays(shared, own, per_view, tiles, tile.corner)
+        arrays = checkpoint.RankArrays(shared, local_views, per_view, tiles, tile.corner)
         checkpoint.save(directory, problem.world, arrays, {**meta, "run": counters})
 
     def _arrays_by_owner(self, problem: Problem, tile: Rect) -> tuple[Arrays, Arrays, Arrays]:
         """Return what ranks share, what this one has of its views, and of the object, by name."""
-        estimate, own = self.estimate, problem.layout.own
+        estimate, local_views = self.estimate, problem.layout.own
         shared = {name: _to_numpy(getattr(estimate, name)) for name in _SHARED}
-        here = (slice(None), *tile.inside(estimate.corner))
-        tiles = {"object": _to_numpy(estimate.object[here])}
+        in_tile = (slice(None), *tile.inside(estimate.corner))
+        tiles = {"object": _to_numpy(estimate.object[in_tile])}
         if estimate.object_values is not None:
-            tiles[_VALUES] = _to_numpy(estimate.object_values[here])
-        for stage, kept in self.engines.items():
-            for name, tensor in kept.items():
+            tiles[_VALUES] = _to_numpy(estimate.object_values[in_tile])
+        for stage, tensors in self.engines.items():
+            for name, tensor in tensors.items():
                 if problem.fields.is_of_object(tensor, estimate):
-                    tiles[f"engine/{stage}/{name}"] = _to_numpy(tensor[here])
+                    tiles[f"engine/{stage}/{name}"] = _to_numpy(tensor[in_tile])
                 else:
                     shared[f"engine/{stage}/{name}"] = _to_numpy(tensor)
         shared |= {f"history/{name}": np.asarray(column) for name, column in self.history.items()}
         if self.batch:
             shared |= {f"before/{name}": _to_numpy(tensor) for name, tensor in self.before.items()}
-        per_view = {name: _to_numpy(getattr(estimate, name))[own] for name in _PER_VIEW}
+        per_view = {name: _to_numpy(getattr(estimate, name))[local_views] for name in _PER_VIEW}
         for one in problem.model.unknowns:
             if one.scope == "tiled":
-                tiles[OTHERS + one.name] = _to_numpy(estimate[one.name][here])
+                tiles[OTHERS + one.name] = _to_numpy(estimate[one.name][in_tile])
             elif one.scope == "view":
-                per_view[OTHERS + one.name] = _to_numpy(estimate[one.name])[own]
+                per_view[OTHERS + one.name] = _to_numpy(estimate[one.name])[local_views]
             else:
                 shared[OTHERS + one.name] = _to_numpy(estimate[one.name])
-        per_view |= {"start": _to_numpy(self.start)[own], "seen": _to_numpy(problem.evaluator.view_metrics.values)}
-        for stage, kept in self.per_view.items():
-            per_view |= {f"engine/{stage}/{name}": _to_numpy(rows) for name, rows in kept.items()}
+        per_view |= {
+            "start": _to_numpy(self.start)[local_views],
+            "seen": _to_numpy(problem.evaluator.view_metrics.values),
+        }
+        for stage, tensors in self.per_view.items():
+            per_view |= {f"engine/{stage}/{name}": _to_numpy(rows) for name, rows in tensors.items()}
         return shared, per_view, tiles
 
     @classmethod
@@ -174,15 +177,15 @@ class RunState:
         of_object = {name: torch.as_tensor(saved.tiles.part(name, part), device=device) for name in saved.tiles}
         older = of_object.pop(_POTENTIAL, None)  # of a version in which a potential was the only kind with values
         _check_tiled(of_object, problem)
-        held = {"view": saved.per_view, "shared": saved.shared, "tiled": of_object}
-        others = {
-            one.name: torch.as_tensor(held[one.scope][OTHERS + one.name], device=device)
+        by_scope = {"view": saved.per_view, "shared": saved.shared, "tiled": of_object}
+        unknowns = {
+            one.name: torch.as_tensor(by_scope[one.scope][OTHERS + one.name], device=device)
             for one in problem.model.unknowns
         }
         estimate = Estimate(
             of_object.pop("object"),
             **arrays,
-            others=others,
+            others=unknowns,
             slice_spacing_m=run.slice_spacing_m,
             tilt_rad=run.tilt_rad,
             parameters=run.parameters,
@@ -200,9 +203,9 @@ class RunState:
         )
         if estimate.has_own_backgrounds:
             problem.split_by_scan()
-        own = problem.layout.own
-        problem.evaluator.view_metrics.values.copy_(torch.as_tensor(saved.per_view.rows("seen", own)))
-        of_views = {key: saved.per_view.rows(key, own) for key in saved.per_view if key.startswith("engine/")}
+        local_views = problem.layout.own
+        problem.evaluator.view_metrics.values.copy_(torch.as_tensor(saved.per_view.rows("seen", local_views)))
+        of_views = {key: saved.per_view.rows(key, local_views) for key in saved.per_view if key.startswith("engine/")}
         return cls(
             estimate,
             run.stage,
@@ -210,7 +213,7 @@ class RunState:
             run.batch,
             torch.as_tensor(saved.per_view["start"], device=device),
             _read_memories({**saved.shared, **of_object}, device),
-            _read_history(saved, [change_column(name) for name in others]),
+            _read_history(saved, [change_column(name) for name in unknowns]),
             run.epoch_seconds,
             _read_memories(of_views, device),
             _read_epoch_start(saved),
@@ -237,10 +240,10 @@ def read_estimate(saved: checkpoint.Checkpoint, recipe: Recipe, scan: Measuremen
     if run.window != window or saved.shared["probe"].shape[-2:] != window:
         raise BadInput("The checkpoint is of a coarse stage, whose patterns are binned; wait for the next stage.")
     probes = saved.shared["probe"].reshape(scan.scans if recipe.probe.scans == "own" else 1, -1, *window)
-    held = {**saved.shared, **{name: saved.per_view[name] for name in saved.per_view}}
-    in_scan, whole = scan.scan_coordinates(held["positions"]), Rect(0, 0, *run.extent)
-    held |= {name: saved.tiles.part(name, whole) for name in saved.tiles if name.startswith(OTHERS)}
-    planes, modes = saved.tiles.part("object", whole), None
+    arrays = {**saved.shared, **{name: saved.per_view[name] for name in saved.per_view}}
+    in_scan, full = scan.scan_coordinates(arrays["positions"]), Rect(0, 0, *run.extent)
+    arrays |= {name: saved.tiles.part(name, full) for name in saved.tiles if name.startswith(OTHERS)}
+    planes, modes = saved.tiles.part("object", full), None
     if recipe.object.modes > 1:
         if len(planes) != recipe.object.modes * recipe.object.slices:
             raise BadInput(f"The checkpoint's object has {len(planes)} planes, other than its recipe; start anew.")
@@ -249,18 +252,18 @@ def read_estimate(saved: checkpoint.Checkpoint, recipe: Recipe, scan: Measuremen
         object=planes if modes is None else mean_object(modes),
         object_modes=modes,
         probe=probes[0],
-        positions_px=held["positions"],
+        positions_px=arrays["positions"],
         pixel_size_m=pixel,
         positions_m=None if pixel is None else (in_scan - np.array(run.origin)) * np.array(pixel),
         slice_spacing_m=run.slice_spacing_m,
         tilt_rad=run.tilt_rad,
         recipe=recipe.to_yaml(),
         attrs={"subpixel": recipe.positions.subpixel, "data_fingerprint": scan.fingerprint},
-        background=held["background"] if held["background"].any() else None,
-        weights=held["weights"],
-        opr=held["opr"] if len(held["opr"]) else None,
+        background=arrays["background"] if arrays["background"].any() else None,
+        weights=arrays["weights"],
+        opr=arrays["opr"] if len(arrays["opr"]) else None,
         parameters=run.parameters,
-        unknowns={name.removeprefix(OTHERS): held[name] for name in held if name.startswith(OTHERS)},
+        unknowns={name.removeprefix(OTHERS): arrays[name] for name in arrays if name.startswith(OTHERS)},
         scan_index=scan.scan_index,
         scan_probes=probes if len(probes) > 1 else None,
     )
@@ -272,14 +275,14 @@ def _check_arrays(saved: checkpoint.Checkpoint, run: Counters, problem: Problem)
     per_view |= {OTHERS + one.name: one.name for one in problem.model.unknowns if one.scope == "view"}
     declared = {OTHERS + one.name for one in problem.model.unknowns if one.scope == "shared"}
     tiled = {OTHERS + one.name for one in problem.model.tiled}
-    known = (f"history/{name}" for name in HISTORY if name not in ("rate", *COLUMNS))
-    missing = {*_SHARED, *declared, *known} - saved.shared.keys()
+    columns = (f"history/{name}" for name in HISTORY if name not in ("rate", *COLUMNS))
+    missing = {*_SHARED, *declared, *columns} - saved.shared.keys()
     missing |= {name for name in per_view if name not in saved.per_view} | {"object", *tiled} - {*saved.tiles}
     if missing:
         raise BadInput(f"The checkpoint holds no {', no '.join(sorted(missing))}; copy the whole folder again.")
     groups = saved.shared, saved.per_view, saved.tiles
-    held = {name for group in groups for name in group if name.startswith(OTHERS)}
-    if odd := held - declared - tiled - per_view.keys():
+    unknowns = {name for group in groups for name in group if name.startswith(OTHERS)}
+    if odd := unknowns - declared - tiled - per_view.keys():
         names = ", ".join(sorted(name.removeprefix(OTHERS) for name in odd))
         raise BadInput(f"The checkpoint holds {names}, which no optics of the recipe have; add them, or start anew.")
     views = saved.per_view.views
@@ -293,7 +296,7 @@ def _check_arrays(saved: checkpoint.Checkpoint, run: Counters, problem: Problem)
             f"The checkpoint of {saved.ranks} ranks names parts of {len(run.parts)}; copy the whole folder again."
         )
     window = saved.shared["probe"].shape[1:]  # in a coarse stage, smaller than the data's
-    coarser = {whole / max(1, part) for whole, part in zip(problem.window, (*window, 0, 0), strict=False)}
+    coarser = {full_side / max(1, part) for full_side, part in zip(problem.window, (*window, 0, 0), strict=False)}
     if len(window) != 2 or len(coarser) != 1 or not coarser.pop().is_integer():
         raise BadInput(
             f"The checkpoint is of windows of {window}, this data set has {tuple(problem.window)}; "
@@ -330,10 +333,10 @@ def _check_arrays(saved: checkpoint.Checkpoint, run: Counters, problem: Problem)
         (rows if one.scope == "view" else shapes)[OTHERS + one.name] = one.shape(sizes)
     shape_pairs = {name: (shared[name].shape, shapes[name]) for name in shapes}
     shape_pairs |= {name: ((views, *saved.per_view.shape(name)), (views, *rows[name][1:])) for name in rows}
-    for name, (shape, wanted) in shape_pairs.items():
-        if shape != wanted:
+    for name, (shape, expected) in shape_pairs.items():
+        if shape != expected:
             raise BadInput(
-                f"The checkpoint's {name} has shape {shape} where {wanted} should be; copy the folder again."
+                f"The checkpoint's {name} has shape {shape} where {expected} should be; copy the folder again."
             )
     _check_numbers(saved, run, problem, (height, width))
     _check_anchors(shared["anchors"], run, (height, width))
@@ -398,11 +401,11 @@ def _read_history(saved: checkpoint.Checkpoint, more: Sequence[str]) -> dict[str
 
 def _read_epoch_start(saved: checkpoint.Checkpoint) -> dict[str, Tensor]:
     """Return the unknowns as they were when the epoch began within which the checkpoint was written."""
-    found = {key.partition("/")[2]: array for key, array in saved.shared.items() if key.startswith("before/")}
-    for name, array in found.items():
+    arrays = {key.partition("/")[2]: array for key, array in saved.shared.items() if key.startswith("before/")}
+    for name, array in arrays.items():
         if array.dtype.kind not in "fc" or array.ndim > 2:
             raise BadInput(f"The checkpoint's before/{name} is {array.dtype} {array.shape}; copy the folder again.")
-    return {name: torch.as_tensor(array) for name, array in found.items()}
+    return {name: torch.as_tensor(array) for name, array in arrays.items()}
 
 
 def _to_numpy(tensor: Tensor) -> np.ndarray:

@@ -65,9 +65,9 @@ def measure_changes(before: UnknownSamples, after: UnknownSamples) -> dict[str, 
     changes = dict.fromkeys(COLUMNS, math.nan)
     for name, b in after.items():
         a = before.get(name)
-        known = a is not None and a.shape == b.shape and a.is_complex() == b.is_complex()
+        is_comparable = a is not None and a.shape == b.shape and a.is_complex() == b.is_complex()
         measure = _sine_of_angle if b.is_complex() else _root_mean_square if name == "positions" else _relative_change
-        changes[change_column(name)] = measure(a, b) if known and a is not None else math.nan
+        changes[change_column(name)] = measure(a, b) if is_comparable and a is not None else math.nan
     return changes
 
 
@@ -117,8 +117,8 @@ def _sine_of_angle(a: Tensor, b: Tensor) -> float:
 
 def _relative_change(a: Tensor, b: Tensor) -> float:
     """Return |b - a| / |b|."""
-    whole, moved = _sum_in_order(b.to(torch.float64) ** 2), _sum_in_order((b.to(torch.float64) - a) ** 2)
-    return float(moved > 0) if whole == 0 else _square_root(moved / whole)
+    size, moved = _sum_in_order(b.to(torch.float64) ** 2), _sum_in_order((b.to(torch.float64) - a) ** 2)
+    return float(moved > 0) if size == 0 else _square_root(moved / size)
 
 
 def _root_mean_square(a: Tensor, b: Tensor) -> float:

@@ -156,9 +156,9 @@ class ProgressDisplay(Watcher):
         """Move the bar."""
         self._clock.at(report.stage, report.epoch, report.batch)
         if self._live:
-            left = _time_left(self._clock)
+            time_left = _time_left(self._clock)
             name = self._stage(report.stage, report.epoch)
-            self._live.update(self._task, completed=self._clock.done, description=name, left=left)
+            self._live.update(self._task, completed=self._clock.done, description=name, left=time_left)
 
     def epoch(self, report: EpochReport) -> None:
         """Show loss, residual and pace, or print a line; and what was decided."""
@@ -273,9 +273,9 @@ class LogFile(Watcher):
 def environment_lines(run: RunInfo) -> list[str]:
     """Return versions, machine and threads, one line each."""
     if hasattr(os, "sched_getaffinity"):
-        own = sorted(os.sched_getaffinity(0))
-        nodes = [str(n) for n, node in enumerate(memory_nodes()) if set(own) & set(node)]
-        cores = f"{len(own)} cores ({say_cpus(own)}{', NUMA node ' + ' '.join(nodes) if nodes else ''})"
+        own_cores = sorted(os.sched_getaffinity(0))
+        nodes = [str(n) for n, node in enumerate(memory_nodes()) if set(own_cores) & set(node)]
+        cores = f"{len(own_cores)} cores ({say_cpus(own_cores)}{', NUMA node ' + ' '.join(nodes) if nodes else ''})"
     else:
         cores = f"{os.cpu_count()} cores"
     device = torch.device(run.device)
@@ -313,8 +313,8 @@ class MetricsFile(Watcher):
         for name in ("loss", "residual", "seconds", "views_per_s"):
             value = getattr(report, name)
             row[name] = finite(value)
-        known = {"held_out": report.held_out, "noise_floor": report.noise_floor, "rate": report.rate or None}
-        row |= {name: finite(value) for name, value in known.items() if value is not None}
+        optional = {"held_out": report.held_out, "noise_floor": report.noise_floor, "rate": report.rate or None}
+        row |= {name: finite(value) for name, value in optional.items() if value is not None}
         row |= {name: finite(change) for name, change in report.changes.items() if change}
         if lines := self._lines:
             lines.add(json.dumps(row))
@@ -387,13 +387,13 @@ class LineFile:
 
     def _write(self, file: int) -> None:
         """Write all lines that are missing, or none of them."""
-        before, done = os.fstat(file).st_size, 0
+        before, bytes_written = os.fstat(file).st_size, 0
         try:
-            while done < len(self._missing):
-                done += os.write(file, self._missing[done:])
+            while bytes_written < len(self._missing):
+                bytes_written += os.write(file, self._missing[bytes_written:])
         except OSError:
             with suppress(OSError):
-                if os.fstat(file).st_size == before + done:
+                if os.fstat(file).st_size == before + bytes_written:
                     os.ftruncate(file, before)
             raise
         self._missing = b""
@@ -412,9 +412,9 @@ class LineFile:
 
 def _cut_back(path: Path, epochs: int) -> None:
     """Keep the first `epochs` whole lines; what a kill left of the last one goes."""
-    whole, place = path.read_bytes(), 0
+    content, place = path.read_bytes(), 0
     for _ in range(epochs):
-        place = whole.find(b"\n", place) + 1 or place
+        place = content.find(b"\n", place) + 1 or place
     os.truncate(path, place)
 
 
@@ -423,5 +423,5 @@ def _time_left(clock: Clock) -> str:
     return "" if seconds is None else f"{timedelta(seconds=round(seconds))} left"
 
 
-def _counted(number: int, what: str, plural: str = "s") -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}{plural}"
+def _counted(number: int, noun: str, plural: str = "s") -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}{plural}"

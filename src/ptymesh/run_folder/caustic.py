@@ -66,9 +66,9 @@ def caustic_lines(caustic: Caustic) -> Iterator[str]:
     """Yield what the caustic says, a line each."""
     for axis in (0, 1):
         z, depth = caustic.waist_m[axis], caustic.depth_m[axis]
-        where = f"{_micrometres(abs(z))} {'down' if z > 0 else 'up'}stream of the sample"
+        place = f"{_micrometres(abs(z))} {'down' if z > 0 else 'up'}stream of the sample"
         deep = "more than the window can hold" if math.isinf(depth) else _micrometres(depth)
-        yield f"waist of {'yx'[axis]}    {caustic.size_m[axis] * 1e9:.4g} nm wide, {where}, depth of focus {deep}"
+        yield f"waist of {'yx'[axis]}    {caustic.size_m[axis] * 1e9:.4g} nm wide, {place}, depth of focus {deep}"
     way = "down" if caustic.astigmatism_m > 0 else "up"
     apart = _micrometres(abs(caustic.astigmatism_m))
     yield f"astigmatism   {apart}: the waist of x is so far {way}stream of that of y"

@@ -18,11 +18,11 @@ class Clock:
 
     def _before(self, epochs: int) -> int:
         """Return the number of batches in the first `epochs` epochs, over all stages."""
-        done = 0
+        batches_done = 0
         for stage_epochs, batches in self.per_stage:
-            done += min(epochs, stage_epochs) * batches
+            batches_done += min(epochs, stage_epochs) * batches
             epochs = max(0, epochs - stage_epochs)
-        return done
+        return batches_done
 
     def at(self, stage: int, epoch: int, batch: int) -> None:
         """Note that `batch` batches of this epoch of this stage are done.

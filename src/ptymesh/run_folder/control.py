@@ -41,14 +41,14 @@ class Control:
     def take_stop(self) -> bool:
         """Return True if the run was asked to stop since this was last called."""
         self._read_request()
-        asked, self._stop = self._stop, False
-        return asked
+        is_asked, self._stop = self._stop, False
+        return is_asked
 
     def take_save(self) -> bool:
         """Return True if the run was asked for a checkpoint since this was last called."""
         self._read_request()
-        asked, self._save = self._save, False
-        return asked
+        is_asked, self._save = self._save, False
+        return is_asked
 
     def _read_request(self) -> None:
         """Take the word that the file holds, if it is time to look."""
@@ -77,12 +77,12 @@ def read_request(out: Path) -> str | None:
     except OSError:
         return None
     try:
-        said = os.read(file, 16) if stat.S_ISREG(os.fstat(file).st_mode) else b""
+        request = os.read(file, 16) if stat.S_ISREG(os.fstat(file).st_mode) else b""
     except OSError:
         return None
     finally:
         os.close(file)
-    return next((word for word in WORDS if said.strip() == word.encode()), None)
+    return next((word for word in WORDS if request.strip() == word.encode()), None)
 
 
 def write_request(out: Path, word: str) -> None:

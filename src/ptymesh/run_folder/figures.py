@@ -82,21 +82,21 @@ def write_products(path: Path, *, figures: bool, writers: Sequence[str], pattern
     """
     from ptymesh.recipe.writers import write
 
-    made: list[Path] = []
+    files: list[Path] = []
     if figures:
         try:
             result = Result.load(path)
-            made += write_figures(result, path.parent, patterns=patterns or _patterns_of(result))
+            files += write_figures(result, path.parent, patterns=patterns or _patterns_of(result))
         except Exception as error:
-            again = f"The result is complete; `ptymesh view {path}` draws them."
-            _report_failure(f"No figures were drawn: {_one_sentence(error)} {again}", path)
+            remedy = f"The result is complete; `ptymesh view {path}` draws them."
+            _report_failure(f"No figures were drawn: {_one_sentence(error)} {remedy}", path)
     for name in writers:
         try:
-            made += write(name, Result.load(path), path.parent)
+            files += write(name, Result.load(path), path.parent)
         except Exception as error:
-            again = f"The result is complete; `ptymesh view {path} --write {name}` tries again."
-            _report_failure(f"{_one_sentence(error)} {again}", path)
-    return made
+            remedy = f"The result is complete; `ptymesh view {path} --write {name}` tries again."
+            _report_failure(f"{_one_sentence(error)} {remedy}", path)
+    return files
 
 
 def _patterns_of(result: Result) -> PatternPairs | None:
@@ -111,8 +111,8 @@ def _patterns_of(result: Result) -> PatternPairs | None:
 
 def _one_sentence(error: Exception) -> str:
     """Return what an exception says as one sentence of bounded length."""
-    said = str(error) if isinstance(error, PtymeshError) else f"{type(error).__name__}: {error}"
-    return f"{' '.join(said.split())[:500].rstrip('.')}."
+    sentence = str(error) if isinstance(error, PtymeshError) else f"{type(error).__name__}: {error}"
+    return f"{' '.join(sentence.split())[:500].rstrip('.')}."
 
 
 def _report_failure(sentence: str, result: Path) -> None:
@@ -137,8 +137,8 @@ def _named_figures(result: Result, light: np.ndarray, patterns: PatternPairs | N
         if patterns.mean is not None:
             yield "mean_pattern", partial(_mean_pattern_of, result, patterns)
     if {"loss", "residual"} & result.history.keys():
-        floor, said = result.attrs.get("noise_floor"), result.convergence
-        yield "history", lambda: plot.history_figure(result.history, final, stages, None, floor, said)
+        floor, convergence = result.attrs.get("noise_floor"), result.convergence
+        yield "history", lambda: plot.history_figure(result.history, final, stages, None, floor, convergence)
     yield "object", lambda: plot.object_figure(result.object, pixel, light, title)
     if len(result.object) > 1:
         yield "slices", lambda: plot.slices_figure(result.object, pixel, light, result.slice_spacing_m)
@@ -158,9 +158,9 @@ def _named_figures(result: Result, light: np.ndarray, patterns: PatternPairs | N
     moves = moves_of_result(result)
     if moves is not None and result.nominal_px is not None:
         yield "moves", partial(plot.moves_figure, result.nominal_px, result.positions_px, moves, pixel)
-    known = {name: one.unknown for name, one in declared().items()}
+    unknowns = {name: one.unknown for name, one in declared().items()}
     for name, images in result.unknowns.items():
-        one = known.get(name)
+        one = unknowns.get(name)
         if one is not None and one.scope == "tiled":
             yield name, partial(plot.field_figure, images, pixel, light, f"{name}, {one.unit}" if one.unit else name)
         elif one is not None and one.scope == "view" and one.axes == ("N", "2"):

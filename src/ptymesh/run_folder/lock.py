@@ -45,17 +45,17 @@ class FolderLease:
         token: tells ranks that this process starts whose folder it is.
     """
 
-    def __init__(self, lease: Lease, made: tuple[Path, ...] = (), *, shared_with: Lease | None = None) -> None:
+    def __init__(self, lease: Lease, folders_made: tuple[Path, ...] = (), *, shared_with: Lease | None = None) -> None:
         """Take over a lease that was acquired.
 
         Args:
             lease: of this process.
-            made: folders to remove if they are empty.
+            folders_made: folders to remove if they are empty.
             shared_with: lease of the command that has started this rank.
         """
         self.lease, self.token = lease, lease.token
         self.path = lease.path
-        self._made, self._command, self._launcher = made, shared_with, os.getppid()
+        self._made, self._command, self._launcher = folders_made, shared_with, os.getppid()
         self._has_warned_missing = False
         self._closing = threading.Lock()
 
@@ -74,8 +74,8 @@ class FolderLease:
             why = "had no lock" if self._has_warned_missing else "stood still"
             raise PtymeshError(f"{folder} was taken by another run while this one {why}; {ends}.")
         if state == "lapsed" and not self._has_warned_missing:
-            said = "stood still, and another run may have been there since"
-            raise PtymeshError(f"The lock of {folder} has gone while this run {said}; {ends}.")
+            reason = "stood still, and another run may have been there since"
+            raise PtymeshError(f"The lock of {folder} has gone while this run {reason}; {ends}.")
         if state == "removed" and not self._has_warned_missing:
             self._has_warned_missing = True
             warn(f"{self.path} was removed; this run goes on: start no other one in this folder until it ends")
@@ -123,13 +123,13 @@ def hold_folder(folder: Path) -> Iterator[FolderLease]:
     Raises:
         BadInput: another run has it, or nothing can be written there.
     """
-    where = resolve_folder(folder)
-    if where in _held.get():
-        yield _held.get()[where]
+    resolved = resolve_folder(folder)
+    if resolved in _held.get():
+        yield _held.get()[resolved]
         return
     with ExitStack() as tidying:
-        lease = hold_share(where, tidying) or take_folder(where, folder, tidying)
-        before = _held.set({**_held.get(), where: lease})
+        lease = hold_share(resolved, tidying) or take_folder(resolved, folder, tidying)
+        before = _held.set({**_held.get(), resolved: lease})
         try:
             yield lease
         finally:
@@ -145,12 +145,12 @@ def resolve_folder(folder: Path) -> Path:
         raise BadInput(f"{folder} is no folder ({error}); choose another one.") from error
 
 
-def hold_share(folder: Path, held: ExitStack) -> FolderLease | None:
-    """Return what `share_lease` does; it is given back when `held` is closed, or a signal ends the process."""
+def hold_share(folder: Path, folder_lease: ExitStack) -> FolderLease | None:
+    """Return what `share_lease` does; it is given back when `lease` is closed, or a signal ends the process."""
     lease = share_lease(folder)
     if lease is not None:
-        held.callback(lease.close)
-        held.enter_context(stopping.tidying(lease.close))
+        folder_lease.callback(lease.close)
+        folder_lease.enter_context(stopping.tidying(lease.close))
     return lease
 
 
@@ -163,58 +163,58 @@ def share_lease(folder: Path) -> FolderLease | None:
     owner = command.owner()
     if owner is None or owner.token != token:
         return None
-    own = Lease(folder / f"{NAME}-{secrets.token_hex(8)}", BEAT_S, SILENT_S)
+    lease = Lease(folder / f"{NAME}-{secrets.token_hex(8)}", BEAT_S, SILENT_S)
     try:
-        own.acquire()
+        lease.acquire()
     except OSError as error:
         raise BadInput(f"{folder} cannot be written to ({error.strerror}); choose another folder.") from error
-    return FolderLease(own, shared_with=command)
+    return FolderLease(lease, shared_with=command)
 
 
-def take_folder(folder: Path, said: Path | None = None, tidying: ExitStack | None = None) -> FolderLease:
+def take_folder(folder: Path, name: Path | None = None, tidying: ExitStack | None = None) -> FolderLease:
     """Return the lease of a folder, which is made if need be.
 
     Args:
         folder: whose it is, resolved.
-        said: what the user calls it.
+        name: what the user calls it.
         tidying: until it ends, who leaves because of a signal gives the folder back.
 
     Raises:
         BadInput: another run has it, or nothing can be written there.
     """
-    said, tidying = said or folder, tidying or ExitStack()
-    for again in (True, True, False):
-        made: list[Path] = []
+    name, tidying = name or folder, tidying or ExitStack()
+    for may_retry in (True, True, False):
+        folders_made: list[Path] = []
         lease = Lease(folder / NAME, BEAT_S, SILENT_S)
         try:
             with stopping.undisturbed():
                 for path in reversed((folder, *folder.parents)):
                     if not path.exists():
                         path.mkdir(exist_ok=True)
-                        made.insert(0, path)
-            acquire_lease(lease, said)
-            found = FolderLease(lease, tuple(made))
-            tidying.enter_context(stopping.tidying(found.close))
-            wait_for_ranks(folder, said)
-            return found
+                        folders_made.insert(0, path)
+            acquire_lease(lease, name)
+            folder_lease = FolderLease(lease, tuple(folders_made))
+            tidying.enter_context(stopping.tidying(folder_lease.close))
+            wait_for_ranks(folder, name)
+            return folder_lease
         except BaseException as error:
             lease.release()
             with suppress(OSError):
-                for path in made:
+                for path in folders_made:
                     path.rmdir()
-            if isinstance(error, FileNotFoundError) and again:  # removed by another one that had made it
+            if isinstance(error, FileNotFoundError) and may_retry:  # removed by another one that had made it
                 continue
             if isinstance(error, OSError):
-                raise BadInput(f"{said} cannot be written to ({error.strerror}); choose another folder.") from error
+                raise BadInput(f"{name} cannot be written to ({error.strerror}); choose another folder.") from error
             raise
     raise AssertionError
 
 
-def acquire_lease(lease: Lease, said: Path) -> None:
+def acquire_lease(lease: Lease, name: Path) -> None:
     """Take a folder's lease. Raises BadInput where a holder lives, or something else lies there."""
 
     def warn_about(owner: Owner) -> None:
-        warn(f"{said} is held by {owner}; watching up to {SILENT_S:.0f} s whether it lives")
+        warn(f"{name} is held by {owner}; watching up to {SILENT_S:.0f} s whether it lives")
 
     try:
         if os.path.lexists(lease.path) and not stat.S_ISREG(lease.path.lstat().st_mode):
@@ -222,12 +222,12 @@ def acquire_lease(lease: Lease, said: Path) -> None:
         lease.acquire(warn_about)
     except LeaseHeldError as error:
         remedy = "wait until it ends, stop it, or choose another folder"
-        raise BadInput(f"{said} is in use: {error.owner} writes there; {remedy}.") from error
+        raise BadInput(f"{name} is in use: {error.owner} writes there; {remedy}.") from error
     except NoLeaseError as error:
         raise BadInput(f"{lease.path} is no lock of ptymesh; move it away.") from error
 
 
-def wait_for_ranks(folder: Path, said: Path) -> None:
+def wait_for_ranks(folder: Path, name: Path) -> None:
     """Wait until no rank of a command that was killed writes there any more. Raises BadInput where they stay."""
     began, has_warned = time.monotonic(), False
     ranks = [Lease(path, BEAT_S, SILENT_S) for path in folder.glob(f"{NAME}-*")]
@@ -235,12 +235,12 @@ def wait_for_ranks(folder: Path, said: Path) -> None:
         waited, who = time.monotonic() - began, ranks[0].owner()
         if waited > LEAVING_S:
             raise BadInput(
-                f"{said} is in use: the command that ran there has ended, and its ranks still write there ({who}); "
+                f"{name} is in use: the command that ran there has ended, and its ranks still write there ({who}); "
                 "wait until they end, or end them."
             )
         if waited > WARN_AFTER_S and not has_warned:
             has_warned = True
-            warn(f"the command that wrote to {said} has ended, and its ranks still write there; waiting for them")
+            warn(f"the command that wrote to {name} has ended, and its ranks still write there; waiting for them")
         time.sleep(POLL_S)
 
 

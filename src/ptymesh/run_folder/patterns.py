@@ -96,9 +96,9 @@ def compared_patterns(result: Result, scan: Measurement) -> PatternPairs:
         view = views[index : index + 1]
         title = f"{name}: view {view[0]}, residual {residuals[index]:.3g}"
         pairs[title] = (scan.patterns.read(view)[0].astype(np.float64), modelled(model, result, view, scan)[0])
-    drawn = _averaged_views(result)
-    mean = mean_pattern_pair(model, result, scan, drawn)
-    return PatternPairs(pairs, scan.mask, scan.geometry.propagation == "far_field", mean, len(drawn))
+    chosen = _averaged_views(result)
+    mean = mean_pattern_pair(model, result, scan, chosen)
+    return PatternPairs(pairs, scan.mask, scan.geometry.propagation == "far_field", mean, len(chosen))
 
 
 def mean_pattern_pair(
@@ -123,8 +123,8 @@ def mean_pattern_pair(
         for total, patterns in zip(sums, (measured, modelled(model, result, chunk, scan)), strict=True):
             total += np.where(good, patterns, 0).sum(axis=0)
         count += good.sum(axis=0)
-    both = np.where(count > 0, sums / np.maximum(count, 1), np.nan)
-    return both[0], both[1]
+    mean = np.where(count > 0, sums / np.maximum(count, 1), np.nan)
+    return mean[0], mean[1]
 
 
 def _averaged_views(result: Result) -> np.ndarray:
@@ -162,18 +162,18 @@ def model_of(result: Result, geometry: Geometry, scan: Measurement | None = None
 def check_same(result: Result, scan: Measurement) -> None:
     """Raise BadInput unless result and scan belong together."""
     window = (result.probe.shape[-2], result.probe.shape[-1])
-    wanted = scan.geometry.binned(1 / binning_of(optics_of(result))).shape
-    if scan.views != len(result.positions_px) or wanted != window:
+    expected = scan.geometry.binned(1 / binning_of(optics_of(result))).shape
+    if scan.views != len(result.positions_px) or expected != window:
         raise BadInput(
-            f"{scan.path} has {scan.views} views of {wanted} pixels and the result {len(result.positions_px)} "
+            f"{scan.path} has {scan.views} views of {expected} pixels and the result {len(result.positions_px)} "
             f"of {window}; the data, or what is done to them, are not those of the run."
         )
     reach = result.attrs.get("subpixel") == "bilinear"
     first, last = np.floor(result.positions_px + 0.5) - reach, np.floor(result.positions_px + 0.5) + reach
     if (first < 0).any() or (last + np.array(window) > result.object.shape[-2:]).any():
         raise BadInput("The positions of the result lie beyond its object; take another one, or run again.")
-    known = result.attrs.get("data_fingerprint")
-    if known and scan.fingerprint and known != scan.fingerprint:
+    fingerprint = result.attrs.get("data_fingerprint")
+    if fingerprint and scan.fingerprint and fingerprint != scan.fingerprint:
         raise BadInput(f"{scan.path} has changed since the run; put the file back that the run read.")
 
 
@@ -191,12 +191,12 @@ def modelled(model: Model, result: Result, views: np.ndarray, scan: Measurement 
     """
     if result.scan_probes is not None and result.scan_index is not None:
         sides = (n // model.binning for n in result.probe.shape[-2:])
-        scans, found = result.scan_index[views], np.empty((len(views), *sides))
+        scans, intensities = result.scan_index[views], np.empty((len(views), *sides))
         for number, probe in enumerate(result.scan_probes):
             of_scan = replace(result, probe=probe, scan_probes=None)
             if (scans == number).any():
-                found[scans == number] = modelled(model, of_scan, views[scans == number], scan)
-        return found
+                intensities[scans == number] = modelled(model, of_scan, views[scans == number], scan)
+        return intensities
     positions = result.positions_px[views]
     anchors = np.floor(positions + 0.5)
     real = result.probe.real.dtype
@@ -226,8 +226,8 @@ def modelled(model: Model, result: Result, views: np.ndarray, scan: Measurement 
 
 def optics_of(result: Result) -> tuple[Piece, ...]:
     """Return the operators of the model that the result's recipe names. Raises BadInput where one is not known here."""
-    found = parsed(result.recipe, "The recipe of the result") if result.recipe else None
-    options = (found.get("optics") if isinstance(found, dict) else None) or {}
+    raw = parsed(result.recipe, "The recipe of the result") if result.recipe else None
+    options = (raw.get("optics") if isinstance(raw, dict) else None) or {}
     return tuple(named(options, OPTICS, "optics").values())
 
 
@@ -237,14 +237,14 @@ def _values(model: Model, result: Result, windows: ViewWindows, real: np.dtype) 
     Raises:
         BadInput: the result does not hold one of them.
     """
-    found, index = {}, result.scan_index
+    values, index = {}, result.scan_index
     scans = None if index is None else torch.as_tensor(index)
     for one in model.unknowns:
         if one.name not in result.unknowns:
             raise BadInput(f"The result holds no /unknowns/{one.name}, which its recipe's optics need; run again.")
         array, kind = result.unknowns[one.name], result.probe.dtype if one.complex else real
-        found[one.name] = values_for_views(one, torch.as_tensor(array.astype(kind)), windows, scans)
-    return found
+        values[one.name] = values_for_views(one, torch.as_tensor(array.astype(kind)), windows, scans)
+    return values
 
 
 def _residuals(scan: Measurement, views: np.ndarray, modelled: np.ndarray) -> np.ndarray:

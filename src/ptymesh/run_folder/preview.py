@@ -81,18 +81,18 @@ class Preview(Callback):
         self._write(report.stage, report.epoch)
 
     def _write(self, stage: int, epoch: int) -> None:
-        shown = self._current() if self._throttle.is_due() else None
-        if shown is None:
+        estimated = self._current() if self._throttle.is_due() else None
+        if estimated is None:
             return
         began = time.perf_counter()
         try:
-            if shown.extent is None:
-                write_preview(self.path, shown, stage, epoch)
+            if estimated.extent is None:
+                write_preview(self.path, estimated, stage, epoch)
             else:
-                write_tile(self.path.with_name(TILE.format(self._rank)), shown)
-                joined = join_tiles(self.path.parent, shown) if self._rank == 0 else None
+                write_tile(self.path.with_name(TILE.format(self._rank)), estimated)
+                joined = join_tiles(self.path.parent, estimated) if self._rank == 0 else None
                 if joined is not None:
-                    write_preview(self.path, shown, stage, epoch, joined)
+                    write_preview(self.path, estimated, stage, epoch, joined)
         except (OSError, RuntimeError, MemoryError) as error:  # a full disk, or no memory left on the device
             self._throttle.every_s = math.inf
             remove_preview(self.path.parent)
@@ -105,34 +105,34 @@ class Preview(Callback):
 
 
 def write_preview(
-    path: Path, shown: Estimated, stage: int, epoch: int, joined: tuple[np.ndarray, int] | None = None
+    path: Path, estimated: Estimated, stage: int, epoch: int, joined: tuple[np.ndarray, int] | None = None
 ) -> None:
     """Write a preview.
 
     Args:
         path: of the file, which is replaced.
-        shown: object and probe.
+        estimated: object and probe.
         stage: that is running, from 0.
         epoch: epochs of it that are done.
-        joined: the whole object on few pixels, (L, H, W) complex, and the side of each, where `shown` holds a tile.
+        joined: the whole object on few pixels, (L, H, W) complex, and the side of each, where `estimated` holds a tile.
 
     Raises:
         OSError: the disk refuses.
     """
     if joined is None:
-        small, side = binned(shown.object[:MOST_PLANES])
+        small, side = binned(estimated.object[:MOST_PLANES])
         joined = small.cpu().numpy(), side
     image, side = joined
     with _replaced(path) as file:
-        made = file.create_dataset("object", data=image.astype(np.complex64))
-        if shown.pixel_m is not None:
-            made.attrs["pixel_size_m"] = [side * length for length in shown.pixel_m]
-        file["probe"] = shown.probe[:MOST_PLANES].cpu().numpy().astype(np.complex64)
-        for name, places in (("positions_px", shown.positions_px), ("positions_nominal_px", shown.nominal_px)):
+        dataset = file.create_dataset("object", data=image.astype(np.complex64))
+        if estimated.pixel_m is not None:
+            dataset.attrs["pixel_size_m"] = [side * length for length in estimated.pixel_m]
+        file["probe"] = estimated.probe[:MOST_PLANES].cpu().numpy().astype(np.complex64)
+        for name, places in (("positions_px", estimated.positions_px), ("positions_nominal_px", estimated.nominal_px)):
             if places is not None:
                 every = max(1, math.ceil(len(places) / MOST_VIEWS))
                 file[name] = places[::every].cpu().numpy().astype(np.float32)
-        file.attrs.update({"binned": side, "origin_px": shown.origin_px, "stage": stage, "epoch": epoch})
+        file.attrs.update({"binned": side, "origin_px": estimated.origin_px, "stage": stage, "epoch": epoch})
 
 
 @contextmanager
@@ -145,20 +145,20 @@ def _replaced(path: Path) -> Iterator[h5py.File]:
     os.replace(beside, path)
 
 
-def write_tile(path: Path, shown: Estimated) -> None:
+def write_tile(path: Path, estimated: Estimated) -> None:
     """Write sums over blocks of a tile, and how many of its pixels lie in each block.
 
     Args:
         path: of the file, which is replaced.
-        shown: the tile.
+        estimated: the tile.
 
     Raises:
         OSError: the disk refuses.
     """
-    tile = shown.object[:MOST_PLANES]
-    blocks, _ = _blocks_of(shown)
-    first = [at // block for at, block in zip(shown.corner, blocks, strict=True)]
-    before = [at - k * block for at, k, block in zip(shown.corner, first, blocks, strict=True)]
+    tile = estimated.object[:MOST_PLANES]
+    blocks, _ = _blocks_of(estimated)
+    first = [at // block for at, block in zip(estimated.corner, blocks, strict=True)]
+    before = [at - k * block for at, k, block in zip(estimated.corner, first, blocks, strict=True)]
     count = [-(-(gap + n) // block) for gap, n, block in zip(before, tile.shape[-2:], blocks, strict=True)]
     padded = tile.new_zeros((len(tile), *(n * block for n, block in zip(count, blocks, strict=True))))
     pixels = padded[0].real.clone()
@@ -168,42 +168,42 @@ def write_tile(path: Path, shown: Estimated) -> None:
         for name, image in (("sums", padded), ("pixels", pixels)):
             cut = image.unflatten(-1, (count[1], blocks[1])).unflatten(-3, (count[0], blocks[0]))
             file[name] = cut.sum(dim=(-3, -1)).cpu().numpy()
-        file.attrs.update({"first": first, "extent": shown.extent})
+        file.attrs.update({"first": first, "extent": estimated.extent})
 
 
-def join_tiles(out: Path, shown: Estimated) -> tuple[np.ndarray, int] | None:
+def join_tiles(out: Path, estimated: Estimated) -> tuple[np.ndarray, int] | None:
     """Return the object of all tiles on few pixels, and the side of each; None while a tile is missing.
 
     Args:
         out: folder with the tiles.
-        shown: one of them; those of an object of other sides are of an earlier stage.
+        estimated: one of them; those of an object of other sides are of an earlier stage.
     """
-    blocks, (rows, columns) = _blocks_of(shown)
-    planes = min(len(shown.object), MOST_PLANES)
+    blocks, (rows, columns) = _blocks_of(estimated)
+    planes = min(len(estimated.object), MOST_PLANES)
     sums, pixels = np.zeros((planes, rows, columns), np.complex128), np.zeros((rows, columns))
     for path in sorted(out.glob(TILE.format("*"))):
         with suppress(OSError, KeyError, ValueError), h5py.File(path, "r", locking=False) as file:
-            if tuple(file.attrs["extent"]) != shown.extent or len(file["sums"]) != planes:
+            if tuple(file.attrs["extent"]) != estimated.extent or len(file["sums"]) != planes:
                 continue
             top, left = (int(at) for at in file.attrs["first"])
-            some, counted = (
+            local_sums, counts = (
                 file["sums"][:, : rows - top, : columns - left],
                 file["pixels"][: rows - top, : columns - left],
             )
-            place = slice(top, top + counted.shape[0]), slice(left, left + counted.shape[1])
-            sums[(slice(None), *place)] += some
-            pixels[place] += counted
+            place = slice(top, top + counts.shape[0]), slice(left, left + counts.shape[1])
+            sums[(slice(None), *place)] += local_sums
+            pixels[place] += counts
     if (pixels != blocks[0] * blocks[1]).any():
         return None
     return sums / pixels, max(blocks)
 
 
-def _blocks_of(shown: Estimated) -> tuple[tuple[int, int], tuple[int, int]]:
+def _blocks_of(estimated: Estimated) -> tuple[tuple[int, int], tuple[int, int]]:
     """Return the sides of a block of object pixels (y, x), and the number of whole blocks along each side."""
-    assert shown.extent is not None
-    side = max(1, math.ceil(max(shown.extent) / SIDE))
-    down, across = (min(side, length) for length in shown.extent)
-    return (down, across), (shown.extent[0] // down, shown.extent[1] // across)
+    assert estimated.extent is not None
+    side = max(1, math.ceil(max(estimated.extent) / SIDE))
+    down, across = (min(side, length) for length in estimated.extent)
+    return (down, across), (estimated.extent[0] // down, estimated.extent[1] // across)
 
 
 def binned(image: Tensor, largest: int = SIDE) -> tuple[Tensor, int]:

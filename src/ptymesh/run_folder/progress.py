@@ -21,14 +21,14 @@ EVERY_S = 0.2
 
 
 @contextmanager
-def show_progress(engines: Sequence[Engine], wanted: bool | None) -> Iterator[tuple[Callback, ...]]:
+def show_progress(engines: Sequence[Engine], is_wanted: bool | None) -> Iterator[tuple[Callback, ...]]:
     """Show the progress of stages: give the callbacks that do, and show in the end how they ended.
 
     Args:
         engines: of the stages.
-        wanted: None: a bar in notebooks alone; True: plain lines elsewhere, too; False: nothing.
+        is_wanted: None: a bar in notebooks alone; True: plain lines elsewhere, too; False: nothing.
     """
-    if wanted is False or not (wanted or in_notebook()):
+    if is_wanted is False or not (is_wanted or in_notebook()):
         yield ()
         return
     watcher = NotebookBar(engines) if in_notebook() else EpochLines()
@@ -90,16 +90,16 @@ class NotebookBar(Callback):
         """Show how it ended, and how long it took."""
         took = timedelta(seconds=round(time.monotonic() - self._began))
         self._draw(
-            f"{outcome} after {self._done:.4g} of {sum(self._epochs)} epochs in {took}", at_once=True, left=False
+            f"{outcome} after {self._done:.4g} of {sum(self._epochs)} epochs in {took}", at_once=True, time_left=False
         )
 
-    def _draw(self, where: str, *, at_once: bool = False, left: bool = True) -> None:
+    def _draw(self, place: str, *, at_once: bool = False, time_left: bool = True) -> None:
         now, total = time.monotonic(), sum(self._epochs)
         if not at_once and now - self._drawn_at < EVERY_S:
             return
         self._drawn_at = now
-        words = [where, self._numbers]
-        if left and 0 < self._done < total:
+        words = [place, self._numbers]
+        if time_left and 0 < self._done < total:
             remaining = (now - self._began) / self._done * (total - self._done)
             words.append(f"{timedelta(seconds=round(remaining))} left")
         text = ", ".join(word for word in words if word)

@@ -47,14 +47,14 @@ def write_pyramid(result: Path, least_side: int = LEAST_SIDE, coarsest_side: int
         needed = slices * height * width * 3
         with (
             replacing(path, needed, durable=False) as temporary,
-            h5py.File(temporary, "x", locking=False) as made,
+            h5py.File(temporary, "x", locking=False) as pyramid,
         ):
-            made.attrs["probe_crc32"] = crc_of_probe(file)
-            made.attrs["shape"] = source.shape
+            pyramid.attrs["probe_crc32"] = crc_of_probe(file)
+            pyramid.attrs["shape"] = source.shape
             factor = 1
             while max(source.shape[1:]) > coarsest_side and min(source.shape[1:]) >= 2:
                 factor *= 2
-                source = _write_level(made, source, factor)
+                source = _write_level(pyramid, source, factor)
     return path
 
 
@@ -63,17 +63,17 @@ def crc_of_probe(result: h5py.File) -> int:
     return zlib.crc32(np.ascontiguousarray(result["probe"][()]).tobytes())
 
 
-def _write_level(made: h5py.File, source: h5py.Dataset, factor: int) -> h5py.Dataset:
+def _write_level(pyramid: h5py.File, source: h5py.Dataset, factor: int) -> h5py.Dataset:
     """Write means over 2 x 2 pixels of an array (L, H, W), and return them as they are in the file.
 
     Args:
-        made: the pyramid.
+        pyramid: the pyramid.
         source: the object, or the level before.
         factor: pixels of the object along a side of one of the new level.
     """
     slices, rows, columns = source.shape[0], source.shape[1] // 2, source.shape[2] // 2
     chunks = (1, min(CHUNK, rows), min(CHUNK, columns))
-    level = made.create_dataset(f"object/{factor}", (slices, rows, columns), np.complex64, chunks=chunks)
+    level = pyramid.create_dataset(f"object/{factor}", (slices, rows, columns), np.complex64, chunks=chunks)
     for index in range(slices):
         for top in range(0, rows, ROWS):
             bottom = min(top + ROWS, rows)

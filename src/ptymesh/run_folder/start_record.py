@@ -45,9 +45,9 @@ def pending_recipe(out: Path) -> str | None:
         head, _, recipe = (out / STARTED).read_text(encoding="utf-8").partition("\n")
     except (OSError, ValueError):
         return None
-    found = _manifest_digest(out)
-    own = found not in (NOTHING, head.removeprefix(_HEAD)) or found == UNREADABLE
-    return recipe if head.startswith(_HEAD) and not own else None
+    digest = _manifest_digest(out)
+    is_own = digest not in (NOTHING, head.removeprefix(_HEAD)) or digest == UNREADABLE
+    return recipe if head.startswith(_HEAD) and not is_own else None
 
 
 def remove_record(out: Path) -> None:
@@ -61,26 +61,26 @@ def recording_start(out: Path, recipe: str) -> Iterator[None]:
     if pending_recipe(out) == recipe:  # started before
         yield
         return
-    made = [folder for folder in (out, *out.absolute().parents) if not folder.exists()]
+    folders_made = [folder for folder in (out, *out.absolute().parents) if not folder.exists()]
     try:
         write_record(out, recipe)
     except OSError as error:
-        _take_back(out, made)
+        _take_back(out, folders_made)
         raise BadInput(f"{out} cannot be written to ({error.strerror}); choose another folder with --out.") from error
     try:
         yield
     except Exception as error:
         if getattr(error, "exit_status", getattr(error, "exit_code", 1)) == BadInput.exit_status:
-            _take_back(out, made)
+            _take_back(out, folders_made)
         raise
 
 
-def _take_back(out: Path, made: list[Path]) -> None:
+def _take_back(out: Path, folders_made: list[Path]) -> None:
     """Remove the record, and the folders that were made for it, innermost first, as nothing else was written."""
     with suppress(OSError):
         (out / (STARTED + ".new")).unlink(missing_ok=True)
         remove_record(out)
-        for folder in made:  # the first that is not empty ends this
+        for folder in folders_made:  # the first that is not empty ends this
             folder.rmdir()
 
 
@@ -94,8 +94,8 @@ def _manifest_digest(out: Path) -> str:
         if not manifests.exists(directory):
             return NOTHING
         number = manifests.current(directory)
-        where = directory if number is None else directory / manifests.folder(number)
-        written = (where / manifests.MANIFEST).read_bytes()
+        checkpoint_folder = directory if number is None else directory / manifests.folder(number)
+        manifest = (checkpoint_folder / manifests.MANIFEST).read_bytes()
     except OSError:
         return UNREADABLE
-    return hashlib.sha256(written).hexdigest()
+    return hashlib.sha256(manifest).hexdigest()

@@ -170,8 +170,8 @@ class StatusFile(Watcher):
         self._end(phase="saving" if followed else "done")
 
     def _left(self) -> float | None:
-        left = None if self._clock is None else self._clock.left_s()
-        return None if left is None else round(left, 1)
+        left_s = None if self._clock is None else self._clock.left_s()
+        return None if left_s is None else round(left_s, 1)
 
     def saving(self, path: Path) -> None:
         """Write that the result is being written; of a checkpoint only if it is time."""
@@ -251,9 +251,9 @@ def end_silent(out: Path, sentence: str) -> None:
     """
     path = out / NAME
     with suppress(OSError, ValueError):
-        said = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(said, dict) and said.get("outcome") is None and said.get("phase") != "done":
-            _replace(path, json.dumps({**said, "outcome": "failed", "sentence": sentence}, indent=1).encode() + b"\n")
+        status = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(status, dict) and status.get("outcome") is None and status.get("phase") != "done":
+            _replace(path, json.dumps({**status, "outcome": "failed", "sentence": sentence}, indent=1).encode() + b"\n")
 
 
 def _replace(path: Path, content: bytes) -> None:

@@ -65,7 +65,7 @@ def transfer_function(result: Result, scan: Measurement) -> TransferFunction:
         )
     views = evenly_spread(scan.views, LOOKED_AT)
     model, without = model_of(result, scan.geometry, scan), replace(result, background=None)
-    common, counted = np.zeros(scan.window), np.zeros(scan.window)
+    common, counts = np.zeros(scan.window), np.zeros(scan.window)
     for first in range(0, len(views), CHUNK):
         chunk = views[first : first + CHUNK]
         measured = scan.patterns.read(chunk).astype(np.float64)
@@ -74,24 +74,24 @@ def transfer_function(result: Result, scan: Measurement) -> TransferFunction:
         light = np.where(scan.mask & (measured >= 0), np.maximum(light, 0), 0)
         intensity = np.maximum(modelled(model, without, chunk, scan), 0)
         common += np.sqrt(intensity * light).sum(axis=0)
-        counted += light.sum(axis=0)
-    return _ring_values(common, counted, result.pixel_size_m)
+        counts += light.sum(axis=0)
+    return _ring_values(common, counts, result.pixel_size_m)
 
 
-def _ring_values(common: np.ndarray, counted: np.ndarray, pixel_size_m: tuple[float, float] | None) -> TransferFunction:
+def _ring_values(common: np.ndarray, counts: np.ndarray, pixel_size_m: tuple[float, float] | None) -> TransferFunction:
     """Return the ratio of two sums (h, w), DC at the corner, over rings one frequency pixel wide."""
     pixel = (1.0, 1.0) if pixel_size_m is None else pixel_size_m
-    ky, kx = (fft.fftfreq(n, d) for n, d in zip(counted.shape, pixel, strict=True))
-    width = 1 / min(n * d for n, d in zip(counted.shape, pixel, strict=True))
+    ky, kx = (fft.fftfreq(n, d) for n, d in zip(counts.shape, pixel, strict=True))
+    width = 1 / min(n * d for n, d in zip(counts.shape, pixel, strict=True))
     finest = float(2 * max(pixel))
     count = int(np.floor(1 / finest / width + 1e-9)) + 1
     ring = np.minimum(np.rint(np.hypot(ky[:, None], kx) / width).astype(np.int64), count).ravel()
-    above, below = (np.bincount(ring, array.ravel(), count + 1)[:count] for array in (common, counted))
+    above, below = (np.bincount(ring, array.ravel(), count + 1)[:count] for array in (common, counts))
     value = np.divide(above, below, out=np.full(count, np.nan), where=below > 0)
     frequency = np.arange(count) * width
-    kept = np.nan_to_num(value, nan=0.0) >= RETRIEVED
+    is_retrieved = np.nan_to_num(value, nan=0.0) >= RETRIEVED
     # The first ring of a fall for good: of two rings in a row, as noise may dip one.
-    fallen = np.flatnonzero(~kept & ~np.append(kept[1:], kept[-1]))
+    fallen = np.flatnonzero(~is_retrieved & ~np.append(is_retrieved[1:], is_retrieved[-1]))
     unit = "px" if pixel_size_m is None else "m"
     if fallen.size == 0:
         return TransferFunction(frequency, value, finest, True, unit)

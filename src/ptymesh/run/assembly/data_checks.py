@@ -63,9 +63,9 @@ def check_before_reading(
     looks = [check_scan, check_marks] if related else [check_marks]
     looks += [check_near_field] if related and near_field else []
     for look in looks:
-        found = _agreed(world, scan, partial(look, scan))
-        scan = apply_findings(scan, found)
-        sentences += found.sentences
+        findings = _agreed(world, scan, partial(look, scan))
+        scan = apply_findings(scan, findings)
+        sentences += findings.sentences
     return scan, sentences
 
 
@@ -81,8 +81,8 @@ def check_after_reading(
         world: the ranks.
         related: False where positions say nothing of what views share (single exposures).
     """
-    seen = merged(gathered, world).survey(mean)
-    return _agreed(world, scan, lambda: check_patterns(scan, seen, related=related))
+    pattern_survey = merged(gathered, world).survey(mean)
+    return _agreed(world, scan, lambda: check_patterns(scan, pattern_survey, related=related))
 
 
 def checked_scan(
@@ -104,9 +104,9 @@ def checked_scan(
     if not is_to_be_checked(scan):
         return scan, []
     scan, sentences = check_before_reading(scan, world, related=related, near_field=near_field)
-    seen = world.on_all_ranks(lambda: _read(scan, world), READING)
-    found = _agreed(world, scan, lambda: check_patterns(scan, seen, related=related))
-    return apply_findings(scan, found), [*sentences, *found.sentences]
+    pattern_survey = world.on_all_ranks(lambda: _read(scan, world), READING)
+    findings = _agreed(world, scan, lambda: check_patterns(scan, pattern_survey, related=related))
+    return apply_findings(scan, findings), [*sentences, *findings.sentences]
 
 
 def checked_scans(
@@ -123,9 +123,9 @@ def checked_scans(
     Raises:
         BadInput: the data cannot be.
     """
-    each = [checked_scan(scan, world, related=related, near_field=near_field) for scan in scans]
-    named = [f"{scan.name}: {sentence}" for scan, sentences in each for sentence in sentences]
-    return [scan for scan, _ in each], named
+    checked = [checked_scan(scan, world, related=related, near_field=near_field) for scan in scans]
+    named = [f"{scan.name}: {sentence}" for scan, sentences in checked for sentence in sentences]
+    return [scan for scan, _ in checked], named
 
 
 def checked_recipe(recipe: Recipe, world: World) -> tuple[Recipe, list[str]]:
@@ -142,13 +142,13 @@ def checked_recipe(recipe: Recipe, world: World) -> tuple[Recipe, list[str]]:
         # a near field is looked for by whoever asks for this
         scan, sentences = checked_scan(before, world, related=related, near_field=False)
         return (record_checks(recipe, scan, before) if is_to_be_checked(before) else recipe), sentences
-    read = world.on_all_ranks(lambda: load_scans(recipe), READING)
-    scans, sentences = checked_scans(read, world, related=related)
-    each = [
+    scans_read = world.on_all_ranks(lambda: load_scans(recipe), READING)
+    scans, sentences = checked_scans(scans_read, world, related=related)
+    checked = [
         one.model_copy(update={"data": checked_options(one.data, scan, before)}) if is_to_be_checked(before) else one
-        for one, scan, before in zip(recipe.scans, scans, read, strict=True)
+        for one, scan, before in zip(recipe.scans, scans, scans_read, strict=True)
     ]
-    return recipe.model_copy(update={"scans": tuple(each), "data": each[0].data}), sentences
+    return recipe.model_copy(update={"scans": tuple(checked), "data": checked[0].data}), sentences
 
 
 def record_checks(recipe: Recipe, scan: Measurement, before: Measurement) -> Recipe:
@@ -216,24 +216,24 @@ def merged(gathered: Gathering, world: World) -> Gathering:
         sums.append(tensor(gathered.total))
     least = np.where(np.isfinite(gathered.least), gathered.least, np.finfo(np.float64).max)
     most = [tensor(-least), tensor(gathered.most), tensor(np.array([gathered.peak, float(not gathered.whole)]))]
-    totals, seen, zeros, *total = (found.cpu().numpy() for found in world.sum(*sums))
-    negative, largest, (peak, broken) = (found.cpu().numpy() for found in world.max(*most))
+    totals, seen, zeros, *total = (summed.cpu().numpy() for summed in world.sum(*sums))
+    negative, largest, (peak, broken) = (summed.cpu().numpy() for summed in world.max(*most))
     at_peak = tensor(np.array([float(gathered.at_peak) if gathered.peak == peak else 0.0]))
-    made = Gathering(gathered.measurement, with_sum=bool(total))
-    made.totals, made.seen, made.zeros = totals, seen.astype(np.int64), int(zeros[0])
-    made.total = total[0] if total else None
-    made.least = np.where(negative > -np.finfo(np.float64).max, -negative, np.inf)
-    made.most, made.peak, made.whole = largest, float(peak), not broken
-    made.at_peak = int(world.sum(at_peak)[0].item())
-    return made
+    gathering = Gathering(gathered.measurement, with_sum=bool(total))
+    gathering.totals, gathering.seen, gathering.zeros = totals, seen.astype(np.int64), int(zeros[0])
+    gathering.total = total[0] if total else None
+    gathering.least = np.where(negative > -np.finfo(np.float64).max, -negative, np.inf)
+    gathering.most, gathering.peak, gathering.whole = largest, float(peak), not broken
+    gathering.at_peak = int(world.sum(at_peak)[0].item())
+    return gathering
 
 
 def _read(scan: Measurement, world: World) -> Survey:
     """Return the survey of one pass over all patterns, each read by one rank. Collective."""
     h, w = scan.window
-    whole = scan.patterns.dtype.kind in "biu"
-    gathering = Gathering(scan, with_sum=whole)
-    exact = ExactMean(scan) if not whole else None
+    are_integers = scan.patterns.dtype.kind in "biu"
+    gathering = Gathering(scan, with_sum=are_integers)
+    exact = ExactMean(scan) if not are_integers else None
     local_views = np.array_split(np.arange(scan.views), world.size)[world.rank]
     for part in slabs(len(local_views), h * w * 16):
         counts = scan.patterns.read(local_views[part])
@@ -264,11 +264,11 @@ def _agreed(world: World, scan: Measurement, look: Callable[[], Findings]) -> Fi
     """Return what the first rank finds. Collective; where it raises, all do."""
 
     def describe() -> list[object]:
-        found = look()
-        return [found.left_out.tolist(), regions_of(found.masked), found.done, found.doubts]
+        findings = look()
+        return [findings.left_out.tolist(), regions_of(findings.masked), findings.done, findings.doubts]
 
-    left_out, regions, done, doubts = world.decide_on_first_rank(describe, READING)
+    left_out, regions, sentences, doubts = world.decide_on_first_rank(describe, READING)
     masked = np.zeros(scan.window, bool)
     for top, bottom, left, right in regions:
         masked[top:bottom, left:right] = True
-    return Findings(np.array(left_out, np.int64), masked, tuple(done), doubts=tuple(doubts))
+    return Findings(np.array(left_out, np.int64), masked, tuple(sentences), doubts=tuple(doubts))

@@ -37,8 +37,8 @@ def _is_of_a_machine(name: str) -> bool:
 
 def scan_facts(scan: Measurement) -> dict[str, str]:
     """Return digests of a scan's arrays, and its geometry. Patterns that lie in a file are looked at here and there."""
-    known = digests_of_scan(scan)
-    facts = {f"data ({name})": value for name, value in known.items() if name not in ("path", "extent")}
+    sample_digests = digests_of_scan(scan)
+    facts = {f"data ({name})": value for name, value in sample_digests.items() if name not in ("path", "extent")}
     facts |= {f"geometry.{name}": value for name, value in flatten(vars(scan.geometry)).items()}
     facts["data (views)"] = str(scan.views)
     facts["data (nominal positions)"] = digests.of_array(scan.positions.round(6))

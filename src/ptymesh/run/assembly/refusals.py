@@ -73,8 +73,8 @@ def refuse_shift_of_scans_apart(scan: Measurement, estimate: Estimate, stages: S
         estimate: with positions and probe.
         stages: of the run.
     """
-    asked = any("scan_shift" in stage.models for stage in stages)
-    if asked and (doubt := doubt_of_scans_apart(scan, estimate)):
+    is_shift_asked = any("scan_shift" in stage.models for stage in stages)
+    if is_shift_asked and (doubt := doubt_of_scans_apart(scan, estimate)):
         raise BadInput(f"models.scan_shift has nothing to go by: {doubt}")
 
 

@@ -52,14 +52,14 @@ def ranks_that_round_differently(world: World, bits: str) -> str:
         world: the ranks.
         bits: this rank's signature.
     """
-    said = [word.split(" ", 1) for word in world.gather_strings(f"{bits} {describe_platform(world.device)}")]
-    others = [rank for rank, (bits, _) in enumerate(said) if bits != said[0][0]]
-    if not others:
+    signatures = [word.split(" ", 1) for word in world.gather_strings(f"{bits} {describe_platform(world.device)}")]
+    differing = [rank for rank, (bits, _) in enumerate(signatures) if bits != signatures[0][0]]
+    if not differing:
         return ""
-    named = ", ".join(f"rank {rank} ({said[rank][1]})" for rank in others)
+    named = ", ".join(f"rank {rank} ({signatures[rank][1]})" for rank in differing)
     return (
-        f"Rank 0 ({said[0][1]}) does not round as {named}: the last bits of the result, and what iterations make of "
-        "them, depend on who computes what; use processors of one kind, and one version of torch, to have the same "
+        f"Rank 0 ({signatures[0][1]}) does not round as {named}: the last bits of the result, and what iterations "
+        "make of them, depend on who computes what; use processors of one kind, and one version of torch, to have the same "
         "bits on any number of ranks."
     )
 
@@ -81,8 +81,8 @@ def rounding_signature(device: torch.device, dtype: torch.dtype) -> str:
         BadInput: PTYMESH_KERNELS says something unknown.
     """
     digest = hashlib.blake2b(digest_size=8)
-    for found in _sample_results(device, dtype):
-        digest.update(found.detach().cpu().resolve_conj().contiguous().numpy().tobytes())
+    for tensor in _sample_results(device, dtype):
+        digest.update(tensor.detach().cpu().resolve_conj().contiguous().numpy().tobytes())
     return digest.hexdigest()
 
 
@@ -96,12 +96,12 @@ def _sample_results(device: torch.device, dtype: torch.dtype) -> Iterator[Tensor
             _made_up_numbers((1, h + 8, w + 8), dtype).to(device),
             _made_up_numbers((MODES, h, w), dtype).to(device),
         )
-        some = torch.arange(VIEWS)
+        views = torch.arange(VIEWS)
         chunk = Chunk(
-            some,
-            some,
-            torch.stack((some, 2 * some), 1).to(device),
-            (torch.stack((some, -some), 1) / 8).to(real).to(device),
+            views,
+            views,
+            torch.stack((views, 2 * views), 1).to(device),
+            (torch.stack((views, -views), 1) / 8).to(real).to(device),
             torch.ones(VIEWS, 1, dtype=real, device=device),
             (100 * _made_up_numbers((VIEWS, h, w), dtype).real).to(torch.int32).to(device),
             torch.ones(h, w, dtype=torch.bool, device=device),
@@ -115,5 +115,5 @@ def _sample_results(device: torch.device, dtype: torch.dtype) -> Iterator[Tensor
 def _made_up_numbers(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Return complex numbers with parts between 0 and 1 in steps of 2^-16, the same everywhere."""
     generator = torch.Generator().manual_seed(1)
-    whole = torch.randint(1 << 16, (*shape, 2), generator=generator).to(torch.float64)
-    return torch.view_as_complex(whole / (1 << 16)).to(dtype)
+    integers = torch.randint(1 << 16, (*shape, 2), generator=generator).to(torch.float64)
+    return torch.view_as_complex(integers / (1 << 16)).to(dtype)

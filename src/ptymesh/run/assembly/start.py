@@ -192,12 +192,12 @@ class Assembler:
             findings += costs_of_pieces(problem.backend, model, problem.window)
             means = mean_patterns(problem)
             if gathered is not None:
-                found = check_after_reading(scan, gathered, means[0], world, related=related)
-                findings += found.sentences
-                if found.changes:
+                later_findings = check_after_reading(scan, gathered, means[0], world, related=related)
+                findings += later_findings.sentences
+                if later_findings.changes:
                     problem.loader.patterns.close()
                     del problem  # free the memory of its patterns, which are read again
-                    scan = apply_findings(scan, found)
+                    scan = apply_findings(scan, later_findings)
                     owners = self._choose_layout(scan)
                     problem = self._read(model, scan, owners)
                     means = mean_patterns(problem)
@@ -232,9 +232,9 @@ class Assembler:
         with self.world.heartbeat.doing("read"):
             problem = self._read(model, self.scan, owners)
             state = RunState.load(saved, problem)
-        held = state.estimate.object_kind
-        if held != options.object.kind:
-            raise BadInput(f"The checkpoint holds {with_article(held)}; go on with object: {{kind: {held}}}.")
+        kind = state.estimate.object_kind
+        if kind != options.object.kind:
+            raise BadInput(f"The checkpoint holds {with_article(kind)}; go on with object: {{kind: {kind}}}.")
         if len(state.estimate.object) != options.planes:
             raise BadInput(
                 f"The checkpoint's object has {len(state.estimate.object)} planes, and the recipe asks for "

@@ -139,12 +139,12 @@ def bench(plan: Plan, scan: Measurement | None = None, *, busy_ok: bool = False)
         BadInput: The machine is busy, or the plan does not fit the scan.
     """
     device = device_for(plan.device, 0)
-    others = machine.load_of_others()[0] if busy_ok else machine.refuse_if_busy()
+    load = machine.load_of_others()[0] if busy_ok else machine.refuse_if_busy()
     before = torch.get_num_threads()
     torch.set_num_threads(plan.threads or before)
     try:
         yield {
-            "machine": machine.describe(device, torch.get_num_threads()) | {"cores_busy_with_others": round(others, 2)},
+            "machine": machine.describe(device, torch.get_num_threads()) | {"cores_busy_with_others": round(load, 2)},
             "turns": plan.turns,
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
         }
@@ -236,23 +236,23 @@ def spread_views(scan: Measurement, side: int) -> Measurement:
     if side % BLOCK:
         raise BadInput(f"An object of {side} pixels is not a whole number of blocks; give a multiple of {BLOCK}.")
     extent = np.ptp(scan.positions, axis=0)
-    around = np.array(scan.window) + 2 * (MARGIN_PX + 1)
-    free = side - around
+    border = np.array(scan.window) + 2 * (MARGIN_PX + 1)
+    free = side - border
     if (free < extent).any():
-        need = -(-int((extent + around).max()) // BLOCK) * BLOCK
+        need = -(-int((extent + border).max()) // BLOCK) * BLOCK
         raise BadInput(f"The scan does not fit an object of {side} pixels; give {need} or more.")
     middle = scan.positions.min(axis=0) + extent / 2
     return replace(scan, positions=(scan.positions - middle) * (free / np.maximum(extent, 1e-12)))
 
 
-def scans_of(plan: Plan, own: Measurement | None) -> Callable[[Case], Measurement]:
+def scans_of(plan: Plan, own_scan: Measurement | None) -> Callable[[Case], Measurement]:
     """Return a function that returns the scan of a case; each window is simulated once."""
-    made: dict[int | None, Measurement] = {} if own is None else {None: own}
+    by_window: dict[int | None, Measurement] = {} if own_scan is None else {None: own_scan}
 
     def scan(case: Case) -> Measurement:
-        if case.window not in made:
-            made[case.window] = simulate(views=plan.views, window=cast(int, case.window)).measurement
-        found = made[case.window]
-        return found if case.side is None else spread_views(found, case.side)
+        if case.window not in by_window:
+            by_window[case.window] = simulate(views=plan.views, window=cast(int, case.window)).measurement
+        scan_of_window = by_window[case.window]
+        return scan_of_window if case.side is None else spread_views(scan_of_window, case.side)
 
     return scan

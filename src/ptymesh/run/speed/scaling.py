@@ -208,15 +208,15 @@ def scale(
     if threads is not None and threads < 1:
         raise BadInput(f"--threads is {threads}; give 1 or more.")
     threads = threads or max(1, cores() // max(counts))
-    done: list[Trial] = []
+    trials_done: list[Trial] = []
     firsts: dict[float, Result] = {}
     for trial in range(trials):
         for way in ways(counts, threads, also):
             tell(f"trial {trial + 1} of {trials}, {way.name}")
             result = _result(run, way, folder / "run")
-            done.append(_trial(result, way, firsts.setdefault(way.share, result)))
+            trials_done.append(_trial(result, way, firsts.setdefault(way.share, result)))
     first = firsts[1.0]
-    rows = summarise(done)
+    rows = summarise(trials_done)
     return {
         "recipe": first.recipe,
         "device": first.attrs["device"],
@@ -225,8 +225,8 @@ def scale(
         "cores": cores(),
         "trials_per_count": trials,
         "rows": [row.__dict__ for row in rows],
-        "trials": [{**trial.__dict__, "seconds": trial.seconds} for trial in done],
-        "same_bits": all(trial.same for trial in done),
+        "trials": [{**trial.__dict__, "seconds": trial.seconds} for trial in trials_done],
+        "same_bits": all(trial.same for trial in trials_done),
     }
 
 
@@ -292,17 +292,17 @@ def summarise(trials: Sequence[Trial]) -> list[Row]:
     strong = max(trial.ranks for trial in trials)
     weak = any(trial.kind == WEAK for trial in trials)
     for kind, ranks, threads in sorted(keys):
-        own = [t for t in trials if (KINDS.index(t.kind), t.ranks, t.threads) == (kind, ranks, threads)]
-        rows.append(_row(own, rows))
+        alike = [t for t in trials if (KINDS.index(t.kind), t.ranks, t.threads) == (kind, ranks, threads)]
+        rows.append(_row(alike, rows))
     if weak:  # on the most ranks, the strong run is the weak one
-        own = [trial for trial in trials if trial.kind == RANKS and trial.ranks == strong]
-        rows.append(_row(own, rows, WEAK))
+        alike = [trial for trial in trials if trial.kind == RANKS and trial.ranks == strong]
+        rows.append(_row(alike, rows, WEAK))
     return rows
 
 
-def _row(own: Sequence[Trial], earlier: Sequence[Row], kind: str = "") -> Row:
+def _row(trials_of_row: Sequence[Trial], earlier: Sequence[Row], kind: str = "") -> Row:
     """Return the row of the trials of one way, compared with the earlier rows."""
-    one, seconds = own[0], np.array([trial.seconds for trial in own])
+    one, seconds = trials_of_row[0], np.array([trial.seconds for trial in trials_of_row])
     kind, mean = kind or one.kind, float(seconds.mean())
     compared = RANKS if kind == THREADS else kind
     base = next((row for row in earlier if row.kind == compared), None)
@@ -315,16 +315,16 @@ def _row(own: Sequence[Trial], earlier: Sequence[Row], kind: str = "") -> Row:
     return Row(
         one.ranks,
         mean,
-        float(seconds.std(ddof=1)) if len(own) > 1 else 0.0,
+        float(seconds.std(ddof=1)) if len(trials_of_row) > 1 else 0.0,
         speed_up,
         efficiency,
-        float(np.mean([trial.waited.mean() for trial in own])),
-        max(max(trial.peak_bytes) for trial in own),
-        max(trial.difference for trial in own),
+        float(np.mean([trial.waited.mean() for trial in trials_of_row])),
+        max(max(trial.peak_bytes) for trial in trials_of_row),
+        max(trial.difference for trial in trials_of_row),
         kind,
         one.threads,
         one.share,
-        _lost(own, efficiency) if kind == RANKS and base else {},
+        _lost(trials_of_row, efficiency) if kind == RANKS and base else {},
     )
 
 
@@ -338,11 +338,11 @@ def _lost(trials: Sequence[Trial], efficiency: float) -> dict[str, float]:
     return {"repeated": 1 - efficiency - messages - waiting, **shares}
 
 
-def table(found: Mapping[str, Any]) -> list[str]:
+def table(measured: Mapping[str, Any]) -> list[str]:
     """Return the lines of a table of the rows, for the terminal."""
     lines = ["ranks  threads  s/epoch   +-       speed-up  efficiency  in collectives  peak/rank  object differs"]
     kind = RANKS
-    for row in found["rows"]:
+    for row in measured["rows"]:
         if row["kind"] != kind:
             kind = row["kind"]
             lines.append(_HEADINGS[kind])
@@ -351,14 +351,14 @@ def table(found: Mapping[str, Any]) -> list[str]:
             f"{row['speed_up']:7.2f}  {row['efficiency']:9.0%}  {row['communication']:13.0%}  "
             f"{row['peak_bytes'] / 2**20:6.0f} MiB  {row['difference']:.1e}"
         )
-    lines += [*_losses(found["rows"]), *_compare_with_threads(found["rows"])]
-    verdict = "have" if found["same_bits"] else "DO NOT HAVE"
-    threads = found["threads_per_rank"]
+    lines += [*_losses(measured["rows"]), *_compare_with_threads(measured["rows"])]
+    verdict = "have" if measured["same_bits"] else "DO NOT HAVE"
+    threads = measured["threads_per_rank"]
     lines.append(
-        f"Final results {verdict} the same bits ({found['precision']} precision); "
-        f"{threads} thread{'s' * (threads > 1)} per rank, {found['cores']} cores, device {found['device']}."
+        f"Final results {verdict} the same bits ({measured['precision']} precision); "
+        f"{threads} thread{'s' * (threads > 1)} per rank, {measured['cores']} cores, device {measured['device']}."
     )
-    if found["device"] == "cpu" and max(row["ranks"] for row in found["rows"]) * threads > found["cores"]:
+    if measured["device"] == "cpu" and max(row["ranks"] for row in measured["rows"]) * threads > measured["cores"]:
         lines.append("There are fewer cores than ranks: they take turns, and no speed-up can be seen.")
     return lines
 
@@ -398,7 +398,7 @@ def _compare_with_threads(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return lines
 
 
-def save(found: Mapping[str, Any], folder: Path) -> tuple[Path, Path]:
+def save(measured: Mapping[str, Any], folder: Path) -> tuple[Path, Path]:
     """Write scaling.json and scaling.png into the folder."""
     from ptymesh.plot import save_figure, scaling_figure
 
@@ -406,11 +406,11 @@ def save(found: Mapping[str, Any], folder: Path) -> tuple[Path, Path]:
     with writing(numbers):
         folder.mkdir(parents=True, exist_ok=True)
     with replacing(numbers) as temporary:
-        temporary.write_text(json.dumps(found, indent=1), encoding="utf-8")
-    save_figure(scaling_figure(found["rows"], found["trials"], _title(found)), picture)
+        temporary.write_text(json.dumps(measured, indent=1), encoding="utf-8")
+    save_figure(scaling_figure(measured["rows"], measured["trials"], _title(measured)), picture)
     return numbers, picture
 
 
-def _title(found: Mapping[str, Any]) -> str:
-    threads, trials = found["threads_per_rank"], found["trials_per_count"]
-    return f"{found['device']}, {threads} thread{'s' * (threads > 1)} per rank, {trials} trial{'s' * (trials > 1)}"
+def _title(measured: Mapping[str, Any]) -> str:
+    threads, trials = measured["threads_per_rank"], measured["trials_per_count"]
+    return f"{measured['device']}, {threads} thread{'s' * (threads > 1)} per rank, {trials} trial{'s' * (trials > 1)}"

@@ -146,14 +146,14 @@ def compare_recipes_of_twins(recipe: Recipe, twin: Recipe) -> TwinTrial:
     Raises:
         PtymeshError: a scan cannot be read, or the residual left the numbers.
     """
-    given, other = (load_measurement(one.data, one.positions) for one in (recipe, twin))
-    h, w = given.window
+    measurement, other = (load_measurement(one.data, one.positions) for one in (recipe, twin))
+    h, w = measurement.window
     views = max(FEWEST_VIEWS, min(VIEWS, MOST_PIXELS // (h * w)))
-    given, other = (select_views(scan, central_views(scan.positions, views)) for scan in (given, other))
-    trial = _compare_potentials((given, recipe), (other, twin), SLICES, DEPTH)
+    measurement, other = (select_views(scan, central_views(scan.positions, views)) for scan in (measurement, other))
+    trial = _compare_potentials((measurement, recipe), (other, twin), SLICES, DEPTH)
     if trial.is_clear or trial.explained < SOME_EXPLAINED or recipe.object.slices > 1:
         return trial
-    return _compare_potentials((given, recipe), (other, twin), MORE_SLICES, MORE_DEPTH)
+    return _compare_potentials((measurement, recipe), (other, twin), MORE_SLICES, MORE_DEPTH)
 
 
 def _compare_potentials(
@@ -178,10 +178,10 @@ def share_explained(scan: Measurement, residual: float) -> float:
     stored = scan.patterns.read(np.arange(scan.views))
     y = torch.as_tensor(np.where(scan.mask & (stored >= 0), stored, 0).astype(np.float64))
     roots, counts = y.sqrt(), max(float(y.sum()), 1e-300)
-    told = float((roots - roots.mean(dim=0)).square().sum()) / counts
+    spread = float((roots - roots.mean(dim=0)).square().sum()) / counts
     is_counted = bool((y == y.round()).all())
     floor = float((expected_misfit(y) * torch.as_tensor(scan.mask)).sum()) / counts if is_counted else 0.0
-    return (told - residual) / (told - floor) if told > floor else 0.0
+    return (spread - residual) / (spread - floor) if spread > floor else 0.0
 
 
 def _judge_positive_potential(scan: Measurement, recipe: Recipe, slices: int, depth: float) -> Judged:
@@ -202,9 +202,9 @@ def _judge_positive_potential(scan: Measurement, recipe: Recipe, slices: int, de
 
 def _few_slices(scan: Measurement, recipe: Recipe, slices: int, depth: float) -> ObjectOptions:
     """Return a potential of few slices, as thick as the recipe's several slices or so many depths of focus."""
-    start, told, wavelength_m = recipe.probe.start, recipe.object, scan.geometry.wavelength_m
-    if told.slice_spacing_m is not None:
-        thickness_m = told.slices * told.slice_spacing_m
+    start, object_options, wavelength_m = recipe.probe.start, recipe.object, scan.geometry.wavelength_m
+    if object_options.slice_spacing_m is not None:
+        thickness_m = object_options.slices * object_options.slice_spacing_m
     elif isinstance(start, ElectronStart) and wavelength_m is not None:
         thickness_m = depth * wavelength_m / start.semiangle_rad**2
     else:
