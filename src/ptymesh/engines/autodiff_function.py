@@ -57,7 +57,7 @@ def intensities(
         background: (h, w) intensity; None for zero.
         opr: (K, h, w) complex, variable-probe modes, with weights for them; None without any.
     """
-    found: Tensor = _Intensities.apply(
+    intensity: Tensor = _Intensities.apply(
         model,
         chunk,
         obj,
@@ -68,7 +68,7 @@ def intensities(
         probe.detach()[:0] if opr is None else opr,
     )
     ceiling = None if chunk.saturation is None else chunk.data.ceiling
-    return found if ceiling is None else torch.minimum(found, ceiling)
+    return intensity if ceiling is None else torch.minimum(intensity, ceiling)
 
 
 class _Intensities(torch.autograd.Function):
@@ -118,7 +118,7 @@ class _Intensities(torch.autograd.Function):
         response = model.response(chunk.values)
         by_light = slope if response is None else response.adjoint(slope)
         waves = model.detect_adjoint(detected * (2 * by_light)[:, None], fractions)
-        found: dict[str, Tensor] = {}
+        gradients: dict[str, Tensor] = {}
         shifts, _ = shifts_for(_bounds(obj, probe, opr, chunk.weights, waves), 4 * len(waves))
         sums = Adjoints(
             empty_sums(obj, PARTS) if by_obj else None,
@@ -135,23 +135,23 @@ class _Intensities(torch.autograd.Function):
         ctx.backend.adjoint(model, chunk, intermediates, waves, sums)
         ctx.backend.finish(sums)
         if sums.object is not None:
-            found["object"] = narrowed(sums.object, obj.dtype, len(obj))
+            gradients["object"] = narrowed(sums.object, obj.dtype, len(obj))
         if by_probe and sums.probe is not None:
-            found["probe"] = model.unshifted(narrowed(sums.probe, probe.dtype, len(probe)))
+            gradients["probe"] = model.unshifted(narrowed(sums.probe, probe.dtype, len(probe)))
         if by_fractions:
             moved = [model.position_derivative(obj, chunk.anchors, fractions, intermediates, axis) for axis in (0, 1)]
-            found["fractions"] = torch.stack([over_few(over_window(overlap(d, waves))) for d in moved], dim=1).to(
+            gradients["fractions"] = torch.stack([over_few(over_window(overlap(d, waves))) for d in moved], dim=1).to(
                 fractions.dtype
             )
         if by_weights:
             to_probes = model.forward_adjoint(intermediates, waves)[1]
-            found["weights"] = model.weights_adjoint(to_probes, probe, fractions, opr)
+            gradients["weights"] = model.weights_adjoint(to_probes, probe, fractions, opr)
         if by_background:
-            found["background"] = slope.sum_to_size(background.shape)
+            gradients["background"] = slope.sum_to_size(background.shape)
         if by_opr:
-            found["opr"] = model.unshifted(narrowed(sums.opr, opr.dtype, len(opr)))
+            gradients["opr"] = model.unshifted(narrowed(sums.opr, opr.dtype, len(opr)))
         names = ("object", "probe", "fractions", "weights", "background", "opr")
-        return (None, None, *(found.get(name) for name in names))
+        return (None, None, *(gradients.get(name) for name in names))
 
 
 def _bounds(obj: Tensor, probe: Tensor, opr: Tensor, weights: Tensor, waves: Tensor) -> Tensor:

@@ -88,11 +88,11 @@ class PositionRefinement(Schedule, Options):
 
     @field_validator("affine", mode="before")
     @classmethod
-    def _known_terms(cls, given: object) -> object:
-        wrong = [term for term in given if term not in AFFINE_TERMS] if isinstance(given, list) else []
+    def _known_terms(cls, names: object) -> object:
+        wrong = [term for term in names if term not in AFFINE_TERMS] if isinstance(names, list) else []
         if wrong:
             raise ValueError(f"{wrong[0]!r} is no part of an affine map; name some of {', '.join(AFFINE_TERMS)}")
-        return given
+        return names
 
     @model_validator(mode="after")
     def _refuse_what_has_no_effect(self) -> PositionRefinement:
@@ -244,16 +244,16 @@ class Engine(Options):
 
     @field_validator("models", mode="before")
     @classmethod
-    def _models(cls, given: object) -> object:
-        return named(given, MODELS, "models")
+    def _models(cls, names: object) -> object:
+        return named(names, MODELS, "models")
 
     @field_validator("constraints", mode="before")
     @classmethod
-    def _constraints(cls, given: Any) -> Any:
+    def _constraints(cls, values: Any) -> Any:
         for group, key in KEYS:
-            if isinstance(given, dict) and key in given:
+            if isinstance(values, dict) and key in values:
                 raise ValueError(f"{key} is a key of {group}: write {group}: {{{key}: ...}} instead")
-        return named(given, CONSTRAINTS, "constraints")
+        return named(values, CONSTRAINTS, "constraints")
 
     @model_validator(mode="after")
     def _one_gauge(self) -> Engine:
@@ -315,9 +315,9 @@ class Engine(Options):
                     f"lsqml or adam, which {self.name} is not: use one of these, or remove models.{name}."
                 )
 
-        there = {"background", *(one.name for one in problem.model.unknowns)}
+        known_unknowns = {"background", *(one.name for one in problem.model.unknowns)}
         for name in self.named_unknowns():
-            if name not in there:
+            if name not in known_unknowns:
                 raise BadInput(
                     f"unknowns.{name} belongs to optics.{declared()[name].operator}, which the recipe does not have; "
                     f"add optics: {{{declared()[name].operator}: true}}, or remove it."
@@ -342,8 +342,8 @@ class Engine(Options):
             BadInput: the engine, one of its constraints or of its models is for a single probe.
         """
         if not self.moves_own_probes:
-            known = "rpie, epie, mpie, or adam and other elementwise optimisers"
-            raise BadInput(f"{self.name} moves a single probe; use {known}, or probe.scans: shared.")
+            able_engines = "rpie, epie, mpie, or adam and other elementwise optimisers"
+            raise BadInput(f"{self.name} moves a single probe; use {able_engines}, or probe.scans: shared.")
         for constraint in self.all_constraints():
             if not constraint.for_own_probes:
                 raise BadInput(
@@ -366,8 +366,8 @@ class Engine(Options):
             epoch: of the stage, from 1.
         """
         for constraint in self.all_constraints():
-            held = epoch <= self.probe.frozen and constraint.of_moving_probe
-            if constraint.active(epoch) and not held:
+            is_frozen = epoch <= self.probe.frozen and constraint.of_moving_probe
+            if constraint.active(epoch) and not is_frozen:
                 now = constraint.at_epoch(epoch)
                 if estimate.probe_count > 1 and constraint.of_moving_probe:
                     for probe in estimate.probes:
@@ -407,8 +407,8 @@ class Engine(Options):
             name: positions, background, or an unknown of the model's operators.
             optics: unknowns of these.
         """
-        own = {"positions": self.positions is not None, "background": self.moves_background}
-        return own.get(name, name in self.moved_optics(optics))
+        built_in = {"positions": self.positions is not None, "background": self.moves_background}
+        return built_in.get(name, name in self.moved_optics(optics))
 
     def due_unknowns(self, epoch: int) -> dict[str, float]:
         """Return the factors of the steps that the loop takes of the pieces' unknowns in this epoch, by name."""
@@ -424,10 +424,10 @@ class Engine(Options):
         Returns:
             "positions"; "intensity" and "opr", the columns of the weights; and names of operators' unknowns.
         """
-        found = {one.name for one in optics if one.scope == "view"} & self.moved_optics(optics)
-        found |= {"positions"} if self.positions else set()
-        found |= {"intensity"} if self.probe.intensity else set()
-        return frozenset(found | ({"opr"} if self.probe.opr and opr_modes else set()))
+        names = {one.name for one in optics if one.scope == "view"} & self.moved_optics(optics)
+        names |= {"positions"} if self.positions else set()
+        names |= {"intensity"} if self.probe.intensity else set()
+        return frozenset(names | ({"opr"} if self.probe.opr and opr_modes else set()))
 
     def rate(self, epoch: int) -> float:
         """Return the learning rate of this epoch (from 1), 0 for an engine without one that changes."""

@@ -78,9 +78,9 @@ class BH(Descent):
         _, z = self.downhill(problem, estimate, batch)
         v = self.recall("step", problem, estimate, z) if self.directions == "conjugate" else None
         if batch.refine:
-            asked = self._position_steps(problem, batch)
-            z = replace(z, positions=asked)
-            v = v and replace(v, positions=self.per_view.get("position_step", torch.zeros_like(asked)))
+            steps = self._position_steps(problem, batch)
+            z = replace(z, positions=steps)
+            v = v and replace(v, positions=self.per_view.get("position_step", torch.zeros_like(steps)))
         moves = [z] if v is None else [z, v]
         lengths = solved(*self.model_along(problem, estimate, batch, moves))
         if lengths is None:
@@ -95,10 +95,12 @@ class BH(Descent):
     def _position_steps(self, problem: Problem, batch: Batch) -> Tensor:
         """Return the gradient's displacements of this rank's views (n, 2), within the limit; 0 outside of the batch."""
         assert self.positions is not None
-        asked = torch.zeros(len(problem.layout.own), 2, dtype=torch.float64, device=problem.device)
+        steps_asked = torch.zeros(len(problem.layout.own), 2, dtype=torch.float64, device=problem.device)
         if batch.view_updates.positions:
-            asked[_views_and_rows(problem, batch)[1]] = torch.cat([steps for _, steps in batch.view_updates.positions])
-        return (self.scale_positions * asked).clamp(-self.positions.limit_px, self.positions.limit_px)
+            steps_asked[_views_and_rows(problem, batch)[1]] = torch.cat(
+                [steps for _, steps in batch.view_updates.positions]
+            )
+        return (self.scale_positions * steps_asked).clamp(-self.positions.limit_px, self.positions.limit_px)
 
     def _pass_positions(self, problem: Problem, batch: Batch, step: Move) -> None:
         """Give the step of positions to the loop, which moves them within its limits, and remember it."""

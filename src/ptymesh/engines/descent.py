@@ -133,10 +133,10 @@ class Descent(Engine):
         Returns:
             The move; None if there is none for an object of this shape.
         """
-        whole = self.state.get(f"object_{name}")
-        if whole is None or whole.shape != estimate.object.shape:
+        remembered = self.state.get(f"object_{name}")
+        if remembered is None or remembered.shape != estimate.object.shape:
             return None
-        return Move(problem.fields.touched(whole, like.object), self.state[f"probe_{name}"])
+        return Move(problem.fields.touched(remembered, like.object), self.state[f"probe_{name}"])
 
     def remember(self, name: str, problem: Problem, estimate: Estimate, move: Move) -> None:
         """Store a move for the next step.
@@ -147,10 +147,10 @@ class Descent(Engine):
             estimate: the unknowns.
             move: what is stored.
         """
-        whole = self.state.get(f"object_{name}")
-        if whole is None or whole.shape != estimate.object.shape:
-            whole = self.state[f"object_{name}"] = torch.zeros_like(estimate.object)
-        problem.fields.put(whole, move.object)
+        remembered = self.state.get(f"object_{name}")
+        if remembered is None or remembered.shape != estimate.object.shape:
+            remembered = self.state[f"object_{name}"] = torch.zeros_like(estimate.object)
+        problem.fields.put(remembered, move.object)
         self.state[f"probe_{name}"] = move.probe
 
     def drop_moves(self, *names: str) -> None:

@@ -100,11 +100,11 @@ class LBFGS(Autodiff, Engine):
             estimate: the unknowns, changed in place.
             batch: the views.
         """
-        wanted = {"object", "amplitude", "probe", *self.moved_optics(problem.model.unknowns)} - batch.frozen
-        here = self.gradient(problem, estimate, batch, wanted)
-        kept = batch.view_updates.positions, batch.view_updates.weights, batch.view_updates.gradients
-        parts = self._fixed(here.parts)
-        x, g = self.leaves(estimate, parts), _scaled(here, parts)
+        moving = {"object", "amplitude", "probe", *self.moved_optics(problem.model.unknowns)} - batch.frozen
+        at_start = self.gradient(problem, estimate, batch, moving)
+        view_updates = batch.view_updates.positions, batch.view_updates.weights, batch.view_updates.gradients
+        parts = self._fixed(at_start.parts)
+        x, g = self.leaves(estimate, parts), _scaled(at_start, parts)
         self._drop_stale_pairs(x)
         d, slope = self._direction(problem, estimate, x, g)
         if slope >= 0:
@@ -113,17 +113,19 @@ class LBFGS(Autodiff, Engine):
         t = 1.0
         for _ in range(self.tries):
             self.write(problem, estimate, {n: x[n] + t * parts[n].scale.sqrt() * d[n] for n in x}, parts)
-            there = self.gradient(problem, estimate, batch, wanted, note=False)
-            after, before = torch.stack((there.value, here.value)).cpu()  # the only transfer from the device in a try
+            at_trial = self.gradient(problem, estimate, batch, moving, note=False)
+            after, before = torch.stack(
+                (at_trial.value, at_start.value)
+            ).cpu()  # the only transfer from the device in a try
             if float(after - before) <= self.armijo * t * slope + _rounding(before):
-                g_there = _scaled(there, parts)
+                g_there = _scaled(at_trial, parts)
                 self._remember(problem, estimate, x, {n: t * d[n] for n in x}, {n: g_there[n] - g[n] for n in x})
                 break
             t /= 2  # a power of two: runs on different numbers of ranks take equal steps, or clearly different ones
         else:
             self.write(problem, estimate, x, parts)
             self._drop_pairs()
-        batch.view_updates.positions, batch.view_updates.weights, batch.view_updates.gradients = kept
+        batch.view_updates.positions, batch.view_updates.weights, batch.view_updates.gradients = view_updates
 
     def _fixed(self, parts: dict[str, Part]) -> dict[str, Part]:
         """Return the parts with the scale that each had when it first moved, and unit 1."""
@@ -154,10 +156,10 @@ class LBFGS(Autodiff, Engine):
         A pair without curvature is skipped.
         """
         count = self._pairs(x)
-        known = self._remembered(x)
-        vectors = [*known[:count], s, *known[count:], y]
-        found = _dots(problem, estimate, [(new, vector) for new in (s, y) for vector in vectors])
-        new = found.view(2, 2, count + 1)
+        remembered = self._remembered(x)
+        vectors = [*remembered[:count], s, *remembered[count:], y]
+        new_products = _dots(problem, estimate, [(new, vector) for new in (s, y) for vector in vectors])
+        new = new_products.view(2, 2, count + 1)
         if bool(new[0, 1, -1] <= CURVED * (new[0, 0, -1] * new[1, 1, -1]).sqrt()):
             return
         products = torch.zeros(2, 2, count + 1, count + 1, dtype=torch.float64)
@@ -189,10 +191,10 @@ class LBFGS(Autodiff, Engine):
 
     def _drop_stale_pairs(self, x: Vector) -> None:
         """Drop the pairs if they are of other unknowns than these, on other pixels, or more than `memory`."""
-        known = {key.partition(".")[0] for key in self.state if ".s" in key}
-        kept = known == set(x) and "products" in self.state
-        kept = kept and all(self._recall(f"{name}.s0", x[name]).shape == x[name].shape for name in x)
-        if not kept or self._pairs(x) > self.memory:
+        remembered_names = {key.partition(".")[0] for key in self.state if ".s" in key}
+        are_current = remembered_names == set(x) and "products" in self.state
+        are_current = are_current and all(self._recall(f"{name}.s0", x[name]).shape == x[name].shape for name in x)
+        if not are_current or self._pairs(x) > self.memory:
             self._drop_pairs()
 
     def _drop_pairs(self) -> None:

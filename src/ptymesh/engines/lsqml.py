@@ -106,9 +106,9 @@ class LSQML(Sweeping, Engine):
         """
         self.state["epoch"] = torch.tensor(batch.epoch)
         sums, swept = self._sweep(problem, estimate, batch)
-        found, d_probe = self._directions(problem, sums, len(batch.views))
-        direction = problem.fields.window_array(found, estimate)
-        d_object = problem.fields.touched(direction, found)
+        directions, d_probe = self._directions(problem, sums, len(batch.views))
+        direction = problem.fields.window_array(directions, estimate)
+        d_object = problem.fields.touched(direction, directions)
         systems = problem.loader.of_batch(batch, self._systems(problem, estimate, direction, d_probe, swept), 5)
         by_object, by_probe = problem.evaluator.at_once("step lengths", self._steps, systems).to(problem.real)
         if self.order == "compact":
@@ -143,7 +143,9 @@ class LSQML(Sweeping, Engine):
     ) -> list[Tensor]:
         """Return A11, A22, A12, <P dO, chi>, <dP O, chi> of this rank's views, (B, 5) float64 for each chunk."""
         modes = None if self.step_modes == "all" else 1
-        return [problem.evaluator.systems(estimate, kept, direction, d_probe, modes) for kept in swept]
+        return [
+            problem.evaluator.systems(estimate, chunk_of_sweep, direction, d_probe, modes) for chunk_of_sweep in swept
+        ]
 
     def _steps(self, systems: Tensor) -> Tensor:
         """Return the steps of object and probe, (2,), from systems (B, 5)."""

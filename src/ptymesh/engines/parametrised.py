@@ -103,9 +103,9 @@ def after_epoch(
         if one.moves_between_epochs:
             numbers = estimate.parameters.setdefault(one.name, {})
             before = _numbers(one, numbers)
-            some, factor = views_of_epoch(views, epoch), _rate_factor(one, epoch, engine.epochs)
+            chosen_views, factor = views_of_epoch(views, epoch), _rate_factor(one, epoch, engine.epochs)
             away = before - _numbers(one, estimate.initial_parameters.get(one.name, {}))
-            after = before + measure_strain(problem, estimate, some, one, factor, away)
+            after = before + measure_strain(problem, estimate, chosen_views, one, factor, away)
             _move_positions(problem, estimate, one, (before, after))
             before, after = after, after + _part_of_moves(problem, estimate, one, views)
             estimate.nominal.copy_(one.moved(problem.geometry, estimate, estimate.nominal, before, after))
@@ -117,8 +117,8 @@ def after_epoch(
         numbers, origin = estimate.parameters[one.name], engine.state[f"{key}.origin"].cpu()
         now = torch.tensor([numbers[name] for name in one.units()], dtype=torch.float64)
         reference = engine.state[f"{key}.reference"]
-        read = origin + one.read(problem.geometry, reference, estimate.probe, now - origin)
-        numbers |= dict(zip(one.units(), read.tolist(), strict=True))
+        values = origin + one.read(problem.geometry, reference, estimate.probe, now - origin)
+        numbers |= dict(zip(one.units(), values.tolist(), strict=True))
 
 
 def _numbers(one: Parametrisation, numbers: dict[str, float]) -> Tensor:
@@ -144,10 +144,10 @@ def _part_of_moves(problem: Problem, estimate: Estimate, one: Parametrisation, v
         one: the parametrisation, of positions.
         views: global indices of the views whose positions move.
     """
-    some = torch.as_tensor(views, device=problem.device)
+    chosen = torch.as_tensor(views, device=problem.device)
     moves = estimate.positions - estimate.nominal, *one.directions(problem.geometry, estimate)
-    wanted, *directions = ((of_all[some] - means(of_all[some])).flatten() for of_all in moves)
-    return fit_columns(torch.stack(directions), wanted)
+    target, *directions = ((of_all[chosen] - means(of_all[chosen])).flatten() for of_all in moves)
+    return fit_columns(torch.stack(directions), target)
 
 
 def _key_of(one: Parametrisation) -> str:

@@ -214,7 +214,7 @@ class RAAR(Projections):
             batch: all views.
         """
         super().start_waves(problem, estimate, batch)
-        self.per_view.update({name.replace("psi", "fitted"): kept.clone() for name, kept in self.per_view.items()})
+        self.per_view.update({name.replace("psi", "fitted"): waves.clone() for name, waves in self.per_view.items()})
 
     def move(self, problem: Problem, chunk: Chunk, intermediates: Intermediates) -> None:
         """Set psi <- beta P O + beta psi + (1 - 2 beta) Pi_A psi.

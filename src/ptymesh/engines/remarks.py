@@ -42,32 +42,32 @@ def remarks_on_stage(engine: Engine, index: int, optics: Sequence[Unknown] = (),
         optics: unknowns of the model's operators.
         are_counts: the patterns are counts.
     """
-    found = []
+    remarks = []
     for key, schedule in _find_schedules(engine, f"stages.{index}"):
         last = min(engine.epochs, schedule.stop or engine.epochs)
         if schedule.start > engine.epochs:
-            found.append(
+            remarks.append(
                 f"{key} starts in epoch {schedule.start}, and the stage has {engine.epochs}: it does nothing; lower "
                 f"start, or raise epochs."
             )
         elif isinstance(schedule, RisingStrength) and schedule.start + schedule.rise > last:
-            found.append(
+            remarks.append(
                 f"{key} rises until epoch {schedule.start + schedule.rise} and ends in epoch {last}, at a strength of "
                 f"{schedule.at_epoch(last).strength:.2g} in place of {schedule.strength:.2g}; lower rise."
             )
     for constraint in engine.all_constraints():
         for name in constraint.named_unknowns:
             if not engine.refines(name, optics):
-                found.append(
+                remarks.append(
                     f"stages.{index}.{engine.key_of(constraint)} is of {name}, which the stage does not refine: it "
                     "does nothing but to values that it begins with; refine them in the stage, or remove it."
                 )
     if fidelity_of(engine.fidelity).needs_counts and not are_counts:
-        found.append(
+        remarks.append(
             f"stages.{index}.fidelity is {engine.fidelity}, which is for counts, and the patterns are none: what it "
             "adds to them is of another size; set data.gain, or use amplitude."
         )
-    return found
+    return remarks
 
 
 def _find_schedules(options: BaseModel, key: str) -> Iterator[tuple[str, Schedule]]:

@@ -106,10 +106,10 @@ def _strains_of_chunk(problem: Problem, estimate: Estimate, chunk: Chunk, terms:
     norm = fidelity.norm(problem.model.fidelity, power(detected), chunk.data)
     if intermediates.derivative is not None:  # of windows by others, while these are strained themselves
         intermediates = replace(intermediates, derivative=None)
-    found = []
+    products = []
     for v_y, v_x in (fields[term] for term in terms):
         strained = problem.model.exit_change(intermediates, None, v_y * d_y + v_x * d_x)
-        behind = torch.view_as_real(problem.evaluator.detect(chunk, strained))
-        change = 2 * (torch.view_as_real(detected) * behind).sum(-1).sum(1)
-        found += [-2 * inner(strained, downhill), over_window((norm * change.square()).to(torch.float64))]
-    return torch.stack(found, dim=1)
+        at_detector = torch.view_as_real(problem.evaluator.detect(chunk, strained))
+        change = 2 * (torch.view_as_real(detected) * at_detector).sum(-1).sum(1)
+        products += [-2 * inner(strained, downhill), over_window((norm * change.square()).to(torch.float64))]
+    return torch.stack(products, dim=1)

@@ -62,14 +62,14 @@ class PieceUnknowns(Options):
     @model_validator(mode="before")
     @classmethod
     def _declared(cls, values: Any) -> Any:
-        known = declared()
+        by_name = declared()
         for name in values if isinstance(values, dict) else ():
             if name == "background":
                 continue
-            if name not in known:
-                there = ", ".join(known)
+            if name not in by_name:
+                names = ", ".join(by_name)
                 raise ValueError(
-                    f"unknowns names {name}, which no piece of the model declares; there are background, {there}"
+                    f"unknowns names {name}, which no piece of the model declares; there are background, {names}"
                 )
             refuse_fixed(name)
         return values
@@ -179,10 +179,10 @@ def _move_tiled(
     slopes, norms = sums
     top, limit = norms.max(), problem.model.sizes[one.name]
     along, weight = slopes.values, norms.values.lerp(top, BLEND)
-    here = problem.fields.touched(theta, slopes).values
+    touched = problem.fields.touched(theta, slopes).values
     if one.complex:
-        here, along, weight = torch.view_as_real(here), torch.view_as_real(along), weight[..., None]
-    moved = _moved(here, _steps(along, weight, gain, limit), one)
+        touched, along, weight = torch.view_as_real(touched), torch.view_as_real(along), weight[..., None]
+    moved = _moved(touched, _steps(along, weight, gain, limit), one)
     problem.fields.put(theta, slopes.of(torch.view_as_complex(moved) if one.complex else moved))
 
 

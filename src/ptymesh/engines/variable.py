@@ -28,60 +28,60 @@ from ptymesh.problem import Batch, Problem
 FLOOR = 1e-4
 
 
-def due(given: ProbeConstraints, estimate: Estimate, epoch: int) -> bool:
+def due(options: ProbeConstraints, estimate: Estimate, epoch: int) -> bool:
     """Return True if weights or modes are varied in this epoch.
 
     Args:
-        given: constraints of the probe.
+        options: constraints of the probe.
         estimate: the unknowns.
         epoch: of the stage, from 1.
     """
-    modes = len(estimate.opr) > 0 and given.opr is not None and given.opr.active(epoch)
-    return epoch > given.frozen and (modes or (given.intensity is not None and given.intensity.active(epoch)))
+    modes = len(estimate.opr) > 0 and options.opr is not None and options.opr.active(epoch)
+    return epoch > options.frozen and (modes or (options.intensity is not None and options.intensity.active(epoch)))
 
 
-def after_batch(given: ProbeConstraints, problem: Problem, batch: Batch, estimate: Estimate) -> None:
+def after_batch(options: ProbeConstraints, problem: Problem, batch: Batch, estimate: Estimate) -> None:
     """Move the weights of this rank's views by gain x step, w_j0 less its mean; V_k += gain x sum / weight. Collective.
 
     Args:
-        given: constraints of the probe.
+        options: constraints of the probe.
         problem: the problem that is solved.
         batch: the views, with their steps and sums.
         estimate: the unknowns, changed in place.
     """
     epoch, sums = batch.epoch, batch.view_updates.gradients
-    common = 0.0 if len(batch.views) < 2 else _mean_intensity_step(given, problem, batch)
+    common = 0.0 if len(batch.views) < 2 else _mean_intensity_step(options, problem, batch)
     for views, steps in batch.view_updates.weights:
-        if given.intensity and given.intensity.active(epoch):
-            moved = estimate.weights[views, 0] + given.intensity.gain * (steps[:, 0] - common)
+        if options.intensity and options.intensity.active(epoch):
+            moved = estimate.weights[views, 0] + options.intensity.gain * (steps[:, 0] - common)
             estimate.weights[views, 0] = moved.clamp(min=0)
-        if given.opr and given.opr.active(epoch):
-            estimate.weights[views, 1:] += given.opr.gain * steps[:, 1:]
-    if given.opr and given.opr.active(epoch) and sums is not None and len(estimate.opr):
+        if options.opr and options.opr.active(epoch):
+            estimate.weights[views, 1:] += options.opr.gain * steps[:, 1:]
+    if options.opr and options.opr.active(epoch) and sums is not None and len(estimate.opr):
         weight = sums.opr_weight + FLOOR * sums.probe_weight
         top = weight.amax((-2, -1), keepdim=True) + torch.finfo(weight.dtype).tiny
-        estimate.opr += given.opr.gain * sums.opr / (0.5 * weight + 0.5 * top)
+        estimate.opr += options.opr.gain * sums.opr / (0.5 * weight + 0.5 * top)
 
 
-def _mean_intensity_step(given: ProbeConstraints, problem: Problem, batch: Batch) -> Tensor | float:
+def _mean_intensity_step(options: ProbeConstraints, problem: Problem, batch: Batch) -> Tensor | float:
     """Return the mean step of w_j0 over the batch; 0 if intensities are not refined."""
-    if not given.intensity or not given.intensity.active(batch.epoch):
+    if not options.intensity or not options.intensity.active(batch.epoch):
         return 0.0
     rows = problem.loader.of_batch(batch, [steps[:, :1] for _, steps in batch.view_updates.weights], 1)
     return means(rows)[0].to(problem.real)
 
 
-def after_epoch(problem: Problem, estimate: Estimate, given: ProbeConstraints | None = None) -> None:
+def after_epoch(problem: Problem, estimate: Estimate, options: ProbeConstraints | None = None) -> None:
     """Merge the weights of all ranks, smooth shares, and apply the gauges as rank 0 computes them. Collective.
 
     Args:
         problem: the problem that is solved.
         estimate: the unknowns, changed in place.
-        given: constraints of the probe; None smooths nothing.
+        options: constraints of the probe; None smooths nothing.
     """
     weights = problem.layout.merge(estimate.weights)
-    if given is not None and given.opr is not None and given.opr.smooth_views and len(estimate.opr):
-        weights[:, 1:] = smoothed_over_views(problem, weights[:, 1:], given.opr.smooth_views)
+    if options is not None and options.opr is not None and options.opr.smooth_views and len(estimate.opr):
+        weights[:, 1:] = smoothed_over_views(problem, weights[:, 1:], options.opr.smooth_views)
     mean = (total_of(weights[:, 0]) / len(weights)).to(weights.dtype)
     weights[:, 0] /= mean
     estimate.probe *= mean

@@ -75,13 +75,13 @@ def ramp(engine: EngineMemory, problem: Problem, estimate: Estimate, gradient: l
         estimate: positions and sizes.
         gradient: g, y x, in rad/px.
     """
-    own = torch.as_tensor(problem.layout.own, device=problem.device)
+    local_views = torch.as_tensor(problem.layout.own, device=problem.device)
     positions = (estimate.anchors if problem.model.subpixel == "none" else estimate.positions).to(torch.float64)
     middle = [n // 2 - side // 2 for n, side in zip(estimate.window, estimate.extent, strict=True)]
     g = torch.tensor(gradient, dtype=torch.float64, device=problem.device)
     phase = -((positions + torch.tensor(middle, device=problem.device)) * g).sum(1)
     # For all views, so that factors do not depend on which of them this rank has.
-    factor = torch.polar(torch.ones_like(phase), phase)[own, None, None, None]
+    factor = torch.polar(torch.ones_like(phase), phase)[local_views, None, None, None]
     for waves, row in _each_view(engine):
         psi = waves[row]
         waves[row] = times(psi, factor[row].to(psi.dtype))

@@ -90,8 +90,8 @@ class Accumulator:
 
     def _reset_sums(self) -> None:
         """Start with empty sums."""
-        estimate, parts, each = self.estimate, self.parts, enumerate(self.estimate.probes)
-        by_probe = [self._buffer(f"probe {k}", probe) if self.with_probe else None for k, probe in each]
+        estimate, parts, numbered_probes = self.estimate, self.parts, enumerate(self.estimate.probes)
+        by_probe = [self._buffer(f"probe {k}", probe) if self.with_probe else None for k, probe in numbered_probes]
         lights = [self._buffer(f"light {k}", probe[:1].real) for k, probe in enumerate(estimate.probes)]
         of_opr = self._buffer("opr", estimate.opr), self._buffer("opr light", estimate.opr.real)
         sums = [*by_probe, *lights, *of_opr]
@@ -136,8 +136,8 @@ class Accumulator:
     def _background_sums(self) -> list[BackgroundSums]:
         """Return empty sums for each background."""
         kind, (_, pixel) = self.setup.model.fidelity, self.loader.brightest
-        each = self.estimate.background if self.estimate.has_own_backgrounds else self.estimate.background[None]
-        return [BackgroundSums.zeros(one, kind, pixel, len(self.batch.views)) for one in each]
+        backgrounds = self.estimate.background if self.estimate.has_own_backgrounds else self.estimate.background[None]
+        return [BackgroundSums.zeros(one, kind, pixel, len(self.batch.views)) for one in backgrounds]
 
     def background_of(self, chunk: Chunk) -> BackgroundSums | None:
         """Return the sums of the background that a chunk's views have; None if it stays as it is."""
@@ -156,8 +156,8 @@ class Accumulator:
     @property
     def _shifted(self) -> bool:
         """True if the probe's sums are made in Fourier space."""
-        whole = self.loader.integer_positions(self.estimate, self.batch.views) and not len(self.estimate.opr)
-        return self.setup.model.subpixel == "fourier" and not whole
+        are_integers = self.loader.integer_positions(self.estimate, self.batch.views) and not len(self.estimate.opr)
+        return self.setup.model.subpixel == "fourier" and not are_integers
 
     def _reset_steps(self, sums: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """Return shifts by kind of sum and part, limits of terms by kind, and zeros for their largest magnitudes.
@@ -213,16 +213,16 @@ class Accumulator:
             self.batch.view_updates.weights.append(
                 (chunk.views, self.evaluator.weight_step(self.estimate, chunk, intermediates, waves))
             )
-        found = {}
+        slopes = {}
         if self._of_detector:
-            found = self.evaluator.detector_slopes(chunk, intermediates)
+            slopes = self.evaluator.detector_slopes(chunk, intermediates)
         if self._of_waves:
             pairs = self.evaluator.operator_pairs(chunk, intermediates, waves, self._of_waves)
             for name in self.tiled.sums:
                 self.tiled.add(chunk, name, pairs.pop(name))
-            found |= self.evaluator.stack_pairs(chunk, pairs)
+            slopes |= self.evaluator.stack_pairs(chunk, pairs)
         for name in self._of_detector | self._of_waves - self.tiled.sums.keys():
-            self.batch.view_updates.pieces.setdefault(name, []).append((chunk.views, found[name]))
+            self.batch.view_updates.pieces.setdefault(name, []).append((chunk.views, slopes[name]))
 
     def exit_wave_update(self, chunk: Chunk, intermediates: Intermediates) -> Tensor:
         """Add the adjoints of chi of a chunk, and record loss and residual of its views.
@@ -231,8 +231,8 @@ class Accumulator:
             chi (B, M, h, w); undefined without `keep`.
         """
         assert self.task == "exit_wave_update"
-        chi, found = self._sweep(chunk, intermediates, self.keep)
-        self.evaluator.record_columns(chunk, found)
+        chi, columns = self._sweep(chunk, intermediates, self.keep)
+        self.evaluator.record_columns(chunk, columns)
         return chi
 
     def loss_gradient(self, chunk: Chunk, intermediates: Intermediates, record: bool = True) -> tuple[Tensor, Tensor]:
@@ -247,24 +247,24 @@ class Accumulator:
             The waves (B, M, h, w), undefined without `keep`; and loss, sum y, sum y^2 of each view, (B, 3) float64.
         """
         assert self.task == "loss_gradient"
-        waves, found = self._sweep(chunk, intermediates, self.keep)
+        waves, columns = self._sweep(chunk, intermediates, self.keep)
         if record:
-            self.evaluator.record_columns(chunk, found)
-        return waves, loss_and_counts(found)
+            self.evaluator.record_columns(chunk, columns)
+        return waves, loss_and_counts(columns)
 
     def _sweep(self, chunk: Chunk, intermediates: Intermediates, keep: bool) -> tuple[Tensor, Tensor]:
         """Run the task on a chunk and add its adjoints, in one pass if the backend can do so."""
         backend, model, task, asks = self.setup.backend, self.setup.model, self.task, self._needs_steps
         assert task
         if not self._complete or self._of_waves or (asks and not backend.supports(model, chunk, "steps")):
-            waves, found = backend.detector(model, chunk, intermediates, task, self.background_of(chunk))
+            waves, columns = backend.detector(model, chunk, intermediates, task, self.background_of(chunk))
             self.add(chunk, intermediates, waves)
-            return waves, found
+            return waves, columns
         self._count_views(chunk)
         chunk.cache.is_swept = True
-        waves, found = backend.sweep(model, chunk, intermediates, task, self._sums_of(chunk), keep, steps=asks)
+        waves, columns = backend.sweep(model, chunk, intermediates, task, self._sums_of(chunk), keep, steps=asks)
         self._append_steps(chunk, intermediates, waves)
-        return waves, found
+        return waves, columns
 
     def _count_views(self, chunk: Chunk) -> None:
         """Count the views of a chunk, and refuse views whose sums have been sent."""
@@ -306,17 +306,19 @@ class Accumulator:
         *_, self.batch.view_updates.stop, beyond = rest
         obj, weight = self._to_fields(fields)
         adjoints, of_backgrounds = adjoints[: len(adjoints) - len(self.backgrounds)], adjoints[-len(self.backgrounds) :]
-        lit = None
+        background_total = None
         if self.backgrounds:
-            each = [BackgroundSums.total(sums).to(self.setup.real) for sums in of_backgrounds]
-            lit = torch.stack(each, dim=1) if self.estimate.has_own_backgrounds else each[0]
+            totals = [BackgroundSums.total(sums).to(self.setup.real) for sums in of_backgrounds]
+            background_total = torch.stack(totals, dim=1) if self.estimate.has_own_backgrounds else totals[0]
         if fields and not self.with_probe:  # else the probe is NaN if terms were beyond all limits
             obj = obj if beyond.device.type == "cpu" and not float(beyond) else obj.of(_unless(beyond, obj.values))
         self.fields.track_buffers(obj, weight)
         in_real = tuple(value.to(self.setup.real) for value in values)
         probe, light, opr, opr_light = self._narrowed(adjoints, beyond)
-        found = self.batch.view_updates.gradients = Gradients(obj, weight, probe, light, opr, opr_light, in_real, lit)
-        return found
+        gradients = self.batch.view_updates.gradients = Gradients(
+            obj, weight, probe, light, opr, opr_light, in_real, background_total
+        )
+        return gradients
 
     def _reduced(self, parts: list[Tensor]) -> tuple[list[Any], list[Tensor], list[Tensor]]:
         """Return the sums over ranks.
@@ -335,13 +337,19 @@ class Accumulator:
             self.setup.backend.finish(sums)
         beyond = self.setup.backend.repeat(("a comparison of terms",), _exceeded, sums.reached, self._limits)
         by_probe = [one.probe for one in self.by_setting if one.probe is not None]
-        lit = [background.sums for background in self.backgrounds]
-        adjoints = [*by_probe, *(one.probe_weight for one in self.by_setting), sums.opr, sums.opr_weight, *lit]
+        background_sums = [background.sums for background in self.backgrounds]
+        adjoints = [
+            *by_probe,
+            *(one.probe_weight for one in self.by_setting),
+            sums.opr,
+            sums.opr_weight,
+            *background_sums,
+        ]
         assert self._finish is not None
-        found = self._finish(*adjoints, *parts, beyond)
+        reduced = self._finish(*adjoints, *parts, beyond)
         fields = 2 if self.with_object else 0
         after = fields + len(adjoints)
-        return found[:fields], found[fields:after], found[after:]
+        return reduced[:fields], reduced[fields:after], reduced[after:]
 
     def _needs_retry(self, beyond: Tensor) -> bool:
         """Return True if the batch is to be repeated with larger steps.
@@ -363,19 +371,19 @@ class Accumulator:
 
     def _to_fields(self, fields: list[Any]) -> tuple[BlockSparseField, BlockSparseField]:
         """Return the object's sums and their weight in the precision of the object."""
-        rows, columns, found = self.blocks.rows, self.blocks.columns, self.output_fields
+        rows, columns, output_fields = self.blocks.rows, self.blocks.columns, self.output_fields
         if not fields or self.shared_sums:
-            leaves = [FieldView(rows, columns, array=field) for field in fields or found]
+            leaves = [FieldView(rows, columns, array=field) for field in fields or output_fields]
             obj, weight = (BlockSparseField(leaf, rows, columns, self.setup.layout.max) for leaf in leaves)
             return obj, weight
         gathered = [isinstance(f.expression, FieldView) and f.expression.array is None for f in fields]
         if all(gathered):
-            pairs = zip(fields, found, strict=True)
+            pairs = zip(fields, output_fields, strict=True)
             obj, weight = (f.of(narrowed(f.values, field.dtype, len(field))) for f, field in pairs)
             return obj, weight
         assert self.sums.object is not None and self.sums.object_weight is not None
-        self.setup.backend.narrow((self.sums.object, self.sums.object_weight), rows, columns, found)
-        leaves = [FieldView(rows, columns, array=field) for field in found]
+        self.setup.backend.narrow((self.sums.object, self.sums.object_weight), rows, columns, output_fields)
+        leaves = [FieldView(rows, columns, array=field) for field in output_fields]
         return fields[0].of(leaves[0]), fields[1].of(leaves[1])
 
     def _narrowed(self, adjoints: list[Tensor], beyond: Tensor) -> list[Tensor]:
@@ -387,10 +395,10 @@ class Accumulator:
         if count == 1:
             return self._narrowed_of_probe(adjoints, beyond)
         by_probe, (lights, of_opr) = adjoints[: -count - 2], (adjoints[-count - 2 : -2], adjoints[-2:])
-        each = [
+        of_each_probe = [
             self._narrowed_of_probe([*by_probe[k : k + 1], light, *of_opr], beyond) for k, light in enumerate(lights)
         ]
-        probes, weights, (opr, *_), (opr_weight, *_) = zip(*each, strict=True)
+        probes, weights, (opr, *_), (opr_weight, *_) = zip(*of_each_probe, strict=True)
         return [torch.cat(probes), torch.stack(weights), opr, opr_weight]
 
     def _narrowed_of_probe(self, adjoints: list[Tensor], beyond: Tensor) -> list[Tensor]:
@@ -398,9 +406,11 @@ class Accumulator:
         modes, opr_modes = len(self.estimate.probes[0]), len(self.estimate.opr)
         how = self.setup.model if self.sums.shifted else None, modes, opr_modes, self.setup.dtype
         name = "the end of a batch", self.sums.shifted, self.parts, len(adjoints)
-        found = self.setup.backend.repeat(name, partial(narrow_adjoints, *how), beyond, *adjoints)
+        narrowed_sums = self.setup.backend.repeat(name, partial(narrow_adjoints, *how), beyond, *adjoints)
         # Buffers of a GPU are used again by the next batch, and callers may hold the result longer.
-        return found if self.setup.device.type == "cpu" else [x.clone() if x.numel() else x for x in found]
+        return (
+            narrowed_sums if self.setup.device.type == "cpu" else [x.clone() if x.numel() else x for x in narrowed_sums]
+        )
 
 
 def narrow_adjoints(
@@ -418,11 +428,11 @@ def narrow_adjoints(
     """
     *by_probe, weight, by_opr, opr_weight = adjoints
     light, shares = narrowed(weight, dtype.to_real(), 1)[0], narrowed(opr_weight, dtype.to_real(), opr_modes)
-    found = narrowed(by_probe[0], dtype, modes) if by_probe else weight.new_zeros((modes, *light.shape), dtype=dtype)
+    probe = narrowed(by_probe[0], dtype, modes) if by_probe else weight.new_zeros((modes, *light.shape), dtype=dtype)
     opr = narrowed(by_opr, dtype, opr_modes)
     if model is not None:
-        found, opr = model.unshifted(found) if by_probe else found, model.unshifted(opr)
-    return [_unless(beyond, found), _unless(beyond, light), opr, shares]
+        probe, opr = model.unshifted(probe) if by_probe else probe, model.unshifted(opr)
+    return [_unless(beyond, probe), _unless(beyond, light), opr, shares]
 
 
 def _exceeded(reached: Tensor, limits: Tensor) -> Tensor:
@@ -467,8 +477,8 @@ def reset_sums(
     shifts, limits = shifts_for(expected_magnitudes(probe, brightest, fidelity, task) * 2.0**headroom_bits, terms)
     if steps is None:
         return shifts, limits, torch.zeros_like(limits)
-    for into, found in zip(steps, (shifts, limits, torch.zeros_like(limits)), strict=True):
-        into.copy_(found)
+    for into, value in zip(steps, (shifts, limits, torch.zeros_like(limits)), strict=True):
+        into.copy_(value)
     return steps
 
 
@@ -490,5 +500,5 @@ def expected_magnitudes(probe: Tensor, brightest: tuple[float, float], fidelity:
     # Row by row: torch splits one large sum between threads, and its last bit would depend on their number.
     light, obj = 2 * len(probe) * squares.amax(), wave / squares.flatten(2).sum(2).sum(1).sum().sqrt()
     slope = fidelity_of(fidelity).typical_slope(pixel) if task == "loss_gradient" else 1.0
-    each = (slope * obj * light, light, slope * obj * wave, obj * obj)
-    return torch.stack((*each, *each[2:]))
+    magnitudes = (slope * obj * light, light, slope * obj * wave, obj * obj)
+    return torch.stack((*magnitudes, *magnitudes[2:]))

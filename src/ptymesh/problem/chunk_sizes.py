@@ -48,20 +48,20 @@ class ChunkSizes:
         """Forget the sizes of the epoch before, as its probe may have had more modes."""
         self._known = {}
 
-    def most_views(self, estimate: Estimate, waves: WaveUse, steps: bool, whole: bool) -> int:
+    def most_views(self, estimate: Estimate, waves: WaveUse, steps: bool, integer_positions: bool) -> int:
         """Return the largest number of views of a chunk.
 
         Args:
             estimate: the unknowns.
             waves: as in `ViewLoader.chunks`.
             steps: True if the pass also finds steps of the views' positions and weights.
-            whole: True if all views lie on whole pixels.
+            integer_positions: True if all views lie on whole pixels.
         """
-        case = waves, steps, whole, estimate.probe.shape
+        case = waves, steps, integer_positions, estimate.probe.shape
         size = self._known.get(case)
         if size is None:
             memory = CHUNK_BYTES.get(self.setup.device.type, CHUNK_BYTES["cuda"])
-            size = self._known[case] = max(1, memory // self._view_bytes(estimate, waves, steps, whole))
+            size = self._known[case] = max(1, memory // self._view_bytes(estimate, waves, steps, integer_positions))
         return min(size, self.limit or size)
 
     def cut(self, views: np.ndarray, border: int, size: int) -> list[int]:
@@ -87,7 +87,7 @@ class ChunkSizes:
         self.limit = self.last_largest // 2
         return True
 
-    def _view_bytes(self, estimate: Estimate, waves: WaveUse, steps: bool, whole: bool) -> int:
+    def _view_bytes(self, estimate: Estimate, waves: WaveUse, steps: bool, integer_positions: bool) -> int:
         """Return the bytes of a view that count against CHUNK_BYTES."""
         probe = estimate.probes[0]
         beam = probe.numel() * probe.element_size()
@@ -95,7 +95,7 @@ class ChunkSizes:
         if waves == "used":
             return used
         # Patterns that are fetched come chunk by chunk; small chunks let reading and computing overlap.
-        read = beam // len(probe) if self.patterns.fetched else self.patterns.frame_bytes // KEPT_CHUNKS
-        written = used // KEPT_CHUNKS if waves == "kept" else 0
-        swept = self.setup.backend.sweep_bytes(self.setup.model, probe, steps, whole)
-        return max(swept, read, written)
+        read_bytes = beam // len(probe) if self.patterns.fetched else self.patterns.frame_bytes // KEPT_CHUNKS
+        written_bytes = used // KEPT_CHUNKS if waves == "kept" else 0
+        swept = self.setup.backend.sweep_bytes(self.setup.model, probe, steps, integer_positions)
+        return max(swept, read_bytes, written_bytes)

@@ -25,11 +25,11 @@ def mean_patterns(problem: Problem) -> np.ndarray:
     settings = problem.setup.settings
     if settings is None or problem.probe_count == 1:
         return mean_pattern(problem)[None]
-    loader, own = problem.loader, settings[problem.layout.own]
+    loader, local_settings = problem.loader, settings[problem.layout.own]
     totals = [problem.fields.reduction(*loader.mask.shape) for _ in range(problem.probe_count)]
     for setting, total in enumerate(totals):
-        for counts in loader.counted(np.flatnonzero(own == setting)):
+        for counts in loader.counted(np.flatnonzero(local_settings == setting)):
             total.add(Data.of(counts, loader.mask, None, torch.float64).y)
     views = np.bincount(settings, minlength=len(totals))
-    sums = [found.cpu().numpy() for found in problem.fields.totals(*totals)]
-    return np.stack([found / max(1, count) for found, count in zip(sums, views.tolist(), strict=True)])
+    sums = [summed.cpu().numpy() for summed in problem.fields.totals(*totals)]
+    return np.stack([summed / max(1, count) for summed, count in zip(sums, views.tolist(), strict=True)])

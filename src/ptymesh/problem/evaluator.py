@@ -72,8 +72,8 @@ class Evaluator:
 
     def exit_wave_update(self, chunk: Chunk, intermediates: Intermediates) -> Tensor:
         """Return chi = D^H (Psi' - Psi), (B, M, h, w), of the chunk's exit waves; record their loss and residual."""
-        waves, found = self.setup.backend.detector(self.setup.model, chunk, intermediates, "exit_wave_update")
-        self.record_columns(chunk, found)
+        waves, columns = self.setup.backend.detector(self.setup.model, chunk, intermediates, "exit_wave_update")
+        self.record_columns(chunk, columns)
         return waves
 
     def fit(self, chunk: Chunk, waves: Tensor) -> Tensor:
@@ -98,12 +98,12 @@ class Evaluator:
         Returns:
             The waves (B, M, h, w); and the loss of the model's fidelity, sum y, sum y^2 of each view, (B, 3) float64.
         """
-        waves, seen = self.setup.backend.detector(
+        waves, columns = self.setup.backend.detector(
             self.setup.model, chunk, intermediates, "loss_gradient", background_sums
         )
         if record:
-            self.record_columns(chunk, seen)
-        return waves, loss_and_counts(seen)
+            self.record_columns(chunk, columns)
+        return waves, loss_and_counts(columns)
 
     def evaluate(self, chunk: Chunk, waves: Tensor) -> None:
         """Record loss and residual of these waves (B, M, h, w) of the chunk's views."""
@@ -116,9 +116,9 @@ class Evaluator:
         """
         self.record_columns(chunk, fidelity_columns(self.setup.model, chunk, S))
 
-    def record_columns(self, chunk: Chunk, found: Tensor) -> None:
+    def record_columns(self, chunk: Chunk, columns: Tensor) -> None:
         """Record the columns (B, 6) that a pass over the detector returned for the chunk's views."""
-        self.view_metrics.record(chunk.rows, found)
+        self.view_metrics.record(chunk.rows, columns)
 
     def position_step(self, estimate: Estimate, chunk: Chunk, intermediates: Intermediates, chi: Tensor) -> Tensor:
         """Return <d psi/d p_a, chi> / ||d psi/d p_a||^2 of each view and axis, (B, 2) float64, in pixels.
@@ -129,8 +129,8 @@ class Evaluator:
             intermediates: windows and waves of the chunk.
             chi: (B, M, h, w) complex, wanted change of the exit waves.
         """
-        given = self.cut_from(estimate, chunk), estimate.probe_of(chunk.setting), estimate.opr, intermediates, chi
-        return self.setup.backend.position_step(self.setup.model, chunk, *given)
+        arguments = self.cut_from(estimate, chunk), estimate.probe_of(chunk.setting), estimate.opr, intermediates, chi
+        return self.setup.backend.position_step(self.setup.model, chunk, *arguments)
 
     def weight_step(self, estimate: Estimate, chunk: Chunk, intermediates: Intermediates, chi: Tensor) -> Tensor:
         """Return <d psi/d w_jk, chi> / ||d psi/d w_jk||^2 of each view, (B, 1 + K).
@@ -143,8 +143,8 @@ class Evaluator:
             intermediates: windows and waves of the chunk.
             chi: (B, M, h, w) complex, wanted change of the exit waves.
         """
-        given = estimate.probe_of(chunk.setting), estimate.opr, intermediates, chi
-        return self.setup.backend.weight_step(self.setup.model, chunk, *given)
+        arguments = estimate.probe_of(chunk.setting), estimate.opr, intermediates, chi
+        return self.setup.backend.weight_step(self.setup.model, chunk, *arguments)
 
     def detector_slopes(self, chunk: Chunk, intermediates: Intermediates) -> dict[str, Tensor]:
         """Return slope and norm of each view, (B, 2, ...) float64, by name of the unknowns of the detector's pieces.
@@ -172,13 +172,13 @@ class Evaluator:
             chunk: the views.
             pairs: slopes and norms of each view, by name.
         """
-        declared, found = {one.name: one for one in self.setup.model.unknowns}, {}
+        declared, stacked = {one.name: one for one in self.setup.model.unknowns}, {}
         for name, pair in pairs.items():
             along, norm = (self.loader.spread_over_scans(declared[name], terms, chunk.views) for terms in pair)
             if along.is_complex():
                 along, norm = torch.view_as_real(along), norm[..., None]
-            found[name] = torch.stack((along, norm.expand_as(along)), dim=1).to(torch.float64)
-        return found
+            stacked[name] = torch.stack((along, norm.expand_as(along)), dim=1).to(torch.float64)
+        return stacked
 
     def operator_pairs(
         self, chunk: Chunk, intermediates: Intermediates, chi: Tensor, names: frozenset[str]
@@ -195,14 +195,14 @@ class Evaluator:
             chi: (B, M, h, w) complex, wanted change of the exit waves.
             names: unknowns that are wanted.
         """
-        found = {
+        pairs = {
             name: pair for name, pair in self.setup.model.operator_slopes(intermediates, chi).items() if name in names
         }
         for name in sorted(names & self.setup.model.unknowns_of_copies):
-            slope, _ = found[name]
+            slope, _ = pairs[name]
             if not slope.is_complex() and slope[0].numel() <= FEW:
-                found[name] = slope, self._norm_at_counts(chunk, intermediates, name, slope)
-        return found
+                pairs[name] = slope, self._norm_at_counts(chunk, intermediates, name, slope)
+        return pairs
 
     def _norm_at_counts(self, chunk: Chunk, intermediates: Intermediates, name: str, like: Tensor) -> Tensor:
         """Return sum w (dI / dx)^2 of each view for the numbers x of an unknown, from changes of x that matter.
@@ -236,8 +236,8 @@ class Evaluator:
             work: function of small tensors, in which nothing but these may change within a stage.
             few: the tensors.
         """
-        found = self.setup.backend.repeat((name,), work, brought=few)
-        return found if self.setup.device.type == "cpu" else found.clone()
+        results = self.setup.backend.repeat((name,), work, brought=few)
+        return results if self.setup.device.type == "cpu" else results.clone()
 
     # --- a second sweep ---
 
@@ -279,8 +279,8 @@ class Evaluator:
         """
         model, backend = self.setup.model, self.setup.backend
         if swept.chi is None:  # nothing has moved, so the waves are the same as in the first sweep
-            again = self.forward(estimate, swept.chunk)
-            swept = self._add_waves(swept.chunk, again, self._recompute_waves(swept.chunk, again))
+            recomputed = self.forward(estimate, swept.chunk)
+            swept = self._add_waves(swept.chunk, recomputed, self._recompute_waves(swept.chunk, recomputed))
         assert swept.chi is not None
         intermediates = self.forward(estimate, swept.chunk) if swept.intermediates is None else swept.intermediates()
         chi = swept.chi.waves if isinstance(swept.chi, Halves) else swept.chi
@@ -289,10 +289,10 @@ class Evaluator:
 
     def _recompute_waves(self, chunk: Chunk, intermediates: Intermediates) -> Tensor:
         """Recompute chi (B, M, h, w) of a chunk by the same pass as the first time."""
-        backend, given = self.setup.backend, (self.setup.model, chunk, intermediates)
+        backend, arguments = self.setup.backend, (self.setup.model, chunk, intermediates)
         if chunk.cache.is_swept:
-            return backend.recompute_waves(*given, "exit_wave_update")
-        return backend.detector(*given, "exit_wave_update")[0]
+            return backend.recompute_waves(*arguments, "exit_wave_update")
+        return backend.detector(*arguments, "exit_wave_update")[0]
 
     def new_waves(self, memory: dict[str, Tensor], name: str, like: Tensor) -> KeptWaves:
         """Allocate waves of this rank's views, kept between sweeps.
@@ -350,17 +350,17 @@ class Evaluator:
         total = self.fields.reduction(4)
         for chunk in self.loader.chunks(estimate, views, filled=filled):
             waves = self.forward(estimate, chunk)
-            found = self.setup.backend.detector(self.setup.model, chunk, waves, "evaluate")[1]
-            total.add(found[:, MISFIT : ROOTS + 1])
+            columns = self.setup.backend.detector(self.setup.model, chunk, waves, "evaluate")[1]
+            total.add(columns[:, MISFIT : ROOTS + 1])
             if each is not None:
-                each[chunk.views] = found[:, MISFIT : COUNTS + 1]
+                each[chunk.views] = columns[:, MISFIT : COUNTS + 1]
         return total
 
     def running(self) -> tuple[float, float, float]:
         """Return loss, residual and R of the epoch over all ranks, each view as it was in its batch. Collective."""
-        seen = self.fields.reduction(COLUMNS)
-        seen.add(self.view_metrics.values)
-        (total,) = self.fields.totals(seen)
+        sums = self.fields.reduction(COLUMNS)
+        sums.add(self.view_metrics.values)
+        (total,) = self.fields.totals(sums)
         return float(total[0]), *_residuals(total[1:])
 
     def illumination(self, estimate: Estimate) -> Tensor:
@@ -377,13 +377,13 @@ class Evaluator:
         return narrowed(layout.sum_field(total), self.setup.real, 1)[0]
 
 
-def loss_and_counts(found: Tensor) -> Tensor:
+def loss_and_counts(columns: Tensor) -> Tensor:
     """Return loss, sum y and sum y^2 of each view, (B, 3) float64.
 
     They are among the columns (B, 6) of a pass over the detector.
     """
     # One by one: a list of indices would have to be sent to the device.
-    return torch.stack((found[:, LOSS], found[:, COUNTS], found[:, SQUARES]), dim=1)
+    return torch.stack((columns[:, LOSS], columns[:, COUNTS], columns[:, SQUARES]), dim=1)
 
 
 def _residuals(terms: Tensor) -> tuple[float, float]:

@@ -79,13 +79,13 @@ class ViewLoader:
 
     def coarse(self, setup: Setup, c: int) -> ViewLoader:
         """Return the loader of the inner 1/c of the detector."""
-        made = copy(self)
-        made.setup, made.local_views = setup, LocalViewIndex(setup.layout, setup.real, setup.settings)
-        made.patterns, made.mask = self.patterns.cropped(c), corner_crop(self.mask, c)
-        made.chunk_sizes = ChunkSizes(setup, made.patterns)
-        made.chunk_sizes.limit = self.chunk_sizes.limit
-        made.measured_positions = self.measured_positions / c
-        return made
+        loader = copy(self)
+        loader.setup, loader.local_views = setup, LocalViewIndex(setup.layout, setup.real, setup.settings)
+        loader.patterns, loader.mask = self.patterns.cropped(c), corner_crop(self.mask, c)
+        loader.chunk_sizes = ChunkSizes(setup, loader.patterns)
+        loader.chunk_sizes.limit = self.chunk_sizes.limit
+        loader.measured_positions = self.measured_positions / c
+        return loader
 
     def follow_settings(self) -> None:
         """Sweep views in the order of the setup's settings, which have changed."""
@@ -131,8 +131,8 @@ class ViewLoader:
         """
         layout = self.setup.layout
         of_pieces = [(one.name, f"unknown {one.name}") for one in self.setup.model.tiled]
-        others = {name: layout.fill_field_halo(estimate.others[name], key) for name, key in of_pieces}
-        return {"object": layout.fill_halo(estimate.object), **others}
+        filled = {name: layout.fill_field_halo(estimate.others[name], key) for name, key in of_pieces}
+        return {"object": layout.fill_halo(estimate.object), **filled}
 
     def chunks(
         self,
@@ -159,35 +159,39 @@ class ViewLoader:
         self.setup.follow_slices(estimate)
         filled = self.fill_halos(estimate) if filled is None else filled
         other = None if filled["object"] is estimate.object else filled["object"]
-        own = self.local_views.of(estimate, views)
-        whole = self.integer_positions(estimate, views)
-        size = self.chunk_sizes.most_views(estimate, waves, steps, whole)
-        border, sizes = own.border, self.chunk_sizes.cut(own.views, own.border, size)
+        local_views = self.local_views.of(estimate, views)
+        integer_positions = self.integer_positions(estimate, views)
+        size = self.chunk_sizes.most_views(estimate, waves, steps, integer_positions)
+        border, sizes = local_views.border, self.chunk_sizes.cut(local_views.views, local_views.border, size)
         self.chunk_sizes.last_largest = max(sizes, default=1)
         cache, saturation = BatchCache(), self.setup.model.saturation
-        each = estimate.background if estimate.has_own_backgrounds else (estimate.background,)
-        backgrounds = [self.setup.model.counts_without_light(one, estimate.others) for one in each]
-        pieces = [own.values] if len(sizes) == 1 else [*zip(*(v.split(sizes) for v in own.values), strict=True)]
+        background_of_scan = estimate.background if estimate.has_own_backgrounds else (estimate.background,)
+        backgrounds = [self.setup.model.counts_without_light(one, estimate.others) for one in background_of_scan]
+        pieces = (
+            [local_views.values]
+            if len(sizes) == 1
+            else [*zip(*(v.split(sizes) for v in local_views.values), strict=True)]
+        )
         swept: Iterable[tuple[Tensor, Tensor | None]]
         if not with_counts:
             swept = repeat((self.mask[None, :0], None))
         elif self.patterns.fetched:
-            swept = self._fetched(own.views, sizes, size)
+            swept = self._fetched(local_views.views, sizes, size)
         else:
             swept = (self.patterns.lying(rows) for _, rows, *_ in pieces)
-        done = 0
-        for (some, *of_views), (counts, places) in zip(pieces, swept, strict=False):
-            if done == border and self.on_border_swept:
+        views_done = 0
+        for (chunk_views, *of_views), (counts, places) in zip(pieces, swept, strict=False):
+            if views_done == border and self.on_border_swept:
                 self.on_border_swept()
             row, anchors, fractions, weights = of_views
-            setting = self._setting(own.views, done)
+            setting = self._setting(local_views.views, views_done)
             background = backgrounds[setting if len(backgrounds) > 1 else 0]
-            fixed = (counts, self.mask, background, whole, cache, places, done < border)
-            windows = ViewWindows(some, anchors, estimate.window)
+            fixed = (counts, self.mask, background, integer_positions, cache, places, views_done < border)
+            windows = ViewWindows(chunk_views, anchors, estimate.window)
             values = self._values(estimate, windows, fractions, filled)
-            done += some.shape[0]
+            views_done += chunk_views.shape[0]
             self.setup.world.heartbeat.moves += 1
-            yield Chunk(some, row, anchors, fractions, weights, *fixed, values, other, setting, saturation)
+            yield Chunk(chunk_views, row, anchors, fractions, weights, *fixed, values, other, setting, saturation)
 
     def _setting(self, views: np.ndarray, first: int) -> int:
         """Return the setting of a chunk that begins with the view at this index of a rank's views."""
@@ -207,13 +211,13 @@ class ViewLoader:
         """
         if not self.setup.model.pieces:
             return {}
-        found = {
+        values = {
             one.name: values_for_views(one, filled.get(one.name, estimate[one.name]), windows, self.scan_index)
             for one in self.setup.model.unknowns
         }
         views = windows.views
         positions = estimate.positions.index_select(0, views)
-        return ViewValues(found, Views(positions, fractions, self.measured_positions.index_select(0, views), views))
+        return ViewValues(values, Views(positions, fractions, self.measured_positions.index_select(0, views), views))
 
     def spread_over_scans(self, one: Unknown, terms: Tensor, views: Tensor) -> Tensor:
         """Return terms of a piece's unknown as they are summed over views.

@@ -84,18 +84,18 @@ class LocalViewIndex:
 
     def of(self, estimate: Estimate, views: np.ndarray) -> LocalViews:
         """Return those of these views that this rank owns."""
-        known = self._known(estimate, views)
-        return known[0] if known else self._prepare(estimate, [views])[0]
+        entry = self._known(estimate, views)
+        return entry[0] if entry else self._prepare(estimate, [views])[0]
 
     def border(self, estimate: Estimate, views: np.ndarray) -> int:
         """Return how many of these views this rank must sweep before sums can be sent."""
-        known = self._known(estimate, views)
-        return known[0].border if known else self.bordering(self.in_sweep_order(views))
+        entry = self._known(estimate, views)
+        return entry[0].border if entry else self.bordering(self.in_sweep_order(views))
 
     def blocks(self, estimate: Estimate, views: np.ndarray) -> Blocks:
         """Return the blocks of this rank's part of the object that the windows of these views reach into."""
-        known = self._known(estimate, views)
-        return known[1] if known else self.layout.touched_blocks(self._boxes, views)
+        entry = self._known(estimate, views)
+        return entry[1] if entry else self.layout.touched_blocks(self._boxes, views)
 
     def in_sweep_order(self, views: np.ndarray) -> np.ndarray:
         """Return those of these views that this rank owns, in the order in which they are swept."""
@@ -107,10 +107,10 @@ class LocalViewIndex:
 
         Border views come first, and among each kind those of one setting after those of another.
         """
-        own = np.flatnonzero(self.layout.owner[views] == self.layout.world.rank)
+        local = np.flatnonzero(self.layout.owner[views] == self.layout.world.rank)
         if self.settings is not None:
-            own = own[np.argsort(self.settings[views[own]], kind="stable")]
-        return own if self._border is None else own[np.argsort(~self._border[views[own]], kind="stable")]
+            local = local[np.argsort(self.settings[views[local]], kind="stable")]
+        return local if self._border is None else local[np.argsort(~self._border[views[local]], kind="stable")]
 
     def bordering(self, mine: np.ndarray) -> int:
         """Return how many of this rank's views `mine` must be swept before sums can be sent."""
@@ -130,9 +130,9 @@ class LocalViewIndex:
         if place not in self._ahead:
             coming = self._batches[place : place + TOGETHER]
             ends = accumulate(map(len, coming))
-            some = coming[: max(1, sum(1 for _ in takewhile(lambda end: end <= TOGETHER, ends)))]
-            blocks = self.layout.touched_blocks_of(self._boxes, some)
-            self._ahead = dict(enumerate(zip(self._prepare(estimate, some), blocks, strict=True), place))
+            next_batches = coming[: max(1, sum(1 for _ in takewhile(lambda end: end <= TOGETHER, ends)))]
+            blocks = self.layout.touched_blocks_of(self._boxes, next_batches)
+            self._ahead = dict(enumerate(zip(self._prepare(estimate, next_batches), blocks, strict=True), place))
         return self._ahead[place]
 
     def _holds(self, estimate: Estimate) -> bool:
@@ -152,7 +152,7 @@ class LocalViewIndex:
         every = sent(together, self.layout.world.device)
         rows = sent(self.layout.local(together), self.layout.world.device)
         cached = self._cache(estimate)
-        places, whole = cached.places(estimate, every), cached.integer_positions(estimate)
+        places, integer_positions = cached.places(estimate, every), cached.integer_positions(estimate)
         values = (every, rows, *places, estimate.weights.index_select(0, every))
         shared = [values] if len(mine) == 1 else zip(*(v.split([len(m) for m in mine]) for v in values), strict=True)
-        return [LocalViews(m, self.bordering(m), whole, of) for m, of in zip(mine, shared, strict=True)]
+        return [LocalViews(m, self.bordering(m), integer_positions, of) for m, of in zip(mine, shared, strict=True)]

@@ -79,12 +79,12 @@ class Fields:
         self.setup.backend.write(target, values, like.rows, like.columns, add=add)
         self.layout.mark_written(target, version, like.rows, like.columns)
 
-    def touched(self, whole: Tensor, like: BlockSparseField) -> BlockSparseField:
+    def touched(self, everywhere: Tensor, like: BlockSparseField) -> BlockSparseField:
         """Return the blocks of `like` out of an array (L, H, W), gathered when they are used.
 
         The array may be one from `fill_field_halo`.
         """
-        return like.of(FieldView(like.rows, like.columns, array=self.layout.local_part(whole)))
+        return like.of(FieldView(like.rows, like.columns, array=self.layout.local_part(everywhere)))
 
     def window_array(self, field: BlockSparseField, estimate: Estimate, name: str = "spread") -> Tensor:
         """Return the touched field as an array (L, H, W) from which the batch's windows can be cut. Collective.
@@ -96,9 +96,11 @@ class Fields:
             estimate: gives the shape.
             name: name of the buffer.
         """
-        whole = self.buffer(name, estimate.object, self.setup.dtype if field.expression.is_complex else self.setup.real)
-        self.put(whole, field)
-        return self.layout.fill_field_halo(whole, name)
+        buffer = self.buffer(
+            name, estimate.object, self.setup.dtype if field.expression.is_complex else self.setup.real
+        )
+        self.put(buffer, field)
+        return self.layout.fill_field_halo(buffer, name)
 
     def dot(self, a: Tensor | BlockSparseField, b: Tensor | BlockSparseField, estimate: Estimate) -> Tensor:
         """Return Re sum conj(a) b, each pixel counted once, 0-d float64. Collective.
@@ -118,18 +120,16 @@ class Fields:
         """Return the largest value over all pixels of a field of the object's shape, 0-d. Collective."""
         return self.layout.max(field.max())
 
-    def mean(self, field: Tensor, where: Tensor, estimate: Estimate) -> Tensor:
+    def mean(self, field: Tensor, mask: Tensor, estimate: Estimate) -> Tensor:
         """Return the mean of a field over some pixels, each counted once, 0-d float64. Collective.
 
         Args:
             field: (..., H, W) real.
-            where: (H, W) bool, pixels that count.
+            mask: (H, W) bool, pixels that count.
             estimate: gives the object's place.
         """
-        where = (where & self.layout.owned(estimate)).expand(field.shape)
-        total, count = self.layout.totals(
-            estimate, torch.where(where, field, field.new_zeros(())), where.to(field.dtype)
-        )
+        mask = (mask & self.layout.owned(estimate)).expand(field.shape)
+        total, count = self.layout.totals(estimate, torch.where(mask, field, field.new_zeros(())), mask.to(field.dtype))
         return total / count
 
     def is_of_object(self, array: Tensor, estimate: Estimate) -> bool:
@@ -160,10 +160,10 @@ class Fields:
         """
         first, *rest = like.shape if shape is None else shape
         shape = (copies * first, *rest)
-        kept = self._buffers.get(name)
-        if kept is None or kept.shape != shape or kept.dtype != dtype:
-            kept = self._buffers[name] = like.new_zeros(shape, dtype=dtype)
-        return kept
+        buffer = self._buffers.get(name)
+        if buffer is None or buffer.shape != shape or buffer.dtype != dtype:
+            buffer = self._buffers[name] = like.new_zeros(shape, dtype=dtype)
+        return buffer
 
     def take_buffers(self, other: Fields) -> None:
         """Use the buffers of another problem, which is not used any more, and so spare the memory of new ones."""

@@ -109,9 +109,9 @@ class Problem:
         """
         window = (self.window[0] // c, self.window[1] // c)
         layout = self.layout.coarse(self.scan / c, window)
-        setup, made = replace(self.setup, model=model, geometry=geometry, layout=layout, window=window), copy(self)
-        made._join(setup, self.loader.coarse(setup, c), self.evaluator.view_metrics)
-        return made
+        setup, problem = replace(self.setup, model=model, geometry=geometry, layout=layout, window=window), copy(self)
+        problem._join(setup, self.loader.coarse(setup, c), self.evaluator.view_metrics)
+        return problem
 
     def split_by_scan(self) -> None:
         """Sweep views of one scan together from here on, as scans have something of their own."""
@@ -151,14 +151,20 @@ class Problem:
             measurement: the other views.
             layout: which rank owns which of them.
         """
-        setup, made = replace(self.setup, layout=layout), copy(self)
-        made.views, made.scan, made.scan_index = measurement.views, measurement.positions, measurement.scan_index
-        made.training = np.arange(measurement.views)
-        made.unturned = measurement.positions if measurement.stored_positions is None else measurement.stored_positions
+        setup, problem = replace(self.setup, layout=layout), copy(self)
+        problem.views, problem.scan, problem.scan_index = (
+            measurement.views,
+            measurement.positions,
+            measurement.scan_index,
+        )
+        problem.training = np.arange(measurement.views)
+        problem.unturned = (
+            measurement.positions if measurement.stored_positions is None else measurement.stored_positions
+        )
         patterns = own_patterns(measurement, layout, MemoryBudget())
-        made._join(setup, ViewLoader(setup, measurement, patterns), ViewMetrics(len(layout.own), self.device))
-        made.fields.take_buffers(self.fields)
-        return made
+        problem._join(setup, ViewLoader(setup, measurement, patterns), ViewMetrics(len(layout.own), self.device))
+        problem.fields.take_buffers(self.fields)
+        return problem
 
     @property
     def model(self) -> Model:
@@ -218,10 +224,10 @@ class Problem:
             names: of the unknowns; those that are not tiled are passed over.
         """
         blocks, views = self.loader.local_views.blocks(estimate, batch.views), len(batch.views)
-        made = TiledSums(self.setup, self.fields, estimate, names, blocks, views)
-        if made.sums:
-            made.reset(expected_magnitudes(estimate.probe, self.loader.brightest, self.model.fidelity, None))
-        return made
+        sums = TiledSums(self.setup, self.fields, estimate, names, blocks, views)
+        if sums.sums:
+            sums.reset(expected_magnitudes(estimate.probe, self.loader.brightest, self.model.fidelity, None))
+        return sums
 
     def gradients(self, estimate: Estimate, batch: Batch) -> Gradients:
         """Return the sums of the batch's adjoints of chi, in one sweep: exit wave, detector, revision, adjoint.

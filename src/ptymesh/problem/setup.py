@@ -55,11 +55,11 @@ class Setup:
         """Recompute the kernel between slices if the estimate has another distance or tilt."""
         model, spacing, tilt = self.model, estimate.slice_spacing_m, estimate.tilt_rad
         if model.slice_kernel is not None and (model.slice_spacing_m, model.tilt_rad) != (spacing, tilt):
-            made = model.spaced(self.geometry, spacing, tilt, self.dtype, "cpu")
-            assert made.slice_kernel is not None and made.slice_rate is not None and made.tilt_rates is not None
-            y, x = (sent(rates, self.device) for rates in made.tilt_rates)
-            kernel, rate = sent(made.slice_kernel, self.device), sent(made.slice_rate, self.device)
-            self.model = replace(made, slice_kernel=kernel, slice_rate=rate, tilt_rates=(y, x))
+            spaced = model.spaced(self.geometry, spacing, tilt, self.dtype, "cpu")
+            assert spaced.slice_kernel is not None and spaced.slice_rate is not None and spaced.tilt_rates is not None
+            y, x = (sent(rates, self.device) for rates in spaced.tilt_rates)
+            kernel, rate = sent(spaced.slice_kernel, self.device), sent(spaced.slice_rate, self.device)
+            self.model = replace(spaced, slice_kernel=kernel, slice_rate=rate, tilt_rates=(y, x))
 
     def give_back(self) -> None:
         """Free memory that caches hold: there is too little."""

@@ -50,9 +50,9 @@ class TiledSums:
         self.setup, self.blocks, self._views = setup, blocks, views
         #: Sums of slopes and of norms, (PARTS C, H, W) each, by name.
         self.sums: dict[str, tuple[Tensor, Tensor]] = {}
-        wanted = set(names)
+        wanted_names = set(names)
         for one in setup.model.tiled:
-            if one.name in wanted:
+            if one.name in wanted_names:
                 like = estimate.others[one.name]
                 shape = setup.layout.shape(like)
                 slopes = fields.buffer(f"slopes by {one.name}", like, wide(like.dtype), PARTS, shape)
@@ -95,11 +95,11 @@ class TiledSums:
             return {}
         exceeded = torch.stack([(self._reached[name] > self._limits[name]).any() for name in self.sums]).any()
         arrays = [array for pair in self.sums.values() for array in pair]
-        *found, beyond = self.setup.layout.reduce(arrays, self.blocks, exceeded.to(torch.float64))
+        *totals, beyond = self.setup.layout.reduce(arrays, self.blocks, exceeded.to(torch.float64))
         assert isinstance(beyond, Tensor)
         slopes: TiledSlopes = {}
         for number, name in enumerate(self.sums):
-            pair = [self._narrowed(field, beyond) for field in found[2 * number : 2 * number + 2]]
+            pair = [self._narrowed(field, beyond) for field in totals[2 * number : 2 * number + 2]]
             slopes[name] = pair[0], pair[1]
         return slopes
 

@@ -28,18 +28,18 @@ class ViewMetrics:
         self._values = torch.zeros(views, COLUMNS, dtype=torch.float64, device=device)
         self._waiting: list[tuple[Tensor, Tensor]] = []
 
-    def record(self, rows: Tensor, found: Tensor) -> None:
+    def record(self, rows: Tensor, columns: Tensor) -> None:
         """Record the values of the views in these rows (B,).
 
         Args:
             rows: (B,) int64.
-            found: (B, 6) float64, columns of a pass over the detector; must not be changed afterwards.
+            columns: (B, 6) float64, columns of a pass over the detector; must not be changed afterwards.
         """
-        found = found.detach()
+        columns = columns.detach()
         if self._values.device.type != "cpu":
-            self._values.index_copy_(0, rows, found[:, :COLUMNS])
+            self._values.index_copy_(0, rows, columns[:, :COLUMNS])
             return
-        self._waiting.append((rows, found))
+        self._waiting.append((rows, columns))
         if len(self._waiting) == WAITING:
             self._write_waiting()
 
@@ -60,6 +60,6 @@ class ViewMetrics:
 
         For a view that occurs twice, numpy keeps the last.
         """
-        rows, found = zip(*self._waiting, strict=True)
+        rows, columns = zip(*self._waiting, strict=True)
         self._waiting.clear()
-        self._values.numpy()[np.concatenate(rows)] = np.concatenate(found)[:, :COLUMNS]
+        self._values.numpy()[np.concatenate(rows)] = np.concatenate(columns)[:, :COLUMNS]

@@ -134,11 +134,11 @@ class UnknownSmoothness(RisingStrength, Constraint):
 
 def _unknowns_of(problem: Problem, constraint: str, names: Iterable[str]) -> list[Unknown]:
     """Return the declarations of unknowns. Raises BadInput where one is none of this problem's that can be moved."""
-    known = {name: DECLARED[name] for name in ("positions", "background")}
-    known |= {one.name: one for one in problem.model.unknowns if not one.is_fixed}
-    if odd := [name for name in names if name not in known]:
-        raise BadInput(f"constraints.{constraint} names {odd[0]}; there are {', '.join(known)}.")
-    return [known[name] for name in names]
+    by_name = {name: DECLARED[name] for name in ("positions", "background")}
+    by_name |= {one.name: one for one in problem.model.unknowns if not one.is_fixed}
+    if odd := [name for name in names if name not in by_name]:
+        raise BadInput(f"constraints.{constraint} names {odd[0]}; there are {', '.join(by_name)}.")
+    return [by_name[name] for name in names]
 
 
 def _values_of(estimate: Estimate, name: str) -> Tensor:
@@ -160,9 +160,9 @@ def _smoothed_on_detector(problem: Problem, values: Tensor, sigma: float) -> Ten
 
 def _smoothed_on_object(problem: Problem, estimate: Estimate, values: Tensor, sigma: float) -> Tensor:
     """Return this rank's part (C, H, W) of a field as means over the pixels around each one. Collective."""
-    around, where = problem.layout.with_margin(values, estimate, gaussian_reach(sigma))
-    top, left = (c - w for c, w in zip(estimate.corner, where.corner, strict=True))
-    parts = torch.view_as_real(around).movedim(-1, 0) if around.is_complex() else around[None]
+    padded, place = problem.layout.with_margin(values, estimate, gaussian_reach(sigma))
+    top, left = (c - w for c, w in zip(estimate.corner, place.corner, strict=True))
+    parts = torch.view_as_real(padded).movedim(-1, 0) if padded.is_complex() else padded[None]
     height, width = values.shape[-2:]
     goal = blurred(parts, sigma)[..., top : top + height, left : left + width]
-    return torch.complex(goal[0], goal[1]) if around.is_complex() else goal[0]
+    return torch.complex(goal[0], goal[1]) if padded.is_complex() else goal[0]

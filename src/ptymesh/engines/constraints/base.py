@@ -120,19 +120,24 @@ def apply_constraint(constraint: Constraint, problem: Problem, estimate: Estimat
         for mode in estimate.by_object_mode():
             apply_constraint(constraint, problem, mode, engine)
         return
-    held = estimate.object_values
-    if held is None or constraint.of_potential == "alone":
+    object_values = estimate.object_values
+    if object_values is None or constraint.of_potential == "alone":
         constraint.apply(problem, estimate, engine)
         return
     model = object_model_of(estimate.object_kind)
     if constraint.of_potential == "amplitudes":
         constraint.apply(problem, estimate, engine)
-        held.copy_(model.followed(held, estimate.object, estimate.absorption))
+        object_values.copy_(model.followed(object_values, estimate.object, estimate.absorption))
     else:
-        values = replace(estimate, object=held if held.is_complex() else torch.complex(held, torch.zeros_like(held)))
+        values = replace(
+            estimate,
+            object=object_values
+            if object_values.is_complex()
+            else torch.complex(object_values, torch.zeros_like(object_values)),
+        )
         constraint.apply(problem, values, engine)
-        held.copy_(values.object if held.is_complex() else values.object.real)
-    estimate.object.copy_(model.transmission(held, estimate.absorption))
+        object_values.copy_(values.object if object_values.is_complex() else values.object.real)
+    estimate.object.copy_(model.transmission(object_values, estimate.absorption))
 
 
 CONSTRAINTS: Registry[type[Constraint]] = Registry(

@@ -42,10 +42,10 @@ class ComplexRatio(Prior):
         """
         phase, ratio = object_phase(estimate), self.ratio
         if ratio is None:
-            lit = illuminated_mask(problem, estimate)
+            illuminated = illuminated_mask(problem, estimate)
             absorbed = torch.log(estimate.object.abs().clamp(min=DARKEST)).abs()
-            shifted = float(problem.fields.mean(phase.abs(), lit, estimate))
-            ratio = float(problem.fields.mean(absorbed, lit, estimate)) / shifted if shifted else 0.0
+            shifted = float(problem.fields.mean(phase.abs(), illuminated, estimate))
+            ratio = float(problem.fields.mean(absorbed, illuminated, estimate)) / shifted if shifted else 0.0
         return torch.polar(torch.exp(-ratio * phase), phase)
 
 

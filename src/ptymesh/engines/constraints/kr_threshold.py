@@ -49,8 +49,8 @@ class KrThreshold(Prior):
         top, left = estimate.corner
         height, width = obj.shape[-2:]
         for plane, changed in zip(obj.split(1), goal, strict=True):
-            whole = problem.layout.gather_whole(plane.contiguous(), estimate)[0]
-            strong = torch.from_numpy(strongest_frequencies(whole.cpu().numpy(), self.keep))
+            full_plane = problem.layout.gather_whole(plane.contiguous(), estimate)[0]
+            strong = torch.from_numpy(strongest_frequencies(full_plane.cpu().numpy(), self.keep))
             changed.copy_(strong[top : top + height, left : left + width])
         return goal
 

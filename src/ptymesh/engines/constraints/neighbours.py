@@ -33,11 +33,11 @@ def with_neighbours(
     Returns:
         (L, H, W) complex, this rank's part.
     """
-    around, where = problem.layout.with_margin(estimate.object, estimate, reach)
-    top, left = (c - w for c, w in zip(estimate.corner, where.corner, strict=True))
+    padded, place = problem.layout.with_margin(estimate.object, estimate, reach)
+    top, left = (c - w for c, w in zip(estimate.corner, place.corner, strict=True))
     height, width = estimate.object.shape[-2:]
-    planes = torch.view_as_real(around).permute(0, 3, 1, 2).contiguous()
-    changed = change(planes, where.corner)[..., top : top + height, left : left + width]
+    planes = torch.view_as_real(padded).permute(0, 3, 1, 2).contiguous()
+    changed = change(planes, place.corner)[..., top : top + height, left : left + width]
     return torch.view_as_complex(changed.permute(0, 2, 3, 1).contiguous())
 
 
@@ -57,8 +57,8 @@ def blurred(planes: Tensor, sigma_px: float) -> Tensor:
         padded = planes.index_select(axis, index)
         out = planes * (weights[0] / total)
         for r in range(1, reach + 1):
-            both = padded.narrow(axis, reach - r, n) + padded.narrow(axis, reach + r, n)
-            out = out + both * (weights[r] / total)
+            pair = padded.narrow(axis, reach - r, n) + padded.narrow(axis, reach + r, n)
+            out = out + pair * (weights[r] / total)
         planes = out
     return planes
 
@@ -73,45 +73,47 @@ def smoothed_over_views(problem: Problem, values: Tensor, sigma: float, places: 
         places: (N, 2) positions, for means over the views around each; None for those before and after.
     """
     parts = torch.view_as_real(values) if values.is_complex() else values
-    rows, known = parts.reshape(len(parts), -1), parts.new_zeros(len(parts))
-    known[torch.from_numpy(problem.training).to(known.device)] = 1
+    rows, weights = parts.reshape(len(parts), -1), parts.new_zeros(len(parts))
+    weights[torch.from_numpy(problem.training).to(weights.device)] = 1
     index = torch.zeros(len(rows)) if problem.scan_index is None else torch.from_numpy(problem.scan_index)
     out = torch.empty_like(rows)
     for scan in index.unique():
         of_scan = (index == scan).to(rows.device)
-        told = rows[of_scan], known[of_scan]
+        of_this_scan = rows[of_scan], weights[of_scan]
         out[of_scan] = (
-            smoothed_in_time(*told, sigma) if places is None else smoothed_in_plane(*told, places[of_scan], sigma)
+            smoothed_in_time(*of_this_scan, sigma)
+            if places is None
+            else smoothed_in_plane(*of_this_scan, places[of_scan], sigma)
         )
     out = out.view(parts.shape)
     return torch.view_as_complex(out) if values.is_complex() else out
 
 
-def smoothed_in_time(rows: Tensor, known: Tensor, sigma: float) -> Tensor:
+def smoothed_in_time(rows: Tensor, weights: Tensor, sigma: float) -> Tensor:
     """Return the means of rows over neighbours in time, weighted by a Gaussian; as they are where none is known.
 
     Args:
         rows: (N, K) real, in the order in which the views were taken.
-        known: (N,) 1 for views whose rows count, 0 for others.
+        weights: (N,) 1 for views whose rows count, 0 for others.
         sigma: standard deviation of the Gaussian, in views.
     """
-    total, weight = torch.zeros_like(rows), torch.zeros_like(known)
+    total, weight = torch.zeros_like(rows), torch.zeros_like(weights)
     count = len(rows)
     reach = min(count - 1, gaussian_reach(sigma))
     for step in range(-reach, reach + 1):
         factor = math.exp(-0.5 * (step / sigma) ** 2)
-        here, there = slice(max(0, -step), count - max(0, step)), slice(max(0, step), count - max(0, -step))
-        total[here] += factor * known[there, None] * rows[there]
-        weight[here] += factor * known[there]
+        target, source = slice(max(0, -step), count - max(0, step)), slice(max(0, step), count - max(0, -step))
+        total[target] += factor * weights[source, None] * rows[source]
+        weight[target] += factor * weights[source]
     return torch.where(weight[:, None] > 0, total / weight[:, None].clamp(min=torch.finfo(weight.dtype).tiny), rows)
 
 
-def smoothed_in_plane(rows: Tensor, known: Tensor, places: Tensor, sigma: float) -> Tensor:
+def smoothed_in_plane(rows: Tensor, weights: Tensor, places: Tensor, sigma: float) -> Tensor:
     """Return the means of rows over neighbours in the plane, weighted by a Gaussian; as they are where none is known.
 
     Args:
         rows: (N, K) real.
-        known: (N,) 1 for views whose rows count, 0 for others.
+        weights: (N,) 1 for views whose rows count, 0 for others.
         places: (N, 2) positions; each counts at the nearest point of a lattice of their median distance.
         sigma: standard deviation of the Gaussian, in these distances.
     """
@@ -124,14 +126,14 @@ def smoothed_in_plane(rows: Tensor, known: Tensor, places: Tensor, sigma: float)
     cells = np.floor((at - at.min(axis=0)) / step + 0.5).astype(np.int64)
     height, width = (int(n) + 1 for n in cells.max(axis=0))
     flat = torch.from_numpy(cells[:, 0] * width + cells[:, 1])
-    told = torch.cat((rows * known[:, None], known[:, None]), dim=1).to("cpu", torch.float64)
+    weighted = torch.cat((rows * weights[:, None], weights[:, None]), dim=1).to("cpu", torch.float64)
     # on the host, where sums have an order
-    grid = torch.zeros(height * width, told.shape[1], dtype=torch.float64).index_add_(0, flat, told)
+    grid = torch.zeros(height * width, weighted.shape[1], dtype=torch.float64).index_add_(0, flat, weighted)
     edge = min(gaussian_reach(sigma), max(height, width))  # nothing lies beyond it
     planes = torch.nn.functional.pad(grid.T.reshape(-1, height, width), (edge,) * 4)
-    found = blurred(planes, sigma)[:, edge:-edge, edge:-edge].reshape(len(planes), -1).T[flat].to(rows.device)
-    means = found[:, :-1] / found[:, -1:].clamp(min=torch.finfo(found.dtype).tiny)
-    return torch.where(found[:, -1:] > 0, means.to(rows.dtype), rows)
+    smooth = blurred(planes, sigma)[:, edge:-edge, edge:-edge].reshape(len(planes), -1).T[flat].to(rows.device)
+    means = smooth[:, :-1] / smooth[:, -1:].clamp(min=torch.finfo(smooth.dtype).tiny)
+    return torch.where(smooth[:, -1:] > 0, means.to(rows.dtype), rows)
 
 
 def check_several_slices(name: str, problem: Problem) -> None:

@@ -55,8 +55,8 @@ class Positivity(Prior):
     def _potential(self, problem: Problem, estimate: Estimate, values: Tensor) -> Tensor:
         """Return a potential (L, H, W) of nothing below its baseline; it has no upper limit. Collective."""
         if self.baseline is not None:
-            own = problem.layout.owned(estimate)
-            reach = float(problem.fields.max(torch.where(own, values.abs(), 0.0))) or 1.0
+            owned = problem.layout.owned(estimate)
+            reach = float(problem.fields.max(torch.where(owned, values.abs(), 0.0))) or 1.0
             turned = values * (math.pi / reach)  # into the range in which quantiles are counted
             zero = quantiles(problem, estimate, turned, self.baseline) * (reach / math.pi)
             values = values - zero[:, None, None].to(values.dtype)
@@ -72,9 +72,9 @@ def quantiles(problem: Problem, estimate: Estimate, phase: Tensor, fraction: flo
         phase: (L, H, W) in rad, from -pi to pi.
         fraction: from 0 to 1.
     """
-    counted = (illuminated_mask(problem, estimate) & problem.layout.owned(estimate)).expand(phase.shape[1:])
+    counting = (illuminated_mask(problem, estimate) & problem.layout.owned(estimate)).expand(phase.shape[1:])
     step = ((phase.to(torch.float64) + math.pi) * (STEPS / (2 * math.pi))).long().clamp(0, STEPS - 1)
-    counts = torch.stack([torch.bincount(one[counted], minlength=STEPS) for one in step])
+    counts = torch.stack([torch.bincount(one[counting], minlength=STEPS) for one in step])
     totals = problem.layout.sum_owned(counts.to(torch.float64).flatten()).view(counts.shape).cumsum(1)
     first = (totals <= fraction * totals[:, -1:]).sum(1).clamp(max=STEPS - 1)
     return first.to(torch.float64) * (2 * math.pi / STEPS) - math.pi

@@ -72,10 +72,10 @@ class PrimaryMode(Prior):
             estimate: the unknowns.
         """
         powers = over_window(power(estimate.probe[:, None]))
-        first, others = float(powers[0]), float(powers[1:].sum())
-        total = first + others
+        first, other_power = float(powers[0]), float(powers[1:].sum())
+        total = first + other_power
         if first >= self.share * total or first == 0:
             return estimate.probe.clone()
-        factors = powers.new_full((len(powers), 1, 1), ((1 - self.share) * total / others) ** 0.5)
+        factors = powers.new_full((len(powers), 1, 1), ((1 - self.share) * total / other_power) ** 0.5)
         factors[0] = (self.share * total / first) ** 0.5
         return estimate.probe * factors.to(estimate.probe.real.dtype)

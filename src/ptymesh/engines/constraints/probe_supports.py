@@ -74,6 +74,6 @@ class ShrinkWrap(Prior):
             estimate: the unknowns.
         """
         intensity = torch.view_as_real(estimate.probe).square().sum(-1).sum(0)
-        around = blurred(intensity, self.sigma_px)
-        inside = around >= self.threshold * around.max()
+        smooth = blurred(intensity, self.sigma_px)
+        inside = smooth >= self.threshold * smooth.max()
         return torch.where(inside, estimate.probe, torch.zeros_like(estimate.probe))

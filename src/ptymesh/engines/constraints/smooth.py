@@ -36,10 +36,10 @@ class Smooth(Constraint):
             estimate: the unknowns.
             engine: not used.
         """
-        around, where = problem.layout.with_margin(estimate.object, estimate, _reach(self))
-        top, left = (c - w for c, w in zip(estimate.corner, where.corner, strict=True))
+        padded, place = problem.layout.with_margin(estimate.object, estimate, _reach(self))
+        top, left = (c - w for c, w in zip(estimate.corner, place.corner, strict=True))
         height, width = estimate.object.shape[-2:]
-        estimate.object.copy_(smoothed(around, self)[:, top : top + height, left : left + width])
+        estimate.object.copy_(smoothed(padded, self)[:, top : top + height, left : left + width])
 
 
 def _reach(smooth: Smooth) -> int:
@@ -57,6 +57,6 @@ def smoothed(obj: Tensor, smooth: Smooth) -> Tensor:
     padded = torch.nn.functional.pad(planes, (reach,) * 4, mode="replicate")
     with torch.backends.cudnn.flags(allow_tf32=False, deterministic=True):  # TF32 would round to ten bits
         rows = torch.nn.functional.conv2d(padded, kernel.view(1, 1, -1, 1))
-        both = torch.nn.functional.conv2d(rows, kernel.view(1, 1, 1, -1))
-    parts = both.view(len(obj), 2, *obj.shape[-2:]).permute(0, 2, 3, 1).contiguous()
+        blurred_rows = torch.nn.functional.conv2d(rows, kernel.view(1, 1, 1, -1))
+    parts = blurred_rows.view(len(obj), 2, *obj.shape[-2:]).permute(0, 2, 3, 1).contiguous()
     return obj + smooth.weight * (torch.view_as_complex(parts) - obj)

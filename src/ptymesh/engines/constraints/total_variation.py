@@ -59,7 +59,7 @@ class TotalVariation(Prior):
             problem: the problem that is solved.
             estimate: the unknowns.
         """
-        lit = illuminated_mask(problem, estimate)
+        illuminated = illuminated_mask(problem, estimate)
 
         def slopes(planes: Tensor, _: tuple[int, int]) -> Tensor:
             down, right = differences(planes, -2), differences(planes, -1)
@@ -68,8 +68,8 @@ class TotalVariation(Prior):
             return torch.stack((plane, depth), dim=1)
 
         lengths = with_neighbours(problem, estimate, 1, slopes)
-        radius = self.weight * float(problem.fields.mean(lengths.real.contiguous(), lit, estimate))
-        depth = self.depth_weight * float(problem.fields.mean(lengths.imag.contiguous(), lit, estimate))
+        radius = self.weight * float(problem.fields.mean(lengths.real.contiguous(), illuminated, estimate))
+        depth = self.depth_weight * float(problem.fields.mean(lengths.imag.contiguous(), illuminated, estimate))
         return with_neighbours(
             problem, estimate, ITERATIONS + 1, lambda planes, _: least_variation(planes, radius, depth)
         )

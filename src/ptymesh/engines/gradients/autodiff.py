@@ -241,8 +241,8 @@ class Autodiff(Options):
         """
         assert estimate.object_values is not None, "checked"
         owned, model = problem.layout.owned(estimate), object_model_of(estimate.object_kind)
-        found = model.absorption_terms(estimate.object_values, estimate.object, slope)
-        terms = [torch.where(owned, term, 0.0) for term in found]
+        by_pixel = model.absorption_terms(estimate.object_values, estimate.object, slope)
+        terms = [torch.where(owned, term, 0.0) for term in by_pixel]
         total, norm = problem.layout.totals(estimate, *terms)
         # as if all light were where it is brightest: the step is no longer than Gauss and Newton's; V = 0 has none
         flat = scale * model.vacuum_power(estimate.absorption)
@@ -263,17 +263,17 @@ class Autodiff(Options):
         if self._under_windows is None:  # resumed within an epoch
             self._under_windows = pixels_under_windows(estimate)
         layout, under = problem.layout, self._under_windows
-        counted = under & layout.owned(estimate)
-        pixels = layout.sum_owned(counted.sum()) * len(estimate.object)
-        around, where = layout.with_margin(estimate.object, estimate, regularisers.REACH)
+        counting = under & layout.owned(estimate)
+        pixels = layout.sum_owned(counting.sum()) * len(estimate.object)
+        padded, place = layout.with_margin(estimate.object, estimate, regularisers.REACH)
         under_around, _ = layout.with_margin(under[None], estimate, regularisers.REACH)
-        top, left = (c - w for c, w in zip(estimate.corner, where.corner, strict=True))
+        top, left = (c - w for c, w in zip(estimate.corner, place.corner, strict=True))
         height, width = under.shape
         densities, slope = (
             field[:, top : top + height, left : left + width]
-            for field in regularisers.gradient(terms, around, under_around[0], pixels)
+            for field in regularisers.gradient(terms, padded, under_around[0], pixels)
         )
-        total = layout.totals(estimate, torch.where(counted, densities, 0.0))[0]
+        total = layout.totals(estimate, torch.where(counting, densities, 0.0))[0]
         return (total / pixels).to(problem.real), slope * under
 
     def leaves(self, estimate: Estimate, parts: dict[str, Part]) -> dict[str, Tensor]:
@@ -282,23 +282,23 @@ class Autodiff(Options):
         The object is given as difference from vacuum, as its own memory, or as the values it follows from; positions,
         spacing and tilt as changes, 0.
         """
-        found = {}
+        leaves = {}
         for name, part in parts.items():
             if name == "object" and estimate.object_values is not None:
-                found[name] = real(estimate.object_values).clone()
+                leaves[name] = real(estimate.object_values).clone()
             elif name == "object":
-                whole = self.parametrisation == "complex"
+                is_complex = self.parametrisation == "complex"
                 departs = estimate.object - 1 if self.from_vacuum else estimate.object
-                found[name] = real(departs) if whole else phase_of(estimate.object)
+                leaves[name] = real(departs) if is_complex else phase_of(estimate.object)
             elif name == "amplitude":
-                found[name] = estimate.object.abs() - 1
+                leaves[name] = estimate.object.abs() - 1
             elif name in ("positions", "slice_spacing", "tilt"):
-                found[name] = torch.zeros_like(part.slope)  # how far they move
+                leaves[name] = torch.zeros_like(part.slope)  # how far they move
             elif name == "absorption":
-                found[name] = torch.full_like(part.slope, estimate.absorption) / part.unit
+                leaves[name] = torch.full_like(part.slope, estimate.absorption) / part.unit
             else:
-                found[name] = real(estimate[name]) / part.unit
-        return found
+                leaves[name] = real(estimate[name]) / part.unit
+        return leaves
 
     def write(self, problem: Problem, estimate: Estimate, leaves: dict[str, Tensor], parts: dict[str, Part]) -> None:
         """Write unknowns to the estimate, in place.
@@ -312,8 +312,8 @@ class Autodiff(Options):
         obj = estimate.object
         if estimate.object_values is not None:
             if "absorption" in leaves:
-                wanted = float(leaves["absorption"] * parts["absorption"].unit)
-                estimate.absorption = min(max(wanted, 0.0), LARGEST_ABSORPTION)
+                absorption = float(leaves["absorption"] * parts["absorption"].unit)
+                estimate.absorption = min(max(absorption, 0.0), LARGEST_ABSORPTION)
             if "object" in leaves:
                 real(estimate.object_values).copy_(leaves["object"])
             if leaves.keys() & {"object", "absorption"}:
@@ -321,15 +321,15 @@ class Autodiff(Options):
                 obj.copy_(model.transmission(estimate.object_values, estimate.absorption))
         elif leaves.keys() & {"object", "amplitude"}:
             if self.parametrisation == "complex":
-                found = torch.view_as_complex(leaves["object"])
+                complex_values = torch.view_as_complex(leaves["object"])
                 if self.from_vacuum:
-                    obj.copy_(found + 1)
-                elif found.data_ptr() != obj.data_ptr():  # else the object was changed in place
-                    obj.copy_(found)
+                    obj.copy_(complex_values + 1)
+                elif complex_values.data_ptr() != obj.data_ptr():  # else the object was changed in place
+                    obj.copy_(complex_values)
             else:
                 phase = leaves["object"] if "object" in leaves else phase_of(obj)
-                kept = torch.ones_like(phase) if self.parametrisation == "phase" else obj.abs()
-                obj.copy_(torch.polar(leaves["amplitude"] + 1 if "amplitude" in leaves else kept, phase))
+                amplitude = torch.ones_like(phase) if self.parametrisation == "phase" else obj.abs()
+                obj.copy_(torch.polar(leaves["amplitude"] + 1 if "amplitude" in leaves else amplitude, phase))
         for name in leaves.keys() & {"probe", "opr", "weights"}:
             real(estimate[name]).copy_(leaves[name] * parts[name].unit)
         bounds = {one.name: one.least for one in problem.model.unknowns}
@@ -341,11 +341,11 @@ class Autodiff(Options):
             estimate.background.copy_((leaves["background"] * parts["background"].unit).clamp(min=0))
         # Spacing and tilt are numbers on the host: one transfer from the device for both.
         if gaps := [name for name in ("slice_spacing", "tilt") if name in leaves]:
-            told = torch.cat([(leaves[name] * parts[name].unit).reshape(-1) for name in gaps]).tolist()
+            gap_values = torch.cat([(leaves[name] * parts[name].unit).reshape(-1) for name in gaps]).tolist()
             if "slice_spacing" in gaps:
-                estimate.slice_spacing_m *= 1 + told.pop(0)
+                estimate.slice_spacing_m *= 1 + gap_values.pop(0)
             if "tilt" in gaps:
-                y, x = told
+                y, x = gap_values
                 estimate.tilt_rad = (estimate.tilt_rad[0] + y, estimate.tilt_rad[1] + x)
 
     def _loss(self, problem: Problem) -> Loss:
@@ -364,10 +364,10 @@ class Autodiff(Options):
         if self.parametrisation == "complex":
             return {"object": real(slope)}
         turned = obj.conj() * slope  # O = a exp(i phi): dO = i O dphi + (O / a) da
-        found = {"object": turned.imag}
+        slopes = {"object": turned.imag}
         if self.parametrisation == "amplitude_phase":
-            found["amplitude"] = turned.real / obj.abs().clamp(min=torch.finfo(obj.real.dtype).tiny)
-        return found
+            slopes["amplitude"] = turned.real / obj.abs().clamp(min=torch.finfo(obj.real.dtype).tiny)
+        return slopes
 
 
 def _add_vacuum(theta: Tensor, outside: float) -> Tensor:

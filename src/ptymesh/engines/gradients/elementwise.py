@@ -91,8 +91,8 @@ class Unknowns(Options):
 
 def eager(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
     """Return torch's optimiser without its support of torch.compile, whose import alone takes longer than an epoch."""
-    own = {"add_param_group": unwrap(kind.add_param_group), "step": torch.no_grad()(unwrap(kind.step))}
-    return type(kind.__name__, (kind,), own)
+    methods = {"add_param_group": unwrap(kind.add_param_group), "step": torch.no_grad()(unwrap(kind.step))}
+    return type(kind.__name__, (kind,), methods)
 
 
 @cache
@@ -131,14 +131,14 @@ class Elementwise(Autodiff, Engine):
 
     def _memory(self, name: str, leaf: Tensor) -> dict[str, Tensor]:
         """Return torch's memory of this unknown; none if it was made for an array of another shape."""
-        kept = {key.partition(".")[2]: tensor for key, tensor in self.state.items() if key.startswith(f"{name}.")}
-        memory = {key: unpacked(tensor, leaf) for key, tensor in kept.items()}
+        tensors = {key.partition(".")[2]: tensor for key, tensor in self.state.items() if key.startswith(f"{name}.")}
+        memory = {key: unpacked(tensor, leaf) for key, tensor in tensors.items()}
         return memory if all(tensor.ndim == 0 or tensor.shape == leaf.shape for tensor in memory.values()) else {}
 
     def _hyperparameters(self) -> dict[str, object]:
         """Return the options of the torch optimiser, besides lr."""
-        own = type(self).model_fields.keys() - Elementwise.model_fields.keys()
-        return {name: getattr(self, name) for name in own}
+        names = type(self).model_fields.keys() - Elementwise.model_fields.keys()
+        return {name: getattr(self, name) for name in names}
 
     @model_validator(mode="after")
     def _consistent(self) -> Elementwise:
@@ -228,21 +228,21 @@ class Elementwise(Autodiff, Engine):
             estimate: the unknowns, changed in place.
             batch: the views.
         """
-        wanted = self._moving(problem, batch)
-        found = self.gradient(problem, estimate, batch, wanted)
-        background = found.parts.pop("background", None)
-        leaves = self.leaves(estimate, found.parts)
-        for name, part in found.parts.items():
+        moving = self._moving(problem, batch)
+        gradient = self.gradient(problem, estimate, batch, moving)
+        background = gradient.parts.pop("background", None)
+        leaves = self.leaves(estimate, gradient.parts)
+        for name, part in gradient.parts.items():
             leaves[name].grad = (part.slope * (part.scale / part.unit)).to(leaves[name].dtype)
         if leaves:
             # A fused step is faster on a CPU; on a GPU it would round the last elements of an array otherwise.
             self._update(leaves, batch.epoch, fused=problem.device.type == "cpu")
-        self.write(problem, estimate, leaves, found.parts)
+        self.write(problem, estimate, leaves, gradient.parts)
         if background is not None:
             self._step_background(estimate, background, batch.epoch)
         if "positions" in leaves:
-            own = sent(problem.layout.own, problem.device)
-            batch.view_updates.positions = [(own, leaves["positions"][own])]
+            local_views = sent(problem.layout.own, problem.device)
+            batch.view_updates.positions = [(local_views, leaves["positions"][local_views])]
 
     def rate(self, epoch: int) -> float:
         """Return the learning rate of the first unknown that moves, or 0 if no scheduler changes it."""

@@ -142,13 +142,15 @@ def _rounded(squared: Tensor) -> Tensor:
     return torch.sqrt(squared + ROUND**2) - ROUND
 
 
-def gradient(terms: list[tuple[Density, float]], obj: Tensor, counted: Tensor, pixels: Tensor) -> tuple[Tensor, Tensor]:
+def gradient(
+    terms: list[tuple[Density, float]], obj: Tensor, counting: Tensor, pixels: Tensor
+) -> tuple[Tensor, Tensor]:
     """Return a weighted sum of densities over some pixels, and its gradient after division by a number of pixels.
 
     Args:
         terms: densities and their weights.
         obj: (L, H, W) complex.
-        counted: (H, W) bool, pixels that count.
+        counting: (H, W) bool, pixels that count.
         pixels: 0-d, number by which the sum is divided.
 
     Returns:
@@ -158,7 +160,7 @@ def gradient(terms: list[tuple[Density, float]], obj: Tensor, counted: Tensor, p
     with torch.enable_grad():
         densities = torch.zeros_like(obj.real)
         for density, weight in terms:
-            densities = densities + weight * torch.where(counted, density(leaf), 0.0)
+            densities = densities + weight * torch.where(counting, density(leaf), 0.0)
         value = densities.sum() / pixels
     (slope,) = torch.autograd.grad(value, leaf)
     return densities.detach(), slope

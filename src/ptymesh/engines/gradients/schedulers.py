@@ -54,10 +54,14 @@ class Scheduler(Options):
         kind = SHORT.get(self.name, self.name)
         if kind in REFUSED:
             raise ValueError(f"{kind} cannot be used by name: {REFUSED[kind]}")
-        known = getattr(lr_scheduler, kind, None)
-        if not (inspect.isclass(known) and issubclass(known, LRScheduler) and known is not LRScheduler):
+        scheduler_class = getattr(lr_scheduler, kind, None)
+        if not (
+            inspect.isclass(scheduler_class)
+            and issubclass(scheduler_class, LRScheduler)
+            and scheduler_class is not LRScheduler
+        ):
             raise ValueError(f"{self.name!r} is no scheduler of torch; there are {', '.join(SHORT)}")
-        accepted = [p for p in inspect.signature(known).parameters if p not in ("optimizer", "last_epoch")]
+        accepted = [p for p in inspect.signature(scheduler_class).parameters if p not in ("optimizer", "last_epoch")]
         for option in self.model_extra or {}:
             if option not in accepted:
                 raise ValueError(f"{kind} has no option {option!r}; it has {', '.join(accepted)}")
@@ -66,8 +70,8 @@ class Scheduler(Options):
     @property
     def kind(self) -> type[LRScheduler]:
         """Class of torch's scheduler that the name stands for."""
-        found: type[LRScheduler] = getattr(lr_scheduler, SHORT.get(self.name, self.name))
-        return found
+        scheduler_class: type[LRScheduler] = getattr(lr_scheduler, SHORT.get(self.name, self.name))
+        return scheduler_class
 
     @property
     def looks_at_losses(self) -> bool:

@@ -105,18 +105,18 @@ class Sweep:
         """Add a chunk whose loss is not the model's fidelity, or whose waves are needed."""
         problem, estimate = self.problem, self.estimate
         intermediates = problem.evaluator.forward(estimate, chunk)
-        found: dict[str, tuple[Tensor, Tensor]] = {}
+        slopes: dict[str, tuple[Tensor, Tensor]] = {}
         if isinstance(self.loss, OfFidelity) and not self._at_detector:
             background_sums = self.accumulator.background_of(chunk)
             waves, sums = problem.evaluator.loss_gradient(chunk, intermediates, note, background_sums)
             self.terms.add(sums)
         else:
-            waves, found = self._loss_gradient(chunk, intermediates, note)
+            waves, slopes = self._loss_gradient(chunk, intermediates, note)
         self.accumulator.add(chunk, intermediates, waves)
         self._add_gaps(chunk, intermediates, waves)
         if self._of_waves:
-            found |= problem.model.operator_slopes(intermediates, waves)
-        self._add_others(chunk, found)
+            slopes |= problem.model.operator_slopes(intermediates, waves)
+        self._add_others(chunk, slopes)
 
     def _add_gaps(self, chunk: Chunk, intermediates: Intermediates, waves: Tensor) -> None:
         """Add the sums for spacing and tilt of the slices, if they are wanted."""
@@ -124,22 +124,22 @@ class Sweep:
             return
         model = self.problem.model
         rates = torch.cat([model.gap_rates(name) for name in self._gaps])
-        found = self.problem.backend.gap_products(model, chunk, intermediates, rates, waves)
+        products = self.problem.backend.gap_products(model, chunk, intermediates, rates, waves)
         if "tilt" in self._gaps:
-            self.reductions["tilt"].add(found[:, -2:].transpose(1, 2).contiguous())
+            self.reductions["tilt"].add(products[:, -2:].transpose(1, 2).contiguous())
         if "slice_spacing" in self._gaps:
-            self.reductions["slice_spacing"].add(found[:, 0])
+            self.reductions["slice_spacing"].add(products[:, 0])
 
-    def _add_others(self, chunk: Chunk, found: dict[str, tuple[Tensor, Tensor]]) -> None:
+    def _add_others(self, chunk: Chunk, slopes: dict[str, tuple[Tensor, Tensor]]) -> None:
         """Add slopes and curvatures of the operators' unknowns; with a row per view, a row's largest curvature.
 
         They are those of the chunk's views, (B, ...).
         """
         for name, one in self._others.items():
             if one.scope == "tiled":
-                self._tiled.add(chunk, name, found[name])
+                self._tiled.add(chunk, name, slopes[name])
                 continue
-            along, norm = (real(t).to(torch.float64) for t in found[name])
+            along, norm = (real(t).to(torch.float64) for t in slopes[name])
             if one.scope == "view":
                 rows = (along.reshape(len(along), -1), norm.reshape(len(norm), -1).amax(1, keepdim=True))
                 self._of_views.setdefault(name, []).append(torch.cat(rows, dim=1))
@@ -169,17 +169,17 @@ class Sweep:
             background_sums.add(signal, chunk.data)
         elif "background" in self.wanted:
             self.reductions["background"].add(self._find_background_slope(signal, chunk))
-        found: dict[str, tuple[Tensor, Tensor]] = {}
+        slopes: dict[str, tuple[Tensor, Tensor]] = {}
         if self._at_detector:
 
             def loss_derivatives(signal: Tensor) -> tuple[Tensor, Tensor]:
                 return self.loss.slope(signal, chunk.data), fidelity.norm("amplitude", signal, chunk.data) / 2
 
-            found = problem.model.detector_slopes(S, chunk.data, chunk.values, loss_derivatives)
+            slopes = problem.model.detector_slopes(S, chunk.data, chunk.values, loss_derivatives)
         if response is not None:
             slope = response.adjoint(slope)
         detected *= -slope[:, None]
-        return problem.model.detect_adjoint(detected, chunk.fractions), found
+        return problem.model.detect_adjoint(detected, chunk.fractions), slopes
 
     def _find_background_slope(self, S: Tensor, chunk: Chunk) -> Tensor:
         """Return slope by b and I^(-1/2) of each view, (B, 2, h, w); of scans with their own (B, 2, S, h, w).
@@ -187,8 +187,8 @@ class Sweep:
         They are defined also where the model has no light, for b needs none.
         """
         S, data = raised_signals(S, chunk.data), chunk.data
-        found = torch.stack((self.loss.slope(S, data), darkness(S, data)), dim=1)
-        return self.estimate.terms_of_background(found, chunk.setting)
+        pair = torch.stack((self.loss.slope(S, data), darkness(S, data)), dim=1)
+        return self.estimate.terms_of_background(pair, chunk.setting)
 
     def total(self) -> tuple[Gradients, LossSummary, dict[str, Part]]:
         """Return the global sums, the loss's summary, and the parts of all unknowns but the object. Collective.
@@ -198,10 +198,10 @@ class Sweep:
         estimate = self.estimate
         sent: dict[str, Reduction | Tensor] = {"loss": self.terms, **self.reductions, **self._rows()}
         sums = self.accumulator.total(*sent.values())
-        others = dict(zip(sent, sums.others, strict=True))
+        further_sums = dict(zip(sent, sums.others, strict=True))
         if sums.background is not None:
-            others["background"] = sums.background
-        of_loss, loss = others.pop("loss"), self.loss
+            further_sums["background"] = sums.background
+        of_loss, loss = further_sums.pop("loss"), self.loss
         if isinstance(loss, OfFidelity):
             summary = LossSummary(*self.problem.evaluator.at_once("what a loss means", loss.summed_up, of_loss))
         else:  # not recorded, as the loss may hold numbers of this batch
@@ -216,9 +216,11 @@ class Sweep:
             if name in self.wanted and len(field):
                 brought = field, weight, torch.stack((D, c))
                 name_of_work = (f"the step of the {name}",)
-                found = self.problem.backend.repeat(name_of_work, _find_mode_steps, estimate.probe, brought=brought)
-                parts[name] = Part(*found)
-        return sums, summary, parts | self._more_parts(others, summary)
+                mode_steps = self.problem.backend.repeat(
+                    name_of_work, _find_mode_steps, estimate.probe, brought=brought
+                )
+                parts[name] = Part(*mode_steps)
+        return sums, summary, parts | self._more_parts(further_sums, summary)
 
     def _rows(self) -> dict[str, Tensor]:
         """Return slopes of the unknowns with a row per view, (B, n) each: this rank's views, 0 for others."""
@@ -241,8 +243,8 @@ class Sweep:
             mean = counts / (views * math.prod(self.estimate.background.shape[-2:]))
             slope, dark = others["background"]
             # The squared mean of I^(-1/2), not the mean of 1 / I, in which a dark speckle would outweigh all others.
-            seen = self.problem.views_of_backgrounds(self.estimate, self.batch.views)
-            curvature = c / 2 * (dark.square() / seen).clamp(min=DARK)
+            views_by_background = self.problem.views_of_backgrounds(self.estimate, self.batch.views)
+            curvature = c / 2 * (dark.square() / views_by_background).clamp(min=DARK)
             parts["background"] = Part(slope / D, D / curvature, mean)
         for gap in [name for name in GAPS if name in others]:
             along, norm = others[gap]
@@ -275,9 +277,11 @@ class Sweep:
 
     def _scatter_views(self, rows: Tensor, others: Tensor) -> Tensor:
         """Return an array of all views (N, ...): these rows (B, n) for the batch's, and `others` for all else."""
-        found = others.clone()
-        found[sent(self.batch.views, self.problem.device)] = rows.to(found.dtype).reshape(-1, *found.shape[1:])
-        return found
+        scattered = others.clone()
+        scattered[sent(self.batch.views, self.problem.device)] = rows.to(scattered.dtype).reshape(
+            -1, *scattered.shape[1:]
+        )
+        return scattered
 
     def _pixel_tilt(self) -> Tensor:
         """Return the change of each tilt (2,) by which the wave moves by a pixel from slice to slice."""

@@ -136,12 +136,12 @@ def affine_part(
     one, none = torch.ones_like(y), torch.zeros_like(y)
     columns = [*(along[name] for name in terms), (one, none), (none, one)]
     design = torch.stack([torch.stack(column, dim=1) for column in columns], dim=2)
-    known, moved = (design, displacement) if fitted is None else (design[fitted], displacement[fitted])
-    solution = fit_columns(known.flatten(0, 1).T, moved.flatten())
+    chosen_columns, moved = (design, displacement) if fitted is None else (design[fitted], displacement[fitted])
+    solution = fit_columns(chosen_columns.flatten(0, 1).T, moved.flatten())
     return (design * solution.to(design.device)).sum(2)
 
 
-def fit_columns(columns: Tensor, wanted: Tensor) -> Tensor:
+def fit_columns(columns: Tensor, target: Tensor) -> Tensor:
     """Fit numbers by columns, by least squares; of several solutions the least.
 
     By normal equations, whose sums are the same with any number of threads; those within a decomposition of all rows
@@ -149,11 +149,11 @@ def fit_columns(columns: Tensor, wanted: Tensor) -> Tensor:
 
     Args:
         columns: (k, n) float64.
-        wanted: (n,) float64.
+        target: (n,) float64.
 
     Returns:
         (k,) float64 on the host, the factors of the columns.
     """
-    rows = [*columns, wanted]
+    rows = [*columns, target]
     gram = torch.stack([torch.stack([total_of(a * b) for b in rows]) for a in rows[:-1]]).cpu()
     return torch.linalg.pinv(gram[:, :-1], hermitian=True, rtol=SINGULAR) @ gram[:, -1]

@@ -54,11 +54,11 @@ def relocate(engine: Engine, problem: Problem, estimate: Estimate, views: np.nda
     """
     options = engine.positions
     assert options is not None
-    done = (epoch - options.start + 1) % (TOGETHER + ALONE)
+    phase = (epoch - options.start + 1) % (TOGETHER + ALONE)
     last = min(options.stop or engine.epochs, engine.epochs)
-    if done == TOGETHER and epoch + ALONE + TOGETHER <= last:
+    if phase == TOGETHER and epoch + ALONE + TOGETHER <= last:
         engine.state[KEY] = _are_astray(problem, estimate, views)
-    elif done == 0 and KEY in engine.state:
+    elif phase == 0 and KEY in engine.state:
         astray = engine.state.pop(KEY)
         _look_for(problem, estimate, views, astray)
         if "position_velocity" in engine.state:
@@ -71,19 +71,19 @@ def _are_astray(problem: Problem, estimate: Estimate, views: np.ndarray) -> Tens
     problem.evaluator.residual(estimate, views, sums)
     misfit, counts = problem.layout.merge(sums).unbind(1)
     residual = misfit / counts.clamp(min=1.0)
-    some = residual[torch.as_tensor(views, device=problem.device)]
-    median = some.median()
-    return residual > median + WORSE * DEVIATION * (some - median).abs().median()
+    of_views = residual[torch.as_tensor(views, device=problem.device)]
+    median = of_views.median()
+    return residual > median + WORSE * DEVIATION * (of_views - median).abs().median()
 
 
 def _look_for(problem: Problem, estimate: Estimate, views: np.ndarray, astray: Tensor) -> None:
     """Set the positions of the views that are astray (N,) bool to the best of their grids. Collective."""
     moves = estimate.positions - estimate.nominal
-    others = torch.zeros_like(astray)
-    others[torch.as_tensor(views, device=problem.device)] = True
-    others &= ~astray
-    affine = affine_part(estimate.nominal, moves, fitted=others)
-    away = (moves - affine)[others]
+    reference_views = torch.zeros_like(astray)
+    reference_views[torch.as_tensor(views, device=problem.device)] = True
+    reference_views &= ~astray
+    affine = affine_part(estimate.nominal, moves, fitted=reference_views)
+    away = (moves - affine)[reference_views]
     spread = float((away - away.median(0).values).abs().median(0).values.max())
     half = min(REACH * DEVIATION * spread, FARTHEST_PX)
     line = torch.linspace(-half, half, 2 * math.ceil(half) + 1, dtype=torch.float64, device=problem.device)

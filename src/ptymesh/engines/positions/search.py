@@ -80,11 +80,11 @@ def try_moves(problem: Problem, estimate: Estimate, views: np.ndarray, moves: It
         moves: (N, 2) float64 each, a trial of every view, pixels from where it is.
     """
     filled = problem.loader.fill_halos(estimate)
-    here = estimate.positions.clone()
-    best, least = here.clone(), _misfits(problem, estimate, views, filled)
+    positions_before = estimate.positions.clone()
+    best, least = positions_before.clone(), _misfits(problem, estimate, views, filled)
     reach = INTERPOLATED if problem.model.subpixel == "bilinear" else float("inf")
     for moved in moves:
-        tried = torch.clamp(here + moved, estimate.anchors - reach, estimate.anchors + reach)
+        tried = torch.clamp(positions_before + moved, estimate.anchors - reach, estimate.anchors + reach)
         misfit = _misfits(problem, replace(estimate, positions=tried), views, filled)
         better = misfit < least
         best, least = torch.where(better[:, None], tried, best), torch.where(better, misfit, least)
@@ -95,12 +95,12 @@ def _misfits(problem: Problem, estimate: Estimate, views: np.ndarray, filled: Ma
     """Return sum (sqrt I - sqrt y)^2 of this rank's views among these, (N,) float64; 0 for all others."""
 
     def sweep() -> Tensor:
-        found = torch.zeros(problem.views, dtype=torch.float64, device=problem.device)
+        misfits = torch.zeros(problem.views, dtype=torch.float64, device=problem.device)
         for chunk in problem.loader.chunks(estimate, views, filled=filled):
             waves = problem.evaluator.forward(estimate, chunk)
             columns = problem.backend.detector(problem.model, chunk, waves, "evaluate")[1]
-            found[chunk.views] = columns[:, MISFIT].to(found.dtype)
-        return found
+            misfits[chunk.views] = columns[:, MISFIT].to(misfits.dtype)
+        return misfits
 
     return problem.evaluator.in_memory(sweep)
 
@@ -110,10 +110,10 @@ def _correlation_steps(problem: Problem, estimate: Estimate, views: np.ndarray) 
     filled = problem.loader.fill_halos(estimate)
 
     def sweep() -> Tensor:
-        found = torch.zeros(problem.views, 2, dtype=torch.float64, device=problem.device)
+        steps = torch.zeros(problem.views, 2, dtype=torch.float64, device=problem.device)
         for chunk in problem.loader.chunks(estimate, views, filled=filled):
-            found[chunk.views] = _shifts_of_chunk(problem, estimate, chunk)
-        return found
+            steps[chunk.views] = _shifts_of_chunk(problem, estimate, chunk)
+        return steps
 
     return problem.evaluator.in_memory(sweep)
 
@@ -127,14 +127,16 @@ def _shifts_of_chunk(problem: Problem, estimate: Estimate, chunk: Chunk) -> Tens
     light = model.illumination(intermediates)
     largest = light.amax((-2, -1), keepdim=True).clamp(min=torch.finfo(light.dtype).tiny)
     # A region with sharp edges: graded weights would not leave out moves of the whole exit wave, which no pattern sees.
-    lit = (light > LIT * largest).to(light.dtype)
-    seen = intermediates.windows - _means(intermediates.windows, lit)
-    share = over_window(lit * light / largest).sum(1) / over_window(lit).sum(1).clamp(min=1)
-    return find_shifts(lit * seen, lit * (seen + change / largest)) / share[:, None].clamp(min=LIT)
+    illuminated = (light > LIT * largest).to(light.dtype)
+    centred_windows = intermediates.windows - _means(intermediates.windows, illuminated)
+    share = over_window(illuminated * light / largest).sum(1) / over_window(illuminated).sum(1).clamp(min=1)
+    return find_shifts(illuminated * centred_windows, illuminated * (centred_windows + change / largest)) / share[
+        :, None
+    ].clamp(min=LIT)
 
 
-def _means(windows: Tensor, lit: Tensor) -> Tensor:
+def _means(windows: Tensor, illuminated: Tensor) -> Tensor:
     """Return the means (B, L, 1, 1) complex of windows (B, L, h, w) over pixels that are lit, 1 or 0."""
-    count = over_window(lit).clamp(min=1)
-    real, imaginary = over_window(lit * windows.real) / count, over_window(lit * windows.imag) / count
+    count = over_window(illuminated).clamp(min=1)
+    real, imaginary = over_window(illuminated * windows.real) / count, over_window(illuminated * windows.imag) / count
     return torch.complex(real, imaginary).to(windows.dtype)[..., None, None]

@@ -59,8 +59,8 @@ def ranks_that_round_differently(world: World, bits: str) -> str:
     named = ", ".join(f"rank {rank} ({signatures[rank][1]})" for rank in differing)
     return (
         f"Rank 0 ({signatures[0][1]}) does not round as {named}: the last bits of the result, and what iterations "
-        "make of them, depend on who computes what; use processors of one kind, and one version of torch, to have the same "
-        "bits on any number of ranks."
+        "make of them, depend on who computes what; use processors of one kind, and one version of torch, to have "
+        "the same bits on any number of ranks."
     )
 
 

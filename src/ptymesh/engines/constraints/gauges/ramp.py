@@ -29,7 +29,7 @@ class Ramp(Constraint):
         waves.ramp(engine, problem, estimate, remove_ramp(problem, estimate, illuminated_mask(problem, estimate)))
 
 
-def remove_ramp(problem: Problem, estimate: Estimate, where: Tensor) -> list[float]:
+def remove_ramp(problem: Problem, estimate: Estimate, mask: Tensor) -> list[float]:
     """Bring the mean phase gradient of the product of slices to zero; the probe takes the inverse ramp. Collective.
 
     The gradient is the phase of sum conj(O[r]) O[r + 1], robust against wraps and noise.
@@ -37,25 +37,23 @@ def remove_ramp(problem: Problem, estimate: Estimate, where: Tensor) -> list[flo
     Args:
         problem: the problem that is solved.
         estimate: the unknowns, changed in place.
-        where: (H, W) bool, pixels that count.
+        mask: (H, W) bool, pixels that count.
 
     Returns:
         The gradient in rad/px, y x.
     """
     layout = problem.layout
-    around, at = layout.with_margin(estimate.object, estimate, 1)  # with the pixels next to those of this rank
-    total, lit_around = around.prod(0), layout.with_margin(where[None], estimate, 1)[0][0]
+    padded, at = layout.with_margin(estimate.object, estimate, 1)  # with the pixels next to those of this rank
+    total, lit_around = padded.prod(0), layout.with_margin(mask[None], estimate, 1)[0][0]
     owned = torch.zeros_like(lit_around)
-    y, x = (
-        slice(c - first, c - first + n) for c, first, n in zip(estimate.corner, at.corner, where.shape, strict=True)
-    )
-    owned[y, x] = layout.owned(estimate).expand(where.shape)
+    y, x = (slice(c - first, c - first + n) for c, first, n in zip(estimate.corner, at.corner, mask.shape, strict=True))
+    owned[y, x] = layout.owned(estimate).expand(mask.shape)
     sums = []
     for axis in (0, 1):
         n = total.shape[axis] - 1
         first, second = total.narrow(axis, 0, n), total.narrow(axis, 1, n)
-        both = lit_around.narrow(axis, 0, n) & lit_around.narrow(axis, 1, n) & owned.narrow(axis, 0, n)
-        along = torch.where(both, times(first.conj(), second), 0)
+        both_lit = lit_around.narrow(axis, 0, n) & lit_around.narrow(axis, 1, n) & owned.narrow(axis, 0, n)
+        along = torch.where(both_lit, times(first.conj(), second), 0)
         sums += [along.real, along.imag]
     gradient = phase_of(torch.view_as_complex(layout.totals(estimate, *sums).view(2, 2))).tolist()
     middle = [n // 2 for n in estimate.extent]

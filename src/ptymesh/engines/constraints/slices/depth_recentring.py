@@ -73,19 +73,19 @@ class DepthRecentring(Constraint):
 
     def displacement(self, problem: Problem, estimate: Estimate) -> int:
         """Return by how many slices the object must move: the centre of mass of each slice's mean |O - mean O|^2."""
-        lit = illuminated_mask(problem, estimate)
-        contrast = [self._variance(problem, estimate, one, lit) for one in estimate.object]
+        illuminated = illuminated_mask(problem, estimate)
+        contrast = [self._variance(problem, estimate, one, illuminated) for one in estimate.object]
         total = sum(contrast)
         if not total:
             return 0
         middle = (len(contrast) - 1) / 2
         return round(middle - sum(i * c for i, c in enumerate(contrast)) / total)
 
-    def _variance(self, problem: Problem, estimate: Estimate, one: Tensor, lit: Tensor) -> float:
+    def _variance(self, problem: Problem, estimate: Estimate, one: Tensor, illuminated: Tensor) -> float:
         """Return mean |O - mean O|^2 of a slice (H, W) over illuminated pixels. Collective."""
         parts = torch.view_as_real(one).permute(2, 0, 1).contiguous()
-        means = [float(problem.fields.mean(part, lit, estimate)) for part in parts]
+        means = [float(problem.fields.mean(part, illuminated, estimate)) for part in parts]
         return sum(
-            float(problem.fields.mean((part - mean).square(), lit, estimate))
+            float(problem.fields.mean((part - mean).square(), illuminated, estimate))
             for part, mean in zip(parts, means, strict=True)
         )

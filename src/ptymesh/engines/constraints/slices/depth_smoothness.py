@@ -57,8 +57,8 @@ class DepthSmoothness(Prior):
 def smoothing(slices: int, cost: float) -> list[list[float]]:
     """Return (1 + cost D^T D)^-1, (L, L), D the differences between neighbouring slices."""
     differences = np.diff(np.eye(slices), axis=0)
-    found: list[list[float]] = np.linalg.inv(np.eye(slices) + cost * differences.T @ differences).tolist()
-    return found
+    rows: list[list[float]] = np.linalg.inv(np.eye(slices) + cost * differences.T @ differences).tolist()
+    return rows
 
 
 def mixed_slices(obj: Tensor, matrix: list[list[float]]) -> Tensor:
