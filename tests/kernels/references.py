@@ -327,7 +327,7 @@ def check_pixels_without_data(case: Case) -> None:
 
 def record_references(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A list to which the names of what the kernels of the CPU leave to the reference are added."""
-    from ptymesh.kernels.cpu import one_go
+    from ptymesh.kernels.cpu import from_probe
     from ptymesh.kernels.cpu.backend import CpuBackend
 
     left: list[str] = []
@@ -343,7 +343,7 @@ def record_references(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return reference_of(method)
 
     monkeypatch.setattr(CpuBackend, "kernel_for", recording)
-    monkeypatch.setattr(one_go, "reference_of", reference)
+    monkeypatch.setattr(from_probe, "reference_of", reference)
     return left
 
 

@@ -73,7 +73,7 @@ ONE_BEAM: Capability = (_ANY - SEVERAL - VARIED,)
 SLICES: Capability = (_ANY - ONE - UNKNOWN | PIECES,)
 NEAR_FIELD: Capability = (_ANY - SEVERAL - FAR - UNKNOWN | PIECES,)
 OWN_PROBES: Capability = (_ANY - SEVERAL - NEAR - BILINEAR - SHARED - UNKNOWN | PIECES,)
-IN_ONE_GO: Capability = SLICES + NEAR_FIELD + OWN_PROBES
+FROM_PROBE: Capability = SLICES + NEAR_FIELD + OWN_PROBES
 #: Of these, views with OPR modes, or views that carry waves on between object and detector.
 CARRIED_ON: Capability = SLICES + NEAR_FIELD + (OWN_PROBES[0] - SHIFTED,)
 #: Views of a single slice in the far field that share the probe.
@@ -96,8 +96,8 @@ class Request(NamedTuple):
         near: True for a near field.
         subpixel: how fractions of positions act.
         varied: True for probes with OPR modes.
-        whole: True if all views lie on whole pixels.
-        known: True if the kernels know the windows' Fourier transform.
+        on_pixels: True if all views lie on whole pixels.
+        transform_known: True if the kernels know the windows' Fourier transform.
         operators: words for the model's operators.
         detector: words for the pieces between intensities and counts.
         fidelity: loss to which the step at the detector belongs.
@@ -108,24 +108,25 @@ class Request(NamedTuple):
     near: bool
     subpixel: str
     varied: bool
-    whole: bool
-    known: bool
+    on_pixels: bool
+    transform_known: bool
     operators: frozenset[str]
     detector: frozenset[str]
     fidelity: str
     kind: type[Model]
 
     @classmethod
-    def of(cls, model: Model, varied: bool, whole: bool, known: bool) -> Request:
+    def of(cls, model: Model, varied: bool, on_pixels: bool, transform_known: bool) -> Request:
         """Return the request of a model and of views.
 
         Args:
             model: the forward model.
             varied: True for probes with OPR modes.
-            whole: True if all views lie on whole pixels.
-            known: True if the kernels know the windows' Fourier transform.
+            on_pixels: True if all views lie on whole pixels.
+            transform_known: True if the kernels know the windows' Fourier transform.
         """
-        several, near, views = model.slice_kernel is not None, model.kernel is not None, (varied, whole, known)
+        several, near = model.slice_kernel is not None, model.kernel is not None
+        views = varied, on_pixels, transform_known
         # asked several times for each chunk, mostly of a model without either
         operators = words_for(model) if model.operators or model.energies or model.mirror else NONE
         on_light = model.detector and model.on_light
@@ -134,9 +135,9 @@ class Request(NamedTuple):
 
     def words(self, operation: Operation) -> frozenset[str]:
         """Return the words for an operation."""
-        probes = VARIED if self.varied else SHIFTED if self.subpixel == "fourier" and not self.whole else SHARED
+        probes = VARIED if self.varied else SHIFTED if self.subpixel == "fourier" and not self.on_pixels else SHARED
         words = (SEVERAL if self.several else ONE) | (NEAR if self.near else FAR) | probes
-        words |= (KNOWN if self.known else UNKNOWN) | {f"{self.subpixel} positions"}
+        words |= (KNOWN if self.transform_known else UNKNOWN) | {f"{self.subpixel} positions"}
         words |= {f"{self.fidelity} fidelity"} if operation in COMPARING else frozenset()
         words |= self.operators
         words |= self.detector if operation in COMPARING else frozenset()
@@ -153,16 +154,16 @@ def words_for(model: Model) -> frozenset[str]:
     return words if model.mirror is None else words | {"mirror"}
 
 
-def capability_for(operation: Operation, request: Request, known: Iterable[Capability]) -> Capability | None:
+def capability_for(operation: Operation, request: Request, capabilities: Iterable[Capability]) -> Capability | None:
     """Return the first capability that covers a request; None if none does.
 
     Args:
         operation: name of the operation.
         request: what is asked.
-        known: capabilities that there are for the operation.
+        capabilities: capabilities that there are for the operation.
     """
     words = request.words(operation)
-    return next((one for one in known if any(words <= some for some in one)), None)
+    return next((one for one in capabilities if any(words <= some for some in one)), None)
 
 
 def varies(chunk: Chunk) -> bool:

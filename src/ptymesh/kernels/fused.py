@@ -139,15 +139,15 @@ class StackedIntermediates(FusedIntermediates):
 
     @cached_property
     def _slices(self) -> list[FusedIntermediates]:
-        found, beams = [], self.beams
+        stack, beams = [], self.beams
         for index, obj in enumerate(self.whole_object[:, None]):
             one = FusedIntermediates(self.backend, self.model, self.chunk, obj, self.probe, self.opr)
             one.index, one.beams = index, beams
-            found.append(one)
+            stack.append(one)
             if index + 1 < len(self.whole_object):
                 waves = self.model.to_next(self.backend.exit_waves(one))
                 beams = Beams(waves, torch.ones_like(beams.amplitudes))
-        return found
+        return stack
 
     @cached_property
     def windows(self) -> Tensor:
@@ -173,9 +173,9 @@ class KeptProbes:
         """Return the intermediates; probes of half precision are expanded to memory of their own."""
         if not isinstance(self.probes, Halves):
             return self.intermediates
-        made = copy(self.intermediates)
-        made.beams = Beams(self.probes.waves, self.amplitudes)
-        return made
+        restored = copy(self.intermediates)
+        restored.beams = Beams(self.probes.waves, self.amplitudes)
+        return restored
 
 
 class FusedBackend(Backend, ABC):
@@ -198,15 +198,15 @@ class FusedBackend(Backend, ABC):
         """
         h, w = window_of(chunk.mask)
         finer = model.binning if model.detector else 1
-        known = self.knows_transform((finer * h, finer * w))
-        return self.kernel_of(operation, Request.of(model, varies(chunk), chunk.integer_positions, known))
+        transform_known = self.knows_transform((finer * h, finer * w))
+        return self.kernel_of(operation, Request.of(model, varies(chunk), chunk.integer_positions, transform_known))
 
     def kernel_of(self, operation: Operation, request: Request) -> Callable[..., object] | None:
         """Return the kernel of an operation for a request; None if there is none."""
         key = operation, request
         if key not in self._chosen:
-            known = [capability for one, capability in self.table if one == operation]
-            capability = capability_for(operation, request, known)
+            capabilities = [capability for one, capability in self.table if one == operation]
+            capability = capability_for(operation, request, capabilities)
             self._chosen[key] = None if capability is None else self.table[operation, capability]
         return self._chosen[key]
 
@@ -494,9 +494,9 @@ class FusedBackend(Backend, ABC):
         assert isinstance(intermediates, FusedIntermediates)
         amplitudes = chunk.weights[:, 0].contiguous()
         by_y, by_x = (self._shifted(chunk, probe, amplitudes, axis) for axis in (0, 1))
-        found = self.along_positions(intermediates, chi, by_y, by_x)
+        sums = self.along_positions(intermediates, chi, by_y, by_x)
         return steps_of(
-            found[:, :2], self.position_derivative_norms(model, chunk, intermediates, probe, opr), found[:, 2], chi
+            sums[:, :2], self.position_derivative_norms(model, chunk, intermediates, probe, opr), sums[:, 2], chi
         )
 
     def step_weights(
@@ -517,9 +517,9 @@ class FusedBackend(Backend, ABC):
         """
         assert isinstance(intermediates, FusedIntermediates)
         ones = replace(chunk, weights=torch.ones_like(chunk.weights))
-        found = self.systems(model, ones, intermediates, intermediates.whole_object, probe, chi)
+        products = self.systems(model, ones, intermediates, intermediates.whole_object, probe, chi)
         real = chunk.weights.dtype
-        return (found[:, 4] / found[:, 1].clamp(min=torch.finfo(real).tiny))[:, None].to(real)
+        return (products[:, 4] / products[:, 1].clamp(min=torch.finfo(real).tiny))[:, None].to(real)
 
     def systems_of_windows(
         self, model: Model, chunk: Chunk, intermediates: Intermediates, d_object: Tensor, d_probe: Tensor, chi: Tensor

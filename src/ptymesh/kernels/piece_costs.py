@@ -29,17 +29,19 @@ def costs_of_pieces(backend: Backend, model: Model, window: tuple[int, int]) -> 
     plain = replace(model, operators=(), detector=(), energies=None, mirror=None)
     if not isinstance(backend, FusedBackend) or not _has_kernels(backend, plain, window):
         return []
-    found = []
+    costs = []
     for placed in model.pieces:
-        around = _has_kernels(backend, _with(model, placed), window)
-        if around and placed.operator.is_fast:
+        has_kernels = _has_kernels(backend, _with(model, placed), window)
+        if has_kernels and placed.operator.is_fast:
             continue
-        times = WITHOUT_KERNELS if not around else BETWEEN_KERNELS if model.slice_kernel is None else BETWEEN_SLICES
-        found.append(
+        times = (
+            WITHOUT_KERNELS if not has_kernels else BETWEEN_KERNELS if model.slice_kernel is None else BETWEEN_SLICES
+        )
+        costs.append(
             f"{placed.operator.label} is computed by torch, and not by compiled kernels; an epoch takes "
             f"{times} times as long for each wave as without it"
         )
-    return found
+    return costs
 
 
 def _with(model: Model, placed: Placed[Any]) -> Model:

@@ -18,7 +18,7 @@ from ptymesh.kernels.capabilities import (
     ALL_SLICES,
     CARRIED_ON,
     FAR_WITH_OPERATORS,
-    IN_ONE_GO,
+    FROM_PROBE,
     KNOWN_FAR_FIELD,
     ONE_BEAM,
     ONE_SLICE,
@@ -52,8 +52,8 @@ from ptymesh.kernels.cpu.compiled import moves as compiled_moves
 from ptymesh.kernels.cpu.compiled import object as compiled_object
 from ptymesh.kernels.cpu.compiled import probes as compiled_probes
 from ptymesh.kernels.cpu.compiled import windows as compiled
+from ptymesh.kernels.cpu.from_probe import PassesFromProbe, amplitudes_of
 from ptymesh.kernels.cpu.inputs import CpuInputs, kernel_arrays_of, waves_alone
-from ptymesh.kernels.cpu.one_go import OneGo, amplitudes_of
 from ptymesh.kernels.cpu.operators import AroundOperators
 from ptymesh.kernels.cpu.pieces import DetectorCall, pass_detector
 from ptymesh.kernels.cpu.ready import make_ready, share_threads
@@ -87,33 +87,33 @@ class CpuBackend(CpuInputs, FusedBackend):
             (self.no_windows[0], np.zeros((0, 2), no_numbers.dtype), no_shares),
             (1, no_numbers, no_numbers, False),
         )
-        one_go, around = OneGo(self, self), AroundOperators(self, self)
+        from_probe, around = PassesFromProbe(self, self), AroundOperators(self, self)
         self.table = {
             ("forward", ALL_SLICES): self.forward_slices,
             ("forward", WITH_OPERATORS): around.forward,
             ("at_detector", WAVES): self.compare,
             ("apply_at_detector", KNOWN_FAR_FIELD): self.compare_far,
-            ("detector", CARRIED_ON): one_go.detector,
+            ("detector", CARRIED_ON): from_probe.detector,
             ("detector", FAR_WITH_OPERATORS): self.compare_exit_waves,
             ("adjoint", ALL_SLICES): self.adjoint_of_slices,
             ("adjoint", WITH_OPERATORS): around.adjoint,
-            ("sweep", IN_ONE_GO): one_go.sweep,
+            ("sweep", FROM_PROBE): from_probe.sweep,
             ("sweep", SHARED_PROBE): self.sweep_strips,
-            ("steps", IN_ONE_GO): one_go.sweep,
+            ("steps", FROM_PROBE): from_probe.sweep,
             ("steps", SHARED_PROBE): self.sweep_strips,
-            ("recompute_waves", IN_ONE_GO): one_go.recompute_waves,
+            ("recompute_waves", FROM_PROBE): from_probe.recompute_waves,
             ("illuminate", WAVES): self.illuminate_object,
-            ("illumination", WITH_OPERATORS + SLICES): one_go.illumination,
-            ("position_step", SHIFTED_TO_FAR_FIELD): one_go.position_step,
+            ("illumination", WITH_OPERATORS + SLICES): from_probe.illumination,
+            ("position_step", SHIFTED_TO_FAR_FIELD): from_probe.position_step,
             ("position_step", SHIFTED_IMAGES): self.step_images,
             ("position_step", SHIFTED_BEAM): self.step_probe,
-            ("weight_step", IN_ONE_GO): one_go.weight_step,
+            ("weight_step", FROM_PROBE): from_probe.weight_step,
             ("weight_step", ONE_BEAM): self.step_weights,
-            ("systems", SLICES): one_go.systems,
+            ("systems", SLICES): from_probe.systems,
             ("systems", SHIFTED_PROBES): self.systems_of_shifted_probes,
             ("systems", ONE_SLICE): self.systems_of_windows,
             ("systems", PRODUCTS_WITH_OPERATORS): around.systems,
-            ("gap_products", SLICES): one_go.gap_products,
+            ("gap_products", SLICES): from_probe.gap_products,
         }
 
     prepare = staticmethod(share_threads)
@@ -180,9 +180,9 @@ class CpuBackend(CpuInputs, FusedBackend):
             (B, 6) float64, see `Backend.at_detector`.
         """
         assert detected.is_contiguous(), "waves on the detector come from a transform"
-        given = waves_alone(chunk, detected)
+        exits = waves_alone(chunk, detected)
         far = untransformed(window_of(detected), self.real)
-        return self._detector(model, chunk, given, task, far, background_sums, detected)[1]
+        return self._detector(model, chunk, exits, task, far, background_sums, detected)[1]
 
     def compare_far(
         self, model: Model, chunk: Chunk, waves: Tensor, task: Task, background_sums: BackgroundSums | None = None
@@ -265,8 +265,8 @@ class CpuBackend(CpuInputs, FusedBackend):
         count, shape = len(n), beams.shape[1:]
         size = min(count, views_of_strip(intermediates.probe))
         waves = intermediates.probe.new_empty((count, *shape)) if keep else intermediates.probe
-        (counts, places, *planes), how, found = self.comparison(model, chunk, task, True)
-        terms, work = found.numpy(), self.work(threads_for(count), shape)
+        (counts, places, *planes), how, columns = self.comparison(model, chunk, task, True)
+        terms, work = columns.numpy(), self.work(threads_for(count), shape)
         windows_of_strip = self.workspace("windows", size, intermediates.window, self.dtype)
         light = self.workspace("light", 1, intermediates.window, self.real)
         in_place = not keep and shape[0] == 1  # windows take the place of chi
@@ -275,21 +275,21 @@ class CpuBackend(CpuInputs, FusedBackend):
         reached = np.zeros((bands_of_rows(), SUMS))
         by_probe = arrays_of(into.shifts, into.probe, into.probe_weight)
         squares, background_sums = 1.0, self.background_arrays(into.background)
-        for some in strips_of(count, size):
-            at, f = n[some], a[some]
+        for views in strips_of(count, size):
+            at, f = n[views], a[views]
             windows = windows_of_strip[: len(at)]
-            chi = out[some] if keep else windows[:, None] if in_place else out[: len(at)]
-            data = (counts, places[some], *planes)
-            made, into_sums = (obj, at, beams, f), (self.no_sums, background_sums)
+            chi = out[views] if keep else windows[:, None] if in_place else out[: len(at)]
+            data = (counts, places[views], *planes)
+            exits, into_sums = (obj, at, beams, f), (self.no_sums, background_sums, self.nothing_held)
             compiled_detector.detector(
-                work, made, *self._no_path, data, how, True, far.tables, chi, terms[some], *into_sums, self.nothing_held
+                work, exits, *self._no_path, data, how, True, far.tables, chi, terms[views], *into_sums
             )
-            compiled.to_probe(chi, made, by_probe, (windows, light), reached)
+            compiled.to_probe(chi, exits, by_probe, (windows, light), reached)
             squares = max(squares, float(np.square(f).max()))
             self.add_windows(into, windows, light, at, f)
         reached[:, OBJECT_WEIGHT] *= squares
         record_largest(into, reached)
-        return waves, found
+        return waves, columns
 
     def sweep_bytes(self, model: Model, probe: Tensor, steps: bool, whole: bool) -> int:
         """Return the bytes per view of the largest array that `sweep` without `keep` writes and reads again.
@@ -314,7 +314,7 @@ class CpuBackend(CpuInputs, FusedBackend):
         self,
         model: Model,
         chunk: Chunk,
-        given: tuple[ExitInputs, bool],
+        exit_inputs: tuple[ExitInputs, bool],
         task: Task,
         transform: Transform,
         background_sums: BackgroundSums | None = None,
@@ -322,17 +322,17 @@ class CpuBackend(CpuInputs, FusedBackend):
     ) -> tuple[Tensor, Tensor]:
         """Apply the task to waves, in `out` if that is given, and return them and the sums of each view.
 
-        given: the kernel's intermediates, and True if exit waves are to be made of them.
+        exit_inputs: the kernel's intermediates, and True if exit waves are to be made of them.
         """
-        intermediates, product = given
+        intermediates, product = exit_inputs
         (_, *wave), count = intermediates[2].shape, len(intermediates[3])
         if out is None:  # an evaluation returns no waves
             out = torch.empty((0 if task == "evaluate" else count, *wave), dtype=self.real.to_complex())
         work, waves = self.work(threads_for(count), tuple(wave)), array_of(out)
 
         def call(one: DetectorCall) -> None:
-            given, to = (work, intermediates, *self._no_path, *one[:2], True), (waves, one[2], self.no_sums, *one[3:])
-            compiled_detector.detector(*given, transform.tables, *to)
+            to = waves, one[2], self.no_sums, *one[3:]
+            compiled_detector.detector(work, intermediates, *self._no_path, *one[:2], True, transform.tables, *to)
 
         return out, pass_detector(self, model, chunk, task, (tuple(wave), 1, product), call, background_sums)
 
@@ -375,8 +375,8 @@ class CpuBackend(CpuInputs, FusedBackend):
             shifts: (6, 2) float64, rounding shifts.
             out: (parts, H, W) float64, changed in place.
         """
-        given = arrays_of(light, chunk.anchors, chunk.weights[:, 0], shifts)
-        compiled_object.add_light(*given, bands_of_rows(), array_of(out))
+        kernel_inputs = arrays_of(light, chunk.anchors, chunk.weights[:, 0], shifts)
+        compiled_object.add_light(*kernel_inputs, bands_of_rows(), array_of(out))
 
     def to_probe(self, intermediates: FusedIntermediates, waves: Tensor, amplitudes: Tensor, into: Adjoints) -> None:
         """Add sum_j a_j conj(S_j O) waves_jm to the probe's sums, and sum_j a_j^2 |S_j O|^2 to its weight.
@@ -462,11 +462,11 @@ class CpuBackend(CpuInputs, FusedBackend):
         """
         window = window_of(chi)
         assert isinstance(intermediates, FusedIntermediates)
-        found = torch.empty((len(chi), 5), dtype=torch.float64)
+        sums = torch.empty((len(chi), 5), dtype=torch.float64)
         work = self.workspace("images", threads_for(len(chi)), (compiled_moves.image_work_size(*window),), self.real)
-        given = array_of(chi), kernel_arrays_of(intermediates), self.transform(chi).tables
-        compiled_moves.moves_of_images(work, *given, found.numpy())
-        return steps_of(found[:, 0:4:2], found[:, 1:4:2], found[:, 4], chi)
+        kernel_inputs = array_of(chi), kernel_arrays_of(intermediates), self.transform(chi).tables
+        compiled_moves.moves_of_images(work, *kernel_inputs, sums.numpy())
+        return steps_of(sums[:, 0:4:2], sums[:, 1:4:2], sums[:, 4], chi)
 
     def along_positions(self, intermediates: FusedIntermediates, chi: Tensor, by_y: Tensor, by_x: Tensor) -> Tensor:
         """Return <d_y, chi>, <d_x, chi>, ||psi||^2 of each view with d_a = -O by_a, (B, 3) float64.
@@ -477,10 +477,10 @@ class CpuBackend(CpuInputs, FusedBackend):
             by_y: (B, M, h, w) complex, derivative of the beams along y.
             by_x: (B, M, h, w) complex, derivative of the beams along x.
         """
-        found = torch.empty((len(chi), 3), dtype=torch.float64)
+        sums = torch.empty((len(chi), 3), dtype=torch.float64)
         arrays = array_of(chi), kernel_arrays_of(intermediates), *arrays_of(by_y, by_x)
-        compiled.along_positions(*arrays, self.constants, found.numpy())
-        return found
+        compiled.along_positions(*arrays, self.constants, sums.numpy())
+        return sums
 
     def systems_of_shifted_probes(
         self, model: Model, chunk: Chunk, intermediates: Intermediates, d_object: Tensor, d_probe: Tensor, chi: Tensor

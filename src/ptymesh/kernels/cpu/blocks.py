@@ -48,8 +48,8 @@ def write(
         arrays.append(array.numpy())
         blocks[place] = y.numpy(), x.numpy()
     weight = arrays[1] if len(arrays) > 1 else np.empty((0, 0, 0), numbers.dtype)
-    given = numbers, arrays[0], weight, blocks
-    compiled_blocks.write(form.kind == ROOT, given, add, bands, target.numpy())
+    kernel_inputs = numbers, arrays[0], weight, blocks
+    compiled_blocks.write(form.kind == ROOT, kernel_inputs, add, bands, target.numpy())
     return True
 
 

@@ -19,12 +19,12 @@ from ptymesh.kernels.arrays import (
     SumArrays,
 )
 from ptymesh.kernels.cpu.arguments import Transform, array_of, numpy_dtype, threads_for, transform_for
+from ptymesh.kernels.cpu.caches import Planes
 from ptymesh.kernels.cpu.compiled import column_panels
 from ptymesh.kernels.cpu.compiled import detector as compiled_detector
 from ptymesh.kernels.cpu.compiled import probes as compiled_probes
 from ptymesh.kernels.cpu.compiled.comparison import KINDS
 from ptymesh.kernels.cpu.compiled.comparison import NATIVE as NATIVE_DTYPES
-from ptymesh.kernels.cpu.kept import Planes
 from ptymesh.kernels.cpu.sums import CpuSums
 from ptymesh.kernels.fused import FusedIntermediates, window_of
 from ptymesh.physics.backend import Chunk, Task

@@ -112,9 +112,9 @@ class AroundOperators:
         """
         share_threads()
         kind = OperatorIntermediates if model.slice_kernel is None else StackedOperatorIntermediates
-        made = kind(self.backend, model, chunk, obj.contiguous(), probe, opr)
-        made.inputs = self.inputs
-        return made
+        built = kind(self.backend, model, chunk, obj.contiguous(), probe, opr)
+        built.inputs = self.inputs
+        return built
 
     def adjoint(self, model: Model, chunk: Chunk, intermediates: Intermediates, waves: Tensor, into: Adjoints) -> None:
         """Add the adjoints of waves behind all operators, with their weights, to the sums of the batch.
@@ -231,8 +231,8 @@ def copies_of(model: Model, chunk: Chunk, window: tuple[int, int]) -> CopyInputs
         return None
     places, factors = operator.copies(chunk.values, tables, **views_for(operator, "copies", chunk.values))
     shifted = model.subpixel == "fourier" and not chunk.integer_positions
-    own = chunk.fractions[:, None] if shifted else torch.zeros_like(chunk.fractions)[:, None]
-    shifts, amplitudes = arrays_of((own + places).flatten(0, 1), (chunk.weights[:, :1] * factors).flatten())
+    fractions = chunk.fractions[:, None] if shifted else torch.zeros_like(chunk.fractions)[:, None]
+    shifts, amplitudes = arrays_of((fractions + places).flatten(0, 1), (chunk.weights[:, :1] * factors).flatten())
     propagated = operator.distances(chunk.values, tables, **views_for(operator, "distances", chunk.values))
     if propagated is None:
         return shifts, amplitudes, np.empty((1, 0), amplitudes.dtype)

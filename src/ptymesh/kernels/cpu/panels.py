@@ -43,9 +43,9 @@ def from_panels(planes: Array, h: int, w: int) -> Array:
 @lru_cache(maxsize=4)
 def angles(h: int, w: int) -> Array:
     """Return 2 pi k_y of the rows and 2 pi k_x of the columns of whole panels, (h + w',); the filling is zero."""
-    found = np.zeros(h + w + -w % WIDTH)
-    found[:h], found[h : h + w] = 2 * np.pi * np.fft.fftfreq(h), 2 * np.pi * np.fft.fftfreq(w)
-    return found
+    rates = np.zeros(h + w + -w % WIDTH)
+    rates[:h], rates[h : h + w] = 2 * np.pi * np.fft.fftfreq(h), 2 * np.pi * np.fft.fftfreq(w)
+    return rates
 
 
 def _columns(x: Array) -> Array:

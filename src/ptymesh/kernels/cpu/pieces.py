@@ -55,35 +55,35 @@ def pass_detector(
     """
     ((modes, h, w), slices, product), response = waves, model.response(chunk.values)
     if response is None:
-        data, how, found = inputs.comparison(model, chunk, task, product)
-        call((data, how, found.numpy(), inputs.background_arrays(background_sums), inputs.nothing_held))
-        return found
+        data, how, columns = inputs.comparison(model, chunk, task, product)
+        call((data, how, columns.numpy(), inputs.background_arrays(background_sums), inputs.nothing_held))
+        return columns
     # steps along a line need the pieces at every place that they try
     searches = task == "exit_wave_update" and model.fidelity != "amplitude"
-    data, how, found = inputs.comparison(model, chunk, "evaluate" if searches else task, product)
-    count, real, detector = len(found), inputs.real, window_of(chunk.mask)
-    kept = inputs.workspace("kept", count, (column_panels.kept_size(modes, h, w, slices),), real)
+    data, how, columns = inputs.comparison(model, chunk, "evaluate" if searches else task, product)
+    count, real, detector = len(columns), inputs.real, window_of(chunk.mask)
+    held_waves = inputs.workspace("kept", count, (column_panels.kept_size(modes, h, w, slices),), real)
 
     def pass_on(planes: Tensor, task: Task) -> None:
         options = (how[0], product, how[2], TASKS[task])
-        call((data, options, found.numpy(), inputs.no_background, (kept, _flat(planes))))
+        call((data, options, columns.numpy(), inputs.no_background, (held_waves, _flat(planes))))
 
     S = torch.empty((count, h, w), dtype=real)
     pass_on(S, "evaluate")
     signal = response.signal(S)
     changes, work = torch.empty_like(signal), inputs.work(threads_for(count), (modes, h, w))
-    of_views = _flat(signal), found.numpy(), _flat(changes)
+    of_views = _flat(signal), columns.numpy(), _flat(changes)
     compiled_signals.compare_signals(work, detector, data, how, transform_for(detector, real).constants, of_views)
     if background_sums is not None:
         background_sums.add(signal, chunk.data)
     if task == "evaluate":
-        return found
+        return columns
     if searches:
         factors = fidelity.revision_through(model.fidelity, response, S, chunk.data) - 1
     else:
         factors = response.shared_change(changes) if task == "exit_wave_update" else response.adjoint(changes)
     pass_on(factors, "exit_wave_update")
-    return found
+    return columns
 
 
 def _flat(planes: Tensor) -> RealArray:

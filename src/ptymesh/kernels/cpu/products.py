@@ -14,10 +14,10 @@ from torch import Tensor
 
 from ptymesh.kernels.arrays import ComplexArray, IntArray
 from ptymesh.kernels.cpu.arguments import array_of, arrays_of, numpy_dtype, threads_for, transform_for
+from ptymesh.kernels.cpu.caches import Kernels, Workspace
 from ptymesh.kernels.cpu.compiled import signals as compiled_signals
 from ptymesh.kernels.cpu.compiled import windows as compiled
 from ptymesh.kernels.cpu.compiled.column_panels import WIDTH, work_size
-from ptymesh.kernels.cpu.kept import Kernels, Workspace
 from ptymesh.kernels.cpu.ready import share_threads
 from ptymesh.physics import elementwise, separable
 
@@ -83,8 +83,8 @@ def convolve_windows(S: Tensor, down: Tensor, across: Tensor) -> Tensor | None:
     h, w = S.shape[-2:]
     out, many = torch.empty(S.shape, dtype=S.dtype), S.numel() // (h * w)
     work = np.empty((threads_for(many), w + 2 * len(across)), numpy_dtype(S.dtype))
-    given = array_of(S).reshape(many, h * w), (h, w), *arrays_of(down.to(S.dtype), across.to(S.dtype))
-    compiled_signals.convolved(work, *given, out.numpy().reshape(many, h * w))
+    kernel_inputs = array_of(S).reshape(many, h * w), (h, w), *arrays_of(down.to(S.dtype), across.to(S.dtype))
+    compiled_signals.convolved(work, *kernel_inputs, out.numpy().reshape(many, h * w))
     return out
 
 
@@ -117,8 +117,8 @@ def filter_windows(S: Tensor, transfer: Tensor) -> Tensor | None:
     out, many = torch.empty(S.shape, dtype=S.dtype), S.numel() // (h * w)
     work = _workspace("filter", threads_for(many), (work_size(1, h, w),), torch.float64)
     kernel = _transfers("T", transfer, torch.float64)
-    given = array_of(S).reshape(many, h * w), (h, w), kernel, transform.tables
-    compiled_signals.filtered(work, *given, out.numpy().reshape(many, h * w))
+    kernel_inputs = array_of(S).reshape(many, h * w), (h, w), kernel, transform.tables
+    compiled_signals.filtered(work, *kernel_inputs, out.numpy().reshape(many, h * w))
     return out
 
 
@@ -131,6 +131,6 @@ def _planes(x: Tensor, stack: tuple[int, ...]) -> tuple[ComplexArray, IntArray, 
 
 
 @lru_cache(maxsize=256)
-def _index_planes(own: torch.Size, stack: tuple[int, ...]) -> IntArray:
+def _index_planes(shape: torch.Size, stack: tuple[int, ...]) -> IntArray:
     """Return the index among its own planes of each plane of a stack; not to be written to."""
-    return np.broadcast_to(np.arange(math.prod(own)).reshape(own), stack).flatten()
+    return np.broadcast_to(np.arange(math.prod(shape)).reshape(shape), stack).flatten()

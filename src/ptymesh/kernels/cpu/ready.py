@@ -135,8 +135,8 @@ def _one_at_a_time() -> Iterator[None]:
     with ExitStack() as stack:
         # without a place for the lock, or where the file system has none, each process compiles for itself
         with suppress(OSError, NotImplementedError):
-            where = hashlib.sha256("\n".join(sorted(map(str, compiling.places()))).encode()).hexdigest()[:12]
+            places_digest = hashlib.sha256("\n".join(sorted(map(str, compiling.places()))).encode()).hexdigest()[:12]
             user = os.getuid() if hasattr(os, "getuid") else "user"
-            path = Path(tempfile.gettempdir()).resolve(strict=True) / f"ptymesh-kernels-{user}-{where}.lock"
+            path = Path(tempfile.gettempdir()).resolve(strict=True) / f"ptymesh-kernels-{user}-{places_digest}.lock"
             stack.enter_context(FileLock(path, fallback_to_soft=False))
         yield  # the system releases the lock of a process that is killed

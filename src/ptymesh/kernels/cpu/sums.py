@@ -13,11 +13,11 @@ from torch import Tensor
 from ptymesh.kernels.arrays import BackgroundArrays, ComplexArray, IntArray, RealArray
 from ptymesh.kernels.cpu import blocks, panels
 from ptymesh.kernels.cpu.arguments import array_of, arrays_of, bands_of_rows, constants_of, numpy_dtype, places_of
+from ptymesh.kernels.cpu.caches import Arrays, Workspace
 from ptymesh.kernels.cpu.compiled import blocks as compiled_blocks
 from ptymesh.kernels.cpu.compiled import column_panels
 from ptymesh.kernels.cpu.compiled import object as compiled_object
 from ptymesh.kernels.cpu.compiled import probes as compiled_probes
-from ptymesh.kernels.cpu.kept import Arrays, Workspace
 from ptymesh.kernels.cpu.ready import share_threads
 from ptymesh.physics.background import PARTS, QUANTITIES, BackgroundSums
 from ptymesh.physics.blocks import TINY, Expression, FieldView, RegularisedQuotient
@@ -112,8 +112,8 @@ class CpuSums(BlockOperations):
             if len(into.opr):
                 gathered.append((of_opr, into.opr, into.opr_weight))
             for of_bands, out, weight in gathered:
-                given = array_of(out), array_of(weight).reshape(-1)
-                compiled_probes.gather(torch.get_num_threads(), *of_bands, *given)
+                kernel_inputs = array_of(out), array_of(weight).reshape(-1)
+                compiled_probes.gather(torch.get_num_threads(), *of_bands, *kernel_inputs)
             self.workspace.give_back("bands", into.kept)
             into.kept = ()
         super().finish(into)
@@ -162,9 +162,9 @@ class CpuSums(BlockOperations):
         if leaf.array is None or not leaf.rows.shape[0] or leaf.array.dtype != self.real:
             return super().largest(leaf)
         bands = bands_of_rows()
-        found = leaf.array.new_empty((bands, leaf.array.shape[0]))
-        compiled_blocks.largest(places_of(leaf.rows, leaf.columns), bands, *arrays_of(leaf.array, found))
-        return found.amax(0)[:, None, None, None]
+        tops = leaf.array.new_empty((bands, leaf.array.shape[0]))
+        compiled_blocks.largest(places_of(leaf.rows, leaf.columns), bands, *arrays_of(leaf.array, tops))
+        return tops.amax(0)[:, None, None, None]
 
     def write(
         self,
@@ -197,8 +197,8 @@ class CpuSums(BlockOperations):
             blend: share of the largest weight in the divisor.
             times: factor.
         """
-        alike = target.dtype == change.dtype == self.real.to_complex() and weight.dtype == self.real
-        if alike and target.is_contiguous() and target.shape == change.shape and weight.shape == change.shape[1:]:
+        same_types = target.dtype == change.dtype == self.real.to_complex() and weight.dtype == self.real
+        if same_types and target.is_contiguous() and target.shape == change.shape and weight.shape == change.shape[1:]:
             share_threads()
             x, w = arrays_of(change, weight)
             numbers = np.array([times, 1 - blend, float(w.max()) * blend + TINY], dtype=w.dtype)

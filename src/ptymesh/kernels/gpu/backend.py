@@ -92,14 +92,14 @@ class GpuBackend(FusedBackend):
             Waves (B, M, h, w), undefined without `keep`, with memory of their own if the batch has other chunks; and
             the columns of `at_detector`, (B, 6) float64.
         """
-        found = None
+        captured = None
         captures = self.graphs is not None and self.graphs.captures(chunk.mask.device)
         if captures and into.background is None:
             assert self.graphs is not None and isinstance(intermediates, FusedIntermediates)
-            found = self.graphs.sweep(self, model, chunk, intermediates, task, into, keep)
-        if found is None:
+            captured = self.graphs.sweep(self, model, chunk, intermediates, task, into, keep)
+        if captured is None:
             return reference_of(Backend.sweep)(self, model, chunk, intermediates, task, into, keep)
-        of_views, chi, probes = found
+        of_views, chi, probes = captured
         assert of_views is not None
         if chi is None:
             return of_views.new_empty(0), of_views
@@ -134,9 +134,9 @@ class GpuBackend(FusedBackend):
         """Return a_j beams_jm S_j O, (B, M, h, w)."""
         waves, amplitudes = intermediates.beams.waves, intermediates.beams.amplitudes
         out = waves.new_empty((len(amplitudes), *waves.shape[1:]))
-        given = (intermediates.object, intermediates.corners, waves, amplitudes, out)
+        kernel_inputs = (intermediates.object, intermediates.corners, waves, amplitudes, out)
         sizes = _sizes(out, intermediates.object)
-        _launch_views(kernels.exit_waves, out, *given, *sizes, SHARED=intermediates.beams.shared)
+        _launch_views(kernels.exit_waves, out, *kernel_inputs, *sizes, SHARED=intermediates.beams.shared)
         return out
 
     def interpolated(self, chunk: Chunk, obj: Tensor, window: tuple[int, int]) -> Tensor:
@@ -185,8 +185,8 @@ class GpuBackend(FusedBackend):
         if background_sums is not None:
             return reference_of(Backend.apply_at_detector)(self, model, chunk, waves, task, background_sums)
         detected = fft(waves, "backward")
-        found = self.compare(model, chunk, detected, task, scaled=True)
-        return (detected if task == "evaluate" else ifft(detected, "forward")), found
+        columns = self.compare(model, chunk, detected, task, scaled=True)
+        return (detected if task == "evaluate" else ifft(detected, "forward")), columns
 
     def compare(
         self,
@@ -219,13 +219,13 @@ class GpuBackend(FusedBackend):
         counts = chunk.patterns.contiguous()
         parts = _empty_sums(detected, 6)
         least = parts if task == "evaluate" else _least(detected, counts, chunk)
-        given = (counts, chunk.mask, chunk.background, least)
+        data = (counts, chunk.mask, chunk.background, least)
         S = chunk.background.new_empty((B, h, w) if stepped else 0)
         _launch_views(
             at_detector.detector,
             detected,
             detected,
-            *given,
+            *data,
             S,
             parts,
             M,
@@ -235,13 +235,13 @@ class GpuBackend(FusedBackend):
             SCALED=scaled,
         )
         if stepped:
-            spans, alpha, slopes = self._slopes(S, given, kind)
+            spans, alpha, slopes = self._slopes(S, data, kind)
             sizes = (alpha, slopes, M, h * w, spans)
-            _launch_views(at_detector.step, detected, detected, S, *given, *sizes, KIND=kind, SCALED=scaled)
+            _launch_views(at_detector.step, detected, detected, S, *data, *sizes, KIND=kind, SCALED=scaled)
         return _summed(parts)
 
     @staticmethod
-    def _slopes(S: Tensor, given: tuple[Tensor, ...], kind: int) -> tuple[int, Tensor, Tensor]:
+    def _slopes(S: Tensor, data: tuple[Tensor, ...], kind: int) -> tuple[int, Tensor, Tensor]:
         """Return spans of a window, alpha (B,) before the last step of Newton's method, and the slopes (B, spans, 2)
         there.
 
@@ -252,8 +252,8 @@ class GpuBackend(FusedBackend):
         alpha, slopes = S.new_empty((steps, B)), S.new_empty((steps, B, spans, 2), dtype=torch.float64)
         for step in range(steps):
             before = max(0, step - 1)
-            found = (alpha[before], slopes[before], alpha[step], slopes[step], h * w, spans)
-            _launch(at_detector.step_slopes, B * spans, S, *given, *found, FIRST=step == 0, KIND=kind, SPAN=SPAN)
+            step_inputs = (alpha[before], slopes[before], alpha[step], slopes[step], h * w, spans)
+            _launch(at_detector.step_slopes, B * spans, S, *data, *step_inputs, FIRST=step == 0, KIND=kind, SPAN=SPAN)
         return spans, alpha[-1], slopes[-1]
 
     # --- blocks of the object ---
@@ -282,8 +282,8 @@ class GpuBackend(FusedBackend):
         """
         slices = len(found[0])
         tops = found[1].new_empty((slices, rows.shape[0]))
-        given, parts, half = (*sums, *found, tops), len(sums[0]) // slices, found[0].numel()
-        self._launch_blocks(blocks.narrow, slices, rows, columns, *given, sizes=(half,), PARTS=parts)
+        kernel_inputs, parts, half = (*sums, *found, tops), len(sums[0]) // slices, found[0].numel()
+        self._launch_blocks(blocks.narrow, slices, rows, columns, *kernel_inputs, sizes=(half,), PARTS=parts)
         self._tops = found[1], rows, tops
 
     def largest(self, leaf: FieldView) -> Tensor:
@@ -311,10 +311,10 @@ class GpuBackend(FusedBackend):
             columns: (n,) int64, block coordinates along x.
             add: True to add.
         """
-        found = _written(expression, target)
-        if found is None or any(leaf.rows is not rows for leaf in found[0].leaves):
+        compiled = _written(expression, target)
+        if compiled is None or any(leaf.rows is not rows for leaf in compiled[0].leaves):
             return super().write(target, expression, rows, columns, add)
-        form, numbers = found[0], found[1].reshape(-1)
+        form, numbers = compiled[0], compiled[1].reshape(-1)
         field, weight = form.leaves[0].array, form.leaves[-1].array
         flags: dict[str, Any] = {"TIMES": float(form.times), "BLEND": float(form.blend), "KIND": form.kind, "ADD": add}
         flags["EACH"] = numbers.numel() > 1
@@ -331,22 +331,22 @@ class GpuBackend(FusedBackend):
             blend: share of the largest weight in the divisor.
             times: factor.
         """
-        whole = (target, change, weight)
-        if change.dtype != target.dtype or not all(x.is_contiguous() and not x.is_conj() for x in whole):
+        planes = (target, change, weight)
+        if change.dtype != target.dtype or not all(x.is_contiguous() and not x.is_conj() for x in planes):
             return super().add_quotient(target, change, weight, blend, times)
         area, flags = weight.numel(), {"TIMES": float(times), "BLEND": float(blend)}
-        _launch(blocks.add_quotient, -(-area // TILE), *whole, weight.max(), len(target), area, **flags)
+        _launch(blocks.add_quotient, -(-area // TILE), *planes, weight.max(), len(target), area, **flags)
 
     @staticmethod
     def bring(chunk: Chunk, into: Chunk) -> None:
         """Copy a chunk's own tensors to a chunk of as many views, or more, of which the others have no light."""
         count, size = chunk.views.shape[0], into.views.shape[0]
         placed = chunk.pattern_index is not None and into.pattern_index is not None
-        given = [
+        kernel_inputs = [
             (one.anchors, one.fractions, one.weights, one.pattern_index if placed else one.anchors)
             for one in (chunk, into)
         ]
-        _launch(blocks.bring, -(-size // TILE), *given[0], *given[1], count, size, PLACES=placed)
+        _launch(blocks.bring, -(-size // TILE), *kernel_inputs[0], *kernel_inputs[1], count, size, PLACES=placed)
         if not placed:
             into.counts[:count] = chunk.counts
 
@@ -386,7 +386,7 @@ class GpuBackend(FusedBackend):
         bilinear = model.subpixel == "bilinear"
         corner, t = corners(chunk) if bilinear else (chunk.anchors, chunk.fractions)
         reached = _empty_largest(waves, len(waves) * _tiles(waves))
-        given = (
+        kernel_inputs = (
             waves,
             corner,
             t,
@@ -399,7 +399,7 @@ class GpuBackend(FusedBackend):
             half,
         )
         flags = {"SHARED": intermediates.beams.shared, "BILINEAR": bilinear, "PARTS": into.parts}
-        _launch_views(kernels.to_object, waves, *given, *_sizes(waves, out), **flags)
+        _launch_views(kernels.to_object, waves, *kernel_inputs, *_sizes(waves, out), **flags)
         _record_largest(into, OBJECT, reached)
 
     def to_probe(self, intermediates: FusedIntermediates, waves: Tensor, amplitudes: Tensor, into: Adjoints) -> None:
@@ -422,8 +422,8 @@ class GpuBackend(FusedBackend):
             scaled: True to divide by sqrt(h w).
         """
         out = torch.empty_like(waves)
-        given = (waves, intermediates.object, intermediates.corners, out)
-        _launch_views(kernels.to_probes, out, *given, *_sizes(waves, intermediates.object), SCALED=scaled)
+        kernel_inputs = (waves, intermediates.object, intermediates.corners, out)
+        _launch_views(kernels.to_probes, out, *kernel_inputs, *_sizes(waves, intermediates.object), SCALED=scaled)
         return out
 
     def to_spectrum(
@@ -467,7 +467,7 @@ class GpuBackend(FusedBackend):
             by_x: (B, M, h, w) complex, derivative of the beams along x.
         """
         parts = _empty_sums(chi, 3)
-        given = (
+        kernel_inputs = (
             chi.contiguous(),
             intermediates.object,
             intermediates.corners,
@@ -477,7 +477,7 @@ class GpuBackend(FusedBackend):
             by_x,
         )
         sizes = _sizes(chi, intermediates.object)
-        _launch_views(kernels.along_positions, chi, *given, parts, *sizes, SHARED=intermediates.beams.shared)
+        _launch_views(kernels.along_positions, chi, *kernel_inputs, parts, *sizes, SHARED=intermediates.beams.shared)
         return _summed(parts)
 
     def step_systems(
@@ -493,10 +493,19 @@ class GpuBackend(FusedBackend):
             chi: (B, M, h, w) complex, changes of the exit waves.
         """
         parts = _empty_sums(chi, 5)
-        given = (chi, intermediates.object, change, intermediates.corners, beams, intermediates.beams.amplitudes)
+        kernel_inputs = (
+            chi,
+            intermediates.object,
+            change,
+            intermediates.corners,
+            beams,
+            intermediates.beams.amplitudes,
+        )
         flags = {"SHARED": intermediates.beams.shared, "D_SHARED": d_beams.shared}
         changes = (d_beams.waves, d_beams.amplitudes)
-        _launch_views(kernels.step_systems, chi, *given, *changes, parts, *_sizes(chi, intermediates.object), **flags)
+        _launch_views(
+            kernels.step_systems, chi, *kernel_inputs, *changes, parts, *_sizes(chi, intermediates.object), **flags
+        )
         return _summed(parts)
 
 

@@ -107,7 +107,7 @@ class Graphs:
         self,
         name: tuple[object, ...],
         work: Callable[..., Result],
-        given: tuple[Tensor, ...],
+        tensors: tuple[Tensor, ...],
         brought: tuple[Tensor, ...],
     ) -> Result:
         """Replay or capture other work; see `Backend.repeat`.
@@ -115,32 +115,32 @@ class Graphs:
         Args:
             name: what the work depends on besides the tensors.
             work: the function.
-            given: tensors that are used where they are.
+            tensors: tensors that are used where they are.
             brought: tensors that are copied to where they were before.
         """
-        if self._works_refused or (given + brought)[0].device.type not in CAPTURING:
-            return work(*given, *brought)
+        if self._works_refused or (tensors + brought)[0].device.type not in CAPTURING:
+            return work(*tensors, *brought)
         name = (*name, *((tensor.shape, tensor.dtype) for tensor in brought))
-        kept = self._works.get(name)
-        if kept is None or any(map(is_not, given, kept.given)):
-            if kept is not None or len(self._works) < MOST_WORKS:
-                self._works[name] = _Work(given)
-            return work(*given, *brought)  # this run makes the plans that cannot be made during a capture
-        if kept.launch is None:
-            kept.brought = tuple(tensor.clone() for tensor in brought)
+        same_work = self._works.get(name)
+        if same_work is None or any(map(is_not, tensors, same_work.tensors)):
+            if same_work is not None or len(self._works) < MOST_WORKS:
+                self._works[name] = _Work(tensors)
+            return work(*tensors, *brought)  # this run makes the plans that cannot be made during a capture
+        if same_work.launch is None:
+            same_work.brought = tuple(tensor.clone() for tensor in brought)
             try:
-                captured_work = partial(work, *given, *kept.brought)
-                kept.launch, kept.result, _ = captured(captured_work, (given + brought)[0].device, None)
+                captured_work = partial(work, *tensors, *same_work.brought)
+                same_work.launch, same_work.result, _ = captured(captured_work, (tensors + brought)[0].device, None)
             except RuntimeError as error:
                 self._works_refused = True
                 self._works.clear()
                 _say(f"{name[0]} cannot be", error)
-                return work(*given, *brought)
+                return work(*tensors, *brought)
         else:
-            for tensor, into in zip(brought, kept.brought, strict=True):
+            for tensor, into in zip(brought, same_work.brought, strict=True):
                 into.copy_(tensor)
-        kept.launch()
-        return cast("Result", kept.result)
+        same_work.launch()
+        return cast("Result", same_work.result)
 
     def _keep(self, *standing: Model | Tensor) -> None:
         """Note what is used where it is from here on; graphs that use something else are dropped."""
@@ -151,7 +151,7 @@ class Graphs:
     def _fitting(self, key: Key) -> _Graph | None:
         """Return the smallest graph that the chunk fills well enough."""
         work, count = key
-        sizes = [size for some, size in self._graphs if some == work and FULL * size <= count <= size]
+        sizes = [size for captured_work, size in self._graphs if captured_work == work and FULL * size <= count <= size]
         return self._graphs[work, min(sizes)] if sizes else None
 
     def _new(
@@ -170,7 +170,7 @@ class Graphs:
         work = partial(graph.sweep, backend, model, key[0][0])
         work()  # compiles and plans before the capture; without light it adds nothing
         try:
-            graph.launch, graph.found, self._pool = captured(work, intermediates.whole_object.device, self._pool)
+            graph.launch, graph.outputs, self._pool = captured(work, intermediates.whole_object.device, self._pool)
         except RuntimeError as error:
             self._refused = True
             self.free()
@@ -184,7 +184,7 @@ class Graphs:
 class _Work:
     """Work on these tensors; once it is captured, where others are brought, what launches it, and its result."""
 
-    given: tuple[Tensor, ...]
+    tensors: tuple[Tensor, ...]
     brought: tuple[Tensor, ...] = ()
     launch: Callable[[], None] | None = None
     result: object = None
@@ -194,8 +194,8 @@ class _Graph:
     """The sweep of a chunk with so many views; at first of views without light."""
 
     launch: Callable[[], None]
-    #: What is found of each view, and where waves are kept chi and the views' probes, if they have their own.
-    found: tuple[Tensor, Tensor | None, Tensor | None]
+    #: Columns of each view, and where waves are kept chi and the views' probes, if they have their own.
+    outputs: tuple[Tensor, Tensor | None, Tensor | None]
 
     def __init__(self, chunk: Chunk, intermediates: FusedIntermediates, into: Adjoints, keep: bool) -> None:
         assert into.probe is not None and intermediates.probe is not None
@@ -214,24 +214,24 @@ class _Graph:
         """
         chunk = replace(self.chunk, cache=BatchCache())  # a graph launches what chunks share, too
         intermediates = backend.forward(model, chunk, self.object, self.probe)
-        chi, found = reference_of(Backend.sweep)(backend, model, chunk, intermediates, task, self.into)
+        chi, columns = reference_of(Backend.sweep)(backend, model, chunk, intermediates, task, self.into)
         if not self.keep:
-            return found, None, None
+            return columns, None, None
         assert isinstance(intermediates, FusedIntermediates)
-        return found, chi, None if intermediates.beams.shared else intermediates.beams.waves
+        return columns, chi, None if intermediates.beams.shared else intermediates.beams.waves
 
     def replay(self, bring: Callable[[Chunk, Chunk], None], chunk: Chunk) -> tuple[Tensor | None, ...]:
         """Sweep a chunk; return what is found of its views, which lasts until the next launch."""
         bring(chunk, self.chunk)
         self.launch()
         count = chunk.views.shape[0]
-        return tuple(None if found is None else found[:count] for found in self.found)
+        return tuple(None if output is None else output[:count] for output in self.outputs)
 
 
 def _say(what: str, error: RuntimeError) -> None:
     why = " ".join(str(error.__context__ or error).split())[:200]  # torch ends the capture, and fails again
-    said = f"ptymesh: {what} captured as CUDA graphs ({why}); kernels are launched one by one."
-    print(said, file=sys.stderr, flush=True)
+    message = f"ptymesh: {what} captured as CUDA graphs ({why}); kernels are launched one by one."
+    print(message, file=sys.stderr, flush=True)
 
 
 def _brought(chunk: Chunk) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from ptymesh.kernels.arrays import Array, ComplexArray, ExitInputs, IntArray, Pa
 from ptymesh.kernels.capabilities import varies
 from ptymesh.kernels.cpu import panels
 from ptymesh.kernels.cpu.arguments import array_of, arrays_of, numpy_dtype, strips_of, threads_for, views_of_strip
+from ptymesh.kernels.cpu.caches import Kernels
 from ptymesh.kernels.cpu.compiled import column_panels
 from ptymesh.kernels.cpu.compiled import detector as compiled_detector
 from ptymesh.kernels.cpu.compiled import moves as compiled_moves
@@ -22,7 +23,6 @@ from ptymesh.kernels.cpu.compiled import slices as compiled_slices
 from ptymesh.kernels.cpu.compiled.detector import EVALUATE
 from ptymesh.kernels.cpu.compiled.row_panels import systems_work_size
 from ptymesh.kernels.cpu.inputs import CpuInputs
-from ptymesh.kernels.cpu.kept import Kernels
 from ptymesh.kernels.cpu.pieces import DetectorCall, pass_detector
 from ptymesh.kernels.cpu.sums import record_largest
 from ptymesh.kernels.fused import (
@@ -41,7 +41,7 @@ from ptymesh.physics.model import Intermediates, Model
 from ptymesh.physics.propagate import fft
 
 
-class OneGo:
+class PassesFromProbe:
     """Kernels that make all waves of a view from the probe, in one go; those over waves that exist are `CpuBackend`'s.
 
     Args:
@@ -86,7 +86,7 @@ class OneGo:
         windows = self.inputs.workspace("windows", slices * size, intermediates.window, self.inputs.dtype)
         light = self.inputs.workspace("light", slices * size, intermediates.window, self.inputs.real)
         by_beams = keep and slices == 1 and into.shifted
-        waves, beams = [probe.new_empty((count if kept else 0, *probe.shape)) for kept in (keep, by_beams)]
+        waves, beams = [probe.new_empty((count if is_kept else 0, *probe.shape)) for is_kept in (keep, by_beams)]
         inputs, shift, path = self._inputs(model, chunk, intermediates, beams, into.shifted)
         placed = self._placed(model, chunk, slices, into.object.shape[1])
         work, tables = self.inputs.work(threads_for(count), probe.shape, slices), self.inputs.transform(probe).tables
@@ -97,27 +97,27 @@ class OneGo:
 
         def call(one: DetectorCall) -> None:
             (counts, at, *planes), how, terms, background, held = one
-            for some in strips_of(count, size):
-                each = slice(slices * some.start, slices * some.stop)
-                of_some = shift[0], *(values[some] for values in shift[1:])
-                given = _inputs_of_views(inputs, some), of_some, path, (counts, at[some], *planes), how
-                corners_here, *amounts = (values[each] for values in placed)
+            for views in strips_of(count, size):
+                slices_of_views = slice(slices * views.start, slices * views.stop)
+                of_some = shift[0], *(values[views] for values in shift[1:])
+                kernel_inputs = _inputs_of_views(inputs, views), of_some, path, (counts, at[views], *planes), how
+                corners_here, *amounts = (values[slices_of_views] for values in placed)
                 lines = len(corners_here)
-                asked = probes, products.numpy()[some]
-                gathered = (windows[:lines], light[:lines], *bands, shifts, reached[some], *asked)
-                to = out[some] if keep else out, terms[some], gathered, background, (held[0][some], held[1][some])
-                compiled_detector.detector(work, *given, keep, tables, *to)
+                position_sums = probes, products.numpy()[views]
+                gathered = (windows[:lines], light[:lines], *bands, shifts, reached[views], *position_sums)
+                to = out[views] if keep else out, terms[views], gathered, background, (held[0][views], held[1][views])
+                compiled_detector.detector(work, *kernel_inputs, keep, tables, *to)
                 if how[3] != EVALUATE:
                     self.inputs.add_windows(into, windows[:lines], light[:lines], corners_here, *amounts)
 
         of_waves = tuple(probe.shape), slices, True
-        found = pass_detector(self.inputs, model, chunk, task, of_waves, call, into.background)
+        columns = pass_detector(self.inputs, model, chunk, task, of_waves, call, into.background)
         record_largest(into, reached)
         if by_beams:
             intermediates.beams = Beams(beams, torch.ones_like(chunk.weights[:, 0]))
         if steps:
             intermediates.sweep_products = SweepProducts(waves, products)
-        return waves, found
+        return waves, columns
 
     def recompute_waves(self, model: Model, chunk: Chunk, intermediates: Intermediates, task: Task) -> Tensor:
         """Return the waves that `sweep` keeps, (B, M, h, w), by the same kernel, whose sums are dropped.
@@ -138,13 +138,13 @@ class OneGo:
         bands = [np.zeros((threads, each * column_panels.panel_pixels(h, w) * 2)) for each in (modes, more)]
         lights = [np.zeros((threads, each * h * w)) for each in (1, more)]
         gathered = (*arrays_of(windows, windows.real.contiguous()), bands[0], lights[0], bands[1], lights[1])
-        nowhere = (*gathered, np.zeros((SUMS, 2)), np.zeros((count, SUMS)), self.inputs.no_sums[-2], none)
-        given = self._inputs(model, chunk, intermediates, beams, shifted)
+        dropped_sums = (*gathered, np.zeros((SUMS, 2)), np.zeros((count, SUMS)), self.inputs.no_sums[-2], none)
+        kernel_inputs = self._inputs(model, chunk, intermediates, beams, shifted)
         work, tables = self.inputs.work(threads, probe.shape, slices), self.inputs.transform(probe).tables
 
         def call(one: DetectorCall) -> None:
-            to = waves.numpy(), one[2], nowhere, *one[3:]
-            compiled_detector.detector(work, *given, *one[:2], True, tables, *to)
+            to = waves.numpy(), one[2], dropped_sums, *one[3:]
+            compiled_detector.detector(work, *kernel_inputs, *one[:2], True, tables, *to)
 
         pass_detector(self.inputs, model, chunk, task, (tuple(probe.shape), slices, True), call)
         if by_beams:
@@ -185,19 +185,19 @@ class OneGo:
             intermediates: windows and waves of the views.
             chi: (B, M, h, w) complex, changes of the exit waves.
         """
-        asked = sweep_products_of(intermediates, chi)
-        if asked is None:
-            given = model, chunk, obj, probe, opr, intermediates, chi
+        view_products = sweep_products_of(intermediates, chi)
+        if view_products is None:
+            arguments = model, chunk, obj, probe, opr, intermediates, chi
             if _has_one_beam(model, chunk):
-                return self.backend.step_probe(*given)
-            return reference_of(Backend.position_step)(self.backend, *given)
-        parts, (behind, left) = _products_of_parts(asked), asked[:, -2:].unbind(1)
+                return self.backend.step_probe(*arguments)
+            return reference_of(Backend.position_step)(self.backend, *arguments)
+        parts, (first_power, last_power) = _products_of_parts(view_products), view_products[:, -2:].unbind(1)
         of_beam = (parts * chunk.weights[:, :, None]).sum(1) if varies(chunk) else parts[:, 0]
         norms = (
             self.backend.position_derivative_norms(model, chunk, intermediates, probe, opr)
-            * transmitted_fraction(behind, left)[:, None]
+            * transmitted_fraction(first_power, last_power)[:, None]
         )
-        return steps_of(of_beam[:, :2], norms, left, chi)
+        return steps_of(of_beam[:, :2], norms, last_power, chi)
 
     def illumination(self, model: Model, chunk: Chunk, intermediates: Intermediates, maps: Tensor) -> Tensor:
         """Return sum |O_1|^2 map over each view's window, (B, n) float64, view by view in the cache.
@@ -209,11 +209,11 @@ class OneGo:
             maps: (n, h, w) real.
         """
         assert isinstance(intermediates, FusedIntermediates)
-        whole, n = self._tall(model, chunk, intermediates.whole_object, intermediates.window)
-        found = torch.empty((len(n), len(maps)), dtype=torch.float64)
+        slices, n = self._tall(model, chunk, intermediates.whole_object, intermediates.window)
+        sums = torch.empty((len(n), len(maps)), dtype=torch.float64)
         light = np.empty((threads_for(len(n)), *maps.shape[1:]), numpy_dtype(self.inputs.real))
-        compiled_moves.sum_illumination(light, whole, n, *arrays_of(maps, found))
-        return found
+        compiled_moves.sum_illumination(light, slices, n, *arrays_of(maps, sums))
+        return sums
 
     def weight_step(
         self, model: Model, chunk: Chunk, probe: Tensor, opr: Tensor, intermediates: Intermediates, chi: Tensor
@@ -230,20 +230,20 @@ class OneGo:
             intermediates: windows and waves of the views.
             chi: (B, M, h, w) complex, changes of the exit waves.
         """
-        asked = sweep_products_of(intermediates, chi)
-        if asked is None:
-            given = model, chunk, probe, opr, intermediates, chi
+        view_products = sweep_products_of(intermediates, chi)
+        if view_products is None:
+            arguments = model, chunk, probe, opr, intermediates, chi
             if _has_one_beam(model, chunk):
-                return self.backend.step_weights(*given)
-            return reference_of(Backend.weight_step)(self.backend, *given)
+                return self.backend.step_weights(*arguments)
+            return reference_of(Backend.weight_step)(self.backend, *arguments)
         tiny = torch.finfo(self.inputs.real).tiny
         if not varies(chunk):
-            power = asked[:, 4].clamp(min=tiny)  # ||w d psi/dw||^2
-            return (chunk.weights[:, 0] * asked[:, 2] / power)[:, None].to(self.inputs.real)
+            power = view_products[:, 4].clamp(min=tiny)  # ||w d psi/dw||^2
+            return (chunk.weights[:, 0] * view_products[:, 2] / power)[:, None].to(self.inputs.real)
         powers = self.backend.mode_norms(model, chunk, intermediates, probe, opr)
         if model.slice_kernel is not None:
-            powers *= transmitted_fraction(*asked[:, -2:].unbind(1))[:, None]
-        return (_products_of_parts(asked)[:, :, 2] / powers.clamp(min=tiny)).to(self.inputs.real)
+            powers *= transmitted_fraction(*view_products[:, -2:].unbind(1))[:, None]
+        return (_products_of_parts(view_products)[:, :, 2] / powers.clamp(min=tiny)).to(self.inputs.real)
 
     def _inputs(
         self, model: Model, chunk: Chunk, intermediates: FusedIntermediates, beams: Tensor, shifted: bool
@@ -280,8 +280,8 @@ class OneGo:
             return start[:modes], np.empty((len(chunk.views), 0), start.real.dtype)
 
         def compute() -> ComplexArray:
-            both = torch.cat((probe[:modes], intermediates.opr))
-            return array_of(fft(both) if shifted else both)
+            all_probes = torch.cat((probe[:modes], intermediates.opr))
+            return array_of(fft(all_probes) if shifted else all_probes)
 
         # the cache holds the tensor, so that no other has its id
         return chunk.cache.get(("beam", id(probe), shifted, modes), probe, compute), array_of(chunk.weights)
@@ -334,13 +334,13 @@ class OneGo:
         probe, count = intermediates.probe, chunk.views.shape[0]
         shifted = shifts_probe(model, chunk)
         out, nothing = (probe.new_empty((n, *probe.shape)) for n in (0 if task == "evaluate" else count, 0))
-        given = self._inputs(model, chunk, intermediates, nothing, shifted)
+        kernel_inputs = self._inputs(model, chunk, intermediates, nothing, shifted)
         slices, tables = len(intermediates.whole_object), self.inputs.transform(probe).tables
         work, waves = self.inputs.work(threads_for(count), probe.shape, slices), out.numpy()
 
         def call(one: DetectorCall) -> None:
             to = waves, one[2], self.inputs.no_sums, *one[3:]
-            compiled_detector.detector(work, *given, *one[:2], False, tables, *to)
+            compiled_detector.detector(work, *kernel_inputs, *one[:2], False, tables, *to)
 
         of_waves = tuple(probe.shape), slices, True
         return out, pass_detector(self.inputs, model, chunk, task, of_waves, call, background_sums)
@@ -417,22 +417,22 @@ def _has_one_beam(model: Model, chunk: Chunk) -> bool:
     return model.slice_kernel is None and not varies(chunk)
 
 
-def _products_of_parts(asked: Tensor) -> Tensor:
+def _products_of_parts(view_products: Tensor) -> Tensor:
     """Return the products of each part of the views' beams, (B, parts, 3): see `compiled_moves.add_products`."""
-    return asked[:, :-2].unflatten(1, (-1, 3))
+    return view_products[:, :-2].unflatten(1, (-1, 3))
 
 
 def sweep_products_of(intermediates: Intermediates, chi: Tensor) -> Tensor | None:
     """Return the products that a sweep has found of these very waves, (B, 5), or None; see
     `compiled_detector.detector`."""
-    found = intermediates.sweep_products if isinstance(intermediates, FusedIntermediates) else None
-    return found.products if found is not None and found.waves is chi else None
+    sweep_products = intermediates.sweep_products if isinstance(intermediates, FusedIntermediates) else None
+    return sweep_products.products if sweep_products is not None and sweep_products.waves is chi else None
 
 
-def _inputs_of_views(inputs: ExitInputs, some: slice) -> ExitInputs:
+def _inputs_of_views(inputs: ExitInputs, views: slice) -> ExitInputs:
     """Return the kernel's inputs of some of the views; beams may be none."""
     obj, n, beams, a = inputs
-    return obj, n[some], beams[some], a[some]
+    return obj, n[views], beams[views], a[views]
 
 
 def amplitudes_of(chunk: Chunk) -> RealArray:

@@ -19,9 +19,9 @@ class Arrays:
 
     def __call__(self, name: str, tensor: Tensor) -> Array:
         """Return `array_of` a tensor."""
-        known = self._known.get(name)
-        if known is not None and known[0] is tensor:
-            return known[1]
+        entry = self._known.get(name)
+        if entry is not None and entry[0] is tensor:
+            return entry[1]
         array = array_of(tensor)
         if tensor.is_contiguous() and not tensor.is_conj():  # it is the same memory, and stays so
             self._known[name] = tensor, array
@@ -44,10 +44,10 @@ class Workspace:
             shape: of the other axes.
             dtype: of the numbers.
         """
-        kept = self._kept.get(name)
-        if kept is None or len(kept) < count or kept.shape[1:] != shape:
-            kept = self._kept[name] = torch.empty((count, *shape), dtype=dtype).numpy()
-        return kept[:count]
+        array = self._kept.get(name)
+        if array is None or len(array) < count or array.shape[1:] != shape:
+            array = self._kept[name] = torch.empty((count, *shape), dtype=dtype).numpy()
+        return array[:count]
 
     def take(self, name: str, shapes: tuple[tuple[int, ...], ...], dtype: torch.dtype) -> tuple[Array, ...]:
         """Return arrays that are the caller's until they are given back.
@@ -83,11 +83,11 @@ class Planes:
         return self._plane("mask", mask, real), self._plane("background", background, real)
 
     def _plane(self, name: str, plane: Tensor, real: np.dtype) -> RealArray:
-        known = self._known.get(name)
-        if known is None or known[0] is not plane or known[1] != plane._version or known[2].dtype != real:
-            made = panels.in_panels(plane.numpy()).astype(real, copy=False)
-            known = self._known[name] = plane, plane._version, made
-        return known[2]
+        entry = self._known.get(name)
+        if entry is None or entry[0] is not plane or entry[1] != plane._version or entry[2].dtype != real:
+            in_panels = panels.in_panels(plane.numpy()).astype(real, copy=False)
+            entry = self._known[name] = plane, plane._version, in_panels
+        return entry[2]
 
 
 class Kernels:
@@ -106,8 +106,8 @@ class Kernels:
         """
         if kernel is None:
             return np.zeros(0, numpy_dtype(real))
-        known = self._made.get(name)
-        if known is None or known[0] is not kernel:
+        entry = self._made.get(name)
+        if entry is None or entry[0] is not kernel:
             scaled = kernel.resolve_conj().to(torch.complex128).numpy() / kernel.numel()
-            known = self._made[name] = kernel, panels.waves_in_panels(scaled[None]).astype(numpy_dtype(real))
-        return known[1]
+            entry = self._made[name] = kernel, panels.waves_in_panels(scaled[None]).astype(numpy_dtype(real))
+        return entry[1]
