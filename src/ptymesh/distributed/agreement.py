@@ -37,11 +37,13 @@ def refuse_differences(world: World, facts: Mapping[str, str], remedy: str) -> N
     text = json.dumps(facts, sort_keys=True)
     digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
     halves = [int.from_bytes(part) for part in (digest[:4], digest[4:])]
-    both = torch.tensor([sign * half for half in halves for sign in (1, -1)], dtype=torch.int64, device=world.device)
-    most, least, most_2, least_2 = world.max(both)[0].tolist()
+    signed_halves = torch.tensor(
+        [sign * half for half in halves for sign in (1, -1)], dtype=torch.int64, device=world.device
+    )
+    most, least, most_2, least_2 = world.max(signed_halves)[0].tolist()
     if most == -least and most_2 == -least_2:
         return
-    every = [json.loads(said) for said in world.gather_strings(json.dumps(facts))]
+    every = [json.loads(facts_text) for facts_text in world.gather_strings(json.dumps(facts))]
     world.heartbeat.agreed = True
     world.barrier()  # no rank may end while others still read
     raise BadInput(difference(dict(enumerate(every)), remedy))
@@ -55,16 +57,17 @@ def difference(facts: Mapping[int, Mapping[str, str]], remedy: str) -> str:
         remedy: what to do about it, without a full stop.
     """
     first = facts[0]
-    for rank, own in facts.items():
-        names = [name for name in {**first, **own} if first.get(name) != own.get(name)]
+    for rank, rank_facts in facts.items():
+        names = [name for name in {**first, **rank_facts} if first.get(name) != rank_facts.get(name)]
         if not names:
             continue
-        said = [
-            f"{'has' if index else f'Rank {rank} has'} {_format_fact(name, own)}, rank 0 has {_value(name, first)}"
+        statements = [
+            f"{'has' if index else f'Rank {rank} has'} {_format_fact(name, rank_facts)}, "
+            f"rank 0 has {_value(name, first)}"
             for index, name in enumerate(names[:MOST_NAMED])
         ]
         more = f" (and {len(names) - MOST_NAMED} more)" if len(names) > MOST_NAMED else ""
-        return f"{'; it '.join(said)}{more}: {remedy}."
+        return f"{'; it '.join(statements)}{more}: {remedy}."
     return ""
 
 
@@ -77,10 +80,10 @@ def flatten(values: object, name: str = "") -> dict[str, str]:
     else:
         text = "none" if values is None else json.dumps(values, default=str)
         return {name: values if isinstance(values, str) else text}
-    found: dict[str, str] = {}
+    flat: dict[str, str] = {}
     for key, value in items:
-        found |= flatten(value, f"{name}.{key}" if name else str(key))
-    return found
+        flat |= flatten(value, f"{name}.{key}" if name else str(key))
+    return flat
 
 
 def _format_fact(name: str, facts: Mapping[str, str]) -> str:

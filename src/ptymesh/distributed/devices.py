@@ -125,11 +125,11 @@ def backend_for(device: torch.device, wanted: str = "auto") -> str:
     """
     if wanted not in BACKENDS:
         raise BadInput(f"Backend {wanted!r} is unknown; give {', '.join(BACKENDS)}.")
-    own = {"cuda": "nccl", "xpu": "xccl"}.get(device.type, "gloo")
+    native = {"cuda": "nccl", "xpu": "xccl"}.get(device.type, "gloo")
     if wanted == "auto":
-        return own if own in available_backends() else "gloo"
-    if wanted not in ("gloo", own):
-        names = " or ".join(dict.fromkeys(("auto", own, "gloo")))
+        return native if native in available_backends() else "gloo"
+    if wanted not in ("gloo", native):
+        names = " or ".join(dict.fromkeys(("auto", native, "gloo")))
         raise BadInput(f"Backend {wanted} does not speak for {device.type}; use --backend {names}.")
     if wanted not in available_backends():
         raise BadInput(f"This torch has no backend {wanted}; use --backend {' or '.join(available_backends())}.")
@@ -145,8 +145,8 @@ def identity_of_device(device: torch.device) -> str:
     """Return a name of a GPU that is unique across machines and processes, however each process numbers its devices."""
     about = torch.get_device_module(device).get_device_properties(device)
     unique = getattr(about, "uuid", None)
-    seen = os.environ.get("CUDA_VISIBLE_DEVICES", os.environ.get("ROCR_VISIBLE_DEVICES", ""))
-    return f"{platform.node()} {unique or f'{device} of {seen!r}'}"
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", os.environ.get("ROCR_VISIBLE_DEVICES", ""))
+    return f"{platform.node()} {unique or f'{device} of {visible!r}'}"
 
 
 def claimed(store: dist.Store, rank: int, device: torch.device) -> None:
@@ -195,12 +195,12 @@ def shared_by(device: torch.device, local_size: int) -> str:
 
 def parse_cpus(text: str) -> list[int]:
     """Return core numbers from a list as Linux writes it: 0-3,8 -> [0, 1, 2, 3, 8]."""
-    found: list[int] = []
+    cpus: list[int] = []
     for part in text.strip().split(","):
         first, _, last = part.partition("-")
         if first:
-            found.extend(range(int(first), int(last or first) + 1))
-    return found
+            cpus.extend(range(int(first), int(last or first) + 1))
+    return cpus
 
 
 def say_cpus(cpus: list[int]) -> str:
@@ -231,11 +231,11 @@ def bindings(ranks: int, allowed: list[int], nodes: list[list[int]]) -> list[lis
     Returns:
         Cores by rank; empty lists (no binding) where there is one node or one rank, as binding gains nothing then.
     """
-    own = [[cpu for cpu in node if cpu in set(allowed)] for node in nodes]
-    own = [node for node in own if node]
-    if len(own) < 2 or ranks < 2:
+    allowed_nodes = [[cpu for cpu in node if cpu in set(allowed)] for node in nodes]
+    allowed_nodes = [node for node in allowed_nodes if node]
+    if len(allowed_nodes) < 2 or ranks < 2:
         return [[] for _ in range(ranks)]
-    return [own[rank * len(own) // ranks] for rank in range(ranks)]
+    return [allowed_nodes[rank * len(allowed_nodes) // ranks] for rank in range(ranks)]
 
 
 def free_bytes(device: torch.device) -> int:
@@ -269,20 +269,20 @@ class Later:
             return float(value)
         before = self.last()
         module = torch.get_device_module(self.device)
-        there, event = torch.empty((), dtype=value.dtype, pin_memory=True), module.Event()
-        there.copy_(value, non_blocking=True)
+        pinned, event = torch.empty((), dtype=value.dtype, pin_memory=True), module.Event()
+        pinned.copy_(value, non_blocking=True)
         event.record(module.current_stream(self.device))
-        self._kept = there, event
+        self._kept = pinned, event
         return before
 
     def last(self) -> float:
         """Wait for the number that has not been returned yet and return it; 0 where there is none."""
         if self._kept is None:
             return 0.0
-        there, event = self._kept
+        pinned, event = self._kept
         self._kept = None
         event.synchronize()
-        return float(there)
+        return float(pinned)
 
 
 @contextmanager

@@ -61,8 +61,8 @@ class Reduction:
             name = ("terms of exact sums",)
             self._limbs += self._repeat(name, _digits, brought=(values,)) if few else _digits(values)
             return
-        for some in values.split(max(1, PIECE // max(1, values[:1].numel()))):
-            self._add(some)  # pieces are read a dozen times, and stay in the cache
+        for piece in values.split(max(1, PIECE // max(1, values[:1].numel()))):
+            self._add(piece)  # pieces are read a dozen times, and stay in the cache
 
     def _add(self, values: Tensor) -> None:
         """Add values on the host, in numpy, which takes a third of torch's time for few numbers and for many."""
@@ -122,11 +122,11 @@ def _digits(values: Tensor) -> Tensor:
     limbs = torch.zeros((1 + HIGHEST - LOWEST, *values.shape[1:]), dtype=torch.int64, device=values.device)
     limbs[0] += unknown.sum(0)
     mantissa, exponent = torch.frexp(values.abs())
-    whole = (mantissa * 2.0**53).to(torch.int64)
+    integers = (mantissa * 2.0**53).to(torch.int64)
     place = exponent.to(torch.int64) - (53 + BITS * LOWEST)
-    row, left = place >> 5, place & (BITS - 1)
-    low = (whole & MASK) << left
-    high = ((whole >> BITS) << left) + (low >> BITS)
+    row, shift = place >> 5, place & (BITS - 1)
+    low = (integers & MASK) << shift
+    high = ((integers >> BITS) << shift) + (low >> BITS)
     digits = torch.stack((low & MASK, high & MASK, high >> BITS)) * values.sign().to(torch.int64)
     rows = torch.stack((row, row + 1, row + 2))
     digits = torch.where((rows >= 0) & (rows < HIGHEST - LOWEST), digits, 0)
@@ -162,7 +162,9 @@ def _read_few(total: Tensor) -> Tensor:
     """Return the same as `_read`, with Python's integers, which takes a tenth of the time for few numbers."""
     odd, *limbs = total.reshape(len(total), -1).tolist()
     sums = [sum(int(limb) << BITS * k for k, limb in enumerate(column)) for column in zip(*limbs, strict=True)]
-    values = [math.nan if some else whole / (1 << -BITS * LOWEST) for some, whole in zip(odd, sums, strict=True)]
+    values = [
+        math.nan if is_odd else carried / (1 << -BITS * LOWEST) for is_odd, carried in zip(odd, sums, strict=True)
+    ]
     return torch.tensor(values, dtype=torch.float64).view(total.shape[1:])
 
 
@@ -174,10 +176,10 @@ def _largest_of_views(counts: Tensor, mask: Tensor) -> Tensor:
         mask: (h, w) bool, valid pixels.
     """
     if counts.device.type == "cpu" and not counts.dtype.is_floating_point:  # without a copy in double precision
-        whole = counts.numpy() if bool(mask.all()) else counts.numpy() * mask.numpy()
-        whole = whole if whole.dtype.kind in "bu" else whole.clip(0)
-        sums = whole.reshape(len(whole), -1).sum(axis=1, dtype=np.uint64)
-        return torch.tensor([float(sums.max()), float(whole.max())], dtype=torch.float64)
+        values = counts.numpy() if bool(mask.all()) else counts.numpy() * mask.numpy()
+        values = values if values.dtype.kind in "bu" else values.clip(0)
+        sums = values.reshape(len(values), -1).sum(axis=1, dtype=np.uint64)
+        return torch.tensor([float(sums.max()), float(values.max())], dtype=torch.float64)
     y = Data.of(counts, mask, None, torch.float64).y
     return torch.stack((over_window(y).amax(), y.amax()))
 
@@ -194,9 +196,9 @@ def brightest(counts: Iterable[Tensor], mask: Tensor, world: World) -> tuple[flo
         Square root of the sum of counts of the brightest view, and the largest count of a pixel.
     """
     most = torch.zeros(2, dtype=torch.float64, device=world.device)
-    for some in counts:
-        if not len(some):
+    for part in counts:
+        if not len(part):
             continue
-        most = torch.maximum(most, _largest_of_views(some, mask))
-    found = world.max(most)[0].tolist()
-    return math.sqrt(found[0]), found[1]
+        most = torch.maximum(most, _largest_of_views(part, mask))
+    largest = world.max(most)[0].tolist()
+    return math.sqrt(largest[0]), largest[1]

@@ -47,18 +47,23 @@ def budgets() -> dict[str, float]:
         BadInput: the variable is no positive number of seconds.
     """
     name = FORMER_TIMEOUT if TIMEOUT not in os.environ else TIMEOUT
-    given = os.environ.get(name)
-    if given is None:
+    text = os.environ.get(name)
+    if text is None:
         return dict(BUDGETS_S)
     try:
-        seconds = float(given)
+        seconds = float(text)
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < math.inf:
-        raise BadInput(f"{name} is {given!r}; give a number of seconds above 0.")
+        raise BadInput(f"{name} is {text!r}; give a number of seconds above 0.")
     share = min(1.0, seconds / BUDGETS_S["batch"])
-    found = {phase: max(seconds, LEAST_S, default * share) for phase, default in BUDGETS_S.items()}
-    return {**found, "script": max(seconds, BUDGETS_S["script"]), "join": max(seconds, LEAST_JOIN_S), "batch": seconds}
+    by_phase = {phase: max(seconds, LEAST_S, default * share) for phase, default in BUDGETS_S.items()}
+    return {
+        **by_phase,
+        "script": max(seconds, BUDGETS_S["script"]),
+        "join": max(seconds, LEAST_JOIN_S),
+        "batch": seconds,
+    }
 
 
 @dataclass

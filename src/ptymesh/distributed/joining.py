@@ -60,9 +60,9 @@ def join(device: str = "auto") -> World:
     """
     global _watchdog, _joins, _store
     place = settle_environment()
-    name, wanted = os.environ.get(DEVICE, device) if device == "auto" else device, os.environ.get(BACKEND, "auto")
-    chosen = check_sums(device_for(name, place.local_rank, place.local_size, wanted))
-    backend = backend_for(chosen, wanted)
+    name, backend_name = os.environ.get(DEVICE, device) if device == "auto" else device, os.environ.get(BACKEND, "auto")
+    chosen = check_sums(device_for(name, place.local_rank, place.local_size, backend_name))
+    backend = backend_for(chosen, backend_name)
     if place.size == 1:
         return Solo(chosen)
     if chosen.type in KINDS:  # torch sends point-to-point messages from the current device
@@ -72,8 +72,8 @@ def join(device: str = "auto") -> World:
         patience_s = heartbeat.budgets_s["join"]
         with _reaching_the_store(place), WaitingNotice(place, patience_s) as notice:
             store, rank, size = _open_store(place, timedelta(seconds=patience_s)), place.rank, place.size
-            own = store.clone()  # type: ignore[attr-defined] # torch's stubs leave it out
-            watchdog = Watchdog(own, heartbeat, rank, size)
+            own_store = store.clone()  # type: ignore[attr-defined] # torch's stubs leave it out
+            watchdog = Watchdog(own_store, heartbeat, rank, size)
             stopping.before_leaving(watchdog.stopped)  # `watchdog.leave` takes it back
             try:
                 _wait_for_all(store, watchdog, patience_s, facts_of_process(place, backend), notice)
@@ -137,22 +137,22 @@ def _within(patience_s: float, make: Callable[[], dist.TCPStore]) -> dist.TCPSto
     Raises:
         TimeoutError: it has not returned within `patience_s` seconds. Errors of `make` are raised too.
     """
-    found: list[dist.TCPStore | BaseException] = []
+    outcome: list[dist.TCPStore | BaseException] = []
 
     def act() -> None:
         try:
-            found.append(make())
+            outcome.append(make())
         except BaseException as error:
-            found.append(error)
+            outcome.append(error)
 
     thread = threading.Thread(target=act, name="ptymesh-store", daemon=True)
     thread.start()
     thread.join(patience_s)
-    if not found:
+    if not outcome:
         raise TimeoutError(f"nothing there has answered within {patience_s:.0f} s")
-    if isinstance(found[0], BaseException):
-        raise found[0]
-    return found[0]
+    if isinstance(outcome[0], BaseException):
+        raise outcome[0]
+    return outcome[0]
 
 
 @contextmanager
@@ -162,14 +162,14 @@ def _reaching_the_store(place: RankInfo) -> Iterator[None]:
         yield
     except (dist.DistError, RuntimeError, OSError) as error:
         keeper = "the launcher" if kept_by_launcher() else "rank 0"
-        said = str(error) if isinstance(error, TimeoutError) else reason(error)
-        if place.rank == 0 and not kept_by_launcher() and "EADDRINUSE" in said:
+        message = str(error) if isinstance(error, TimeoutError) else reason(error)
+        if place.rank == 0 and not kept_by_launcher() and "EADDRINUSE" in message:
             raise BadInput(
                 f"Rank 0 cannot listen at {_address()}: another process does, perhaps a second rank 0; give each "
                 "process a RANK of its own, or take another MASTER_PORT."
             ) from error
         remedy = f"{_unresolved() or 'see whether it runs, and whether another program listens there'}"
-        raise PtymeshError(f"Rank {place.rank} cannot reach {keeper} at {_address()} ({said}); {remedy}.") from error
+        raise PtymeshError(f"Rank {place.rank} cannot reach {keeper} at {_address()} ({message}); {remedy}.") from error
 
 
 def _address() -> str:
@@ -212,14 +212,14 @@ class WaitingNotice:
         if self._over.wait(NOTICE_S):
             return
         place, missing = self.place, self.missing
-        alone = place.local_rank == 0 or place.rank < MOST_LISTED
-        if not (alone if missing is None else place.rank == _first_present(missing)):
+        may_speak = place.local_rank == 0 or place.rank < MOST_LISTED
+        if not (may_speak if missing is None else place.rank == _first_present(missing)):
             return  # another rank prints it
         whom = "the launcher" if kept_by_launcher() else "rank 0"
         if missing is not None:
             whom = f"rank{'s' * (len(missing) > 1)} {_listed(missing)}"
         names = variables_of(place)
-        unresolved = f" ({said})" if missing is None and (said := _unresolved()) else ""
+        unresolved = f" ({unresolved_name})" if missing is None and (unresolved_name := _unresolved()) else ""
         print(
             f"ptymesh: rank {place.rank} of {place.size} (by {names} in the environment) waits for {whom} at "
             f"{_address()}{unresolved}, up to {self.patience_s:.0f} s (--timeout).",
@@ -248,8 +248,8 @@ def facts_of_process(place: RankInfo, backend: str) -> dict[str, str]:
         Versions, number of ranks, backend and kernels by name, as text.
     """
     packages = {name: version(name) for name in ("ptymesh", "torch", "numba", "numpy")}
-    own = {"number of ranks": str(place.size), "backend": backend, KERNELS: os.environ.get(KERNELS, "auto")}
-    return packages | own
+    facts = {"number of ranks": str(place.size), "backend": backend, KERNELS: os.environ.get(KERNELS, "auto")}
+    return packages | facts
 
 
 def _wait_for_all(
@@ -292,6 +292,6 @@ def _compare_with_first(store: dist.Store, rank: int, facts: Mapping[str, str]) 
     """Raise BadInput, and post a verdict for the other ranks, if these facts differ from those of rank 0."""
     first = json.loads(store.get("ptymesh/here/0"))["facts"]
     if first != facts:
-        said = difference({0: first, rank: facts}, "start all ranks with the same programs and options")
-        post_verdict(store, rank, said, BadInput.exit_status)
-        raise BadInput(said)
+        sentence = difference({0: first, rank: facts}, "start all ranks with the same programs and options")
+        post_verdict(store, rank, sentence, BadInput.exit_status)
+        raise BadInput(sentence)

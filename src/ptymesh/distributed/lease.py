@@ -86,10 +86,10 @@ class Lease:
 
     def owner(self) -> Owner | None:
         """Return who holds it; None where nobody does, or the file does not say so."""
-        found = self._lock.owner
-        if found is None or not (found.token or "").isalnum():
+        owner = self._lock.owner
+        if owner is None or not (owner.token or "").isalnum():
             return None
-        return Owner(found.token or "", found.pid, found.hostname, found.start)
+        return Owner(owner.token or "", owner.pid, owner.hostname, owner.start)
 
     def try_acquire(self) -> bool:
         """Take the lease if it is free, or its holder is dead; return whether that was done."""
@@ -134,12 +134,12 @@ class Lease:
         answer.
         """
         try:
-            found = file_identity(self.path)
+            identity = file_identity(self.path)
         except FileNotFoundError:
             return "lapsed" if self._has_lapsed() else "removed"
         except OSError:
             return "unknown"
-        return "held" if found == self._identity else "taken"
+        return "held" if identity == self._identity else "taken"
 
     def release(self) -> None:
         """Give the lease back. Two threads may do so at once."""
@@ -174,9 +174,9 @@ class Lease:
         """
         if owner.host == host_name():
             return not _lives_here(owner)
-        seen = owner, self._touched()
-        if self._seen is None or self._seen[0] != seen:
-            self._seen = seen, time.monotonic()
+        observed = owner, self._touched()
+        if self._seen is None or self._seen[0] != observed:
+            self._seen = observed, time.monotonic()
         return time.monotonic() - self._seen[1] > MARGIN * self._silent_s
 
     def _remove(self, dead: Owner) -> None:
@@ -199,10 +199,10 @@ class Lease:
 
 def _lives_here(owner: Owner) -> bool:
     """Return True if the holder is a process of this machine that lives, and not one that has its number now."""
-    started = start_time(owner.pid) if owner.host == host_name() else None
-    if started and owner.start is not None and sys.platform == "linux":
-        return int(started) == owner.start % 2**64  # above it filelock keeps which boot that was
-    return started is not None
+    start = start_time(owner.pid) if owner.host == host_name() else None
+    if start and owner.start is not None and sys.platform == "linux":
+        return int(start) == owner.start % 2**64  # above it filelock keeps which boot that was
+    return start is not None
 
 
 @cache
@@ -215,5 +215,5 @@ def host_name() -> str:
 
 def file_identity(path: Path) -> tuple[int, int]:
     """Return device and inode of the file of that name, which tell it from others. Raises OSError."""
-    found = os.stat(path, follow_symlinks=False)
-    return found.st_dev, found.st_ino
+    status = os.stat(path, follow_symlinks=False)
+    return status.st_dev, status.st_ino

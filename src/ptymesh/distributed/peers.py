@@ -48,17 +48,17 @@ def copied(source: int, target: int, size: int) -> float:
     import torch
 
     data = torch.full((size,), 7, dtype=torch.uint8, device=f"cuda:{source}")
-    there = torch.zeros(size, dtype=torch.uint8, device=f"cuda:{target}")
+    target_tensor = torch.zeros(size, dtype=torch.uint8, device=f"cuda:{target}")
     best = float("inf")
     for _ in range(REPEATS):
         torch.cuda.synchronize(source)
         torch.cuda.synchronize(target)
         began = time.perf_counter()
-        there.copy_(data)
+        target_tensor.copy_(data)
         torch.cuda.synchronize(source)
         torch.cuda.synchronize(target)
         best = min(best, time.perf_counter() - began)
-    if not bool((there == 7).all()):
+    if not bool((target_tensor == 7).all()):
         raise RuntimeError(f"what cuda:{target} received from cuda:{source} is not what was sent")
     return best
 

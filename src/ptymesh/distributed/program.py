@@ -27,8 +27,8 @@ Made = TypeVar("Made")
 
 def reason(error: BaseException) -> str:
     """Return an error in one line."""
-    said = " ".join(str(error).split())
-    return said if isinstance(error, PtymeshError) else f"{type(error).__name__}: {said}"[:500]
+    message = " ".join(str(error).split())
+    return message if isinstance(error, PtymeshError) else f"{type(error).__name__}: {message}"[:500]
 
 
 #: Words in the plain RuntimeErrors that torch's backends raise when another rank has ended.
@@ -87,13 +87,17 @@ def account_for(error: BaseException) -> Lost | None:
         return None
     _failed = not isinstance(error, Interrupted)
     if is_loss(error):
-        found = _watchdog.explain()
-        said = found.sentence if found else f"Rank {_watchdog.rank} lost contact with another rank, which failed first."
-        if found and found.stopped:
-            raise Interrupted(said) from error
+        explanation = _watchdog.explain()
+        sentence = (
+            explanation.sentence
+            if explanation
+            else f"Rank {_watchdog.rank} lost contact with another rank, which failed first."
+        )
+        if explanation and explanation.stopped:
+            raise Interrupted(sentence) from error
         if stopping.requested():
-            raise Interrupted(f"Asked to stop, and then: {said}") from error
-        return Lost(said, found is not None and found.is_posted)
+            raise Interrupted(f"Asked to stop, and then: {sentence}") from error
+        return Lost(sentence, explanation is not None and explanation.is_posted)
     if _watchdog.heartbeat.agreed:
         _watchdog.agree()
     elif (status := getattr(error, "exit_status", 1)) in (1, BadInput.exit_status):  # other ranks may not fail too
@@ -136,12 +140,12 @@ def on_first_rank(act: Callable[[], Made], name: str) -> Made | None:
                 raise PtymeshError(f"Rank 0 failed: {failure}")
             return None
         try:
-            done = act()
+            result = act()
         except Exception as error:
             _watchdog.set_key(key, reason(error))
             raise
         _watchdog.set_key(key, "")
-        return done
+        return result
 
 
 def _redirect_output(place: RankInfo) -> None:

@@ -78,10 +78,10 @@ def read(environ: Mapping[str, str]) -> RankInfo:
         r = _number(environ, rank, 0)
         if not 0 <= r < n:
             raise BadInput(f"{rank} is {r} of {size} = {n}; start every rank with the same launcher.")
-        here = n if launcher in ("torchrun", "mpirun (PMI)") else 1
+        ranks_here = n if launcher in ("torchrun", "mpirun (PMI)") else 1
         if local_size in environ:
-            here = int(re.match(r"\d+", environ[local_size] + "x1").group())  # type: ignore[union-attr]
-        return RankInfo(r, n, _number(environ, local_rank, r), here, launcher)
+            ranks_here = int(re.match(r"\d+", environ[local_size] + "x1").group())  # type: ignore[union-attr]
+        return RankInfo(r, n, _number(environ, local_rank, r), ranks_here, launcher)
     return RankInfo()
 
 
@@ -120,12 +120,12 @@ def settle_environment(environ: MutableMapping[str, str] | None = None) -> RankI
     for name, value in zip(_VARIABLES["torchrun"], values, strict=True):
         environ[name] = str(value)
     if named := environ.get(INTERFACE):
-        known = [name for _, name in socket.if_nameindex()]
-        if named not in known:
-            raise BadInput(f"Network interface {named!r} is not there; this machine has {', '.join(known)}.")
+        interfaces = [name for _, name in socket.if_nameindex()]
+        if named not in interfaces:
+            raise BadInput(f"Network interface {named!r} is not there; this machine has {', '.join(interfaces)}.")
         environ["GLOO_SOCKET_IFNAME"] = environ["NCCL_SOCKET_IFNAME"] = named
-    elif "GLOO_SOCKET_IFNAME" not in environ and (found := interface_to(environ.get("MASTER_ADDR", "127.0.0.1"))):
-        environ["GLOO_SOCKET_IFNAME"] = found
+    elif "GLOO_SOCKET_IFNAME" not in environ and (interface := interface_to(environ.get("MASTER_ADDR", "127.0.0.1"))):
+        environ["GLOO_SOCKET_IFNAME"] = interface
     return place
 
 
@@ -156,10 +156,10 @@ def first_host(nodes: str) -> str:
     Raises:
         BadInput: the list is not in Slurm's format.
     """
-    found = re.match(r"([^,\[]+)(?:\[(\d+)[^\]]*\]([^,\[]*))?", nodes)
-    if not found:
+    match = re.match(r"([^,\[]+)(?:\[(\d+)[^\]]*\]([^,\[]*))?", nodes)
+    if not match:
         raise BadInput(f"The list of nodes {nodes!r} is not one that Slurm writes; set MASTER_ADDR.")
-    return "".join(part or "" for part in found.groups())
+    return "".join(part or "" for part in match.groups())
 
 
 def interface_to(address: str) -> str | None:
@@ -167,14 +167,14 @@ def interface_to(address: str) -> str | None:
     import psutil
 
     try:
-        family, _, _, _, where = socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM)[0]
+        family, _, _, _, target = socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect(where)  # on a datagram socket this sends nothing
-            own = probe.getsockname()[0]
+            probe.connect(target)  # on a datagram socket this sends nothing
+            own_address = probe.getsockname()[0]
     except OSError:
         return None
     for name, addresses in psutil.net_if_addrs().items():
-        if any(known.address.split("%")[0] == own for known in addresses):
+        if any(candidate.address.split("%")[0] == own_address for candidate in addresses):
             return name
     return None
 
@@ -190,6 +190,6 @@ def share_cores(environ: MutableMapping[str, str] | None = None) -> None:
     environ = os.environ if environ is None else environ
     place = read(environ)
     if place.size > 1 and "OMP_NUM_THREADS" not in environ:
-        own = cores()
-        bound = place.launcher != "mpirun (PMI)" and own < (os.cpu_count() or 1)  # the launcher has bound ranks
-        environ["OMP_NUM_THREADS"] = str(own if bound else max(1, own // place.local_size))
+        allowed = cores()
+        bound = place.launcher != "mpirun (PMI)" and allowed < (os.cpu_count() or 1)  # the launcher has bound ranks
+        environ["OMP_NUM_THREADS"] = str(allowed if bound else max(1, allowed // place.local_size))

@@ -152,9 +152,9 @@ class SharedMemory:
         memory = mmap.mmap(handle, plan.end)
         self._counters = np.frombuffer(memory, np.int64, size * LINE // 8)[:: LINE // 8]
         self._steps, self._half = 0, 0
-        whole = torch.frombuffer(memory, dtype=torch.uint8)
-        self._places = whole[plan.sums : plan.outboxes].view(2, size, plan.place)
-        self._outboxes = whole[plan.outboxes : plan.end].view(size, plan.outbox)
+        bytes_of_memory = torch.frombuffer(memory, dtype=torch.uint8)
+        self._places = bytes_of_memory[plan.sums : plan.outboxes].view(2, size, plan.place)
+        self._outboxes = bytes_of_memory[plan.outboxes : plan.end].view(size, plan.outbox)
         pairs = np.frombuffer(memory, np.int64, size**2 * (2 + SLOTS), plan.directory).reshape(2 + SLOTS, size, size)
         #: (size, size) by sender and receiver: letters sent, letters taken, and the outbox offsets of the last ones.
         self._sent, self._taken, self._where = pairs[0], pairs[1], pairs[2:]
@@ -187,8 +187,8 @@ class SharedMemory:
         """
         self._half = 1 - self._half
         places = self._places[self._half].view(piece.dtype)[:, : len(piece)]
-        own = places[self.rank]
-        own.copy_(piece)
+        own_place = places[self.rank]
+        own_place.copy_(piece)
         self.barrier()
         if piece.numel() * piece.element_size() < SMALL_BYTES:
             _combined(places, combine, piece)
@@ -196,7 +196,7 @@ class SharedMemory:
         shares = [slice(len(piece) * r // self.size, len(piece) * (r + 1) // self.size) for r in range(self.size)]
         mine = shares[self.rank]  # no other rank reads this share of the inputs
         _combined(places[:, mine], combine, piece[mine])
-        own[mine] = piece[mine]
+        own_place[mine] = piece[mine]
         self.barrier()
         for place, share in zip(places, shares, strict=True):
             piece[share] = place[share]

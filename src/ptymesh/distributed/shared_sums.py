@@ -113,8 +113,8 @@ class SharedSums:
         """
         if reached is None:
             ranks, n = len(self.sums.ranks), len(rows)
-            some = slice(n * self.rank // ranks, n * (self.rank + 1) // ranks)  # blocks are ordered by row
-            rows, columns = rows[some], columns[some]
+            local_blocks = slice(n * self.rank // ranks, n * (self.rank + 1) // ranks)  # blocks are ordered by row
+            rows, columns = rows[local_blocks], columns[local_blocks]
             reached = rows.new_full(rows.shape, -1)
 
         def act() -> list[Tensor]:
@@ -138,17 +138,17 @@ def rectangles(rows: np.ndarray, columns: np.ndarray) -> list[tuple[int, int, in
     Returns:
         Top, bottom, left and right of each rectangle; bottom and right are excluded.
     """
-    found: list[tuple[int, int, int, int]] = []
+    stacked: list[tuple[int, int, int, int]] = []
     if not len(rows):
-        return found
+        return stacked
     breaks = np.flatnonzero((np.diff(rows) != 0) | (np.diff(columns) != 1)) + 1
     first, last = np.concatenate(([0], breaks)), np.concatenate((breaks, [len(rows)])) - 1
     for y, left, right in zip(rows[first].tolist(), columns[first].tolist(), (columns[last] + 1).tolist(), strict=True):
-        if found and found[-1][1:] == (y, left, right):
-            found[-1] = (found[-1][0], y + 1, left, right)
+        if stacked and stacked[-1][1:] == (y, left, right):
+            stacked[-1] = (stacked[-1][0], y + 1, left, right)
         else:
-            found.append((y, y + 1, left, right))
-    return [(BLOCK * top, BLOCK * bottom, BLOCK * left, BLOCK * right) for top, bottom, left, right in found]
+            stacked.append((y, y + 1, left, right))
+    return [(BLOCK * top, BLOCK * bottom, BLOCK * left, BLOCK * right) for top, bottom, left, right in stacked]
 
 
 class MessagingWorld(Protocol):
@@ -190,7 +190,7 @@ class SharedSumsCache:
         """
         key = (areas, parts, dtype)
         if key not in self.kept:
-            self.kept = {known: kept for known, kept in self.kept.items() if known[0] == areas}
+            self.kept = {stored_key: sums for stored_key, sums in self.kept.items() if stored_key[0] == areas}
             with without_counting(world):
                 self.kept[key] = make_shared_sums(world, means, areas, parts, dtype)
         return self.kept[key]
@@ -226,20 +226,20 @@ def make_shared_sums(
     memory = _allocate(world, [3 * torch.float64.itemsize * count for count in numbers])
     if memory is None:
         return None
-    whole, places = memory
+    shared, places = memory
     into = areas.sums[0] if areas.result is None else areas.result
     ranks = [
         (at // 8, at // 8 + 2 * count, *area.shape, (into.top - area.top) // BLOCK, (into.left - area.left) // BLOCK)
         for at, count, area in zip(places, numbers, areas.sums, strict=True)
     ]
-    sums = RankSums(whole.view(torch.float64), np.array(ranks, dtype=np.int64), parts)
-    found = None
+    sums = RankSums(shared.view(torch.float64), np.array(ranks, dtype=np.int64), parts)
+    pair = None
     if areas.result is None:
-        both = [allocate_shared_array(world, (slices, *into.shape), kind) for kind in (dtype, dtype.to_real())]
-        if both[0] is None or both[1] is None:
+        arrays = [allocate_shared_array(world, (slices, *into.shape), kind) for kind in (dtype, dtype.to_real())]
+        if arrays[0] is None or arrays[1] is None:
             return None
-        found = both[0], both[1]
-    return SharedSums(means, world.rank, sums, sums.of(world.rank, slices), found)
+        pair = arrays[0], arrays[1]
+    return SharedSums(means, world.rank, sums, sums.of(world.rank, slices), pair)
 
 
 def allocate_shared_array(world: MessagingWorld, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
@@ -255,8 +255,8 @@ def allocate_shared_array(world: MessagingWorld, shape: tuple[int, ...], dtype: 
     """
     bytes_ = math.prod(shape) * dtype.itemsize
     with without_counting(world):
-        found = _allocate(world, [bytes_, *[0] * (world.size - 1)])
-    return None if found is None else found[0][:bytes_].view(dtype).view(shape)
+        allocated = _allocate(world, [bytes_, *[0] * (world.size - 1)])
+    return None if allocated is None else allocated[0][:bytes_].view(dtype).view(shape)
 
 
 def _allocate(world: MessagingWorld, sizes: Sequence[int]) -> tuple[Tensor, list[int]] | None:
@@ -265,20 +265,20 @@ def _allocate(world: MessagingWorld, sizes: Sequence[int]) -> tuple[Tensor, list
     Each rank allocates its own part, so that the pages lie on its own NUMA node. None on all ranks where one fails.
     """
     places = np.cumsum([0, *(-(-size // mmap.PAGESIZE) * mmap.PAGESIZE for size in sizes)]).tolist()
-    handle, where, whole = -1, "", None
+    handle, place, shared = -1, "", None
     if world.rank == 0:
         with suppress(OSError):
             handle = os.memfd_create("ptymesh")
             os.ftruncate(handle, places[-1])
-            where = f"{shared_memory.pid_space()} /proc/{os.getpid()}/fd/{handle}"
-    where = world.gather_strings(where)[0]
+            place = f"{shared_memory.pid_space()} /proc/{os.getpid()}/fd/{handle}"
+    place = world.gather_strings(place)[0]
     with suppress(OSError):
-        if where:
-            handle = shared_memory.find(where) if world.rank else handle
+        if place:
+            handle = shared_memory.find(place) if world.rank else handle
             if sizes[world.rank]:  # allocate now: a page fault without memory would kill the process
                 os.posix_fallocate(handle, places[world.rank], sizes[world.rank])
-            whole = torch.frombuffer(mmap.mmap(handle, places[-1]), dtype=torch.uint8)
-    everybody = not world.agree(whole is None)  # afterwards no rank needs to open the file any more
+            shared = torch.frombuffer(mmap.mmap(handle, places[-1]), dtype=torch.uint8)
+    everybody = not world.agree(shared is None)  # afterwards no rank needs to open the file any more
     if handle >= 0:
         os.close(handle)
-    return (whole, places[:-1]) if everybody and whole is not None else None
+    return (shared, places[:-1]) if everybody and shared is not None else None

@@ -157,15 +157,15 @@ def parts_of(
     high = np.full((len(tiles), 2), np.iinfo(np.int64).min)
     np.minimum.at(low, owner, anchors)
     np.maximum.at(high, owner, anchors + np.array(window))
-    whole = Rect(0, 0, *extent)
+    full = Rect(0, 0, *extent)
     parts = []
     for rank, tile in enumerate(tiles):
-        seen = Rect(*low[rank].tolist(), *high[rank].tolist()).grown(REACH) if high[rank, 0] > low[rank, 0] else tile
-        needed = tile.hull(seen)
+        reached = Rect(*low[rank].tolist(), *high[rank].tolist()).grown(REACH) if high[rank, 0] > low[rank, 0] else tile
+        needed = tile.hull(reached)
         middle = ((needed.top + needed.bottom) // 2, (needed.left + needed.right) // 2)
         least = [n // 2 + REACH for n in window]
         floor = Rect(middle[0] - least[0], middle[1] - least[1], middle[0] + least[0], middle[1] + least[1])
-        parts.append(needed.hull(_inside(floor, whole)).grown(HALO).blocks() & whole)
+        parts.append(needed.hull(_inside(floor, full)).grown(HALO).blocks() & full)
     return parts
 
 

@@ -131,7 +131,7 @@ def read_verdict(store: Store) -> FailureVerdict | None:
     return FailureVerdict(**json.loads(store.get(VERDICT))) if store.check([VERDICT]) else None
 
 
-def post_verdict(store: Store, rank: int | None, what: str, status: int = 1) -> FailureVerdict:
+def post_verdict(store: Store, rank: int | None, sentence: str, status: int = 1) -> FailureVerdict:
     """Post a verdict unless there is one.
 
     The sentence also names the last checkpoint, unless the input was at fault (status 2).
@@ -139,14 +139,14 @@ def post_verdict(store: Store, rank: int | None, what: str, status: int = 1) -> 
     Args:
         store: of all ranks.
         rank: at fault; None if no rank in particular is.
-        what: sentence about the fault.
+        sentence: sentence about the fault.
         status: exit status of all ranks.
 
     Returns:
         The verdict that counts, which may be an earlier one.
     """
-    held = "" if status == BadInput.exit_status else _go_on_from(store)
-    store.compare_set(VERDICT, "", FailureVerdict(rank, f"{what}{held}", status).to_json())
+    advice = "" if status == BadInput.exit_status else _go_on_from(store)
+    store.compare_set(VERDICT, "", FailureVerdict(rank, f"{sentence}{advice}", status).to_json())
     verdict = read_verdict(store)
     assert verdict is not None
     return verdict
@@ -154,8 +154,8 @@ def post_verdict(store: Store, rank: int | None, what: str, status: int = 1) -> 
 
 def _go_on_from(store: Store) -> str:
     """Return a sentence about the last checkpoint."""
-    held = store.get(CHECKPOINT).decode() if store.check([CHECKPOINT]) else "There is no checkpoint yet."
-    return f" {held}"
+    checkpoint = store.get(CHECKPOINT).decode() if store.check([CHECKPOINT]) else "There is no checkpoint yet."
+    return f" {checkpoint}"
 
 
 def find_rank_at_fault(
@@ -176,25 +176,25 @@ def find_rank_at_fault(
     """
     if absent := [rank for rank, post in posts.items() if post is None]:
         return absent[0], f"Rank {absent[0]} has never been heard of."
-    known = {rank: post for rank, post in posts.items() if post is not None}
-    last = max(post.entered for post in known.values())
-    behind = {rank: post for rank, post in known.items() if post.entered < last}
-    if not behind:  # on a GPU ranks wait outside of the collective, for its result
-        behind = {rank: post for rank, post in known.items() if not post.waiting}
-        behind = behind if len(behind) < len(known) else {}
-    idle = {rank: post.idle_s + silent_s[rank] for rank, post in known.items()}
-    for rank, post in behind.items():
+    answered = {rank: post for rank, post in posts.items() if post is not None}
+    last = max(post.entered for post in answered.values())
+    late_posts = {rank: post for rank, post in answered.items() if post.entered < last}
+    if not late_posts:  # on a GPU ranks wait outside of the collective, for its result
+        late_posts = {rank: post for rank, post in answered.items() if not post.waiting}
+        late_posts = late_posts if len(late_posts) < len(answered) else {}
+    idle = {rank: post.idle_s + silent_s[rank] for rank, post in answered.items()}
+    for rank, post in late_posts.items():
         if post.phase == "left":
             return rank, f"Rank {rank} (process {post.pid} on {post.host}) has ended while others wait for it."
-    if not behind and not any(post.waiting or post.queued for post in known.values()):
+    if not late_posts and not any(post.waiting or post.queued for post in answered.values()):
         return None  # all are computing
-    if not behind and all(idle[rank] > post.budget_s for rank, post in known.items()):
-        stand = f"All {len(known)} ranks have stood still for {min(idle.values()):.0f} s at collective {last}"
-        return None, f"{stand}: {JOINING if _joining(known) else HANGS}"
-    if not behind or any(idle[r] <= post.budget_s and silent_s[r] <= patience_s for r, post in behind.items()):
+    if not late_posts and all(idle[rank] > post.budget_s for rank, post in answered.items()):
+        stand = f"All {len(answered)} ranks have stood still for {min(idle.values()):.0f} s at collective {last}"
+        return None, f"{stand}: {JOINING if _joining(answered) else HANGS}"
+    if not late_posts or any(idle[r] <= post.budget_s and silent_s[r] <= patience_s for r, post in late_posts.items()):
         return None
-    rank = min(behind, key=lambda r: (behind[r].entered, -idle[r]))
-    post = behind[rank]
+    rank = min(late_posts, key=lambda r: (late_posts[r].entered, -idle[r]))
+    post = late_posts[rank]
     did = f"made no progress for {idle[rank]:.0f} s in"
     if silent_s[rank] > SILENT_S:
         did = f"has answered nothing for {silent_s[rank]:.0f} s, last heard of in"
@@ -225,9 +225,9 @@ def stilled(
     for rank, post in posts.items():
         if post is None or post.phase == "left" or silent_s[rank] <= timeout_s:
             continue
-        here = bool(space) and post.space == space
-        fate = fate_of(post.pid) if here else elsewhere
-        if fate and (here or silent_s[rank] > ELSEWHERE_S):
+        is_local = bool(space) and post.space == space
+        fate = fate_of(post.pid) if is_local else elsewhere
+        if fate and (is_local or silent_s[rank] > ELSEWHERE_S):
             did = f"has answered nothing for {silent_s[rank]:.0f} s ({fate}), last heard of in {post.place}"
             return rank, f"Rank {rank} (process {post.pid} on {post.host}) {did}; the others wait for it."
     return None
@@ -317,11 +317,11 @@ class Watchdog(threading.Thread):
         if verdict is not None or idle < min(LOOK_S, budget / 2):
             return verdict
         posts, silent_s = self._posts()
-        found = find_rank_at_fault(posts, silent_s, budget) if idle > budget else None
+        fault = find_rank_at_fault(posts, silent_s, budget) if idle > budget else None
         timeout = self.heartbeat.budgets_s["batch"]
-        if found is None and idle > timeout and (self.heartbeat.waiting or self.heartbeat.queued):
-            found = stilled(posts, silent_s, timeout, self._space)
-        return post_verdict(self.store, *found) if found else None
+        if fault is None and idle > timeout and (self.heartbeat.waiting or self.heartbeat.queued):
+            fault = stilled(posts, silent_s, timeout, self._space)
+        return post_verdict(self.store, *fault) if fault else None
 
     def _budget(self) -> float:
         return self.heartbeat.budgets_s.get(self.heartbeat.phase, 0.0)
@@ -368,9 +368,9 @@ class Watchdog(threading.Thread):
             cause: in words.
             status: exit status of all ranks.
         """
-        where = f" in {self.heartbeat.where}" if self.heartbeat.where else ""
+        place = f" in {self.heartbeat.where}" if self.heartbeat.where else ""
         with contextlib.suppress(Exception), self._lock:
-            post_verdict(self.store, self.rank, f"Rank {self.rank} failed{where}: {cause.rstrip('.')}.", status)
+            post_verdict(self.store, self.rank, f"Rank {self.rank} failed{place}: {cause.rstrip('.')}.", status)
 
     def stopped(self) -> None:
         """Post the verdict that ranks were stopped by a signal, so that the others need not wait for this one."""
@@ -419,9 +419,9 @@ class Watchdog(threading.Thread):
 
     def _blame_lost_store(self, error: Exception) -> FailureVerdict:
         """Return the verdict that this rank has lost the store, and with it the other ranks."""
-        said = " ".join(str(error).split())[:100]
+        message = " ".join(str(error).split())[:100]
         whose = "the launcher" if kept_by_launcher() else "rank 0"
-        sentence = f"Rank {self.rank} has lost {whose}, which keeps the store of the run ({said})."
+        sentence = f"Rank {self.rank} has lost {whose}, which keeps the store of the run ({message})."
         return FailureVerdict(0, sentence, is_posted=False)
 
     def _explained(self) -> FailureVerdict | None:
@@ -436,10 +436,10 @@ class Watchdog(threading.Thread):
             time.sleep(TICK_S / 2)
         for rank, post in posts.items():
             if rank != self.rank and post and silent_s[rank] > 4 * TICK_S:
-                what = "has ended" if post.phase == "left" else "stopped answering (killed, or its machine lost)"
-                said = f"Rank {rank} (process {post.pid} on {post.host}) {what}, last heard of in {post.place}."
+                event = "has ended" if post.phase == "left" else "stopped answering (killed, or its machine lost)"
+                sentence = f"Rank {rank} (process {post.pid} on {post.host}) {event}, last heard of in {post.place}."
                 with self._lock:
-                    return post_verdict(self.store, rank, said)
+                    return post_verdict(self.store, rank, sentence)
         return None
 
     def end(self, verdict: FailureVerdict) -> None:

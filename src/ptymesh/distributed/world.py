@@ -201,17 +201,17 @@ class World:
             return act()
         if record.place < len(record.results):
             record.place += 1
-            kept = record.results[record.place - 1]
-            assert isinstance(kept, list), "a step asks for the same things in the same order"
-            return [t.clone() for t in kept]
+            recorded = record.results[record.place - 1]
+            assert isinstance(recorded, list), "a step asks for the same things in the same order"
+            return [t.clone() for t in recorded]
         before = self.collectives
-        found = act()
+        result = act()
         record.noted += self.collectives - before
         record.calls += 1
         if record.keep:
-            record.results.append([t.clone() for t in found])
+            record.results.append([t.clone() for t in result])
             record.place += 1
-        return found
+        return result
 
     def dot(self, a: Tensor, b: Tensor) -> Tensor:
         """Return Re sum conj(a) b over the elements of all ranks, 0-d float64. Collective."""
@@ -232,14 +232,14 @@ class World:
         Raises:
             PtymeshError: another rank failed; BadInput if its error was one.
         """
-        made: list[Made] = []
+        results: list[Made] = []
         failure = None
         try:
-            made.append(make())
+            results.append(make())
         except Exception as error:
             failure = error
         self.raise_if_any_failed(failure, doing)
-        return made[0]
+        return results[0]
 
     def decide_on_first_rank(self, decide: Callable[[], object], doing: str) -> Any:
         """Return what the first rank decides, as JSON gives it back; where it fails, every rank raises. Collective.
@@ -251,8 +251,8 @@ class World:
         Raises:
             PtymeshError: the first rank failed; BadInput if its error was one.
         """
-        said = self.on_all_ranks(lambda: "" if self.rank else json.dumps(decide(), default=asdict), doing)
-        return json.loads(self.gather_strings(said)[0])
+        text = self.on_all_ranks(lambda: "" if self.rank else json.dumps(decide(), default=asdict), doing)
+        return json.loads(self.gather_strings(text)[0])
 
     def raise_if_any_failed(self, failure: Exception | None, doing: str) -> None:
         """Raise on every rank if any rank failed: its own error, or one that quotes the failed rank. Collective.
@@ -267,12 +267,14 @@ class World:
         if not self.agree(failure is not None):
             return
         self.heartbeat.agreed = True
-        said = self.gather_strings("" if failure is None else f"{getattr(failure, 'exit_status', 1)} {reason(failure)}")
+        sentences = self.gather_strings(
+            "" if failure is None else f"{getattr(failure, 'exit_status', 1)} {reason(failure)}"
+        )
         with suppress(RuntimeError):  # no rank may end while others still read the message
             self.barrier()
         if failure is not None:
             raise failure
-        rank, text = next((rank, text) for rank, text in enumerate(said) if text)
+        rank, text = next((rank, text) for rank, text in enumerate(sentences) if text)
         status, _, why = text.partition(" ")
         kind = BadInput if int(status) == BadInput.exit_status else PtymeshError
         raise kind(f"Rank {rank} failed while {doing}: {why}")
@@ -341,20 +343,20 @@ class Ranks(World):
 
     def _open_shared_memory(self) -> SharedMemory | None:
         """Return memory that all ranks share; None where they are not on one machine, or it has none. Collective."""
-        handle, where = -1, ""
+        handle, place = -1, ""
         if self.rank == 0 and shared_memory.possible():
             with suppress(OSError):
-                handle, where = shared_memory.create(self.size)
-        where = self.gather_strings(where)[0]
-        found = None
-        if where and shared_memory.possible():
+                handle, place = shared_memory.create(self.size)
+        place = self.gather_strings(place)[0]
+        opened = None
+        if place and shared_memory.possible():
             with suppress(OSError):  # a rank on another machine cannot open the file
-                handle = shared_memory.find(where) if self.rank else handle
-                found = SharedMemory(self.rank, self.size, handle)
-        all_found = not self.agree(found is None)
-        if found and not all_found:
-            found.close()
-        return found if all_found else None
+                handle = shared_memory.find(place) if self.rank else handle
+                opened = SharedMemory(self.rank, self.size, handle)
+        all_found = not self.agree(opened is None)
+        if opened and not all_found:
+            opened.close()
+        return opened if all_found else None
 
     def sum(self, *tensors: Tensor) -> list[Tensor]:
         """Return the sum over ranks of each tensor, in one message per real dtype. Collective."""
@@ -509,10 +511,10 @@ class Ranks(World):
 
     def gather_strings(self, text: str) -> list[str]:
         """Return the text of each rank, in order of rank. Collective."""
-        said = torch.tensor(list(text.encode()), dtype=torch.int64, device=self.device)
-        longest = int(self.max(torch.tensor([len(said)], device=self.device))[0])
+        codes = torch.tensor(list(text.encode()), dtype=torch.int64, device=self.device)
+        longest = int(self.max(torch.tensor([len(codes)], device=self.device))[0])
         table = torch.zeros(self.size, longest, dtype=torch.int64, device=self.device)
-        table[self.rank, : len(said)] = said
+        table[self.rank, : len(codes)] = codes
         (table,) = self.sum(table)
         return [bytes(row[row > 0].tolist()).decode() for row in table.cpu()]
 
@@ -544,6 +546,6 @@ class Ranks(World):
             self.collectives += 1
             self.bytes_reduced += flat.numel() * flat.element_size()
             for i, part in zip(places, flat.split([reals[i].numel() for i in places]), strict=True):
-                whole = part.reshape(reals[i].shape)
-                results[i] = torch.view_as_complex(whole) if tensors[i].is_complex() else whole
+                reshaped = part.reshape(reals[i].shape)
+                results[i] = torch.view_as_complex(reshaped) if tensors[i].is_complex() else reshaped
         return [r for r in results if r is not None]

@@ -114,9 +114,8 @@ class LBFGS(Autodiff, Engine):
         for _ in range(self.tries):
             self.write(problem, estimate, {n: x[n] + t * parts[n].scale.sqrt() * d[n] for n in x}, parts)
             at_trial = self.gradient(problem, estimate, batch, moving, note=False)
-            after, before = torch.stack(
-                (at_trial.value, at_start.value)
-            ).cpu()  # the only transfer from the device in a try
+            # the only transfer from the device in a try
+            after, before = torch.stack((at_trial.value, at_start.value)).cpu()
             if float(after - before) <= self.armijo * t * slope + _rounding(before):
                 g_there = _scaled(at_trial, parts)
                 self._remember(problem, estimate, x, {n: t * d[n] for n in x}, {n: g_there[n] - g[n] for n in x})

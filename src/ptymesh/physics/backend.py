@@ -78,10 +78,10 @@ class BatchCache:
             source: tensor that it is computed from; another one makes the result stale.
             compute: computes the result.
         """
-        known = self._results.get(key)
-        if known is None or known[0] is not source:
-            known = self._results[key] = (source, compute())
-        return cast("Result", known[1])
+        entry = self._results.get(key)
+        if entry is None or entry[0] is not source:
+            entry = self._results[key] = (source, compute())
+        return cast("Result", entry[1])
 
 
 @dataclass(frozen=True)
@@ -270,8 +270,8 @@ class Backend(BlockOperations):
             Waves (B, M, h, w), undefined for "evaluate"; and the columns of `at_detector`, (B, 6) float64.
         """
         detected = model.detect(waves, chunk.fractions)
-        found = self.at_detector(model, chunk, detected, task, background_sums)
-        return (detected if task == "evaluate" else model.detect_adjoint(detected, chunk.fractions)), found
+        results = self.at_detector(model, chunk, detected, task, background_sums)
+        return (detected if task == "evaluate" else model.detect_adjoint(detected, chunk.fractions)), results
 
     @entry
     def detector(
@@ -370,9 +370,9 @@ class Backend(BlockOperations):
         Returns:
             Waves (B, M, h, w), undefined without `keep`; and the columns of `at_detector`, (B, 6) float64.
         """
-        waves, found = self.detector(model, chunk, intermediates, task, into.background)
+        waves, columns = self.detector(model, chunk, intermediates, task, into.background)
         self.adjoint(model, chunk, intermediates, waves, into)
-        return waves, found
+        return waves, columns
 
     @entry
     def recompute_waves(self, model: Model, chunk: Chunk, intermediates: Intermediates, task: Task) -> Tensor:
@@ -625,8 +625,8 @@ def derivative_maps(probe: Tensor, opr: Tensor) -> Tensor:
         one.
     """
     modes = torch.cat((probe, opr)) if len(opr) else probe
-    both = derivatives((modes.shape[-2], modes.shape[-1]), modes.dtype, modes.device)
-    waves = ifft(times(fft(modes), both[:, None]))
+    pair = derivatives((modes.shape[-2], modes.shape[-1]), modes.dtype, modes.device)
+    waves = ifft(times(fft(modes), pair[:, None]))
     first, *parts = waves[:, 0], *waves[:, len(probe) :].unbind(1)
     maps = [power(waves[:, : len(probe)])]
     for i, one in enumerate((first, *parts)):
@@ -637,8 +637,8 @@ def derivative_maps(probe: Tensor, opr: Tensor) -> Tensor:
 
 def _power_behind_first_slice(intermediates: Intermediates) -> Tensor:
     """Return the power of each view's waves behind the first slice, (B,)."""
-    behind = times(intermediates.incoming[0], intermediates.windows[:, :1])
-    return inner(behind, behind)
+    exit_waves = times(intermediates.incoming[0], intermediates.windows[:, :1])
+    return inner(exit_waves, exit_waves)
 
 
 def transmitted_fraction(behind: Tensor, exit_norm: Tensor) -> Tensor:

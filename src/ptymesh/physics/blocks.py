@@ -52,12 +52,12 @@ def put_blocks(field: Tensor, rows: Tensor, columns: Tensor, values: Tensor, add
         values: (L, n, b, b).
         add: True to add.
     """
-    given: tuple[Any, ...] = (blocked(field), rows, columns, values)
-    whole, y, x, new = (tensor.numpy() for tensor in given) if field.device.type == "cpu" else given
+    tensors: tuple[Any, ...] = (blocked(field), rows, columns, values)
+    target, y, x, new = (tensor.numpy() for tensor in tensors) if field.device.type == "cpu" else tensors
     if add:
-        whole[:, y, x] += new
+        target[:, y, x] += new
     else:
-        whole[:, y, x] = new
+        target[:, y, x] = new
 
 
 class FieldView:
@@ -91,9 +91,9 @@ class FieldView:
     @property
     def is_complex(self) -> bool:
         """True if the values are complex."""
-        kept = self._array if self._values is None else self._values
-        assert kept is not None
-        return kept.is_complex()
+        tensor = self._array if self._values is None else self._values
+        assert tensor is not None
+        return tensor.is_complex()
 
     def copy_out(self) -> None:
         """Copy the values: the array is about to be overwritten."""

@@ -24,9 +24,9 @@ def times(a: Tensor, b: Tensor) -> Tensor:
     if a.device.type != "cpu":  # where every element is computed by a thread of its own
         return a * b
     product = PRODUCTS.get(a.dtype)
-    found = product(a, b) if product and a.dtype == b.dtype else None
-    if found is not None:
-        return found
+    by_kernel = product(a, b) if product and a.dtype == b.dtype else None
+    if by_kernel is not None:
+        return by_kernel
     real = a.real * b.real - a.imag * b.imag
     return torch.complex(real, a.real * b.imag + a.imag * b.real)
 

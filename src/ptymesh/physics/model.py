@@ -183,12 +183,12 @@ class Model:
         on_counts = [one for one in optics if isinstance(one, DetectorPiece)]
         on_counts.sort(key=lambda one: one.adds_counts)  # counts are added behind all else
         detector: tuple[Placed[DetectorPiece], ...] = ()
-        behind, finer = geometry, binning_of(on_counts)
+        at_piece, finer = geometry, binning_of(on_counts)
         for piece in on_counts:
             if finer > 1 and any("v" in unknown.axes for unknown in piece.unknowns):
                 raise BadInput(f"{piece.label} is of pixels of the detector; name it behind optics.binned_detector.")
-            detector += (Placed.of(piece, behind, dtype, device),)
-            behind, finer = behind.binned(piece.binning), finer // piece.binning
+            detector += (Placed.of(piece, at_piece, dtype, device),)
+            at_piece, finer = at_piece.binned(piece.binning), finer // piece.binning
         if detector and torch.device(device).type != "cpu":
             try_transforms(torch.device(device), torch.complex128, geometry.shape)
         for one in optics:
@@ -245,8 +245,8 @@ class Model:
     @property
     def pieces(self) -> tuple[Placed[Any], ...]:
         """Operators, energies, mirror and pieces of the detector: all that may have unknowns or ask for views."""
-        others = [one for one in (self.energies, self.mirror) if one is not None]
-        return (*self.operators, *others, *self.detector)
+        further_pieces = [one for one in (self.energies, self.mirror) if one is not None]
+        return (*self.operators, *further_pieces, *self.detector)
 
     @property
     def saturation(self) -> Saturation | None:
@@ -280,9 +280,9 @@ class Model:
     @property
     def sizes(self) -> dict[str, float]:
         """Size of a change that matters, by name of the pieces' unknowns, in their units."""
-        found = {name: size for placed in self.pieces for name, size in placed.sizes.items()}
+        sizes = {name: size for placed in self.pieces for name, size in placed.sizes.items()}
         over = self.slice_spacing_m or 1.0
-        return found | {name: size / over for placed in self._between for name, size in placed.sizes.items()}
+        return sizes | {name: size / over for placed in self._between for name, size in placed.sizes.items()}
 
     @property
     def fan_out(self) -> int:
@@ -356,11 +356,11 @@ class Model:
         last = windows.shape[1] // self.object_modes - 1
         for index in range(last):
             incoming.append(self.to_next(self.pass_slice(incoming[-1], windows, index), values))
-        behind = self.pass_slice(incoming[-1], windows, last)
+        exit_waves = self.pass_slice(incoming[-1], windows, last)
         if not self.operators:
-            return Intermediates(windows, tuple(incoming), behind)
+            return Intermediates(windows, tuple(incoming), exit_waves)
         return Intermediates(
-            windows, tuple(incoming), apply_operators(self.operators, "exit", behind, values), probes, values
+            windows, tuple(incoming), apply_operators(self.operators, "exit", exit_waves, values), probes, values
         )
 
     def detect(self, exit_waves: Tensor, fractions: Tensor) -> Tensor:
@@ -413,14 +413,14 @@ class Model:
             loss_derivatives: returns dL/dI (B, h, w) at a signal behind the pieces, and half of the second derivative
                 there.
         """
-        found: dict[str, tuple[Tensor, Tensor]] = {}
+        slopes: dict[str, tuple[Tensor, Tensor]] = {}
         signal, on_light = self.signal(S, values), self.on_light
         adding = tuple(one for one in self.detector if one not in on_light)
         if on_light:
-            found |= Response(on_light, values).slopes(S, *loss_derivatives(signal))
+            slopes |= Response(on_light, values).slopes(S, *loss_derivatives(signal))
         if adding:
-            found |= Response(adding, values).slopes(S, *loss_derivatives(raised_signals(signal, data)))
-        return found
+            slopes |= Response(adding, values).slopes(S, *loss_derivatives(raised_signals(signal, data)))
+        return slopes
 
     @property
     def on_light(self) -> tuple[Placed[DetectorPiece], ...]:
@@ -473,10 +473,10 @@ class Model:
                 chi = self.to_next_adjoint(chi, intermediates.values)
         if self.operators:
             chi = apply_operator_adjoints(self.operators, "probe", chi, intermediates.values)
-        found = self._summed_over_passes(torch.stack(to_windows[::-1], dim=2).flatten(1, 2))
+        by_window = self._summed_over_passes(torch.stack(to_windows[::-1], dim=2).flatten(1, 2))
         if intermediates.derivative is not None:
-            found = times(intermediates.derivative.conj().resolve_conj(), found)
-        return found, chi
+            by_window = times(intermediates.derivative.conj().resolve_conj(), by_window)
+        return by_window, chi
 
     def pass_slice(self, waves: Tensor, windows: Tensor, index: int) -> Tensor:
         """Return waves times the windows of one slice, each with that of its object mode.
@@ -512,11 +512,13 @@ class Model:
         It is the weight of a change of the object: where windows are powers of it, times that of their derivative. In
         two passes a change of the object acts twice, and the two may add up, so that the weight is twice their power.
         """
-        lit = [self._sum_over_probe_modes(w.real.square() + w.imag.square()) for w in intermediates.incoming]
-        found, derivative = torch.stack(lit, dim=2).flatten(1, 2), intermediates.derivative
+        light_of_slices = [
+            self._sum_over_probe_modes(w.real.square() + w.imag.square()) for w in intermediates.incoming
+        ]
+        light, derivative = torch.stack(light_of_slices, dim=2).flatten(1, 2), intermediates.derivative
         if self.mirror is not None:
-            found = 2 * self._summed_over_passes(found)
-        return found if derivative is None else found * (derivative.real.square() + derivative.imag.square())
+            light = 2 * self._summed_over_passes(light)
+        return light if derivative is None else light * (derivative.real.square() + derivative.imag.square())
 
     def first_slice_power(self, windows: Tensor) -> Tensor:
         """Return |O_1|^2 of the first slice, the mean over object modes, (B, h, w).
@@ -539,18 +541,18 @@ class Model:
         slices are taken to add up. chi is (B, M, h, w) at the exit.
         """
         values = intermediates.values
-        behind = self.pass_slice(intermediates.incoming[-1], intermediates.windows, len(intermediates.incoming) - 1)
-        found = dict(slopes(self.operators, "exit", behind, values, chi))
+        exit_waves = self.pass_slice(intermediates.incoming[-1], intermediates.windows, len(intermediates.incoming) - 1)
+        pairs = dict(slopes(self.operators, "exit", exit_waves, values, chi))
         chi = apply_operator_adjoints(self.operators, "exit", chi, values)
         for index in range(len(intermediates.incoming) - 1, -1, -1):
             chi = self.pass_slice_back(chi, intermediates.windows, index)
             if index:
                 incoming = self.pass_slice(intermediates.incoming[index - 1], intermediates.windows, index - 1)
                 between = slopes(self._between, "between", self._propagate(incoming), values, chi)
-                found |= {name: _add_changes(pair, found.get(name)) for name, pair in between}
+                pairs |= {name: _add_changes(pair, pairs.get(name)) for name, pair in between}
                 chi = self.to_next_adjoint(chi, values)
         assert intermediates.probes is not None, "made by a model with operators"
-        return found | dict(slopes(self.operators, "probe", intermediates.probes, values, chi))
+        return pairs | dict(slopes(self.operators, "probe", intermediates.probes, values, chi))
 
     def weights_adjoint(self, to_probes: Tensor, probe: Tensor, fractions: Tensor, opr: Tensor | None = None) -> Tensor:
         """Return <dP_j/dw_jk, to_probes_j>, (B, 1 + K): for w_j0 over all modes, for w_jk over the first.

@@ -106,13 +106,13 @@ def spread_phases(modes: int, slices: int, part: tuple[slice, slice], width: int
         (Q, L, h, w) float64, rad, h and w the sides of the part.
     """
     rows, columns = part
-    found = np.empty((modes, slices, max(0, rows.stop - rows.start), max(0, columns.stop - columns.start)))
+    phases = np.empty((modes, slices, max(0, rows.stop - rows.start), max(0, columns.stop - columns.start)))
     for block in range(rows.start // BLOCK, -(-rows.stop // BLOCK)):
-        drawn = np.random.default_rng([seed, 12, block]).normal(0, START_SPREAD_RAD, (modes, slices, BLOCK, width))
+        numbers = np.random.default_rng([seed, 12, block]).normal(0, START_SPREAD_RAD, (modes, slices, BLOCK, width))
         first, last = max(rows.start, block * BLOCK), min(rows.stop, (block + 1) * BLOCK)
-        inside = drawn[:, :, first - block * BLOCK : last - block * BLOCK, columns]
-        found[:, :, first - rows.start : last - rows.start] = inside - inside.mean(axis=0)
-    return found
+        inside = numbers[:, :, first - block * BLOCK : last - block * BLOCK, columns]
+        phases[:, :, first - rows.start : last - rows.start] = inside - inside.mean(axis=0)
+    return phases
 
 
 def mean_of_modes(planes: Tensor, modes: int, phases: Tensor | None = None) -> Tensor:

@@ -123,10 +123,10 @@ class Piece(Options):
     @field_validator("start")
     @classmethod
     def _known(cls, start: dict[str, float]) -> dict[str, float]:
-        known = [one.name for one in cls.unknowns]
+        names = [one.name for one in cls.unknowns]
         for name in start:
-            if name not in known:
-                raise ValueError(f"{cls.name} has no unknown {name}; it has {', '.join(known) or 'none'}")
+            if name not in names:
+                raise ValueError(f"{cls.name} has no unknown {name}; it has {', '.join(names) or 'none'}")
         return start
 
     def axes(self, window: tuple[int, int]) -> dict[str, int]:
@@ -169,9 +169,11 @@ class Piece(Options):
             device: where the arrays are kept.
             real: real dtype of the model.
         """
-        known = sizes | self.axes((sizes["h"], sizes["w"]))
+        known_sizes = sizes | self.axes((sizes["h"], sizes["w"]))
         kinds = {u.name: real.to_complex() if u.complex else real for u in self.unknowns}
-        return {u.name: torch.full(u.shape(known), u.start, dtype=kinds[u.name], device=device) for u in self.unknowns}
+        return {
+            u.name: torch.full(u.shape(known_sizes), u.start, dtype=kinds[u.name], device=device) for u in self.unknowns
+        }
 
     def start_values(self, measurement: Measurement) -> Mapping[str, float | np.ndarray]:
         """Return what unknowns start at, by name, where the measurement or the recipe tells it.
@@ -345,8 +347,8 @@ class ShiftOperator(ShiftedCopies, WaveOperator):
 
 def pieces_for_scan(pieces: Iterable[Piece], measurement: Measurement) -> tuple[tuple[Piece, ...], list[str]]:
     """Return the pieces with the options that they take from the scan, and sentences that say so. Raises BadInput."""
-    found = [one.for_scan(measurement) for one in pieces]
-    return tuple(piece for piece, _ in found), [sentence for _, sentence in found if sentence]
+    of_scan = [one.for_scan(measurement) for one in pieces]
+    return tuple(piece for piece, _ in of_scan), [sentence for _, sentence in of_scan if sentence]
 
 
 def fan_out_of(pieces: Iterable[Piece]) -> int:
@@ -389,8 +391,8 @@ class Placed(Generic[Kind]):
             for sides in operator.transforms(geometry):
                 try_transforms(torch.device(device), dtype, sides)
         real = torch.empty(0, dtype=dtype).real.dtype
-        made = operator.tables(geometry)
-        tables = tuple(t.to(device, dtype if t.is_complex() else real) for t in made)
+        operator_tables = operator.tables(geometry)
+        tables = tuple(t.to(device, dtype if t.is_complex() else real) for t in operator_tables)
         return cls(operator, tables, {u.name: 1.0 for u in operator.unknowns} | operator.sizes(geometry))
 
 
@@ -401,9 +403,9 @@ def sum_in_order(waves: Tensor, axis: int) -> Tensor:
         waves: (..., K, ...).
         axis: of the K terms.
     """
-    first, *others = waves.unbind(axis)
+    first, *further_waves = waves.unbind(axis)
     total = first.clone()
-    for term in others:
+    for term in further_waves:
         total += term
     return total
 
@@ -511,11 +513,11 @@ def slopes(
         values: unknowns of the operators, by name.
         back: (B, M, h, w) complex, wave taken back to behind the last operator there.
     """
-    here = [piece for piece in placed if piece.operator.at == at]
+    pieces_there = [piece for piece in placed if piece.operator.at == at]
     before = [psi]
-    for piece in here[:-1]:
+    for piece in pieces_there[:-1]:
         before.append(apply_operators((piece,), at, before[-1], values))
-    for piece, wave in zip(reversed(here), reversed(before[: len(here)]), strict=True):
+    for piece, wave in zip(reversed(pieces_there), reversed(before[: len(pieces_there)]), strict=True):
         views = views_for(piece.operator, "slopes", values)
         yield from piece.operator.slopes(wave, values, piece.tables, back, **views).items()
         back = apply_operator_adjoints((piece,), at, back, values)

@@ -61,11 +61,11 @@ def _plane(phase: np.ndarray, inside: np.ndarray) -> np.ndarray:
     tilt = np.zeros(phase.shape)
     for axis in (0, 1):
         lag = max(1, phase.shape[axis] // 50)
-        here = [slice(None), slice(None)]
-        there = list(here)
-        here[axis], there[axis] = slice(None, -lag), slice(lag, None)
-        both = inside[tuple(here)] & inside[tuple(there)]
-        slope = np.median((phase[tuple(there)] - phase[tuple(here)])[both]) / lag if both.any() else 0.0
+        first = [slice(None), slice(None)]
+        second = list(first)
+        first[axis], second[axis] = slice(None, -lag), slice(lag, None)
+        both_inside = inside[tuple(first)] & inside[tuple(second)]
+        slope = np.median((phase[tuple(second)] - phase[tuple(first)])[both_inside]) / lag if both_inside.any() else 0.0
         tilt = tilt + slope * np.arange(phase.shape[axis]).reshape((-1, 1) if axis == 0 else (1, -1))
     return tilt
 

@@ -59,9 +59,11 @@ def try_transforms(device: torch.device, dtype: torch.dtype, window: tuple[int, 
     places = torch.arange(2 * GROUP * window[0] * window[1] * 2, dtype=real, device=device)
     waves = torch.view_as_complex((places * 0.7548776662466927 % 1).view(2 * GROUP, *window, 2))
     for transform in (torch.fft.fft2, torch.fft.ifft2):
-        whole = transform(waves)
+        all_at_once = transform(waves)
         for count in (1, 2, 3, GROUP // 2, GROUP + 1):
-            if not bool((torch.view_as_real(transform(waves[:count])) == torch.view_as_real(whole[:count])).all()):
+            if not bool(
+                (torch.view_as_real(transform(waves[:count])) == torch.view_as_real(all_at_once[:count])).all()
+            ):
                 _uneven.add(key)
                 return False
     return True
@@ -78,8 +80,8 @@ def _transform_in_groups(transform: Callable[..., Tensor], x: Tensor, norm: str)
     lacking = -len(waves) % GROUP
     if lacking:
         waves = torch.cat((waves, waves.new_zeros(lacking, *waves.shape[1:])))
-    found = torch.cat([transform(some, norm=norm) for some in waves.split(GROUP)])
-    return found[: len(found) - lacking].view(x.shape)
+    transformed = torch.cat([transform(group, norm=norm) for group in waves.split(GROUP)])
+    return transformed[: len(transformed) - lacking].view(x.shape)
 
 
 def frequencies(shape: tuple[int, int], pixel_m: Pair, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
@@ -112,8 +114,8 @@ def derivatives(shape: tuple[int, int], dtype: torch.dtype, device: torch.device
 
 
 def _derivatives(shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    both = torch.stack([k.expand(shape) for k in frequencies(shape, (1.0, 1.0), device)])
-    return torch.complex(torch.zeros_like(both), 2 * math.pi * both).to(dtype)
+    pair = torch.stack([k.expand(shape) for k in frequencies(shape, (1.0, 1.0), device)])
+    return torch.complex(torch.zeros_like(pair), 2 * math.pi * pair).to(dtype)
 
 
 @lru_cache(maxsize=2)

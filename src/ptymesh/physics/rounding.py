@@ -69,13 +69,13 @@ def rounded(values: Tensor, shift: Tensor, parts: int) -> Tensor:
         (B, parts C, ...) of double precision.
     """
     pairs = torch.view_as_real(values.resolve_conj()) if values.is_complex() else values
-    rest, found = pairs.to(torch.float64), []
+    rest, steps_taken = pairs.to(torch.float64), []
     for part in range(parts):
-        found.append((rest + shift[part]).sub_(shift[part]))
+        steps_taken.append((rest + shift[part]).sub_(shift[part]))
         if part + 1 < parts:
-            rest = rest - found[-1]
-    whole = torch.cat(found, dim=1) if parts > 1 else found[0]
-    return torch.view_as_complex(whole) if values.is_complex() else whole
+            rest = rest - steps_taken[-1]
+    multiples = torch.cat(steps_taken, dim=1) if parts > 1 else steps_taken[0]
+    return torch.view_as_complex(multiples) if values.is_complex() else multiples
 
 
 def empty_sums(like: Tensor, parts: int) -> Tensor:

@@ -50,9 +50,9 @@ class ScanEnergies(Piece):
         scan = torch.searchsorted(firsts, views.numbers, right=True) - 1
         ratio = torch.tensor(self.ratios, dtype=windows.real.dtype, device=windows.device)[scan][:, None, None, None]
         square = windows.real.square() + windows.imag.square()
-        found = torch.polar(torch.exp(0.5 * ratio * torch.log(square)), ratio * phase(windows))
-        found = torch.where(ratio == 1, windows, found)
-        return found, times(found, windows.conj().resolve_conj()) * (ratio / square)
+        powers = torch.polar(torch.exp(0.5 * ratio * torch.log(square)), ratio * phase(windows))
+        powers = torch.where(ratio == 1, windows, powers)
+        return powers, times(powers, windows.conj().resolve_conj()) * (ratio / square)
 
 
 def interaction_ratio(geometry: Geometry, first: Geometry) -> float:

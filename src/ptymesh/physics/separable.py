@@ -29,9 +29,9 @@ def turn_waves(waves: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
         columns: (B, w) complex.
     """
     turn = TURNS.get(waves.dtype) if waves.device.type == "cpu" else None
-    found = turn(waves, rows, columns) if turn else None
-    if found is not None:
-        return found
+    by_kernel = turn(waves, rows, columns) if turn else None
+    if by_kernel is not None:
+        return by_kernel
     window = waves.shape[-2:]
     factors = times(rows[:, :, None].expand(-1, *window), columns[:, None].expand(-1, *window))
     return times(factors[:, None], waves)
@@ -46,9 +46,9 @@ def convolve_windows(S: Tensor, down: Tensor, across: Tensor) -> Tensor:
         across: (n,) real, kernel along x from its middle on, n <= w.
     """
     convolve = CONVOLUTIONS.get(S.dtype) if S.device.type == "cpu" else None
-    found = convolve(S, down, across) if convolve else None
-    if found is not None:
-        return found
+    by_kernel = convolve(S, down, across) if convolve else None
+    if by_kernel is not None:
+        return by_kernel
     for taps, axis in ((down, -2), (across, -1)):
         total = taps[0] * S
         for k in range(1, len(taps)):
@@ -65,8 +65,8 @@ def filter_windows(S: Tensor, transfer: Tensor) -> Tensor:
         transfer: T (h, w) float64, even in k.
     """
     filtered = FILTERS.get(S.dtype) if S.device.type == "cpu" else None
-    found = filtered(S, transfer) if filtered else None
-    if found is not None:
-        return found
+    by_kernel = filtered(S, transfer) if filtered else None
+    if by_kernel is not None:
+        return by_kernel
     spectrum = fft(S.to(torch.complex128))
     return ifft(torch.complex(spectrum.real * transfer, spectrum.imag * transfer)).real.to(S.dtype)

@@ -142,11 +142,11 @@ class BlockOperations:
         for place, target in enumerate(found):
             total: Any = 0
             for rank in range(len(sums.ranks)):
-                here = ((reached >> rank) & 1 > 0).nonzero()[:, 0]
+                contributing = ((reached >> rank) & 1 > 0).nonzero()[:, 0]
                 values, (y, x) = sums.of(rank, len(target))[place], sums.ranks[rank, 4:].tolist()
                 if rank == 0:
                     total = values.new_zeros((len(values), len(rows), BLOCK, BLOCK))
-                total[:, here] += cut_blocks(values, rows[here] + y, columns[here] + x)
+                total[:, contributing] += cut_blocks(values, rows[contributing] + y, columns[contributing] + x)
             put_blocks(target, rows, columns, narrowed(total, target.dtype, len(target)))
 
     def largest(self, leaf: FieldView) -> Tensor:

@@ -135,10 +135,10 @@ def blocks_reached_by_rank(
         ranks: number of ranks.
     """
     step = max(1, COVERED // max(1, boxes.sides[0] * boxes.sides[1]))
-    for some in (batches[start : start + step] for start in range(0, len(batches), step)):
-        reached = np.zeros((len(some), *boxes.sides), dtype=np.int64)
+    for group in (batches[start : start + step] for start in range(0, len(batches), step)):
+        reached = np.zeros((len(group), *boxes.sides), dtype=np.int64)
         for rank in range(ranks):
-            reached |= boxes.covers([views[owner[views] == rank] for views in some]).astype(np.int64) << rank
+            reached |= boxes.covers([views[owner[views] == rank] for views in group]).astype(np.int64) << rank
         yield from reached
 
 
@@ -150,12 +150,12 @@ def blocks_together(boxes: Boxes, batches: Sequence[np.ndarray], device: torch.d
         batches: view indices of each batch.
         device: of the returned coordinates.
     """
-    found, (height, width) = list[Blocks](), boxes.sides
+    blocks, (height, width) = list[Blocks](), boxes.sides
     step = max(1, COVERED // max(1, height * width))
-    for some in (batches[start : start + step] for start in range(0, len(batches), step)):
-        hit = boxes.covers(some)
+    for group in (batches[start : start + step] for start in range(0, len(batches), step)):
+        hit = boxes.covers(group)
         rows, columns = where(hit.reshape(-1, width))
         counts = np.count_nonzero(hit, axis=(1, 2)).tolist()
         split = (sent(places, device).split(counts) for places in (rows % height, columns))
-        found.extend(starmap(Blocks, zip(*split, strict=True)))
-    return found
+        blocks.extend(starmap(Blocks, zip(*split, strict=True)))
+    return blocks

@@ -26,9 +26,9 @@ def relayed_is_less(tiles: list[Rect], parts: list[Rect]) -> bool:
     directly, relayed = 0, 0
     for rank in sample:
         sides = np.minimum(edges[:, 2:], edges[rank, 2:]) - np.maximum(edges[:, :2], edges[rank, :2])
-        own = parts[rank].shape[0] * parts[rank].shape[1]
-        directly += int(sides.clip(min=0).prod(1).sum()) - own
-        relayed += 2 * (own - tiles[rank].shape[0] * tiles[rank].shape[1])
+        local_pixels = parts[rank].shape[0] * parts[rank].shape[1]
+        directly += int(sides.clip(min=0).prod(1).sum()) - local_pixels
+        relayed += 2 * (local_pixels - tiles[rank].shape[0] * tiles[rank].shape[1])
     return relayed < LESS * directly
 
 

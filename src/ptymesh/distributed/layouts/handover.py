@@ -55,11 +55,11 @@ class Handover(Migration):
         like = take(self._places(self._had[:0]))
         arrived = {int(r): like.new_empty(len(v), *like.shape[1:]) for r, v in joining.items() if len(v)}
         self.world.start_messages(sends, arrived)()
-        own = self._own
-        stayed = np.isin(own, self._had)
-        source = np.full(len(own), -1, dtype=np.int64)
-        source[stayed] = np.searchsorted(self._had, own[stayed])
-        came = np.concatenate([joining[r] for r in arrived]) if arrived else own[:0]
+        local_rows = self._own
+        stayed = np.isin(local_rows, self._had)
+        source = np.full(len(local_rows), -1, dtype=np.int64)
+        source[stayed] = np.searchsorted(self._had, local_rows[stayed])
+        came = np.concatenate([joining[r] for r in arrived]) if arrived else local_rows[:0]
         values = torch.cat(list(arrived.values())) if arrived else like
         order = torch.as_tensor(np.argsort(came, kind="stable"), device=values.device)
         return torch.as_tensor(source), values.index_select(0, order)
@@ -100,8 +100,8 @@ class Handover(Migration):
         step[order] = place * count // np.repeat(counts, counts)
         were = self.were
         for number in range(count):
-            some, owner = moving[step == number], were.copy()
-            owner[some] = self.owner[some]
+            of_step, owner = moving[step == number], were.copy()
+            owner[of_step] = self.owner[of_step]
             yield Handover(self.world, were, owner)
             were = owner
 

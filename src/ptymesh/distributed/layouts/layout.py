@@ -138,8 +138,9 @@ class Layout:
     def merge(self, rows: Tensor) -> Tensor:
         """Return per-view values (N, ...) with each row taken from the view's owner. Collective."""
         mine = torch.zeros_like(rows)
-        own = torch.as_tensor(self.own, device=rows.device)
-        mine[own] = rows[own] + 0  # turns -0 into 0, as the sum over several ranks does, for the same bits on one
+        local_views = torch.as_tensor(self.own, device=rows.device)
+        # 0 is added as it turns -0 into 0, as the sum over several ranks does, for the same bits on one
+        mine[local_views] = rows[local_views] + 0
         return self.world.sum(mine)[0]
 
     def anchors_in_part(self, estimate: Estimate, anchors: Tensor) -> Tensor:
@@ -350,8 +351,8 @@ class Replicated(Layout):
 
     def shared_sums(self, obj: Tensor, parts: int) -> SharedSums | None:
         """Return shared memory for `parts` sums of this object (L, H, W); None where there is none. Collective."""
-        whole = Rect(0, 0, *obj.shape[1:])
-        return self.world.shared_sums(SumAreas(len(obj), (whole,) * self.world.size), parts, obj.dtype)
+        extent = Rect(0, 0, *obj.shape[1:])
+        return self.world.shared_sums(SumAreas(len(obj), (extent,) * self.world.size), parts, obj.dtype)
 
     def reduce(self, fields: list[Tensor], blocks: Blocks, *others: Tensor) -> list[Summed]:
         """Return sums over ranks, in one message: of accumulators on touched blocks, and of other tensors. Collective.
@@ -365,11 +366,11 @@ class Replicated(Layout):
             A BlockSparseField for each accumulator, then the other sums.
         """
         if self.world.size == 1:  # the accumulators already hold the sums
-            own: list[Summed] = [
+            local_sums: list[Summed] = [
                 BlockSparseField(FieldView(blocks.rows, blocks.columns, array=f), blocks.rows, blocks.columns)
                 for f in fields
             ]
-            return own + self.world.sum(*others)
+            return local_sums + self.world.sum(*others)
         gathered = [cut_blocks(f, blocks.rows, blocks.columns) for f in fields]
         summed = self.world.sum(*gathered, *others)
         return [BlockSparseField(values, blocks.rows, blocks.columns) for values in summed[: len(fields)]] + summed[

@@ -26,12 +26,12 @@ def owners(nominal: np.ndarray, ranks: int, compact: bool = False, among: np.nda
         (N,) int64, rank of each view.
     """
     views = np.arange(len(nominal)) if among is None else among
-    others = np.setdiff1d(np.arange(len(nominal)), views)
+    further_views = np.setdiff1d(np.arange(len(nominal)), views)
     owner, part = np.empty(len(nominal), dtype=np.int64), _shares(len(views), ranks)
     curve = views[along_curve(nominal[views])]
     owner[curve] = np.arange(len(views)) % ranks if compact else np.repeat(np.arange(ranks), part)
-    if len(others):
-        rest = others[along_curve(nominal[others])]
+    if len(further_views):
+        rest = further_views[along_curve(nominal[further_views])]
         owner[rest] = np.repeat(np.arange(ranks), _shares(len(nominal), ranks) - part)
     return owner
 

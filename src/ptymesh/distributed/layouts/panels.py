@@ -117,9 +117,9 @@ class Panels(Tiled):
         if -(-self._extent[0] // (c * BLOCK)) >= self.world.size:
             self._coarser = Panels(self.world, nominal, window, owner=self.owner)
             return self._coarser
-        made = Replicated(self.world, nominal)
-        made.assign(self.owner)
-        return made
+        coarse_layout = Replicated(self.world, nominal)
+        coarse_layout.assign(self.owner)
+        return coarse_layout
 
     def adapt_parts(self, estimate: Estimate, before: tuple[int, int]) -> TiledMigration | None:
         """Cut new panels after the object has grown, and return the migration of arrays; None if it has not grown.
@@ -157,36 +157,36 @@ class Panels(Tiled):
 
     def _write(self, panel: Tensor, name: str) -> Tensor:
         """Update the shared array and return it; without shared memory, return an array gathered by messages."""
-        kept = self._shared_arrays.get(name)
-        if kept is None or kept.whole.dtype != panel.dtype or len(kept.whole) != len(panel):
-            whole = self.world.allocate_shared_array((len(panel), *self._extent), panel.dtype)
-            if whole is None:  # not enough shared memory
+        stored = self._shared_arrays.get(name)
+        if stored is None or stored.whole.dtype != panel.dtype or len(stored.whole) != len(panel):
+            shared = self.world.allocate_shared_array((len(panel), *self._extent), panel.dtype)
+            if shared is None:  # not enough shared memory
                 everything = Rect(0, 0, *self._extent)
                 out = panel.new_empty(self.shape(panel))
                 return self._copied(panel, [everything] * self.world.size, everything, out)
-            kept = self._shared_arrays[name] = SharedArray(whole)
+            stored = self._shared_arrays[name] = SharedArray(shared)
         if (
-            self.world.shared_barriers == kept.shared_barriers
+            self.world.shared_barriers == stored.shared_barriers
         ):  # no barrier since: ranks may still cut windows of the old values
             self.world.shared_barrier()
-        self.world.shared_barrier(self._refresh(kept, panel))
-        kept.shared_barriers = self.world.shared_barriers
-        return kept.whole
+        self.world.shared_barrier(self._refresh(stored, panel))
+        stored.shared_barriers = self.world.shared_barriers
+        return stored.whole
 
-    def _refresh(self, kept: SharedArray, panel: Tensor) -> int:
+    def _refresh(self, stored: SharedArray, panel: Tensor) -> int:
         """Write what has changed of the panel into the shared array, and return the number of bytes written."""
         tile = self.tiles[self.world.rank]
-        mine = kept.whole.numpy()[:, tile.top : tile.bottom]
-        known = kept.source is panel and kept.version == panel._version
-        count, blocks = sum(len(rows) for rows, _ in kept.changed), panel.shape[1] * panel.shape[2] // BLOCK**2
-        if not known or count > MOST * blocks:
+        mine = stored.whole.numpy()[:, tile.top : tile.bottom]
+        is_current = stored.source is panel and stored.version == panel._version
+        count, blocks = sum(len(rows) for rows, _ in stored.changed), panel.shape[1] * panel.shape[2] // BLOCK**2
+        if not is_current or count > MOST * blocks:
             np.copyto(mine, panel.numpy())
             count = blocks
         else:
-            for rows, columns in kept.changed:
+            for rows, columns in stored.changed:
                 for top, bottom, left, right in rectangles(rows.numpy(), columns.numpy()):
                     mine[:, top:bottom, left:right] = panel.numpy()[:, top:bottom, left:right]
-        kept.source, kept.version, kept.changed = panel, panel._version, []
+        stored.source, stored.version, stored.changed = panel, panel._version, []
         return count * BLOCK**2 * len(panel) * panel.element_size()
 
     def mark_written(self, target: Tensor, version: int, rows: Tensor, columns: Tensor) -> None:
@@ -198,10 +198,10 @@ class Panels(Tiled):
             rows: (n,) int64, rows of the written blocks, counted in blocks.
             columns: (n,) int64, their columns.
         """
-        for kept in self._shared_arrays.values():
-            if kept.source is target and kept.version == version:
-                kept.changed.append((rows, columns))
-                kept.version = target._version
+        for stored in self._shared_arrays.values():
+            if stored.source is target and stored.version == version:
+                stored.changed.append((rows, columns))
+                stored.version = target._version
 
     def last_filled(self, obj: Tensor) -> Tensor:
         """Return the whole object (L, H, W) as `fill_halo` returned it last, also for an object on coarser pixels.
@@ -209,21 +209,21 @@ class Panels(Tiled):
         Not collective.
         """
         layouts = [self] if self._coarser is None else [self, self._coarser]
-        kept = [layout._shared_arrays["object"] for layout in layouts if "object" in layout._shared_arrays]
-        return next((seen.whole for seen in kept if seen.source is obj), obj)
+        stored_objects = [layout._shared_arrays["object"] for layout in layouts if "object" in layout._shared_arrays]
+        return next((stored.whole for stored in stored_objects if stored.source is obj), obj)
 
     def fill_field_halo(self, panel: Tensor, name: str) -> Tensor:
         """Return the array (L, H, W) of which each rank passes its panel. Collective.
 
         It is valid until the next call with the same name.
         """
-        whole = self.fill_halo(panel, f"{name} {panel.dtype}")
-        self._filled_fields[name] = whole, panel
-        return whole
+        filled = self.fill_halo(panel, f"{name} {panel.dtype}")
+        self._filled_fields[name] = filled, panel
+        return filled
 
-    def local_part(self, whole: Tensor) -> Tensor:
+    def local_part(self, filled: Tensor) -> Tensor:
         """Return this rank's panel of an array that `fill_field_halo` returned; any other array as it is."""
-        return next((panel for spread, panel in self._filled_fields.values() if spread is whole), whole)
+        return next((panel for spread, panel in self._filled_fields.values() if spread is filled), filled)
 
     # --- sums over a batch ---
 
@@ -246,8 +246,8 @@ class Panels(Tiled):
             rows, columns = where(mask)
             return sent(rows, device), sent(columns, device)
 
-        whole, own = places(reached > 0), places(reached >> self.world.rank & 1 > 0)
-        return replace(panel, whole=whole, own=own, counted=len(panel.rows))
+        all_places, own_places = places(reached > 0), places(reached >> self.world.rank & 1 > 0)
+        return replace(panel, whole=all_places, own=own_places, counted=len(panel.rows))
 
     def border(self, boxes: Boxes) -> np.ndarray | None:
         """Return None: sums are exchanged after all views have been added."""
@@ -255,8 +255,8 @@ class Panels(Tiled):
 
     def shared_sums(self, obj: Tensor, parts: int) -> SharedSums | None:
         """Return shared memory for `parts` sums of this object (L, H, W); None where there is none. Collective."""
-        whole = Rect(0, 0, *self._extent)
-        areas = SumAreas(len(obj), (whole,) * self.world.size, self.tiles[self.world.rank])
+        extent = Rect(0, 0, *self._extent)
+        areas = SumAreas(len(obj), (extent,) * self.world.size, self.tiles[self.world.rank])
         return self.world.shared_sums(areas, parts, obj.dtype)
 
     def start_reduce(self, fields: list[Tensor], blocks: Blocks) -> Callable[..., list[Summed]]:
@@ -281,18 +281,18 @@ class Panels(Tiled):
         first = int(torch.searchsorted(blocks.whole[0], self.tiles[self.world.rank].top // BLOCK))
         mine = [values[:, first : first + len(blocks.rows)] for values in summed[: len(fields)]]
         leaves = [FieldView(blocks.rows, blocks.columns, values=values) for values in mine]
-        own = [BlockSparseField(leaf, blocks.rows, blocks.columns, self.max) for leaf in leaves]
-        return [*own, *summed[len(fields) :]]
+        block_fields = [BlockSparseField(leaf, blocks.rows, blocks.columns, self.max) for leaf in leaves]
+        return [*block_fields, *summed[len(fields) :]]
 
     def sum_field(self, partial: Tensor) -> Tensor:
         """Return this rank's panel of the sum over ranks of fields (..., H, W) of the whole object. Collective."""
         me = self.world.rank
-        others = [rank for rank in range(self.world.size) if rank != me]
-        sends = {r: partial[(..., *self.tiles[r].inside((0, 0)))].contiguous() for r in others}
+        other_ranks = [rank for rank in range(self.world.size) if rank != me]
+        sends = {r: partial[(..., *self.tiles[r].inside((0, 0)))].contiguous() for r in other_ranks}
         total = partial[(..., *self.tiles[me].inside((0, 0)))].clone()
-        arrived = {r: torch.empty_like(total) for r in others}
+        arrived = {r: torch.empty_like(total) for r in other_ranks}
         self.world.start_messages(sends, arrived)()
-        for rank in others:
+        for rank in other_ranks:
             total += arrived[rank]
         return total
 

@@ -135,45 +135,45 @@ class Tiled(Layout):
         me, device = self.world.rank, self.world.device
         rows, columns = where(reached > 0)
         bits = reached[rows, columns]
-        others = sum(int((bits >> rank & 1).sum()) for rank in range(self.world.size) if rank != me)
-        own = bits >> me & 1 > 0
+        sent_count = sum(int((bits >> rank & 1).sum()) for rank in range(self.world.size) if rank != me)
+        is_own = bits >> me & 1 > 0
         return Blocks(
             sent(rows, device),
             sent(columns, device),
-            own=(sent(rows[own], device), sent(columns[own], device)),
+            own=(sent(rows[is_own], device), sent(columns[is_own], device)),
             reached=sent(bits, device),
-            counted=others,
+            counted=sent_count,
         )
 
-    def _exchanged_blocks(self, covered: Callable[[int], np.ndarray], whole: np.ndarray) -> Blocks:
+    def _exchanged_blocks(self, covered: Callable[[int], np.ndarray], touched: np.ndarray) -> Blocks:
         """Return the blocks of a batch, and which of their sums are sent to and received from each rank.
 
         Args:
             covered: mask (H/b, W/b) bool of the blocks that a rank's views reach.
-            whole: (H/b, W/b) bool, blocks that any view reaches.
+            touched: (H/b, W/b) bool, blocks that any view reaches.
         """
         me, device = self.world.rank, self.world.device
-        rows, columns = where(whole)
+        rows, columns = where(touched)
 
         def places(mask: np.ndarray) -> Tensor:
             return sent(mask[rows, columns].nonzero()[0], device)
 
-        found, arriving = Blocks(sent(rows, device), sent(columns, device)), np.zeros_like(whole)
-        own = covered(me)
+        blocks, arriving = Blocks(sent(rows, device), sent(columns, device)), np.zeros_like(touched)
+        covered_here = covered(me)
         block_owner = self._block_owners if self.relayed else None
         for rank, common in self._common.items():
-            found.sums_sent[rank] = places(own & (common if block_owner is None else block_owner == rank))
+            blocks.sums_sent[rank] = places(covered_here & (common if block_owner is None else block_owner == rank))
             theirs = covered(rank) & (common if block_owner is None else common & (block_owner == me))
-            found.sums_received[rank] = places(theirs)
+            blocks.sums_received[rank] = places(theirs)
             arriving |= theirs
             if block_owner is not None:
-                given, taken = whole & common & (block_owner == me), whole & (block_owner == rank)
-                found.totals_sent[rank], found.totals_received[rank] = places(given), places(taken)
-                arriving |= given | taken
-        for travels in (found.sums_sent, found.sums_received, found.totals_sent, found.totals_received):
-            for rank in [rank for rank, some in travels.items() if not len(some)]:
+                sent_away, received = touched & common & (block_owner == me), touched & (block_owner == rank)
+                blocks.totals_sent[rank], blocks.totals_received[rank] = places(sent_away), places(received)
+                arriving |= sent_away | received
+        for travels in (blocks.sums_sent, blocks.sums_received, blocks.totals_sent, blocks.totals_received):
+            for rank in [rank for rank, travelling in travels.items() if not len(travelling)]:
                 del travels[rank]
-        return replace(found, shared=places(arriving))
+        return replace(blocks, shared=places(arriving))
 
     def shared_sums(self, obj: Tensor, parts: int) -> SharedSums | None:
         """Return shared memory for `parts` sums of this object (L, H, W); None where it is not used. Collective."""
@@ -230,9 +230,9 @@ class Tiled(Layout):
         """
         return self.start_reduce(fields, blocks)(*others)
 
-    def _finish(self, fields: list[Tensor], blocks: Blocks, begun: Posted, *others: Tensor) -> list[Summed]:
+    def _finish(self, fields: list[Tensor], blocks: Blocks, messages: Posted, *others: Tensor) -> list[Summed]:
         """Receive the others' sums and add them to the accumulators, which then hold the sums over ranks."""
-        arrived, wait = begun
+        arrived, wait = messages
         summed = self.world.sum(*others) if others else []
         wait()
         if len(blocks.sums_received) == 1 and not (
@@ -251,21 +251,21 @@ class Tiled(Layout):
         at = blocks.rows[:0] if blocks.shared is None else blocks.shared
         rows, columns = blocks.rows[at], blocks.columns[at]
         gathered = [cut_blocks(f, rows, columns) for f in fields]
-        totals = [torch.zeros_like(own) for own in gathered]
+        totals = [torch.zeros_like(local) for local in gathered]
         for rank in sorted({self.world.rank, *blocks.sums_received}):  # every holder adds in this order
             if rank == self.world.rank:
-                for total, own in zip(totals, gathered, strict=True):
-                    total += own
+                for total, local in zip(totals, gathered, strict=True):
+                    total += local
             else:
                 places = torch.searchsorted(at, blocks.sums_received[rank])
                 for total, values in zip(totals, arrived[rank], strict=True):
                     total[:, places] += values
-        given = {rank: [t[:, torch.searchsorted(at, p)] for t in totals] for rank, p in blocks.totals_sent.items()}
-        arrived, wait = self._post_blocks(given, fields, blocks.totals_received)
+        by_rank = {rank: [t[:, torch.searchsorted(at, p)] for t in totals] for rank, p in blocks.totals_sent.items()}
+        arrived, wait = self._post_blocks(by_rank, fields, blocks.totals_received)
         wait()
-        for rank, taken in blocks.totals_received.items():
+        for rank, received in blocks.totals_received.items():
             for total, values in zip(totals, arrived[rank], strict=True):
-                total[:, torch.searchsorted(at, taken)] = values
+                total[:, torch.searchsorted(at, received)] = values
         for field, total in zip(fields, totals, strict=True):
             put_blocks(field, rows, columns, total)
 
@@ -338,9 +338,9 @@ class Tiled(Layout):
         sends = {r: tiles[me] & wanted[r] for r in range(self.world.size) if r != me}
         receives = {r: tiles[r] & mine for r in range(self.world.size) if r != me}
         arrived = self._exchange(field, corner, sends, receives)
-        own = tiles[me] & mine
-        if not own.empty:
-            arrived[me], receives[me] = field[(..., *own.inside(corner))], own
+        own_rect = tiles[me] & mine
+        if not own_rect.empty:
+            arrived[me], receives[me] = field[(..., *own_rect.inside(corner))], own_rect
         for rank, values in arrived.items():
             out[(..., *receives[rank].inside(mine.corner))] = values
         return out
@@ -373,16 +373,16 @@ class Tiled(Layout):
             estimate: its object's extent is used.
             reach: pixels.
         """
-        whole = Rect(0, 0, *estimate.extent)
-        wanted = [part.grown(reach) & whole for part in self.parts]
-        mine = wanted[self.world.rank]
-        return self._copied(field, wanted, mine, field.new_empty((*field.shape[:-2], *mine.shape))), mine
+        full = Rect(0, 0, *estimate.extent)
+        grown_parts = [part.grown(reach) & full for part in self.parts]
+        mine = grown_parts[self.world.rank]
+        return self._copied(field, grown_parts, mine, field.new_empty((*field.shape[:-2], *mine.shape))), mine
 
     def gather_whole(self, field: Tensor, estimate: Estimate) -> Tensor:
         """Return the field (L, H, W) of the whole object, on every rank. Collective."""
-        whole = Rect(0, 0, *estimate.extent)
-        out = field.new_empty((*field.shape[:-2], *whole.shape))
-        return self._copied(field, [whole] * self.world.size, whole, out)
+        full = Rect(0, 0, *estimate.extent)
+        out = field.new_empty((*field.shape[:-2], *full.shape))
+        return self._copied(field, [full] * self.world.size, full, out)
 
     def stream(self, field: Tensor, estimate: Estimate) -> Iterator[tuple[Rect, Tensor]]:
         """Yield on rank 0 the field (L, H, W) of the whole object tile by tile, nothing on the others.
@@ -390,14 +390,14 @@ class Tiled(Layout):
         Collective: the others must exhaust it too. Rank 0 holds one foreign tile at a time.
         """
         me = self.world.rank
-        own = field[(..., *self.tiles[me].inside(self.parts[me].corner))].contiguous()
+        own_tile = field[(..., *self.tiles[me].inside(self.parts[me].corner))].contiguous()
         if me:
-            self.world.start_messages({0: own} if own.numel() else {}, {})()
+            self.world.start_messages({0: own_tile} if own_tile.numel() else {}, {})()
             return
-        yield self.tiles[0], own
+        yield self.tiles[0], own_tile
         for rank in range(1, self.world.size):
             if not self.tiles[rank].empty:
-                tile = own.new_empty((*own.shape[:-2], *self.tiles[rank].shape))
+                tile = own_tile.new_empty((*own_tile.shape[:-2], *self.tiles[rank].shape))
                 self.world.start_messages({}, {rank: tile})()
                 yield self.tiles[rank], tile
 
@@ -450,8 +450,8 @@ class Tiled(Layout):
         tiles = tiles_of(self.cells, estimate.origin, estimate.extent)
         owner = self._owners_after_moves(anchors, tiles) if self.migrates else self.owner
         needed = parts_of(tiles, owner, anchors, self.window, estimate.extent)
-        kept = [part.moved(*before) for part in self.parts]
-        enough = [rect if rect.holds(need) else need for rect, need in zip(kept, needed, strict=True)]
+        moved_parts = [part.moved(*before) for part in self.parts]
+        enough = [rect if rect.holds(need) else need for rect, need in zip(moved_parts, needed, strict=True)]
         same = enough == self.parts and tiles == self.tiles and not any(before)
         if same and np.array_equal(owner, self.owner):
             return None
@@ -462,8 +462,8 @@ class Tiled(Layout):
         """Return the owner (N,) of each view, changed where its window's middle is outside of its owner's tile."""
         middle = anchors + np.array(self.window) // 2
         edges = np.array(tiles)
-        own = edges[self.owner]
-        away = ((middle < own[:, :2] - STRAY) | (middle >= own[:, 2:] + STRAY)).any(1)
+        by_owner = edges[self.owner]
+        away = ((middle < by_owner[:, :2] - STRAY) | (middle >= by_owner[:, 2:] + STRAY)).any(1)
         owner = self.owner.copy()
         for view in np.flatnonzero(away):
             at = ((middle[view] >= edges[:, :2]) & (middle[view] < edges[:, 2:])).all(1)

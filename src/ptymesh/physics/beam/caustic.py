@@ -191,11 +191,11 @@ def _width(profile: np.ndarray) -> float:
     """Return the length in pixels of the narrowest interval that holds SHARE of a profile (n,)."""
     edges = np.arange(len(profile) + 1.0)
     # A floor makes the sum strictly ascending, so that it can be inverted.
-    held = np.concatenate([[0.0], np.cumsum(profile + 1e-12 * profile.sum() / len(profile))])
-    held /= held[-1]
-    first, last = edges[held <= 1 - SHARE], edges[held >= SHARE]
-    ends = np.interp(held[held <= 1 - SHARE] + SHARE, held, edges)
-    starts = np.interp(held[held >= SHARE] - SHARE, held, edges)
+    cumulative = np.concatenate([[0.0], np.cumsum(profile + 1e-12 * profile.sum() / len(profile))])
+    cumulative /= cumulative[-1]
+    first, last = edges[cumulative <= 1 - SHARE], edges[cumulative >= SHARE]
+    ends = np.interp(cumulative[cumulative <= 1 - SHARE] + SHARE, cumulative, edges)
+    starts = np.interp(cumulative[cumulative >= SHARE] - SHARE, cumulative, edges)
     return float(min((ends - first).min(), (last - starts).min()))
 
 

@@ -54,8 +54,8 @@ def mixed(waves: torch.Tensor, mixing: torch.Tensor) -> torch.Tensor:
     Products are added one by one: products of matrices round by the number of threads.
     """
     planes = waves.to(mixing.dtype).unbind(-3)
-    found = [reduce(torch.add, map(times, row, planes)) for row in mixing]
-    return torch.stack(found, dim=-3).to(waves.dtype)
+    combinations = [reduce(torch.add, map(times, row, planes)) for row in mixing]
+    return torch.stack(combinations, dim=-3).to(waves.dtype)
 
 
 def powers(probe: Probe) -> torch.Tensor:

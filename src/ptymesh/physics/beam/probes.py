@@ -291,22 +291,22 @@ def _polynomial_modes(given: Tensor, count: int, seed: int) -> Tensor:
     y, x = y / width, x / width
 
     generator = torch.Generator().manual_seed(seed)
-    found: list[Tensor] = []
+    modes_made: list[Tensor] = []
     for order in range(1, count + len(given) + 2):
-        if len(found) == count:
+        if len(modes_made) == count:
             break
         mix = torch.linalg.qr(torch.randn(order + 1, order + 1, dtype=torch.complex128, generator=generator))[0]
         terms = torch.stack([first * y**i * x ** (order - i) for i in range(order + 1)])
         for candidate in torch.einsum("ij,jhw->ihw", mix.to(given.device), terms):
-            mode = _orthonormal(candidate, basis + found)
-            if mode is not None and len(found) < count:
-                found.append(mode)
-    if len(found) < count:
+            mode = _orthonormal(candidate, basis + modes_made)
+            if mode is not None and len(modes_made) < count:
+                modes_made.append(mode)
+    if len(modes_made) < count:
         raise BadInput(
-            f"Only {len(found) + len(given)} orthogonal modes can be made from the first probe mode, and "
+            f"Only {len(modes_made) + len(given)} orthogonal modes can be made from the first probe mode, and "
             f"{count + len(given)} were asked for; ask for fewer."
         )
-    return torch.stack(found) if found else given[:0]
+    return torch.stack(modes_made) if modes_made else given[:0]
 
 
 def rescaled(probe: Tensor, total: float) -> Tensor:
@@ -364,7 +364,7 @@ def aberration_phases(
         BadInput: an unknown aberration.
     """
     y, x = (angle.expand(shape) for angle in _angles(shape, pixel_m, wavelength_m))
-    found: dict[str, Tensor] = {}
+    phases: dict[str, Tensor] = {}
     for name in names:
         n, m, _, _ = _aberration(name, 0.0)
         size = torch.full(shape, 2 * math.pi / wavelength_m / (n + 1), dtype=torch.float64)
@@ -374,8 +374,8 @@ def aberration_phases(
         cosine, sine = size, torch.zeros_like(size)
         for _ in range(m):
             cosine, sine = cosine * x - sine * y, cosine * y + sine * x
-        found |= {f"{name}a": cosine, f"{name}b": sine} if m else {name: cosine}
-    return found
+        phases |= {f"{name}a": cosine, f"{name}b": sine} if m else {name: cosine}
+    return phases
 
 
 def aberration_parts(aberrations_m: AberrationsByName) -> dict[str, float]:
@@ -384,11 +384,11 @@ def aberration_parts(aberrations_m: AberrationsByName) -> dict[str, float]:
     Raises:
         BadInput: an unknown aberration, or values that are no size and angle.
     """
-    found: dict[str, float] = {}
+    parts: dict[str, float] = {}
     for name, value in aberrations_m.items():
         _, m, size, phi = _aberration(name, value)
-        found |= {f"{name}a": size * math.cos(m * phi), f"{name}b": size * math.sin(m * phi)} if m else {name: size}
-    return found
+        parts |= {f"{name}a": size * math.cos(m * phi), f"{name}b": size * math.sin(m * phi)} if m else {name: size}
+    return parts
 
 
 def _phase(shape: tuple[int, int], pixel_m: Pair, wavelength_m: float, aberrations_m: AberrationsByName) -> Tensor:
@@ -400,13 +400,13 @@ def _phase(shape: tuple[int, int], pixel_m: Pair, wavelength_m: float, aberratio
 
 def _aberration(name: str, value: float | Sequence[float]) -> tuple[int, int, float, float]:
     """Return n, m, size (m) and angle (rad) of one entry such as C12: [1e-9, 0.3]."""
-    found = re.fullmatch(r"C(\d)(\d)", name)
-    if not found:
+    match = re.fullmatch(r"C(\d)(\d)", name)
+    if not match:
         raise BadInput(
             f"Unknown aberration {name!r}; names are Cnm, such as C10 (defocus), C12, C21 or C30, or Haider's, such as "
             f"C1, A1, B2 or C3."
         )
-    n, m = int(found[1]), int(found[2])
+    n, m = int(match[1]), int(match[2])
     if m > n + 1 or (n + m) % 2 == 0:
         raise BadInput(f"There is no aberration {name}; m is at most n + 1 and n + m is odd, as in C10, C12 or C21.")
     numbers = [value] if isinstance(value, float | int) else list(value)

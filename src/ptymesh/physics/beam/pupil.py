@@ -108,16 +108,16 @@ def fit_lens(spectrum: np.ndarray, pixel_m: Pair, wavelength_m: float, names: Se
         )
     size = np.sqrt((terms[:, inside] ** 2).mean(axis=1))
     terms = terms / size[:, None, None]
-    found = _fit(np.where(inside, spectrum, 0), terms, inside)
-    chi = np.tensordot(found, terms, axes=1)
+    coefficients = _fit(np.where(inside, spectrum, 0), terms, inside)
+    chi = np.tensordot(coefficients, terms, axes=1)
     rest = np.where(inside, -np.angle(spectrum * np.exp(1j * chi)), np.nan)
     lens = len(phases) - 2
-    numbers = dict(zip(list(phases)[:lens], found[:lens] / size[:lens], strict=True))
+    numbers = dict(zip(list(phases)[:lens], coefficients[:lens] / size[:lens], strict=True))
     step_y, step_x = (wavelength_m / (n * d) for n, d in zip(spectrum.shape, pixel_m, strict=True))
     semiangle = math.sqrt(float(inside.sum()) * step_y * step_x / math.pi)
     return LensFit(
         inside=inside,
-        chi=np.tensordot(found[:lens], terms[:lens], axes=1) + rest,
+        chi=np.tensordot(coefficients[:lens], terms[:lens], axes=1) + rest,
         rest=rest,
         aberrations=tuple(_aberration(name, numbers, semiangle, wavelength_m) for name in names),
         semiangle_rad=semiangle,
@@ -127,21 +127,23 @@ def fit_lens(spectrum: np.ndarray, pixel_m: Pair, wavelength_m: float, names: Se
 
 def _fit(spectrum: np.ndarray, terms: np.ndarray, inside: np.ndarray) -> np.ndarray:
     """Return the numbers (n,) of terms (n, h, w), the last of them constant, that make up -arg of a spectrum (h, w)."""
-    found = np.zeros(len(terms))
+    coefficients = np.zeros(len(terms))
     # Fit the slopes of all terms but the constant.
     slopes = np.concatenate([np.diff(terms[:-1], axis=axis).reshape(len(terms) - 1, -1) for axis in (1, 2)], axis=1)
     for _ in range(DIFFERENCE_FITS):
-        left = spectrum * np.exp(1j * np.tensordot(found, terms, axes=1))
-        products = np.concatenate([(left[1:] * left[:-1].conj()).ravel(), (left[:, 1:] * left[:, :-1].conj()).ravel()])
+        flattened = spectrum * np.exp(1j * np.tensordot(coefficients, terms, axes=1))
+        products = np.concatenate(
+            [(flattened[1:] * flattened[:-1].conj()).ravel(), (flattened[:, 1:] * flattened[:, :-1].conj()).ravel()]
+        )
         used = products != 0
-        found[:-1] -= _weighted_fit(slopes[:, used], np.angle(products[used]), np.abs(products[used]))
+        coefficients[:-1] -= _weighted_fit(slopes[:, used], np.angle(products[used]), np.abs(products[used]))
     values, weights = terms[:, inside], np.abs(spectrum[inside]) ** 2
-    left = spectrum[inside] * np.exp(1j * (found @ values))
-    found[-1] -= float(np.angle((left * np.abs(left)).sum()))
+    flattened = spectrum[inside] * np.exp(1j * (coefficients @ values))
+    coefficients[-1] -= float(np.angle((flattened * np.abs(flattened)).sum()))
     for _ in range(PHASE_FITS):
-        left = spectrum[inside] * np.exp(1j * (found @ values))
-        found -= _weighted_fit(values, np.angle(left), weights)
-    return found
+        flattened = spectrum[inside] * np.exp(1j * (coefficients @ values))
+        coefficients -= _weighted_fit(values, np.angle(flattened), weights)
+    return coefficients
 
 
 def _weighted_fit(terms: np.ndarray, values: np.ndarray, weights: np.ndarray) -> np.ndarray:

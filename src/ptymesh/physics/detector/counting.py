@@ -47,15 +47,15 @@ def misfit_of(I: Tensor) -> tuple[Tensor, Tensor]:
     """Return f(I) and w(I) of intensities (...) in counts, float64, interpolated from tables."""
     I = I.to(torch.float64)
     place = I.clamp(0, BRIGHT).sqrt() * ((POINTS - 1) / BRIGHT**0.5)
-    left = place.floor().clamp(max=POINTS - 2)
-    part, rows = place - left, left.to(torch.int64)
+    lower = place.floor().clamp(max=POINTS - 2)
+    part, rows = place - lower, lower.to(torch.int64)
     f, w = (row.to(I.device) for row in _tables())
     inverse = 1 / I.clamp(min=1)
-    found = []
+    values = []
     for table, limit, slope in ((f, 0.25, 7 / 64), (w, 0.125, W_SLOPE)):
         dim = table[rows] + part * (table[rows + 1] - table[rows])
-        found.append(torch.where(I < BRIGHT, dim, limit + slope * inverse))
-    return found[0], found[1]
+        values.append(torch.where(I < BRIGHT, dim, limit + slope * inverse))
+    return values[0], values[1]
 
 
 #: w(I) = 1/8 + W_SLOPE / I for bright pixels.

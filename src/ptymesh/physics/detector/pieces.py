@@ -133,14 +133,14 @@ class Response:
 
     def derivatives(self, S: Tensor) -> dict[str, Tensor]:
         """Return d (R S + b) / d theta by unknown, (B, ..., h, w) real; S is (B, h, w)."""
-        found: dict[str, Tensor] = {}
+        derivatives: dict[str, Tensor] = {}
         for piece in self.pieces:
             one = Response((piece,), self.values)
             views = views_for(piece.operator, "derivatives", self.values)
-            here = piece.operator.derivatives(S, self.values, piece.tables, **views)
-            found = {name: one.apply(change) for name, change in found.items()} | here
+            of_piece = piece.operator.derivatives(S, self.values, piece.tables, **views)
+            derivatives = {name: one.apply(change) for name, change in derivatives.items()} | of_piece
             S = one.apply(S)
-        return found
+        return derivatives
 
     def shared_change(self, change: Tensor) -> Tensor:
         """Return R^T change / R^T 1 (B, h, w): changes of a factor at the counts, shared among the light of each.
@@ -148,10 +148,12 @@ class Response:
         Args:
             change: (B, h, w) real.
         """
-        alike = not any(_differs_by_view(placed.operator) for placed in self.pieces)
-        whole = self.adjoint(torch.ones_like(change[:1] if alike else change))
+        are_alike = not any(_differs_by_view(placed.operator) for placed in self.pieces)
+        full_adjoint = self.adjoint(torch.ones_like(change[:1] if are_alike else change))
         # light that no pixel counts says nothing, and stays
-        return self.adjoint(change) * torch.where(whole > DARK, 1 / whole.clamp(min=DARK), whole.new_zeros(()))
+        return self.adjoint(change) * torch.where(
+            full_adjoint > DARK, 1 / full_adjoint.clamp(min=DARK), full_adjoint.new_zeros(())
+        )
 
     def slopes(self, S: Tensor, slope: Tensor, weight: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
         """Return -1/2 sum slope dI/dtheta and sum weight (dI/dtheta)^2 of each view, (B, ...) float64, by unknown.
@@ -161,12 +163,12 @@ class Response:
             slope: real, dL/dI of each pixel of the detector, (B, h, w) or less where pieces bin.
             weight: real, of the same shape, half of the loss's second derivative.
         """
-        found = {}
+        slopes = {}
         for name, change in self.derivatives(S).items():
             like = (len(S), *[1] * (change.ndim - 3), *slope.shape[1:])
             along, norm = change * slope.view(like), change.square() * weight.view(like)
-            found[name] = (-over_window(along) / 2, over_window(norm))
-        return found
+            slopes[name] = (-over_window(along) / 2, over_window(norm))
+        return slopes
 
 
 def binning_of(pieces: Iterable[Piece]) -> int:

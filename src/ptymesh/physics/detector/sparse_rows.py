@@ -35,14 +35,14 @@ class Rows(NamedTuple):
     def applied(self, S: Tensor) -> Tensor:
         """Return the matrix times each image of S (..., h, w), in S's precision; n is h w."""
         images = S.reshape(-1, S.shape[-2] * S.shape[-1]).to(torch.float64)
-        found = torch.zeros_like(images)
+        result = torch.zeros_like(images)
         for columns, entries in zip(self.columns, self.entries, strict=True):
-            found += entries * images[:, columns]
-        return found.to(S.dtype).reshape(S.shape)
+            result += entries * images[:, columns]
+        return result.to(S.dtype).reshape(S.shape)
 
     def gathered(self, waves: Tensor) -> Tensor:
         """Return the matrix times waves (..., m), (..., n), in their own precision."""
-        found = waves.new_zeros(*waves.shape[:-1], self.columns.shape[1])
+        gathered_waves = waves.new_zeros(*waves.shape[:-1], self.columns.shape[1])
         for columns, entries in zip(self.columns, self.entries, strict=True):
-            found += entries.to(waves.real.dtype) * waves[..., columns]
-        return found
+            gathered_waves += entries.to(waves.real.dtype) * waves[..., columns]
+        return gathered_waves

@@ -93,9 +93,9 @@ def unwrapped(obj: np.ndarray) -> np.ndarray:
     from skimage.restoration import unwrap_phase
 
     phases = np.angle(obj)
-    found: np.ndarray = np.empty_like(phases, dtype=np.float64)
+    result: np.ndarray = np.empty_like(phases, dtype=np.float64)
     for index, phase in enumerate(phases):
         free = unwrap_phase(phase, rng=0) if phase.any() else phase
         # whole turns are free: most pixels keep theirs
-        found[index] = free - 2 * np.pi * np.round(np.median(free - phase) / (2 * np.pi))
-    return found
+        result[index] = free - 2 * np.pi * np.round(np.median(free - phase) / (2 * np.pi))
+    return result
