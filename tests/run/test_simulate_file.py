@@ -269,6 +269,7 @@ def test_a_scan_at_another_distance_or_energy_sees_the_same_object():
         ({"optics": {"fly_scan": True}, "further_scans": [{}]}, "without a crystal and without optics"),
         ({"further_scans": [{"distance_ratio": 1.5}]}, "distance_ratio is for near fields of a parallel beam"),
         ({"further_scans": [{"defocus_m": 1.0}]}, "give a shorter distance"),
+        ({"kind": "near", "further_scans": [{"energy_eV": 7000.0}]}, "of another energy are for far fields"),
         (
             {"further_scans": [{"shift": 1.0}]},
             r"further_scans.0.shift is unknown; did you mean further_scans.0.shift_px\?",

@@ -344,9 +344,13 @@ def _further_truth(
         placed: (N, 2) pixels, those at which the scan lies.
 
     Raises:
-        BadInput: a distance in the far field or behind a focus, or a probe that leaves its window.
+        BadInput: a distance in the far field or behind a focus, another energy in the near field, or a probe that
+            leaves its window.
     """
     geometry = geometry_of(options)
+    if options.kind == "near" and geometry.wavelength_m != first.geometry.wavelength_m:
+        # near fields of several energies cannot be reconstructed together: `join_measurements` refuses them
+        raise BadInput("further_scans of another energy are for far fields; leave energy_eV out of them.")
     if scan.distance_ratio != 1:
         if options.kind != "near" or options.focus_distance_m is not None:
             raise BadInput("distance_ratio is for near fields of a parallel beam; leave it out.")
