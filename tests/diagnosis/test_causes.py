@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 
 from ptymesh.diagnosis import CAUSES, ResultView
-from ptymesh.diagnosis.evidence import Evidence
 from ptymesh.diagnosis.frames import find_astray_views, find_bad_frames, find_two_beams
-from ptymesh.diagnosis.report import is_open, last_words, report, strength
+from ptymesh.diagnosis.report import is_open, last_words, report
 from ptymesh.diagnosis.sampling import find_other_plane
 from ptymesh.diagnosis.shadows import find_hidden_near_field
 from ptymesh.errors import BadInput
@@ -251,11 +250,3 @@ def test_a_single_view_is_refused() -> None:
     one = Result(np.ones((1, 20, 20), "c8"), np.ones((1, 16, 16), "c8"), np.zeros((1, 2)))
     with pytest.raises(BadInput, match="a single view, and causes show between views; give a result of more views"):
         report(one)
-
-
-def test_what_a_grid_leaves_ranks_after_all_that_patterns_say() -> None:
-    """Its number was 380 in a good picture of electrons, far above the threshold, and 80 beside a detector's blur."""
-    rows = {cause.name: cause for cause in CAUSES}
-    just_found = strength(rows["few_modes"], Evidence(1.5 * rows["few_modes"].threshold, ""))
-    assert 1 < strength(rows["raster"], Evidence(20 * rows["raster"].threshold, "")) < 1.4
-    assert strength(rows["raster"], Evidence(8 * rows["raster"].threshold, "")) < just_found

@@ -110,7 +110,7 @@ CAUSES: tuple[Cause, ...] = (
         "Raster-grid pathology",
         sampling.find_raster,
         4.0,
-        weight=0.1,  # after all others: grids leave it in pictures that are good, and whatever else is wrong adds to it
+        weight=2.0,
         needs_patterns=False,
         from_times=0,
     ),
