@@ -178,6 +178,13 @@ def flicker(rng: np.random.Generator, severity: int) -> Made:
     return scan.measurement(scan.counts(scan.intensities() * factors[:, None, None])), {}
 
 
+def fading(rng: np.random.Generator, severity: int) -> Made:
+    """The brightness of an electron beam comes and goes with time, slowly, by 30 or 50 %."""
+    scan = sim.make(rng, kind="electron", path="raster")
+    factors = 1 + (0.3, 0.5)[severity] * np.sin(np.linspace(0, 9, len(scan.positions)))
+    return scan.measurement(scan.counts(scan.intensities() * factors[:, None, None])), {}
+
+
 def fly_scan(rng: np.random.Generator, severity: int) -> Made:
     """Each view is exposed while the sample moves along its row by half a step, or by a whole one."""
     scan = sim.make(rng, path="raster")
@@ -276,6 +283,7 @@ INSTANCES: dict[str, tuple[Maker, tuple[str, ...]]] = {
     "two_beams": (two_beams, ("two_beams",)),
     "refocused": (refocused, ("two_beams",)),
     "flicker": (flicker, ("intensity",)),
+    "fading": (fading, ("intensity",)),
     "fly_scan": (fly_scan, ("fly_scan",)),
     "stretched": (stretched, ("geometry",)),
     "scaled": (scaled, ("geometry",)),

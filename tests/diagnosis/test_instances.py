@@ -96,6 +96,12 @@ def test_positions_that_lag_are_said_to_lag_by_their_frames() -> None:
     assert np.isfinite(found.number)
 
 
+def test_brightness_that_comes_and_goes_is_not_taken_for_a_drift() -> None:
+    measured, result = instances.instance("fading", 0, 0)
+    result.attrs["verdict_causes"] = ["drift"]  # which the verdict reads from what brighter views ask for
+    assert report(result, measured).findings[0].cause == "intensity"
+
+
 def test_more_slices_are_tried_of_several() -> None:
     """Half as thick, and in a sample that is half as thick again; the residual of one epoch is a reason."""
     scan = simulate(kind="electron", views=30, window=32, slices=2, seed=1)

@@ -283,6 +283,15 @@ def test_one_view_proves_nothing() -> None:
     assert result.verdict == "unknown" and "whatever the object is" in result.attrs["verdict_sentence"]
 
 
+def test_what_a_fog_asks_for_is_no_sign_of_a_cause() -> None:
+    signs = [Sign("drift", 9.0, "views ask to be moved"), Sign("lag", 2.0, "neighbours are alike with a lag")]
+    floor = NoiseFloor(0.0016, 0.0016, 1e6)
+    fog, poor = made_up(np.full(100, 25.0)), made_up(np.full(100, 9.0))
+    assert judge(fog.residual, floor, 2000, fog, None, signs).state == "failed"
+    assert judge(fog.residual, floor, 2000, fog, None, signs).signs == ("lag",), "which patterns alone tell"
+    assert judge(poor.residual, floor, 2000, poor, None, signs).signs == ("drift", "lag")
+
+
 def test_not_finite_is_failed_and_low_is_unknown() -> None:
     evidence = made_up(np.ones(10))
     assert judge(float("nan"), None, 0, evidence).state == "failed"

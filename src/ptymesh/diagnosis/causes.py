@@ -64,7 +64,14 @@ CAUSES: tuple[Cause, ...] = (
     Cause("lag", "Positions lag the patterns", order.find_lag, 2.3, weight=4.0),
     Cause("serpentine", "Every second row runs the other way", order.find_serpentine, 4.0, weight=4.0),
     # --- beam ---
-    Cause("intensity", "The beam's intensity fluctuates", beam.find_intensity, 0.02, weight=2.0),
+    Cause(
+        "intensity",
+        "The beam's intensity fluctuates",
+        beam.find_intensity,
+        0.02,
+        weight=2.0,
+        mistaken_for=frozenset({"geometry", "drift"}),  # brightness that changes with time pulls views along
+    ),
     Cause("background", "An unknown background", beam.find_background, 0.006, weight=3.0),
     Cause("few_modes", "Partial coherence, blur, or too few modes", blur.find_lost_contrast, 0.003, weight=0.6),
     Cause("fly_scan", "The sample moved within each exposure", blur.find_fly_scan, 0.02, weight=1.5),

@@ -130,6 +130,8 @@ def judge(
     verdict = _judge_misfits(residual, floor, fitted, misfits, history)
     if not signs or (verdict.state == "failed" and not math.isfinite(residual)):
         return verdict
+    if verdict.state == "failed":  # what views ask of a fog is no proof of anything
+        signs = [sign for sign in signs if not sign.is_of_fit]
     names = tuple(dict.fromkeys(sign.cause for sign in signs if sign.cause))
     if verdict.state in ("poor", "failed"):
         return replace(verdict, signs=names)
