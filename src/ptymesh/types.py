@@ -8,7 +8,7 @@ h, w        window pixels (= detector pixels after cropping, binning or padding)
 
 y before x everywhere; SI units inside, a unit suffix on every name that carries one; positions in object pixels
 unless a suffix says otherwise. Arrays hold float32/complex64 or float64/complex128 throughout one reconstruction; only
-waves that are stored between sweeps may have half precision (physics/halves.py).
+waves that are stored between sweeps may have half precision (physics/half_precision.py).
 """
 
 from typing import Literal

@@ -15,7 +15,7 @@ from ptymesh.engines.bh import FAR, second_order, solved
 from ptymesh.engines.descent import dot
 from ptymesh.errors import BadInput
 from ptymesh.estimate import Estimate
-from ptymesh.physics.along import Direction
+from ptymesh.physics.expansions import Direction
 from ptymesh.problem import Batch, Problem
 from ptymesh.run.loop import Loop
 from ptymesh.run.state import RunState

@@ -35,7 +35,7 @@ from ptymesh.kernels.fused import FusedIntermediates, KeptProbes, StackedInterme
 from ptymesh.kernels.gpu import backend as triton_backend
 from ptymesh.kernels.gpu.backend import GpuBackend
 from ptymesh.physics.backend import Adjoints, Backend, BatchCache, Chunk
-from ptymesh.physics.halves import Halves
+from ptymesh.physics.half_precision import Halves
 from ptymesh.physics.kinds import SUMS
 from ptymesh.physics.rounding import shifts_for
 from ptymesh.run.loop import Loop

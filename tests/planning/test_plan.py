@@ -18,7 +18,7 @@ from ptymesh.distributed.world import World
 from ptymesh.engines import ENGINES, Engine
 from ptymesh.errors import BadInput
 from ptymesh.kernels.fused import KeptProbes
-from ptymesh.physics.halves import Halves
+from ptymesh.physics.half_precision import Halves
 from ptymesh.planning import layout_choice
 from ptymesh.planning.batches import balance, draw
 from ptymesh.planning.cost_model import EPOCH

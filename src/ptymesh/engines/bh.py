@@ -32,8 +32,8 @@ from ptymesh.engines.cost import EngineCost, StepNeeds
 from ptymesh.engines.descent import Descent, Move, apply
 from ptymesh.estimate import Estimate
 from ptymesh.physics import fidelity
-from ptymesh.physics.along import Direction, exit_jet
 from ptymesh.physics.elementwise import over_window, overlap
+from ptymesh.physics.expansions import Direction, exit_jet
 from ptymesh.physics.model import power
 from ptymesh.problem import Batch, Chunk, Problem
 

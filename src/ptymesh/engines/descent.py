@@ -25,8 +25,8 @@ from ptymesh.engines.base import Engine
 from ptymesh.engines.cost import StepNeeds
 from ptymesh.estimate import Estimate
 from ptymesh.physics import fidelity
-from ptymesh.physics.along import evaluated, exit_polynomial, power_polynomial
 from ptymesh.physics.elementwise import over_window
+from ptymesh.physics.expansions import evaluated, exit_polynomial, power_polynomial
 from ptymesh.physics.model import power
 from ptymesh.physics.rounding import total_of
 from ptymesh.problem import Batch, Problem

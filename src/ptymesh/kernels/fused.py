@@ -22,7 +22,7 @@ from ptymesh.kernels.arrays import ExitInputs
 from ptymesh.kernels.capabilities import Request, Table, capability_for, varies
 from ptymesh.physics import window_shifts
 from ptymesh.physics.backend import Adjoints, Backend, Chunk, Operation, step_along
-from ptymesh.physics.halves import Halves
+from ptymesh.physics.half_precision import Halves
 from ptymesh.physics.model import Intermediates, Model
 from ptymesh.physics.operators import Values
 from ptymesh.physics.propagate import fft

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ptymesh.distributed.layouts.layout import BlockSparseField
 from ptymesh.physics.backend import Chunk
-from ptymesh.physics.halves import Halves
+from ptymesh.physics.half_precision import Halves
 from ptymesh.physics.model import Intermediates
 from ptymesh.problem.tiled_sums import TiledSlopes
 

@@ -22,7 +22,7 @@ from ptymesh.physics import fidelity
 from ptymesh.physics.backend import COUNTS, LOSS, MISFIT, ROOTS, SQUARES, Chunk, fidelity_columns
 from ptymesh.physics.background import BackgroundSums
 from ptymesh.physics.elementwise import over_window
-from ptymesh.physics.halves import Halves
+from ptymesh.physics.half_precision import Halves
 from ptymesh.physics.kinds import SUMS
 from ptymesh.physics.model import Intermediates, power
 from ptymesh.physics.operators import with_value

@@ -5,7 +5,7 @@ M, h, w      modes, window pixels
 
 They lie in the engine's memory of views as tensors with a row per view, as everything that checkpoints hold and that
 moves to other ranks with the views: `NAME` (n, M, h, w) complex, or, in mixed precision, `NAME` (n, M, h, w, 2) float16
-and `NAME_scale` (n,) float32 (physics/halves.py).
+and `NAME_scale` (n,) float32 (physics/half_precision.py).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import MutableMapping
 import torch
 from torch import Tensor
 
-from ptymesh.physics.halves import Halves
+from ptymesh.physics.half_precision import Halves
 
 #: Suffix of the name of the scales.
 SCALE = "_scale"

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ptymesh.physics.halves import Halves
+from ptymesh.physics.half_precision import Halves
 
 
 def waves(scales: tuple[float, ...] = (1.0, 3e4, 7e-9), spread: float = 1.0) -> torch.Tensor:

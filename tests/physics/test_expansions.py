@@ -7,7 +7,7 @@ import torch
 
 from ptymesh.estimate import Estimate
 from ptymesh.physics import fidelity, window_shifts
-from ptymesh.physics.along import Direction, evaluated, exit_jet, exit_polynomial, power_polynomial
+from ptymesh.physics.expansions import Direction, evaluated, exit_jet, exit_polynomial, power_polynomial
 from ptymesh.physics.fidelity import Data
 from ptymesh.physics.model import power
 from toy import Toy, make, relative
