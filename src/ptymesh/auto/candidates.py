@@ -152,15 +152,15 @@ class CandidateRunner:
         recipe: says how data are read and where the estimate starts.
         scan: the data.
         context: ranks, stop and budget.
-        whole: number of views of the whole scan, of which `scan` may be a part.
+        full_scan: number of views of the whole scan, of which `scan` may be a part.
         held: (n,) int64, views that no update sees; None: chosen here.
     """
 
     def __init__(
-        self, recipe: Recipe, scan: Measurement, context: SearchContext, whole: int, held: np.ndarray | None = None
+        self, recipe: Recipe, scan: Measurement, context: SearchContext, full_scan: int, held: np.ndarray | None = None
     ) -> None:
         self.recipe, self.scan, self.context = recipe, scan, context
-        self.budget, self.share = context.budget, scan.views / whole
+        self.budget, self.share = context.budget, scan.views / full_scan
         # in memory of its own, so that an estimate can be copied and replaced
         self.recon = Reconstruction(
             scan, **recipe.reconstruction_options, device=context.world, layout=Replicated, scratch=recipe.scratch
@@ -269,8 +269,8 @@ class CandidateRunner:
     def with_modes(self, candidate: Candidate, modes: int) -> Candidate:
         """Return the same with so many incoherent modes; new ones are made as at a recipe's start."""
         probe = candidate.estimate.probe
-        made = probes.extra_modes(probe.to("cpu", torch.complex128), modes, None, self.recipe.seed)
-        estimate = replace(_copy(candidate.estimate), probe=made.to(probe.device, probe.dtype))
+        modes_made = probes.extra_modes(probe.to("cpu", torch.complex128), modes, None, self.recipe.seed)
+        estimate = replace(_copy(candidate.estimate), probe=modes_made.to(probe.device, probe.dtype))
         return replace(candidate, estimate=estimate)
 
     def with_opr(self, candidate: Candidate, count: int) -> Candidate:

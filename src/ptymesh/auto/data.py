@@ -91,11 +91,11 @@ def described_recipe(path: Path, overrides: Sequence[str] = (), out: Path | None
 def complete_recipe(raw: RawGroup) -> Reasons:
     """Add to a recipe's plain dicts what the data show and the recipe does not say, and return why, by key."""
     reasons: Reasons = {}
-    given = DataOptions.parse(raw["data"], "data")
-    if given.keys is None:
-        found = guessed_keys(located(given.path))
-        if found is not None:
-            raw["data"]["keys"], why = found
+    options = DataOptions.parse(raw["data"], "data")
+    if options.keys is None:
+        key_guesses = guessed_keys(located(options.path))
+        if key_guesses is not None:
+            raw["data"]["keys"], why = key_guesses
             reasons["data.keys"] = [why]
     _electron_pixel(raw, reasons)
     _set_from_patterns(raw, reasons)
@@ -106,21 +106,21 @@ def _electron_pixel(raw: RawGroup, reasons: Reasons) -> None:
     """Set the object pixel of electron patterns from the bright disc if the half angle of the beam's cone is known."""
     data, start = raw["data"], (raw.get("probe") or {}).get("start")
     angle = start.get("semiangle_rad") if isinstance(start, dict) and start.get("kind") == "electron" else None
-    told = {"object_pixel_m", "detector_pixel_m", "distance_m"} & data.keys()
-    if angle is None or told or data.get("radiation") != "electron" or "energy_eV" not in data:
+    told_keys = {"object_pixel_m", "detector_pixel_m", "distance_m"} & data.keys()
+    if angle is None or told_keys or data.get("radiation") != "electron" or "energy_eV" not in data:
         return
-    known = DataOptions.parse(data, "data")
-    if known.keys is None or {"detector_pixel_m", "distance_m"} & known.keys.model_fields_set:
+    data_options = DataOptions.parse(data, "data")
+    if data_options.keys is None or {"detector_pixel_m", "distance_m"} & data_options.keys.model_fields_set:
         return  # the file may say it
     raster = (raw.get("positions") or {}).get("raster")
-    where = PositionOptions.parse({} if raster is None else {"raster": {"step_px": 1}}, "positions")
+    position_options = PositionOptions.parse({} if raster is None else {"raster": {"step_px": 1}}, "positions")
     silent = {key: value for key, value in data.items() if key not in ("energy_eV", "radiation")}
-    scan = load_measurement(DataOptions.parse({**silent, "invalid": "missing"}, "data"), where)
+    scan = load_measurement(DataOptions.parse({**silent, "invalid": "missing"}, "data"), position_options)
     radius = bright_radius(scan)
-    assert known.energy_eV is not None
+    assert data_options.energy_eV is not None
     if radius < SMALLEST_DISC or scan.window[0] != scan.window[1]:
         return
-    pixel = electron_wavelength_m(known.energy_eV) * radius / (scan.window[0] * float(angle))
+    pixel = electron_wavelength_m(data_options.energy_eV) * radius / (scan.window[0] * float(angle))
     data["object_pixel_m"] = float(f"{pixel:.3g}")
     reasons["data.object_pixel_m"] = [f"The bright disc, {angle:g} rad in radius, has {radius:.3g} pixels."]
 
@@ -128,8 +128,8 @@ def _electron_pixel(raw: RawGroup, reasons: Reasons) -> None:
 def _set_from_patterns(raw: RawGroup, reasons: Reasons) -> None:
     """Set keys of `data` and the orientation from what some of the views look like."""
     data, positions = raw["data"], raw.get("positions") or {}
-    where = PositionOptions.parse(positions, "positions")
-    scan = load_measurement(DataOptions.parse(data, "data"), where)
+    position_options = PositionOptions.parse(positions, "positions")
+    scan = load_measurement(DataOptions.parse(data, "data"), position_options)
     refuse_featureless(without_marks(scan))
     signs = _near_field(raw, scan, reasons)
     if "propagation" not in data:
@@ -138,12 +138,12 @@ def _set_from_patterns(raw: RawGroup, reasons: Reasons) -> None:
     if "invalid" not in data and (why := _invalid(scan, step)):
         data["invalid"] = "missing"
         reasons["data.invalid"] = [why]
-    some = dict(data)
-    if "views" not in some and step > 1:
-        some["views"] = {"step": step}
-    looked = load_measurement(DataOptions.parse(some, "data"), where)
-    seen = summarise(looked)
-    for key, value, why in [*_choices(seen), *_bad_pixels(seen, looked.patterns)]:
+    central_data = dict(data)
+    if "views" not in central_data and step > 1:
+        central_data["views"] = {"step": step}
+    looked = load_measurement(DataOptions.parse(central_data, "data"), position_options)
+    pattern_survey = summarise(looked)
+    for key, value, why in [*_choices(pattern_survey), *_bad_pixels(pattern_survey, looked.patterns)]:
         if key not in data and not (signs is not None and key in OF_FAR_FIELDS):
             data[key] = value
             reasons[f"data.{key}"] = [why]
@@ -156,8 +156,8 @@ def _near_field(raw: RawGroup, scan: Measurement, reasons: Reasons) -> NearField
 
     If the signs are certain and views are too far apart for a far field, the near field is set in the recipe.
     """
-    data, told = raw["data"], scan.geometry.distance_m
-    if "propagation" in data or "focus_distance_m" in data or told is None:
+    data, distance_m = raw["data"], scan.geometry.distance_m
+    if "propagation" in data or "focus_distance_m" in data or distance_m is None:
         return None
     signs = near_field_signs(without_marks(scan))
     if signs is None or not is_to_be_tried(signs):
@@ -169,7 +169,7 @@ def _near_field(raw: RawGroup, scan: Measurement, reasons: Reasons) -> NearField
             f"Patterns are images that move with the sample, magnified {signs.magnification:.4g} times; for a far "
             f"field views are too far apart."
         ]
-        focus = signs.focus_distance_m(told)
+        focus = signs.focus_distance_m(distance_m)
         if focus is not None:
             data["focus_distance_m"] = float(f"{focus:.6g}")
             reasons["data.focus_distance_m"] = ["By that magnification and the distance in the file."]
@@ -193,23 +193,28 @@ def _orient(raw: RawGroup, reasons: Reasons) -> None:
     data, positions = raw["data"], raw.get("positions") or {}
     if SCAN_LIES & positions.keys() or DETECTOR_LIES & data.keys():
         return
-    some = data if "views" in data else {**data, "views": {"central": LOOKED_AT}}
-    scan = load_measurement(DataOptions.parse(some, "data"), PositionOptions.parse(positions, "positions"))
+    central_data = data if "views" in data else {**data, "views": {"central": LOOKED_AT}}
+    scan = load_measurement(DataOptions.parse(central_data, "data"), PositionOptions.parse(positions, "positions"))
     if scan.geometry.propagation != "far_field" or scan.views < FEWEST:
         return
     c = centres_of_mass(scan)
     if scan.geometry.radiation == "electron":
-        found = rotation(c, scan.positions)
-        told, left, settings = found.told, found.left, {"transpose": True} if found.transpose else {}
+        rotation_found = rotation(c, scan.positions)
+        share_as_told, share_left, settings = (
+            rotation_found.told,
+            rotation_found.left,
+            {"transpose": True} if rotation_found.transpose else {},
+        )
     else:
         by_turn = unexplained(c, scan.positions)
         best = min(by_turn, key=lambda name: by_turn[name])
-        told, left, settings = by_turn["as told"], by_turn[best], dict(yaml.safe_load(f"{{{best}}}"))
-    if not left or told < TURNED * left:  # centres that do not move tell nothing
+        share_as_told, share_left, settings = by_turn["as told"], by_turn[best], dict(yaml.safe_load(f"{{{best}}}"))
+    if not share_left or share_as_told < TURNED * share_left:  # centres that do not move tell nothing
         return
-    why = f"So the patterns' centres of mass are {told / left:.2g} times closer to a gradient; or a half turn more."
+    closer = f"{share_as_told / share_left:.2g} times closer to a gradient"
+    why = f"So the patterns' centres of mass are {closer}; or a half turn more."
     if scan.geometry.radiation == "electron":
-        raw["positions"] = {**positions, "rotation_deg": round(found.angle_deg, 1)}
+        raw["positions"] = {**positions, "rotation_deg": round(rotation_found.angle_deg, 1)}
         reasons["positions.rotation_deg"] = [why]
     for key, value in settings.items():
         data[key] = value
@@ -226,28 +231,32 @@ def _invalid(scan: Measurement, step: int) -> str:
     return ""
 
 
-def _bad_pixels(seen: InspectionReport, patterns: PatternSource) -> list[tuple[str, object, str]]:
+def _bad_pixels(pattern_survey: InspectionReport, patterns: PatternSource) -> list[tuple[str, object, str]]:
     """Return `data.bad_pixels` as (key, value, why) for pixels that look wrong, in the file's own coordinates."""
     if not isinstance(patterns, PreparedSource):
         return []
-    found = [patterns.window.stored(y, x) for y, x in (*seen.hot, *seen.dead, *seen.stuck)]
-    pixels = sorted({pixel for block in found for pixel in block})
+    bad = [patterns.window.stored(y, x) for y, x in (*pattern_survey.hot, *pattern_survey.dead, *pattern_survey.stuck)]
+    pixels = sorted({pixel for block in bad for pixel in block})
     if not 0 < len(pixels) <= MOST_BAD_PIXELS:
         return []
-    counts = [f"{kind} ({len(getattr(seen, kind))})" for kind in ("hot", "dead", "stuck") if getattr(seen, kind)]
+    counts = [
+        f"{kind} ({len(getattr(pattern_survey, kind))})"
+        for kind in ("hot", "dead", "stuck")
+        if getattr(pattern_survey, kind)
+    ]
     return [("bad_pixels", [list(pixel) for pixel in pixels], f"Pixels that look {' and '.join(counts)}.")]
 
 
-def _choices(seen: InspectionReport) -> list[tuple[str, object, str]]:
+def _choices(pattern_survey: InspectionReport) -> list[tuple[str, object, str]]:
     """Return choices that a summary suggests, as (key of `data`, value, why)."""
-    found: list[tuple[str, object, str]] = []
-    for sentence in seen.suspicious:
+    choices: list[tuple[str, object, str]] = []
+    for sentence in pattern_survey.suspicious:
         if "set data.saturation" in sentence:
-            found.append(("saturation", float(seen.peak_counts), sentence))
+            choices.append(("saturation", float(pattern_survey.peak_counts), sentence))
         elif sentence.endswith("set data.amplitudes=true."):
-            found.append(("amplitudes", True, sentence))
+            choices.append(("amplitudes", True, sentence))
         elif "set data.centre to find" in sentence:
-            found.append(("centre", "find", sentence))
+            choices.append(("centre", "find", sentence))
         elif "set data.dc" in sentence:
-            found.append(("dc", "corner", sentence))
-    return found
+            choices.append(("dc", "corner", sentence))
+    return choices

@@ -38,27 +38,27 @@ def guessed_keys(path: Path) -> tuple[dict[str, object], str] | None:
     views = _size(shape[:-2])
     keys: dict[str, object] = {"patterns": patterns}
     pairs = [n for n, s in shapes.items() if s in ((views, 2), (2, views)) and n != patterns]
-    said = f"{patterns} is the largest array"
+    reason = f"{patterns} is the largest array"
     if len(pairs) == 1:
         keys["positions"] = pairs[0]
-        said += f", and {pairs[0]} alone has a pair of numbers for each of its {views} patterns"
-    return keys, f"{said}."
+        reason += f", and {pairs[0]} alone has a pair of numbers for each of its {views} patterns"
+    return keys, f"{reason}."
 
 
 def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the arrays of numbers in a file, by name."""
     if is_npz(path):
         return {name: shape for name, (shape, dtype) in npz_members(path).items() if dtype.kind in "buif"}
-    found: dict[str, tuple[int, ...]] = {}
+    shapes_by_key: dict[str, tuple[int, ...]] = {}
     if is_hdf5(path):
 
         def add_dataset(name: str, item: object) -> None:
             if isinstance(item, h5py.Dataset) and item.dtype.kind in "buif":
-                found[f"/{name}"] = tuple(item.shape)
+                shapes_by_key[f"/{name}"] = tuple(item.shape)
 
         with open_hdf5(path) as file:
             file.visititems(add_dataset)
-    return found
+    return shapes_by_key
 
 
 def _size(shape: tuple[int, ...]) -> int:

@@ -46,21 +46,21 @@ def decide(
         Undecided: the search was stopped.
         PtymeshError: every way to begin diverges.
     """
-    said = {key: list(sentences) for key, sentences in (reasons or {}).items()}
+    notes = {key: list(sentences) for key, sentences in (reasons or {}).items()}
     speak: Say = (say or (lambda _: None)) if world.rank == 0 else (lambda _: None)
-    recipe, found = checked_recipe(recipe, world)
-    if found:
-        said.setdefault("data.checked", []).extend(found)
-    for sentence in found:
+    recipe, findings = checked_recipe(recipe, world)
+    if findings:
+        notes.setdefault("data.checked", []).extend(findings)
+    for sentence in findings:
         speak(sentence)
     scan = world.on_all_ranks(lambda: _load_scan(recipe), SEARCHING)
     assert recipe.auto is not None
     sweeps = recipe.auto.sweeps
     if time_s is not None:
         sweeps = sweeps_in_time(time_s, scan, world)
-        said.setdefault("stages", []).append(f"{time_s:g} seconds were taken for {sweeps} sweeps.")
+        notes.setdefault("stages", []).append(f"{time_s:g} seconds were taken for {sweeps} sweeps.")
     context = SearchContext(world, stop, Budget(sweeps or default_sweeps(scan)))
-    decided = StageSearch(recipe, scan, context, said, speak).run()
+    decided = StageSearch(recipe, scan, context, notes, speak).run()
     if write:
         world.on_all_ranks(lambda: _write(decided) if world.rank == 0 else None, SEARCHING)
     return decided
@@ -83,12 +83,12 @@ def _load_scan(recipe: Recipe) -> Measurement:
     return scan
 
 
-def _write(found: Decision) -> None:
+def _write(decision: Decision) -> None:
     """Write the recipe with its reasons into its output folder."""
-    path = Path(found.recipe.output.dir) / NAME
+    path = Path(decision.recipe.output.dir) / NAME
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BadInput(f"{path.parent} cannot be made ({error.strerror}); choose another folder with --out.") from error
     with replacing(path) as temporary:
-        temporary.write_text(recipe_text(found.recipe, found.reasons), encoding="utf-8")
+        temporary.write_text(recipe_text(decision.recipe, decision.reasons), encoding="utf-8")

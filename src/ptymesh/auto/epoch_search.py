@@ -74,26 +74,28 @@ class EpochSearch:
         Args:
             candidates: by name, the candidate with the best engine, and perhaps one that comes close.
         """
-        begun = self.runner.run(self.runner.start(self.opening), OPENING, until=math.inf)
-        stages = [{**begun.stage, "epochs": OPENING}]
+        opening_candidate = self.runner.run(self.runner.start(self.opening), OPENING, until=math.inf)
+        stages = [{**opening_candidate.stage, "epochs": OPENING}]
         least = max(self.runner.cost(one, STRIDE) for one in candidates.values())
-        self.runner.budget.kept = self.runner.cost(begun, OPENING) + least
-        begun, bold = self._bold(begun, next(iter(candidates.values())))
+        self.runner.budget.kept = self.runner.cost(opening_candidate, OPENING) + least
+        opening_candidate, bold = self._bold(opening_candidate, next(iter(candidates.values())))
         if bold:
-            stages.append({**begun.stage, "epochs": bold})
-        candidate, course = self._course(begun, candidates)
-        again = self.runner.budget.kept - least
-        best, epochs, done = begun, 0, 0
+            stages.append({**opening_candidate.stage, "epochs": bold})
+        candidate, course = self._course(opening_candidate, candidates)
+        work_kept = self.runner.budget.kept - least
+        best, epochs, epochs_done = opening_candidate, 0, 0
         try:
             for now in course:
-                done += STRIDE
+                epochs_done += STRIDE
                 if now.value >= best.value * (1 - STILL):
                     if now.value < best.value:
-                        best, epochs = now, done
-                    self.note("stages", f"After {done} epochs the residual, {now.formatted_residual}, falls no longer.")
+                        best, epochs = now, epochs_done
+                    self.note(
+                        "stages", f"After {epochs_done} epochs the residual, {now.formatted_residual}, falls no longer."
+                    )
                     break
-                best, epochs = now, done
-                self.runner.budget.kept = again + self.runner.cost(candidate, done + STRIDE)
+                best, epochs = now, epochs_done
+                self.runner.budget.kept = work_kept + self.runner.cost(candidate, epochs_done + STRIDE)
             else:
                 self.note(
                     "stages", f"After {epochs} epochs the residual is {best.formatted_residual}, and may fall further."
@@ -102,7 +104,7 @@ class EpochSearch:
             self.note("stages", f"After {epochs} epochs ({best.formatted_residual}) no sweeps are left for more.")
         if epochs:
             stages.append({**candidate.stage, "epochs": epochs})
-        self.runner.budget.kept = again + (self.runner.cost(candidate, epochs) if epochs else 0)
+        self.runner.budget.kept = work_kept + (self.runner.cost(candidate, epochs) if epochs else 0)
         self.end = best
         return stages + self._careful(best)
 
@@ -128,44 +130,58 @@ class EpochSearch:
         stepping = adam(float(f"{times * ADAM['lr']:.2g}"))
         return candidate.using({**engine, **stepping, "unknowns": {**engine["unknowns"], **stepping["unknowns"]}})
 
-    def _bold(self, begun: Candidate, first: Candidate) -> tuple[Candidate, int]:
+    def _bold(self, opening_candidate: Candidate, first: Candidate) -> tuple[Candidate, int]:
         """Return where large steps of Adam lead while the residual falls fast, and the number of their epochs.
 
         Args:
-            begun: where they start.
+            opening_candidate: where they start.
             first: the candidate whose model and batches they take.
         """
-        way = replace(self._adam(first, BOLDER), estimate=begun.estimate, history=begun.history, judged=begun.judged)
-        best, done, kept = begun, 0, self.runner.budget.kept
+        way = replace(
+            self._adam(first, BOLDER),
+            estimate=opening_candidate.estimate,
+            history=opening_candidate.history,
+            judged=opening_candidate.judged,
+        )
+        best, epochs_done, work_kept = opening_candidate, 0, self.runner.budget.kept
         try:
             for now in self.runner.follow(way, MOST_EPOCHS, STRIDE, 1.0):
                 if relative_gain(now, best) < FAST:
                     break
-                best, done = now, done + STRIDE
-                self.runner.budget.kept = kept + self.runner.cost(now, done)
+                best, epochs_done = now, epochs_done + STRIDE
+                self.runner.budget.kept = work_kept + self.runner.cost(now, epochs_done)
         except OverBudget:
             pass
-        if done:
-            said = f"by {100 * FAST:.0f} % in {STRIDE} epochs: {done} epochs, {best.formatted_residual}"
-            self.note("stages", f"Adam begins in {BOLDER} times its usual steps, as long as the residual falls {said}.")
-        return best, done
+        if epochs_done:
+            outcome = f"by {100 * FAST:.0f} % in {STRIDE} epochs: {epochs_done} epochs, {best.formatted_residual}"
+            self.note(
+                "stages", f"Adam begins in {BOLDER} times its usual steps, as long as the residual falls {outcome}."
+            )
+        return best, epochs_done
 
-    def _course(self, begun: Candidate, candidates: dict[str, Candidate]) -> tuple[Candidate, Iterator[Candidate]]:
+    def _course(
+        self, opening_candidate: Candidate, candidates: dict[str, Candidate]
+    ) -> tuple[Candidate, Iterator[Candidate]]:
         """Return the candidate that comes clearly further after the large steps, or else the first, and its strides.
 
         The engine that goes on best from an estimate that several engines have made is not always the one that comes
         furthest from the start.
 
         Args:
-            begun: the candidate after the large steps.
+            opening_candidate: the candidate after the large steps.
             candidates: candidates with the engines, by name.
         """
-        ways = [replace(begun.using(one.engine).sharing(one.shared), own=one.own) for one in candidates.values()]
+        ways = [
+            replace(opening_candidate.using(one.engine).sharing(one.shared), own=one.own) for one in candidates.values()
+        ]
         courses = [self.runner.follow(way, MOST_EPOCHS, STRIDE, 1.0) for way in ways]
         if len(ways) == 1 or not self.runner.budget.holds(2 * sum(self.runner.cost(way, RACE) for way in ways)):
             return ways[0], courses[0]
         run = [list(islice(course, RACE // STRIDE)) for course in courses]
-        taken = int(run[1][-1].value < (1 - AHEAD) * run[0][-1].value)
-        said = ", ".join(f"{name} {some[-1].formatted_residual}" for name, some in zip(candidates, run, strict=True))
-        self.note("stages", f"{RACE} epochs on from there: {said}.")
-        return ways[taken], chain(run[taken], courses[taken])
+        chosen_index = int(run[1][-1].value < (1 - AHEAD) * run[0][-1].value)
+        outcome = ", ".join(
+            f"{name} {candidate_course[-1].formatted_residual}"
+            for name, candidate_course in zip(candidates, run, strict=True)
+        )
+        self.note("stages", f"{RACE} epochs on from there: {outcome}.")
+        return ways[chosen_index], chain(run[chosen_index], courses[chosen_index])

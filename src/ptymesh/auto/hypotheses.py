@@ -95,7 +95,10 @@ class Hypotheses:
             engine: takes the place of Adam if the background is left out.
         """
         start, estimate = self.runner.recon.state.estimate, candidate.estimate
-        own, shared = candidate.own - {name}, {key: value for key, value in candidate.shared.items() if key != name}
+        own_unknowns, shared = (
+            candidate.own - {name},
+            {key: value for key, value in candidate.shared.items() if key != name},
+        )
         if name == "modes":
             return self.runner.with_modes(candidate, len(start.probe))
         if name == "background":
@@ -109,4 +112,4 @@ class Hypotheses:
             weights[:, 0] = start.weights[:, 0]
             estimate = replace(estimate, weights=weights)
             shared.pop("probe", None)
-        return replace(candidate, estimate=estimate, own=own, shared=shared)
+        return replace(candidate, estimate=estimate, own=own_unknowns, shared=shared)

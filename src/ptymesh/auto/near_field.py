@@ -104,10 +104,10 @@ def near_fields(signs: NearFieldSigns, distance_m: float) -> dict[str, NearField
     mag = signs.magnification
     if mag < 1 + PARALLEL:
         return {"from the sample to the detector": NearField(1.0, distance_m)}
-    found = {"from the sample to the detector": NearField(mag, distance_m / mag)}
+    fields = {"from the sample to the detector": NearField(mag, distance_m / mag)}
     if 1 / mag > 0.1:
-        found["from the focus to the detector"] = NearField(mag, distance_m * (1 - 1 / mag) / mag)
-    return found
+        fields["from the focus to the detector"] = NearField(mag, distance_m * (1 - 1 / mag) / mag)
+    return fields
 
 
 def find_near_field(
@@ -128,17 +128,19 @@ def find_near_field(
         note: is called with a key of the recipe and a sentence that says why.
         focused: returns the first epochs of the far field in the best of all defoci.
     """
-    told = scan.geometry.distance_m
-    if told is None or recipe.data.propagation is not None or recipe.data.focus_distance_m is not None:
+    told_distance_m = scan.geometry.distance_m
+    if told_distance_m is None or recipe.data.propagation is not None or recipe.data.focus_distance_m is not None:
         return None
     signs = near_field_signs(scan)
     if signs is None or not is_to_be_tried(signs):
         return None
-    meanings = near_fields(signs, told)
+    meanings = near_fields(signs, told_distance_m)
     turned = _set_orientation(recipe, signs)
-    search = DistanceSearch(turned, told, begin, advance)
+    search = DistanceSearch(turned, told_distance_m, begin, advance)
     try:
-        far, *candidates = begin([recipe, *(near.recipe(turned, told) for near in meanings.values())], False, 1.0)
+        far, *candidates = begin(
+            [recipe, *(near.recipe(turned, told_distance_m) for near in meanings.values())], False, 1.0
+        )
     except OverBudget:
         return None
     began = {means: candidate for means, candidate in zip(meanings, candidates, strict=False) if candidate is not None}
@@ -151,16 +153,16 @@ def find_near_field(
         far = min((far, focused()), key=lambda one: math.inf if one is None else one.value)
     helps = far is None or is_better(candidate, far, errors=SURE)
     of_far = far.formatted_residual if far else "nothing"
-    said = f"the first epochs of {near.words} come to {candidate.formatted_residual}, a far field's to {of_far}"
+    outcome = f"the first epochs of {near.words} come to {candidate.formatted_residual}, a far field's to {of_far}"
     if not helps:
-        note("data.propagation", f"As told: {said}.")
+        note("data.propagation", f"As told: {outcome}.")
         return None
-    note("data.propagation", f"Patterns are images that move with the sample: {said}.")
+    note("data.propagation", f"Patterns are images that move with the sample: {outcome}.")
     near = search.refine_distance(near, candidate, list(meanings.values()))
     _note_distance(note, near, meanings, search.words)
     if turned != recipe:
         note("positions", "Turned so that images move against the sample.")
-    return near.recipe(turned, told)
+    return near.recipe(turned, told_distance_m)
 
 
 def _set_orientation(recipe: Recipe, signs: NearFieldSigns) -> Recipe:
@@ -206,13 +208,13 @@ def _note_distance(note: Note, near: NearField, meanings: dict[str, NearField], 
         words: how well the distance explains held-out views.
     """
     means = [means for means, other in meanings.items() if other == near]
-    told = meanings["from the sample to the detector"]
-    if near == told:
+    as_told = meanings["from the sample to the detector"]
+    if near == as_told:
         how = "As the file says"
     elif means:
         how = f"What the file says is the way {means[0]}"
     else:
-        how = f"Diffraction asks for {near.effective_m / told.effective_m:.3g} times what the file says"
+        how = f"Diffraction asks for {near.effective_m / as_told.effective_m:.3g} times what the file says"
     note("data.distance_m", f"{how}: {words}.")
     if near.magnification > 1:
         note(
@@ -252,8 +254,8 @@ class DistanceSearch:
 
         def value(factor: float) -> float:
             if factor not in tried:
-                (made,) = self.run_first_epochs([first.times(factor)], SHARE)
-                tried[factor] = math.inf if made is None else made.value
+                (candidate,) = self.run_first_epochs([first.times(factor)], SHARE)
+                tried[factor] = math.inf if candidate is None else candidate.value
             return tried[factor]
 
         best = 1.0
@@ -272,15 +274,15 @@ class DistanceSearch:
         if best == 1.0:
             return first, candidate
         try:
-            (made,) = self.run_first_epochs([first.times(best)], 1.0)
+            (best_candidate,) = self.run_first_epochs([first.times(best)], 1.0)
         except OverBudget:
-            made = None
-        if made is None or made.value >= candidate.value:
+            best_candidate = None
+        if best_candidate is None or best_candidate.value >= candidate.value:
             return first, candidate
-        self.words = f"{made.formatted_residual}, at first {candidate.formatted_residual}"
-        return first.times(best), made
+        self.words = f"{best_candidate.formatted_residual}, at first {candidate.formatted_residual}"
+        return first.times(best), best_candidate
 
-    def refine_distance(self, best: NearField, candidate: Candidate, told: Sequence[NearField]) -> NearField:
+    def refine_distance(self, best: NearField, candidate: Candidate, told_distance_m: Sequence[NearField]) -> NearField:
         """Return the near field that explains most when one estimate is continued with several distances.
 
         An estimate has adapted to the z that made it, and as little to a shorter one as to a longer one.
@@ -288,38 +290,40 @@ class DistanceSearch:
         Args:
             best: the near field that looked best in the first epochs.
             candidate: the candidate after these.
-            told: geometries that the file's distance may mean.
+            told_distance_m: geometries that the file's distance may mean.
         """
         step = FIRST_STEP
         try:
-            made = self._advance(self._recipe(best), candidate, SETTLE_EPOCHS)
+            settled = self._advance(self._recipe(best), candidate, SETTLE_EPOCHS)
             for _ in range(ROUNDS):
-                if made is None:
+                if settled is None:
                     return best
                 nears = [best.times(factor) for factor in (1 / step, 1.0, step)]
-                ends = [self._advance(self._recipe(near), made, ROUND_EPOCHS) for near in nears]
+                ends = [self._advance(self._recipe(near), settled, ROUND_EPOCHS) for near in nears]
                 values = [math.inf if end is None else end.value for end in ends]
                 self.words = f"{min(values):.4g}, {step:.3g} times that and less {values[2]:.4g} and {values[0]:.4g}"
                 if not all(map(math.isfinite, values)):
                     return best
                 vertex = _vertex(values)
-                best, made = best.times(step**vertex), ends[int(np.argmin(values))]
+                best, settled = best.times(step**vertex), ends[int(np.argmin(values))]
                 step = step**0.5 if abs(vertex) < 1 else step
-            return self._prefer_file_distance(best, made, told)
+            return self._prefer_file_distance(best, settled, told_distance_m)
         except OverBudget:
             if step == FIRST_STEP:  # first epochs alone do not decide between close distances
-                near, factor = self._nearest(best, told)
+                near, factor = self._nearest(best, told_distance_m)
                 return near if factor < CLOSE else best
             return best
 
-    def _prefer_file_distance(self, best: NearField, made: Candidate | None, told: Sequence[NearField]) -> NearField:
+    def _prefer_file_distance(
+        self, best: NearField, settled: Candidate | None, told_distance_m: Sequence[NearField]
+    ) -> NearField:
         """Return one of the file's geometries if it is as good, else the best one. Raises OverBudget."""
-        near, factor = self._nearest(best, told)
+        near, factor = self._nearest(best, told_distance_m)
         if factor < UNCERTAIN:
             return near
-        if factor > CLOSE or made is None:
+        if factor > CLOSE or settled is None:
             return best
-        candidates = [self._advance(self._recipe(one), made, ROUND_EPOCHS) for one in (best, near)]
+        candidates = [self._advance(self._recipe(one), settled, ROUND_EPOCHS) for one in (best, near)]
         if candidates[0] is None or candidates[1] is None or is_better(candidates[0], candidates[1], errors=SURE):
             return best
         times = f"{best.effective_m / near.effective_m:.3g} times that"
@@ -327,11 +331,11 @@ class DistanceSearch:
         return near
 
     @staticmethod
-    def _nearest(best: NearField, told: Sequence[NearField]) -> tuple[NearField, float]:
+    def _nearest(best: NearField, told_distance_m: Sequence[NearField]) -> tuple[NearField, float]:
         """Return the nearest of the file's geometries, and the factor (at least 1) to its distance."""
-        factors = [math.exp(abs(math.log(best.effective_m / one.effective_m))) for one in told]
+        factors = [math.exp(abs(math.log(best.effective_m / one.effective_m))) for one in told_distance_m]
         place = int(np.argmin(factors))
-        return told[place], factors[place]
+        return told_distance_m[place], factors[place]
 
     def _recipe(self, near: NearField) -> Recipe:
         return near.recipe(self.recipe, self.told_m)

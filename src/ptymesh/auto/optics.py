@@ -50,8 +50,8 @@ def find_optics(
         chosen: keys of the recipe that were set from the look of the patterns, not by a person.
     """
     if scan.geometry.propagation != "far_field":
-        known = {key for key in ("distance_m", "focus_distance_m") if getattr(recipe.data, key) is not None}
-        if scan.geometry.distance_m is None or any(f"data.{key}" not in chosen for key in known):
+        told_keys = {key for key in ("distance_m", "focus_distance_m") if getattr(recipe.data, key) is not None}
+        if scan.geometry.distance_m is None or any(f"data.{key}" not in chosen for key in told_keys):
             return recipe
         return find_distance(recipe, scan, begin, advance, note)
     unit = _defocus_unit(recipe, scan)
@@ -84,8 +84,8 @@ def _defocus_unit(recipe: Recipe, scan: Measurement) -> float | None:
         return None
     pixel, side = max(geometry.object_pixel_m), max(scan.window)
     if isinstance(start, ElectronStart):
-        known = start.defocus_m or start.aberrations_m.get("C10")
-        return None if known else side * pixel / start.semiangle_rad
+        defocus_m = start.defocus_m or start.aberrations_m.get("C10")
+        return None if defocus_m else side * pixel / start.semiangle_rad
     in_focus = isinstance(start, DataStart | EmptyBeamStart) and not start.defocus_m
     in_focus = in_focus and not (isinstance(start, EmptyBeamStart) and start.aberrations_m.get("C10"))
     if (isinstance(start, AutoStart) and scan.probe is None) or in_focus:
@@ -132,25 +132,25 @@ def _defocus(recipe: Recipe, unit: float, begin: Begin, note: Note) -> Recipe:
 
 def _best(
     at: Callable[[float], Recipe],
-    told: float,
-    others: Sequence[float],
+    as_told: float,
+    other_candidates: Sequence[float],
     begin: Callable[[Sequence[Recipe]], list[Candidate | None]],
 ) -> tuple[tuple[float, Candidate] | None, Candidate | None]:
-    """Return the best number with its candidate, and the candidate of `told`; None for both if `told` cannot start.
+    """Return the best number with its candidate, and the candidate of `as_told`; None for both if that cannot start.
 
     Args:
         at: makes the recipe with a number.
-        told: the number that the recipe has.
-        others: numbers that are tried besides.
+        as_told: the number that the recipe has.
+        other_candidates: numbers that are tried besides.
         begin: runs the first epochs of recipes.
     """
-    numbers = list(dict.fromkeys((told, *others)))
+    numbers = list(dict.fromkeys((as_told, *other_candidates)))
     try:
         candidates = begin([at(x) for x in numbers])
     except OverBudget:
         return None, None
     tried = {x: candidate for x, candidate in zip(numbers, candidates, strict=False) if candidate is not None}
-    if told not in tried:
+    if as_told not in tried:
         return None, None
     best = min(tried, key=lambda x: tried[x].value)
-    return (best, tried[best]), tried[told]
+    return (best, tried[best]), tried[as_told]

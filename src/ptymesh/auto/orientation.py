@@ -46,11 +46,11 @@ class Rotation:
 def unexplained(c: np.ndarray, p: np.ndarray) -> dict[str, float]:
     """Return the share of the variance of c (N, 2) that is no gradient at positions p (N, 2), by orientation."""
     basis = _gradients(p)
-    found = {}
+    shares = {}
     for name, turn in TURNS.items():
         target = _rest(basis, c @ np.array(turn, float).T)
-        found[name] = float((target**2).sum() / max((c**2).sum(), 1e-30))
-    return found
+        shares[name] = float((target**2).sum() / max((c**2).sum(), 1e-30))
+    return shares
 
 
 def rotation(c: np.ndarray, p: np.ndarray) -> Rotation:
@@ -60,19 +60,19 @@ def rotation(c: np.ndarray, p: np.ndarray) -> Rotation:
     of cos and sin; its smallest eigenvalue is the least of it.
     """
     basis, power = _gradients(p), max(float((c**2).sum()), 1e-30)
-    found, told = [], 1.0
+    rotations, share_as_told = [], 1.0
     for transpose in (False, True):
-        seen = c[:, ::-1] if transpose else c
-        a, b = _rest(basis, seen), _rest(basis, np.stack([seen[:, 1], -seen[:, 0]], axis=1))
+        centres = c[:, ::-1] if transpose else c
+        a, b = _rest(basis, centres), _rest(basis, np.stack([centres[:, 1], -centres[:, 0]], axis=1))
         form = np.array([[(a * a).sum(), (a * b).sum()], [(a * b).sum(), (b * b).sum()]]) / power
         values, vectors = np.linalg.eigh(form)
         cosine, sine = vectors[:, 0]
         angle = float(np.rad2deg(np.arctan2(sine, cosine)))
-        found.append(Rotation(transpose, (angle + 90) % 180 - 90, float(values[0]), 0.0))
+        rotations.append(Rotation(transpose, (angle + 90) % 180 - 90, float(values[0]), 0.0))
         if not transpose:
-            told = float(form[0, 0])
-    best = min(found, key=lambda one: one.left)
-    return Rotation(best.transpose, best.angle_deg, best.left, told)
+            share_as_told = float(form[0, 0])
+    best = min(rotations, key=lambda one: one.left)
+    return Rotation(best.transpose, best.angle_deg, best.left, share_as_told)
 
 
 def _rest(basis: np.ndarray, c: np.ndarray) -> np.ndarray:

@@ -58,10 +58,10 @@ def reconstruct(
         raise BadInput(f"progress is {quote(progress)}; give True, False or None.")
     if stages is None and isinstance(scan, str | Path):
         return _find_and_run_stages(Path(scan), progress, strict, options)
-    given = None if stages is None else stages_of(stages)
+    stages_given = None if stages is None else stages_of(stages)
     _refuse_unknown_options(options, list(inspect.signature(Reconstruction).parameters)[1:])
     recon = Reconstruction(scan, **options)
-    engines = recon.default_stages if given is None else given
+    engines = recon.default_stages if stages_given is None else stages_given
     with show_progress(engines, progress if recon.world.rank == 0 else False) as recon.callbacks:
         for _ in recon.run(engines):
             pass
@@ -81,17 +81,17 @@ def _find_and_run_stages(path: Path, progress: bool | None, strict: bool, option
         raw["positions"] = {"subpixel": subpixel}
     recipe = Recipe.parse({**raw, **{name: value for name, value in options.items() if value is not None}})
     with nullcontext(device) if isinstance(device, World) else join(device) as world:
-        found = decide(recipe, world, reasons=reasons, write=False)
-        with closing(reconstruction(found.recipe, world)) as recon:
+        decision = decide(recipe, world, reasons=reasons, write=False)
+        with closing(reconstruction(decision.recipe, world)) as recon:
             with show_progress(recon.stages, progress if world.rank == 0 else False) as callbacks:
-                recon.loop(hold_out=found.recipe.hold_out, callbacks=callbacks).run()
-            return _refuse_or_warn(recon.result(recipe_text(found.recipe, found.reasons)), world, strict)
+                recon.loop(hold_out=decision.recipe.hold_out, callbacks=callbacks).run()
+            return _refuse_or_warn(recon.result(recipe_text(decision.recipe, decision.reasons)), world, strict)
 
 
-def _refuse_unknown_options(options: dict[str, Any], known: Sequence[str]) -> None:
+def _refuse_unknown_options(options: dict[str, Any], names: Sequence[str]) -> None:
     """Raise BadInput for an option that `reconstruct` does not take."""
-    if unknown := sorted(options.keys() - set(known)):
-        raise BadInput(unknown_key(unknown[0], ["progress", "strict", *known]))
+    if unknown := sorted(options.keys() - set(names)):
+        raise BadInput(unknown_key(unknown[0], ["progress", "strict", *names]))
 
 
 def _refuse_or_warn(result: Result, world: World, strict: bool) -> Result:
@@ -101,9 +101,9 @@ def _refuse_or_warn(result: Result, world: World, strict: bool) -> Result:
         Poor: it is not, and strict is set.
     """
     if result.verdict in ("poor", "failed"):
-        said = f"the result is {result.verdict}: {result.attrs['verdict_sentence']}"
+        sentence = f"the result is {result.verdict}: {result.attrs['verdict_sentence']}"
         if strict:
-            raise Poor(f"{said[0].upper()}{said[1:]}.", result)
+            raise Poor(f"{sentence[0].upper()}{sentence[1:]}.", result)
         if world.rank == 0:
-            print(f"ptymesh: {said}.", file=sys.stderr, flush=True)
+            print(f"ptymesh: {sentence}.", file=sys.stderr, flush=True)
     return result

@@ -49,48 +49,48 @@ def ask_reading(
     """
     if candidate.value <= question.near_floor * (runner.noise_floor or 0.0):
         return runner, candidate
-    told: Candidate | None = None if question.settled else candidate
+    as_told: Candidate | None = None if question.settled else candidate
     make = question.readings
     while True:
         readings = list(make(search.recipe, search.scan))
         if not readings:
             break
-        cost = (len(readings) + (told is None or question.consecutive)) * runner.cost(candidate, OPENING)
+        cost = (len(readings) + (as_told is None or question.consecutive)) * runner.cost(candidate, OPENING)
         if not search.budget.holds(cost, READING):
             search.note_skipped(f"Whether {question.what}")
             break
-        held: np.ndarray | None = runner.held
+        held_out: np.ndarray | None = runner.held
         if question.consecutive and runner.views < search.scan.views:
-            told, held = _read(search, search.recipe, question, None)
+            as_told, held_out = _read(search, search.recipe, question, None)
         try:
-            told = search.run_settled(runner, READING) if told is None and question.settled else told
-            candidates = [_read(search, one.recipe, question, held)[0] for one in readings]
+            as_told = search.run_settled(runner, READING) if as_told is None and question.settled else as_told
+            candidates = [_read(search, one.recipe, question, held_out)[0] for one in readings]
         except OverBudget:
             search.note_skipped(f"Whether {question.what}")
             break
-        best = None if told is None else best_reading(told, readings, candidates)
-        if best is None or told is None:
+        best = None if as_told is None else best_reading(as_told, readings, candidates)
+        if best is None or as_told is None:
             least = min((one.value for one in candidates if one is not None), default=math.inf)
-            said = f"Whether {question.what} was tried {len(readings)} times: {least:.4g} at best"
-            before = (told or candidate).formatted_residual
-            search.add_reason(question.key, f"{said}, as told {before}, which is no clear gain.")
+            outcome = f"Whether {question.what} was tried {len(readings)} times: {least:.4g} at best"
+            before = (as_told or candidate).formatted_residual
+            search.add_reason(question.key, f"{outcome}, as told {before}, which is no clear gain.")
             break
-        kept = candidates[best]
-        assert kept is not None
+        chosen = candidates[best]
+        assert chosen is not None
         search.add_reason(
             question.key,
-            f"{readings[best].what}: {kept.formatted_residual}, as told {told.formatted_residual}, which helps.",
+            f"{readings[best].what}: {chosen.formatted_residual}, as told {as_told.formatted_residual}, which helps.",
         )
         runner = search.replace_recipe(runner, readings[best].recipe)
         candidate = search.run_opening(runner)
         if question.further is None:
             break
-        make, told = question.further, kept if question.settled else candidate
+        make, as_told = question.further, chosen if question.settled else candidate
     return runner, candidate
 
 
 def _read(
-    search: Search, recipe: Recipe, question: Question, held: np.ndarray | None
+    search: Search, recipe: Recipe, question: Question, held_out: np.ndarray | None
 ) -> tuple[Candidate | None, np.ndarray]:
     """Return where the first epochs of a recipe lead (None if it cannot start), and the held-out views.
 
@@ -98,11 +98,11 @@ def _read(
         search: the search so far.
         recipe: says how the scan is read.
         question: says which part of a large scan is taken, and after which epochs it is judged.
-        held: (n,) int64, views to be held out; None: chosen here.
+        held_out: (n,) int64, views to be held out; None: chosen here.
     """
     part = search.select_part(recipe, question.consecutive)
     try:
-        runner = CandidateRunner(part, search.load(part), search.context, search.scan.views, held)
+        runner = CandidateRunner(part, search.load(part), search.context, search.scan.views, held_out)
     except BadInput:
         return None, np.empty(0, dtype=np.int64)
     with closing(runner):
@@ -127,44 +127,46 @@ def ask_scan_geometry(
     if search.recipe.positions.subpixel == "none":
         return runner, candidate
     engine = GEOMETRY_ADAM | {"batch": min(64, 2 * search.opening["batch"])}
-    told_recipe, begun, told = search.recipe, candidate, None
+    told_recipe, opened, as_told = search.recipe, candidate, None
     # A round that cannot be finished would waste its sweeps.
     if not search.budget.holds(runner.cost(candidate.using(engine), GEOMETRY_SETTLE + GEOMETRY_EPOCHS), READING):
         search.note_skipped("Whether the scan is stretched, sheared or turned")
         return runner, candidate
-    found = np.eye(2)
+    total_matrix = np.eye(2)
     try:
-        for left in reversed(range(GEOMETRY_ROUNDS + 1)):
-            settled = runner.run(begun.using(engine), GEOMETRY_SETTLE, READING)
-            told = told or settled
-            matrix = _refined_geometry(runner, settled, LEAST_MOVES_PX[begun is not candidate]) if left else None
+        for rounds_left in reversed(range(GEOMETRY_ROUNDS + 1)):
+            settled = runner.run(opened.using(engine), GEOMETRY_SETTLE, READING)
+            as_told = as_told or settled
+            matrix = (
+                _refined_geometry(runner, settled, LEAST_MOVES_PX[opened is not candidate]) if rounds_left else None
+            )
             if matrix is None:
                 break
-            found = matrix @ found
+            total_matrix = matrix @ total_matrix
             runner = search.replace_recipe(runner, with_matrix(search.recipe, matrix))
-            begun = search.run_opening(runner, READING)
-        if told is None or search.recipe == told_recipe:
+            opened = search.run_opening(runner, READING)
+        if as_told is None or search.recipe == told_recipe:
             search.add_reason("positions.affine", "As told: the scan was allowed to be stretched, sheared and turned.")
             return runner, candidate
-        kept, tried = TriedGeometry(np.eye(2), told_recipe, candidate, told), []
-        strained, angle = TriedGeometry(found, search.recipe, begun, settled), rotation_of(found)
+        chosen, tried = TriedGeometry(np.eye(2), told_recipe, candidate, as_told), []
+        strained, angle = TriedGeometry(total_matrix, search.recipe, opened, settled), rotation_of(total_matrix)
         if _moves_px(runner, rotation_matrix(angle) - np.eye(2)) >= LEAST_MOVES_PX[0]:
             runner = search.replace_recipe(runner, with_matrix(told_recipe, rotation_matrix(angle)))
-            begun = search.run_opening(runner, READING)
-            settled = runner.run(begun.using(engine), GEOMETRY_SETTLE, READING)
-            turned = TriedGeometry(rotation_matrix(angle), search.recipe, begun, settled)
+            opened = search.run_opening(runner, READING)
+            settled = runner.run(opened.using(engine), GEOMETRY_SETTLE, READING)
+            turned = TriedGeometry(rotation_matrix(angle), search.recipe, opened, settled)
             tried.append(turned)
             errors = 0.0 if abs(angle) > CLEAR_ROTATION else GEOMETRY_SURE
-            kept = turned if is_better(turned.settled, kept.settled, errors=errors) else kept
+            chosen = turned if is_better(turned.settled, chosen.settled, errors=errors) else chosen
     except OverBudget:
         search.note_skipped("Whether the scan is stretched, sheared or turned")
-        return (runner if begun is candidate else search.replace_recipe(runner, told_recipe)), candidate
+        return (runner if opened is candidate else search.replace_recipe(runner, told_recipe)), candidate
     tried.append(strained)
-    kept = strained if strain_helps(found, strained.settled, kept.settled) else kept
+    chosen = strained if strain_helps(total_matrix, strained.settled, chosen.settled) else chosen
     for one in tried:
-        said = f"{one.formatted_matrix}: {one.settled.formatted_residual}, as told {told.formatted_residual}"
-        search.add_reason("positions.affine", f"{said}, which {'helps' if one is kept else 'is no clear gain'}.")
-    return (runner if search.recipe == kept.recipe else search.replace_recipe(runner, kept.recipe)), kept.begun
+        outcome = f"{one.formatted_matrix}: {one.settled.formatted_residual}, as told {as_told.formatted_residual}"
+        search.add_reason("positions.affine", f"{outcome}, which {'helps' if one is chosen else 'is no clear gain'}.")
+    return (runner if search.recipe == chosen.recipe else search.replace_recipe(runner, chosen.recipe)), chosen.begun
 
 
 def strain_helps(matrix: np.ndarray, strained: Candidate, other: Candidate) -> bool:

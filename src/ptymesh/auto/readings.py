@@ -78,31 +78,31 @@ class Question:
     settled: bool = False
 
 
-def best_reading(told: Candidate, readings: Sequence[Reading], candidates: Sequence[Candidate | None]) -> int | None:
+def best_reading(as_told: Candidate, readings: Sequence[Reading], candidates: Sequence[Candidate | None]) -> int | None:
     """Return the index of the reading that explains the held-out views best, and clearly better than the recipe as is.
 
     Gains are not clipped, because a lag shows in only a few views of each row.
 
     Args:
-        told: the candidate that reads the scan as the recipe does.
+        as_told: the candidate that reads the scan as the recipe does.
         readings: what was tried.
         candidates: its candidates, None where one could not start.
 
     Returns:
         None if no reading is clearly better.
     """
-    known = [
+    comparable = [
         place
         for place, candidate in enumerate(candidates[: len(readings)])
         if candidate is not None and candidate.judged
     ]
-    if not known:
+    if not comparable:
         return None
-    best = min(known, key=lambda place: candidates[place].value)  # type: ignore[union-attr]
+    best = min(comparable, key=lambda place: candidates[place].value)  # type: ignore[union-attr]
     judged = candidates[best].judged  # type: ignore[union-attr]
-    if told.judged is None or judged is None:
+    if as_told.judged is None or judged is None:
         return best
-    share, errors = judged.gain_over(told.judged, clipped=False)
+    share, errors = judged.gain_over(as_told.judged, clipped=False)
     return best if share > LEAST_GAIN and errors > SURE else None
 
 
@@ -116,9 +116,10 @@ def other_orders(recipe: Recipe, scan: Measurement) -> Iterator[Reading]:
     if recipe.positions.model_fields_set & {"lag", "serpentine"}:
         return
     for lag in LAGS:
-        where = "behind" if lag > 0 else "ahead of"
+        direction = "behind" if lag > 0 else "ahead of"
         yield Reading(
-            f"Patterns {abs(lag)} frame{'s' * (abs(lag) > 1)} {where} their positions", with_positions(recipe, lag=lag)
+            f"Patterns {abs(lag)} frame{'s' * (abs(lag) > 1)} {direction} their positions",
+            with_positions(recipe, lag=lag),
         )
     stored = scan.positions if scan.stored_positions is None else scan.stored_positions
     if row_length(stored) is not None:
@@ -167,10 +168,10 @@ def more_slices(recipe: Recipe, scan: Measurement) -> Iterator[Reading]:
 def _sliced(recipe: Recipe, slices: int, thickness: float) -> Reading:
     """Return the reading with so many slices of this total thickness in metres."""
     spacing = float(f"{thickness / slices:.3g}")
-    made = recipe.object.model_copy(update={"slices": slices, "slice_spacing_m": spacing})
+    object_options = recipe.object.model_copy(update={"slices": slices, "slice_spacing_m": spacing})
     return Reading(
         f"{slices} slices {spacing:.3g} m apart, the first one met by the beam first",
-        recipe.model_copy(update={"object": made}),
+        recipe.model_copy(update={"object": object_options}),
     )
 
 

@@ -71,9 +71,9 @@ class Search:
         self.reasons.setdefault(key, []).append(sentence)
         self.say(sentence)
 
-    def note_skipped(self, what: str) -> None:
+    def note_skipped(self, question: str) -> None:
         """Note that a question was not asked for lack of sweeps."""
-        self.add_reason("stages", f"{what} was not asked: {self.budget.spent:.0f} sweeps were spent.")
+        self.add_reason("stages", f"{question} was not asked: {self.budget.spent:.0f} sweeps were spent.")
 
     def make_runner(self, recipe: Recipe, scan: Measurement | None = None) -> CandidateRunner:
         """Return what runs candidates on the scan that a recipe describes, loaded here if it is not given."""
@@ -105,13 +105,13 @@ class Search:
 
     def run_settled(self, runner: CandidateRunner, until: float = math.inf) -> Candidate:
         """Return where as many epochs lead of which all but the first ones are of Adam. Raises OverBudget."""
-        begun = runner.run(runner.start(self.opening), BEGINNING, until)
-        settled = begun.using({"engine": ADAM["engine"], "batch": self.opening["batch"]})
+        opened = runner.run(runner.start(self.opening), BEGINNING, until)
+        settled = opened.using({"engine": ADAM["engine"], "batch": self.opening["batch"]})
         return runner.run(settled, OPENING - BEGINNING, until)
 
 
-def raise_if_some_are_missing(candidates: list[Candidate], asked: Sequence[object]) -> list[Candidate]:
+def raise_if_some_are_missing(candidates: list[Candidate], ways: Sequence[object]) -> list[Candidate]:
     """Return the candidates; raise OverBudget if there are fewer than were asked for."""
-    if len(candidates) < len(asked):
+    if len(candidates) < len(ways):
         raise OverBudget
     return candidates

@@ -140,14 +140,14 @@ class StageSearch(Search):
         self.budget.runs = 2  # the default stages are held against what is found
         epoch_search = EpochSearch(runner, self.opening, self.add_reason)
         stages = epoch_search.stages(candidates)
-        held = runner.held
+        held_out = runner.held
         runner.close()
-        self.recipe, stages = self._choose_over_default(plain, held, epoch_search.end, stages)
+        self.recipe, stages = self._choose_over_default(plain, held_out, epoch_search.end, stages)
         engines = [engine_of(f"stages.{index}", stage) for index, stage in enumerate(stages)]
         return Decision(self.recipe.model_copy(update={"auto": None, "stages": engines}), self.reasons)
 
     def _choose_over_default(
-        self, plain: Recipe, held: np.ndarray, end: Candidate | None, stages: list[StageOptions]
+        self, plain: Recipe, held_out: np.ndarray, end: Candidate | None, stages: list[StageOptions]
     ) -> tuple[Recipe, list[StageOptions]]:
         """Return recipe and stages: those found, or the default ones.
 
@@ -156,36 +156,36 @@ class StageSearch(Search):
 
         Args:
             plain: the recipe without what was added to its model.
-            held: (n,) int64, views that no update has seen.
+            held_out: (n,) int64, views that no update has seen.
             end: the candidate at the end of the stages found.
             stages: the stages found.
         """
         work, self.budget.runs, self.budget.kept = self.budget.kept, 1, 0.0
         if end is None:
             return self.recipe, stages
-        given = default_stages(plain.object, plain.probe)
+        default_engines = default_stages(plain.object, plain.probe)
         best, chosen = end, stages
-        with closing(CandidateRunner(plain, self.scan, self.context, self.scan.views, held)) as runner:
-            *before, last = ((runner.start(_without_epochs(one)), one["epochs"]) for one in given)
-            left = work - sum(runner.cost(*one) for one in before)
-            most = int(left / runner.cost(last[0], 1000) * 1000)
-            longer = [*given[:-1], {**given[-1], "epochs": most}]
+        with closing(CandidateRunner(plain, self.scan, self.context, self.scan.views, held_out)) as runner:
+            *before, last = ((runner.start(_without_epochs(one)), one["epochs"]) for one in default_engines)
+            work_left = work - sum(runner.cost(*one) for one in before)
+            most = int(work_left / runner.cost(last[0], 1000) * 1000)
+            longer = [*default_engines[:-1], {**default_engines[-1], "epochs": most}]
             tries: list[tuple[list[StageOptions], str, Callable[[Candidate, Candidate], bool]]] = []
             if last[1] < most:
-                tries.append((given, "as they are", _is_no_worse))
+                tries.append((default_engines, "as they are", _is_no_worse))
             if most >= 1:
                 tries.append((longer, "at as much work", is_better))
-            for made, how, wins in tries:
-                tried = self._run_default(runner, made, how)
+            for make_candidate, how, wins in tries:
+                tried = self._run_default(runner, make_candidate, how)
                 if tried is None:
                     break
                 beside = "what was found" if best is end else "as they are"
-                taken = wins(tried, best)
-                verdict = "are taken" if taken else "come no further"
-                default = " and ".join(f"{one['epochs']} epochs of {one['engine']}" for one in made)
-                said = f"{default}: {tried.formatted_residual}, {beside} {best.formatted_residual}"
-                self.add_reason("stages", f"The default stages {how} {verdict}: {said}.")
-                best, chosen = (tried, made) if taken else (best, chosen)
+                is_taken = wins(tried, best)
+                verdict = "are taken" if is_taken else "come no further"
+                default = " and ".join(f"{one['epochs']} epochs of {one['engine']}" for one in make_candidate)
+                outcome = f"{default}: {tried.formatted_residual}, {beside} {best.formatted_residual}"
+                self.add_reason("stages", f"The default stages {how} {verdict}: {outcome}.")
+                best, chosen = (tried, make_candidate) if is_taken else (best, chosen)
         if best is end:
             return self.recipe, stages
         probe = plain.probe.model_copy(update={"modes": best.modes})
@@ -238,9 +238,11 @@ class StageSearch(Search):
                 engine = OPTICS_ADAM | {"batch": min(64, 2 * batch_for(runner.views))}
                 return runner.run(candidate.using(engine), epochs, OPTICS)
 
-        found = find_optics(self.recipe, self.scan, run_first_epochs, advance, self.add_reason, frozenset(self.reasons))
-        if found != self.recipe:
-            self.recipe, self.scan = found, self.load(found)
+        optics = find_optics(
+            self.recipe, self.scan, run_first_epochs, advance, self.add_reason, frozenset(self.reasons)
+        )
+        if optics != self.recipe:
+            self.recipe, self.scan = optics, self.load(optics)
 
     def _run_first_epochs(self, recipe: Recipe, still: StageOptions, epochs: int) -> Candidate | None:
         """Return where the first epochs of a recipe lead; None if it cannot start. Raises OverBudget."""
@@ -282,19 +284,19 @@ class StageSearch(Search):
     def _rounds(self, runner: CandidateRunner, candidate: Candidate) -> Candidate:
         """Try all hypotheses in rounds until none helps; those that did not help once are tried again after others."""
         all_ = self._hypotheses(runner)
-        asked, refused = set(GAINS), set[str]()
+        questions, refused = set(GAINS), set[str]()
         try:
-            while asked:
+            while questions:
                 candidate, plain = self._run_until_slow(runner, candidate)
-                kept, useless = self._round(runner, candidate, plain, all_, asked)
-                candidate = kept or plain
-                asked, refused = (set(GAINS) - refused - useless, refused | useless) if kept else (refused, set())
+                chosen, useless = self._round(runner, candidate, plain, all_, questions)
+                candidate = chosen or plain
+                questions, refused = (set(GAINS) - refused - useless, refused | useless) if chosen else (refused, set())
         except OverBudget:
             self.note_skipped("Whether anything else helps")
         return candidate
 
     def _round(
-        self, runner: CandidateRunner, candidate: Candidate, plain: Candidate, all_: Hypotheses, asked: set[str]
+        self, runner: CandidateRunner, candidate: Candidate, plain: Candidate, all_: Hypotheses, questions: set[str]
     ) -> tuple[Candidate | None, set[str]]:
         """Try hypotheses from the same estimate and keep one: the cheapest of those whose gain is not clearly less.
 
@@ -306,42 +308,44 @@ class StageSearch(Search):
             candidate: where all hypotheses start.
             plain: the same after TRIAL_EPOCHS without any of them.
             all_: makes the hypotheses.
-            asked: names of those that are tried.
+            questions: names of those that are tried.
 
         Returns:
             The candidate that is kept (None: none), and the names of hypotheses that gained nothing.
         """
         bases, falls = {str(candidate.engine): plain}, relative_gain(plain, candidate)
-        found: list[StageTrial] = []
+        trials: list[StageTrial] = []
         useless, spent = set(), False
         for own_first in (True, False):
-            now = [one for one in all_.of(candidate) if one.name in asked and (one.name in OWN_FIRST) == own_first]
+            now = [one for one in all_.of(candidate) if one.name in questions and (one.name in OWN_FIRST) == own_first]
             answers = self._answers(runner, now, all_, bases) if now else []
             for first in answers:
                 answer, enough = self._decide(runner, first, falls, all_)
                 if enough:
-                    found.append(answer)
+                    trials.append(answer)
                 elif answer.gain <= 0:
                     useless.add(answer.about.name)
             spent = len(answers) < len(now)
-            if found or spent:
+            if trials or spent:
                 break
-        if not found:
+        if not trials:
             if spent:
                 raise OverBudget
             return None, useless
-        most = max(found, key=lambda each: each.gain)
-        alike = [each for each in found if each is most or not most.surely_above(each)]
-        apart = self._apart(runner, candidate, found, all_)
-        kept = apart or min(alike, key=lambda each: runner.cost(each.tried, TRIAL_EPOCHS))
-        self.kept.append(kept.about.name)
-        if len(found) > 1:
-            how = "gains as much as any, at the least cost," if kept is not most and not apart else "gains most"
-            self.add_reason(kept.about.key, f"{kept.about.what} {how} and is kept; the others are asked about again.")
-        return kept.tried, useless
+        most = max(trials, key=lambda each: each.gain)
+        not_worse = [trial for trial in trials if trial is most or not most.surely_above(trial)]
+        apart = self._apart(runner, candidate, trials, all_)
+        chosen = apart or min(not_worse, key=lambda each: runner.cost(each.tried, TRIAL_EPOCHS))
+        self.kept.append(chosen.about.name)
+        if len(trials) > 1:
+            how = "gains as much as any, at the least cost," if chosen is not most and not apart else "gains most"
+            self.add_reason(
+                chosen.about.key, f"{chosen.about.what} {how} and is kept; the others are asked about again."
+            )
+        return chosen.tried, useless
 
     def _apart(
-        self, runner: CandidateRunner, candidate: Candidate, found: Sequence[StageTrial], all_: Hypotheses
+        self, runner: CandidateRunner, candidate: Candidate, trials: Sequence[StageTrial], all_: Hypotheses
     ) -> StageTrial | None:
         """Return a background or further modes, whichever comes clearly further with the same engine; else None.
 
@@ -351,10 +355,10 @@ class StageSearch(Search):
         Args:
             runner: runs the candidates.
             candidate: where the hypotheses started.
-            found: outcomes of hypotheses that help.
+            trials: outcomes of hypotheses that help.
             all_: makes the hypotheses.
         """
-        answers = {one.about.name: one for one in found}
+        answers = {one.about.name: one for one in trials}
         background, modes = answers.get("background"), answers.get("modes")
         if background is None:
             return None
@@ -371,9 +375,9 @@ class StageSearch(Search):
             ends = raise_if_some_are_missing(side_by_side(ways, ROUNDS), ways)
         except OverBudget:
             return None
-        said = ", ".join(f"{end.modes} modes {end.formatted_residual}" for end in ends[1:])
+        outcome = ", ".join(f"{end.modes} modes {end.formatted_residual}" for end in ends[1:])
         self.add_reason(
-            "stages", f"{PRUNE_EPOCHS} epochs later, with Adam: a background {ends[0].formatted_residual}, {said}."
+            "stages", f"{PRUNE_EPOCHS} epochs later, with Adam: a background {ends[0].formatted_residual}, {outcome}."
         )
         most = min(range(1, len(ends)), key=lambda place: ends[place].value)
         for place, other in ((0, most), (most, 0)):
@@ -382,18 +386,18 @@ class StageSearch(Search):
         return None
 
     def _answers(
-        self, runner: CandidateRunner, asked: Sequence[Hypothesis], all_: Hypotheses, bases: dict[str, Candidate]
+        self, runner: CandidateRunner, questions: Sequence[Hypothesis], all_: Hypotheses, bases: dict[str, Candidate]
     ) -> list[StageTrial]:
         """Return where each hypothesis leads; those for which the budget does not suffice are left out.
 
         Args:
             runner: runs the candidates.
-            asked: the hypotheses.
+            questions: the hypotheses.
             all_: makes a background with a smaller step where the usual one does harm.
             bases: candidates without any hypothesis, by engine; those of other engines are added.
         """
         ways: list[tuple[Hypothesis | None, str, Candidate]] = []
-        for one in asked:
+        for one in questions:
             engine = str(one.without.engine)
             if engine not in bases and all(engine != other for _, other, _ in ways):
                 ways.append((None, engine, one.without))
@@ -497,19 +501,19 @@ class StageSearch(Search):
                 break
             try:
                 ways = [(runner, one, PRUNE_EPOCHS) for one in (candidate, all_.without(candidate, name, self.opening))]
-                kept, without = raise_if_some_are_missing(side_by_side(ways, QUESTIONS), ways)
-                without = self._converge(runner, without, kept)
+                with_it, without = raise_if_some_are_missing(side_by_side(ways, QUESTIONS), ways)
+                without = self._converge(runner, without, with_it)
             except OverBudget:
                 self.note_skipped("Whether all of that is needed")
                 return candidate
-            needed = is_better(kept, without, GAINS[name] / 2)
+            needed = is_better(with_it, without, GAINS[name] / 2)
             how = "is needed" if needed else "is not needed, and left out"
             self.add_reason(
                 "stages",
-                f"Of what was kept, {NAMED[name]} {how}: {kept.formatted_residual}, "
+                f"Of what was kept, {NAMED[name]} {how}: {with_it.formatted_residual}, "
                 f"without {without.formatted_residual}.",
             )
-            candidate = kept if needed else without
+            candidate = with_it if needed else without
             if not needed:
                 self.kept = [other for other in self.kept if other != name]
         return candidate
@@ -539,14 +543,14 @@ class StageSearch(Search):
         names = [name for _, name in ways]
         run = list(zip(side_by_side([(runner, way, TRIAL_EPOCHS) for way, _ in ways], ENGINE), names, strict=True))
         best, _ = min(run, key=lambda one: one[0].value)
-        alike = [one for one in run if not is_better(best, one[0], STILL)]
+        not_worse = [one for one in run if not is_better(best, one[0], STILL)]
         # what is as good is not worth an epoch that costs more, nor a change
-        kept, name = min(alike, key=lambda one: runner.cost(one[0], TRIAL_EPOCHS))
-        how = "goes on best" if kept is best else "goes on as well as any, at the least cost"
+        chosen, name = min(not_worse, key=lambda one: runner.cost(one[0], TRIAL_EPOCHS))
+        how = "goes on best" if chosen is best else "goes on as well as any, at the least cost"
         self.add_reason("stages", f"{name} {how}: {', '.join(f'{n} {t.formatted_residual}' for t, n in run)}.")
-        others = sorted((one for one in run if one[0] is not kept), key=lambda one: one[0].value)
-        close = {name: one for one, name in others[:1] if one.value <= best.value * (1 + CLOSE)}
-        return {name: kept, **close}
+        other_runs = sorted((one for one in run if one[0] is not chosen), key=lambda one: one[0].value)
+        close = {name: one for one, name in other_runs[:1] if one.value <= best.value * (1 + CLOSE)}
+        return {name: chosen, **close}
 
 
 def _without_epochs(stage: StageOptions) -> StageOptions:

@@ -113,17 +113,17 @@ def _find_discs(mean: np.ndarray, mask: np.ndarray, disc: Disc) -> tuple[np.ndar
     centred = Disc((reach, reach), disc.radius, disc.stretch, disc.blur, 1.0, 0.0, 0.0)
     distance = centred.distance((2 * reach + 1, 2 * reach + 1))
     inside = special.erfc((distance - 1) * disc.radius / (np.sqrt(2) * disc.blur)) / 2
-    around = (distance <= RING) & (distance > 1)
+    ring = (distance <= RING) & (distance > 1)
     kernel = np.where(distance <= RING, inside, 0)
-    kernel = kernel / kernel.sum() - around / around.sum()
+    kernel = kernel / kernel.sum() - ring / ring.sum()
     field = (distance <= RING).astype(float)
     match = signal.fftconvolve(image, kernel[::-1, ::-1], mode="same")
     first, second = (signal.fftconvolve(one, field, mode="same") for one in (image, image**2))
     spread = np.maximum(second - first**2 / field.sum(), 1e-12 * float(second.max()))
     correlation = match / np.sqrt(spread * (kernel**2).sum())
-    seen = ndimage.uniform_filter(mask.astype(float), 2 * reach + 1, mode="constant") > 0.99
+    is_inside = ndimage.uniform_filter(mask.astype(float), 2 * reach + 1, mode="constant") > 0.99
     side = max(3, 2 * int(0.8 * disc.radius) + 1)
-    top = (match == ndimage.maximum_filter(match, side)) & seen & (correlation > LEAST_CORRELATION)
+    top = (match == ndimage.maximum_filter(match, side)) & is_inside & (correlation > LEAST_CORRELATION)
     places = np.array([_refine(match, *place) for place in np.argwhere(top)]).reshape(-1, 2)
     return places, match[top]
 
@@ -172,14 +172,16 @@ def _fit(places: np.ndarray, heights: np.ndarray, origin: np.ndarray, basis: np.
         design = weight * np.concatenate((np.ones((int(on.sum()), 1)), index[on]), axis=1)
         solution = np.linalg.lstsq(design, weight * places[on], rcond=None)[0]
         origin, basis = solution[0], solution[1:]
-    left = weight * places[on] - design @ solution
-    variance = float((left**2).sum()) / max(1, 2 * (len(design) - 3))
+    residuals = weight * places[on] - design @ solution
+    variance = float((residuals**2).sum()) / max(1, 2 * (len(design) - 3))
     covariance = np.linalg.inv(design.T @ design)[1:, 1:] * variance
     sums = np.array([[1, 0], [0, 1], [1, 1], [1, -1]])
     lengths = np.hypot(*(sums @ basis).T)
-    alike = lengths < (1 + ALIKE) * lengths.min()
-    error = float(np.sqrt(np.diag(sums[alike] @ covariance @ sums[alike].T).mean() / alike.sum()))
-    return BraggLattice(places[on], basis, float(lengths[alike].mean()), error)
+    of_same_length = lengths < (1 + ALIKE) * lengths.min()
+    error = float(
+        np.sqrt(np.diag(sums[of_same_length] @ covariance @ sums[of_same_length].T).mean() / of_same_length.sum())
+    )
+    return BraggLattice(places[on], basis, float(lengths[of_same_length].mean()), error)
 
 
 def _none(why: str) -> str:

@@ -77,14 +77,14 @@ def fit_curl(c: np.ndarray, grid: ScanGrid) -> CurlFit:
     across = np.stack([-q[..., 1], q[..., 0]], axis=-1)[used] / size[used][:, None]
     waves = np.fft.fft2(tapered(c), axes=(0, 1))[used]
     power = max(float((np.abs(waves) ** 2).sum()), 1e-300)
-    found = []
+    fits = []
     for transpose in (False, True):
         parts = [(turned(waves, transpose, angle) * across).sum(axis=-1) for angle in (0.0, 90.0)]
         form = np.array([[(a.conj() * b).real.sum() for b in parts] for a in parts]) / power
         values, vectors = np.linalg.eigh(form)
         angle = degrees(atan2(vectors[1, 0], vectors[0, 0]))
-        found.append((float(values[0]), transpose, (angle + 90) % 180 - 90))
-    (curl, transpose, angle), (other, *_) = sorted(found)
+        fits.append((float(values[0]), transpose, (angle + 90) % 180 - 90))
+    (curl, transpose, angle), (other, *_) = sorted(fits)
     return CurlFit(transpose, angle, curl, other)
 
 

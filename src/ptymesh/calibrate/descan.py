@@ -50,25 +50,25 @@ def fit_descan(sums: PatternSums, disc: Disc, mask: np.ndarray, places: np.ndarr
         mask: (h, w) bool, True where the detector is good.
         places: (N, 2) positions of the views as shares of the scan.
     """
-    found = np.array([shifted_centre(disc, block, mask) for block in sums.blocks]) - disc.centre
-    n = 2 * len(found)
+    offsets = np.array([shifted_centre(disc, block, mask) for block in sums.blocks]) - disc.centre
+    n = 2 * len(offsets)
     best, least = 0, np.inf
     fits = []
     for degree, powers in enumerate(POWERS):
-        if len(found) <= 2 * len(powers) and degree:
+        if len(offsets) <= 2 * len(powers) and degree:
             break
-        solution = np.linalg.lstsq(_monomials(sums.places, powers), found, rcond=None)[0]
-        left = float(((found - _monomials(sums.places, powers) @ solution) ** 2).sum())
-        fits.append((solution, left, powers))
-        criterion = n * np.log(max(left, 1e-12) / n) + 2 * len(powers) * np.log(n)
+        solution = np.linalg.lstsq(_monomials(sums.places, powers), offsets, rcond=None)[0]
+        residual = float(((offsets - _monomials(sums.places, powers) @ solution) ** 2).sum())
+        fits.append((solution, residual, powers))
+        criterion = n * np.log(max(residual, 1e-12) / n) + 2 * len(powers) * np.log(n)
         if criterion < least:
             best, least = degree, criterion
-    solution, left, powers = fits[best]
+    solution, residual, powers = fits[best]
     field = _monomials(places, powers) @ solution
     wander = float(np.hypot(*np.ptp(field, axis=0)))
-    scatter = float(np.sqrt(left / max(1, n - 2 * len(powers))))
+    scatter = float(np.sqrt(residual / max(1, n - 2 * len(powers))))
     return DescanField(
-        sums.places, found, _monomials(sums.places, powers) @ solution, disc.centre + field, best, wander, scatter
+        sums.places, offsets, _monomials(sums.places, powers) @ solution, disc.centre + field, best, wander, scatter
     )
 
 

@@ -72,18 +72,24 @@ def describe(recipe: RawGroup) -> Description:
     positions.pop("rotation_deg", None)
     options = DataOptions.parse(data, "data")
     options = options.model_copy(update={"path": located(options.path)})
-    if options.keys is None and (found := guessed_keys(options.path)) is not None:
-        data["keys"], why = found
+    if options.keys is None and (key_guesses := guessed_keys(options.path)) is not None:
+        data["keys"], why = key_guesses
         reasons["data.keys"] = [why]
         options = DataOptions.parse(data, "data").model_copy(update={"path": options.path})
     stored = open_scan(options)
     optics = stored.optics.overridden(options)
     wavelength, energy = _beam(optics, data, reasons)
     optics = stored.optics.overridden(DataOptions.parse(data, "data"))  # with the radiation
-    where = _where(positions, stored.positions is None)
-    in_pixels = where.raster.step_m is None if where.raster else (where.unit or stored.unit) == "px"
+    position_options = _where(positions, stored.positions is None)
+    in_pixels = (
+        position_options.raster.step_m is None
+        if position_options.raster
+        else (position_options.unit or stored.unit) == "px"
+    )
     provisional = {key: value for key, value in data.items() if key not in ("distance_m", "detector_pixel_m")}
-    scan = load_measurement(DataOptions.parse({**provisional, "object_pixel_m": PROVISIONAL_M}, "data"), where)
+    scan = load_measurement(
+        DataOptions.parse({**provisional, "object_pixel_m": PROVISIONAL_M}, "data"), position_options
+    )
     scan = without_marks(scan)
     refuse_featureless(scan)
     window_m = scan.geometry.object_pixel_m
@@ -125,26 +131,26 @@ def _beam(optics: Optics, data: RawGroup, reasons: Reasons) -> tuple[float, floa
 
 def _where(positions: RawGroup, is_raster: bool) -> PositionOptions:
     """Return where views lie. Raises BadInput where nothing says the step."""
-    where = PositionOptions.parse(positions, "positions")
-    if is_raster and (where.raster is None or (where.raster.step_m is None and where.raster.step_px is None)):
+    options = PositionOptions.parse(positions, "positions")
+    if is_raster and (options.raster is None or (options.raster.step_m is None and options.raster.step_px is None)):
         raise BadInput(
             "The file does not say the step of the scan; give --step M, such as --step 0.4e-10 "
             "(positions.raster.step_m in a recipe)."
         )
-    return where
+    return options
 
 
 def semiangle_of(raw: RawGroup) -> float | None:
     """Return the semi-angle that a recipe says, or None."""
     start = (raw.get("probe") or {}).get("start")
-    said = start.get("semiangle_rad") if isinstance(start, dict) else None
-    if said is None:
+    semiangle_rad = start.get("semiangle_rad") if isinstance(start, dict) else None
+    if semiangle_rad is None:
         return None
     try:
-        angle = parse_quantity(said, ANGLE) if isinstance(said, str) else float(said)
-        angle = float(said) if angle is None else angle
+        angle = parse_quantity(semiangle_rad, ANGLE) if isinstance(semiangle_rad, str) else float(semiangle_rad)
+        angle = float(semiangle_rad) if angle is None else angle
     except (TypeError, ValueError) as error:
-        raise BadInput(f"The semi-angle is {said!r}; give it in rad, such as --semiangle 20e-3.") from error
+        raise BadInput(f"The semi-angle is {semiangle_rad!r}; give it in rad, such as --semiangle 20e-3.") from error
     if not 0 < angle < 0.5:
         raise BadInput(f"The semi-angle is {angle:g} rad; give one between 0 and 0.5, such as --semiangle 20e-3.")
     return angle

@@ -108,12 +108,12 @@ def fit_disc(mean: np.ndarray, mask: np.ndarray) -> Disc:
     p = fit.x
     inverse = np.linalg.pinv(fit.jac.T @ fit.jac)
     error = float(np.sqrt(inverse[2, 2] * 2 * fit.cost / max(1, len(counts) - len(p))))
-    found = Disc(
+    disc = Disc(
         (float(p[0]), float(p[1])), float(p[2]), (float(p[3]), float(p[4])), float(p[5]), float(p[6] * unit),
         float(p[7] * unit), error,
     )  # fmt: skip
-    _refuse_edgeless(found, mean.shape)
-    return found
+    _refuse_edgeless(disc, mean.shape)
+    return disc
 
 
 def shifted_centre(disc: Disc, mean: np.ndarray, mask: np.ndarray) -> tuple[float, float]:

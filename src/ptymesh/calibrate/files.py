@@ -32,66 +32,66 @@ VALUES = {
 }
 
 
-def write_files(found: Calibration, folder: Path) -> list[Path]:
+def write_files(calibration: Calibration, folder: Path) -> list[Path]:
     """Write all files of a calibration, and return their paths, the recipe first.
 
     Args:
-        found: the calibration.
+        calibration: the calibration.
         folder: is made if it does not exist; files in it are replaced.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    text = calibrated_text(found, (folder / RUN).resolve())
+    text = calibrated_text(calibration, (folder / RUN).resolve())
     paths = []
-    for name, image in found.images.items():
-        paths += _write_image(folder, name, image, found)
-    figure = save_figure(draw(found), folder / FIGURE)
+    for name, image in calibration.images.items():
+        paths += _write_image(folder, name, image, calibration)
+    figure = save_figure(draw(calibration), folder / FIGURE)
     with replacing(folder / RECIPE, len(text), durable=False) as temporary:
         temporary.write_text(text, encoding="utf-8")
     return [folder / RECIPE, figure, *paths]
 
 
-def _write_image(folder: Path, name: str, image: np.ndarray, found: Calibration) -> list[Path]:
+def _write_image(folder: Path, name: str, image: np.ndarray, calibration: Calibration) -> list[Path]:
     pages = np.moveaxis(image, -1, 0) if image.ndim == 3 else image
     tiff = folder / f"{name}.tiff"
-    save_tiff(tiff, pages, found.grid.step_m, VALUES[name])
+    save_tiff(tiff, pages, calibration.grid.step_m, VALUES[name])
     figure = new_figure(5.2, 5.0)
     title = TITLES.get(name, "differential phase contrast")
     if image.ndim == 3:
         vectors = image[..., 1] + 1j * image[..., 0]
         top = float(np.percentile(np.abs(vectors), 98)) or 1.0
-        image_panel(figure.subplots(), colour_of(vectors, top), title, None, found.grid.step_m)
+        image_panel(figure.subplots(), colour_of(vectors, top), title, None, calibration.grid.step_m)
     else:
-        image_panel(figure.subplots(), image, title, ColourScale("gray", bounds(image), ""), found.grid.step_m)
+        image_panel(figure.subplots(), image, title, ColourScale("gray", bounds(image), ""), calibration.grid.step_m)
     return [tiff, save_figure(figure, folder / f"{name}.png")]
 
 
-def draw(found: Calibration) -> Figure:
+def draw(calibration: Calibration) -> Figure:
     """Return the figure of a calibration."""
-    scan, disc, lens = found.description.scan, found.disc, found.lens
+    scan, disc, lens = calibration.description.scan, calibration.disc, calibration.lens
     mask = upright(scan, scan.mask)
-    shown = ShownDisc(
-        np.where(mask, found.sums.mean, np.nan),
-        np.where(mask, found.sums.largest, np.nan),
-        edge(found),
-        found.descan.places,
-        found.descan.measured,
-        f"{found.descan.wander_px:.2g} px, +- {found.descan.scatter_px:.1g}",
+    shown_disc = ShownDisc(
+        np.where(mask, calibration.sums.mean, np.nan),
+        np.where(mask, calibration.sums.largest, np.nan),
+        edge(calibration),
+        calibration.descan.places,
+        calibration.descan.measured,
+        f"{calibration.descan.wander_px:.2g} px, +- {calibration.descan.scatter_px:.1g}",
     )
-    sure = found.parallax.is_sure
+    sure = calibration.parallax.is_sure
     size, unit = unit_for(abs(lens.c10_m))
     sentence = f"parallax: C10 {lens.c10_m / size:.3g}, C12 {lens.astigmatism[0] / size:.2g} {unit}"
-    parallax = ShownParallax(found.angles, found.shifts_m if sure else np.zeros((0, 2)), sentence)
+    parallax = ShownParallax(calibration.angles, calibration.shifts_m if sure else np.zeros((0, 2)), sentence)
     title = (
-        f"{scan.name}: disc {disc.radius:.2f} px = {found.semiangle_rad * 1e3:.4g} mrad, "
+        f"{scan.name}: disc {disc.radius:.2f} px = {calibration.semiangle_rad * 1e3:.4g} mrad, "
         f"{'transposed' if lens.transpose else 'not transposed'}, rotation {lens.rotation_deg:.1f}°"
-        f"{'' if found.settled else ' (or its twin)'}, {found.dose_e_per_A2:.3g} e/Å²"
+        f"{'' if calibration.settled else ' (or its twin)'}, {calibration.dose_e_per_A2:.3g} e/Å²"
     )
-    return calibration_figure(title, shown, found.images, parallax, found.grid.step_m)
+    return calibration_figure(title, shown_disc, calibration.images, parallax, calibration.grid.step_m)
 
 
-def edge(found: Calibration) -> np.ndarray:
+def edge(calibration: Calibration) -> np.ndarray:
     """Return points (n, 2), y x, of the fitted edge of the disc."""
-    disc = found.disc
+    disc = calibration.disc
     angle = np.linspace(0, 2 * pi, 181)
     long = np.exp(np.hypot(*disc.stretch))
     along, across = disc.radius * long * np.cos(angle), disc.radius / long * np.sin(angle)

@@ -57,11 +57,11 @@ def calibrate(
     if lattice_m is not None and not SPACINGS_M[0] <= lattice_m <= SPACINGS_M[1]:
         raise BadInput(f"--lattice is {lattice_m:g} m; give the spacing of lattice planes, such as 3.905 A.")
     world = world or Solo()
-    known = describe(recipe)
-    scan = known.scan
+    description = describe(recipe)
+    scan = description.scan
     mask = upright(scan, scan.mask)
     # of positions in pixels, the grid needs no more than their ratios until the pixel is known
-    grid = scan_grid(known.positions * (1e-10 if known.in_pixels else 1.0))
+    grid = scan_grid(description.positions * (1e-10 if description.in_pixels else 1.0))
     sums = add_patterns(scan, grid, world)
     disc = fit_disc(sums.mean, mask)
     descan = fit_descan(sums, disc, mask, places_of(grid))
@@ -71,31 +71,31 @@ def calibrate(
         disc = fit_disc(mean, mask)
         descan = fit_descan(sums, disc, mask, places_of(grid))
     lattice = None if lattice_m is None else KnownLattice(find_lattice(mean, mask, disc), lattice_m)
-    semiangle, pixel = _scale(known, disc) if lattice is None else _scale_by_lattice(known, disc, lattice)
-    if known.in_pixels:
-        grid = scan_grid(known.positions * np.array(pixel))
-    counted = count_virtually(scan, disc, descan.centres, world)
-    if not counted.centres.std() > 0:
+    semiangle, pixel = _scale(description, disc) if lattice is None else _scale_by_lattice(description, disc, lattice)
+    if description.in_pixels:
+        grid = scan_grid(description.positions * np.array(pixel))
+    virtual_counts = count_virtually(scan, disc, descan.centres, world)
+    if not virtual_counts.centres.std() > 0:
         raise BadInput(f"All patterns of {scan.name} have the same centre of mass, as those of no sample do.")
-    centres = grid.image(counted.centres) * (semiangle / disc.radius / known.wavelength_m)
+    centres = grid.image(virtual_counts.centres) * (semiangle / disc.radius / description.wavelength_m)
     curl = fit_curl(centres, grid)
-    bright = BrightField(counted.pixels, counted.angles, grid, semiangle, known.wavelength_m)
+    bright = BrightField(virtual_counts.pixels, virtual_counts.angles, grid, semiangle, description.wavelength_m)
     extent = min(n * d for n, d in zip(scan.window, pixel, strict=True))
     parallax = fit_parallax(bright, 0.5 * extent / semiangle)
     lens = parallax.lens if parallax.is_sure else Lens(curl.transpose, curl.rotation_deg, 0.0)
     counts = float(sums.totals.mean())
-    found = Calibration(
-        known, grid, sums, disc, descan, curl, parallax, lens, "", semiangle, pixel, counts,
-        counts / (grid.area_m2 * 1e20), {}, bright.shifts(lens), counted.angles, lattice,
+    calibration = Calibration(
+        description, grid, sums, disc, descan, curl, parallax, lens, "", semiangle, pixel, counts,
+        counts / (grid.area_m2 * 1e20), {}, bright.shifts(lens), virtual_counts.angles, lattice,
     )  # fmt: skip
     by_gradient = integrated(turned(centres, lens.transpose, lens.rotation_deg), grid)
     image = bright.phase_image(lens) if parallax.is_sure else by_gradient
-    lens, settled = _choose_on_first_rank(world, lambda: choose_twin(found, image, c10, phase))
-    images = _images(counted, grid, centres * known.wavelength_m, lens)
+    lens, settled = _choose_on_first_rank(world, lambda: choose_twin(calibration, image, c10, phase))
+    images = _images(virtual_counts, grid, centres * description.wavelength_m, lens)
     images["icom"] = integrated(turned(centres, lens.transpose, lens.rotation_deg), grid)
     if parallax.is_sure:
         images["parallax"], images["ssb"] = bright.aligned_image(lens), bright.phase_image(lens)
-    return replace(found, lens=lens, settled=settled, images=images, shifts_m=bright.shifts(lens))
+    return replace(calibration, lens=lens, settled=settled, images=images, shifts_m=bright.shifts(lens))
 
 
 def _choose_on_first_rank(world: World, choose: Callable[[], tuple[Lens, str]]) -> tuple[Lens, str]:
@@ -109,44 +109,45 @@ def _choose_on_first_rank(world: World, choose: Callable[[], tuple[Lens, str]]) 
     return Lens(transpose, rotation_deg, c10_m, tuple(c12_m)), settled
 
 
-def _scale(known: Description, disc: Disc) -> tuple[float, tuple[float, float]]:
+def _scale(description: Description, disc: Disc) -> tuple[float, tuple[float, float]]:
     """Return the semi-angle, and the object pixel of the window (y, x): one follows from the other by the disc."""
-    h, w = known.scan.window
-    if known.semiangle_rad is not None:
-        angle = known.semiangle_rad
+    h, w = description.scan.window
+    if description.semiangle_rad is not None:
+        angle = description.semiangle_rad
         per_pixel = angle / disc.radius
-        return angle, (known.wavelength_m / (h * per_pixel), known.wavelength_m / (w * per_pixel))
-    if known.stored_pixel_m is None:
+        return angle, (description.wavelength_m / (h * per_pixel), description.wavelength_m / (w * per_pixel))
+    if description.stored_pixel_m is None:
         raise BadInput(
-            f"{known.scan.name} says neither the semi-angle of its beam nor the size of its pixels; give --semiangle "
-            "RAD, such as --semiangle 20e-3 (probe.start.semiangle_rad in a recipe)."
+            f"{description.scan.name} says neither the semi-angle of its beam nor the size of its pixels; give "
+            "--semiangle RAD, such as --semiangle 20e-3 (probe.start.semiangle_rad in a recipe)."
         )
-    y, x = (pixel * ratio for pixel, ratio in zip(known.stored_pixel_m, known.ratio, strict=True))
-    return known.wavelength_m * disc.radius / sqrt(h * w) / mean_pixel((y, x)), (y, x)
+    y, x = (pixel * ratio for pixel, ratio in zip(description.stored_pixel_m, description.ratio, strict=True))
+    return description.wavelength_m * disc.radius / sqrt(h * w) / mean_pixel((y, x)), (y, x)
 
 
-def _scale_by_lattice(known: Description, disc: Disc, lattice: KnownLattice) -> tuple[float, tuple[float, float]]:
+def _scale_by_lattice(description: Description, disc: Disc, lattice: KnownLattice) -> tuple[float, tuple[float, float]]:
     """Return the semi-angle, and the object pixel of the window (y, x), by a lattice of known spacing.
 
     Raises:
         BadInput: a semi-angle that was told is another one.
     """
-    found = lattice.angle_rad(disc.radius, known.wavelength_m)
-    told = known.semiangle_rad or found
-    if max(told / found, found / told) > OTHER_PLANES:
+    measured_rad = lattice.angle_rad(disc.radius, description.wavelength_m)
+    semiangle_rad = description.semiangle_rad or measured_rad
+    if max(semiangle_rad / measured_rad, measured_rad / semiangle_rad) > OTHER_PLANES:
         raise BadInput(
-            f"By planes of {lattice.spacing_m:.4g} m the semi-angle is {found:.4g} rad, and {told:.4g} is told; the "
-            f"innermost discs that show are then of planes of {lattice.spacing_m * found / told:.4g} m: give that."
+            f"By planes of {lattice.spacing_m:.4g} m the semi-angle is {measured_rad:.4g} rad, and {semiangle_rad:.4g} "
+            "is told; the innermost discs that show are then of planes of "
+            f"{lattice.spacing_m * measured_rad / semiangle_rad:.4g} m: give that."
         )
-    return found, lattice.pixel_m(known.scan.window)
+    return measured_rad, lattice.pixel_m(description.scan.window)
 
 
-def _images(counted: VirtualDetectors, grid: ScanGrid, angles: np.ndarray, lens: Lens) -> dict[str, np.ndarray]:
+def _images(virtual_counts: VirtualDetectors, grid: ScanGrid, angles: np.ndarray, lens: Lens) -> dict[str, np.ndarray]:
     """Return the images of the virtual detectors; vectors are in the scan's axes."""
     return {
-        "bf": grid.image(counted.bright),
-        "abf": grid.image(counted.annular),
-        "adf": grid.image(counted.dark),
+        "bf": grid.image(virtual_counts.bright),
+        "abf": grid.image(virtual_counts.annular),
+        "adf": grid.image(virtual_counts.dark),
         "com": turned(angles - angles.mean(axis=(0, 1)), lens.transpose, lens.rotation_deg),
-        "dpc": turned(grid.image(counted.halves), lens.transpose, lens.rotation_deg),
+        "dpc": turned(grid.image(virtual_counts.halves), lens.transpose, lens.rotation_deg),
     }

@@ -250,10 +250,10 @@ def _refined(images: BrightField, start: Lens, which: np.ndarray, step_m: float)
                     (start.c12_m[0] + step_m * p[2], start.c12_m[1] + step_m * p[3]))  # fmt: skip
 
     simplex = np.concatenate([np.zeros((1, 4)), 0.5 * np.eye(4)])
-    found = minimize(
+    minimum = minimize(
         lambda p: -images.strength(lens(p), which).sum(), np.zeros(4), method="Nelder-Mead",
         options={"initial_simplex": simplex, "xatol": 5e-3, "fatol": 1e-7, "maxfev": 240},
     )  # fmt: skip
-    best = lens(found.x)
+    best = lens(minimum.x)
     angle = (best.rotation_deg + 180) % 360 - 180
     return Lens(best.transpose, float(angle), float(best.c10_m), (float(best.c12_m[0]), float(best.c12_m[1])))

@@ -92,19 +92,19 @@ def add_patterns(scan: Measurement, grid: ScanGrid, world: World) -> PatternSums
     share = places_of(grid)
     index = np.minimum((share * side).astype(int), side - 1) @ np.array([side, 1])
     total, largest = np.zeros((side * side, h, w)), np.zeros((h, w))
-    counted = np.zeros(scan.views)
+    totals = np.zeros(scan.views)
     for views, counts in _read_slabs(scan, world):
-        counted[views] = counts.sum(axis=(1, 2))
+        totals[views] = counts.sum(axis=(1, 2))
         largest = np.maximum(largest, counts.max(axis=0))
         for block in np.unique(index[views]):
             total[block] += counts[index[views] == block].sum(axis=0)
-    total, counted = _sum_over_ranks(world, total, counted)
+    total, totals = _sum_over_ranks(world, total, totals)
     largest = world.max(torch.from_numpy(largest).to(world.device))[0].cpu().numpy()
     members = np.bincount(index, minlength=side * side)
     used = np.flatnonzero(members)
     places = np.stack([share[index == block].mean(axis=0) for block in used])
     blocks = total[used] / members[used][:, None, None]
-    return PatternSums(total.sum(axis=0) / scan.views, largest, blocks, places, counted)
+    return PatternSums(total.sum(axis=0) / scan.views, largest, blocks, places, totals)
 
 
 def count_virtually(scan: Measurement, disc: Disc, centres: np.ndarray, world: World) -> VirtualDetectors:
@@ -129,13 +129,13 @@ def count_virtually(scan: Measurement, disc: Disc, centres: np.ndarray, world: W
     reach = min(*middle, *(np.array((h, w)) - 1 - middle)) / disc.radius
     distance = disc.distance((h, w))
     squares, angles = _bin_disc(distance, middle, bin_, disc)
-    found = VirtualDetectors(
+    detectors = VirtualDetectors(
         np.zeros(n), np.zeros(n), np.zeros(n), np.zeros((n, 2)), np.zeros((n, 2)),
         np.zeros((n, len(angles)), np.float32), angles,
     )  # fmt: skip
     within = distance <= 1
     upper = np.where(y > disc.centre[0], 1.0, -1.0)[within], np.where(x > disc.centre[1], 1.0, -1.0)[within]
-    around = distance <= max(reach, 1.0)  # a round part of the detector, so that no corner pulls
+    round_part = distance <= max(reach, 1.0)  # a round part of the detector, so that no corner pulls
     sums = np.zeros((h * w, len(angles)), np.float32)
     sums[squares[0], squares[1]] = 1
     for views, stored in _read_slabs(scan, world):
@@ -146,25 +146,28 @@ def count_virtually(scan: Measurement, disc: Disc, centres: np.ndarray, world: W
             moved = _moved(counts[members], move)
             flat = moved.reshape(len(which), -1)
             inside = moved[:, within]
-            found.bright[which] = inside.sum(axis=1)
-            found.annular[which] = moved[:, within & (distance >= ANNULUS)].sum(axis=1)
-            found.dark[which] = moved[:, (distance > DARK) & around].sum(axis=1)
+            detectors.bright[which] = inside.sum(axis=1)
+            detectors.annular[which] = moved[:, within & (distance >= ANNULUS)].sum(axis=1)
+            detectors.dark[which] = moved[:, (distance > DARK) & round_part].sum(axis=1)
             total = np.maximum(inside.sum(axis=1), 1e-30)
-            found.halves[which] = np.stack([inside @ upper[0], inside @ upper[1]], axis=1) / total[:, None]
-            light = moved[:, around]
+            detectors.halves[which] = np.stack([inside @ upper[0], inside @ upper[1]], axis=1) / total[:, None]
+            light = moved[:, round_part]
             weight = np.maximum(light.sum(axis=1), 1e-30)
             rest = centres[which] - disc.centre - move
-            found.centres[which] = (
+            detectors.centres[which] = (
                 np.stack(
-                    [light @ (y[around] - disc.centre[0]) / weight, light @ (x[around] - disc.centre[1]) / weight],
+                    [
+                        light @ (y[round_part] - disc.centre[0]) / weight,
+                        light @ (x[round_part] - disc.centre[1]) / weight,
+                    ],
                     axis=1,
                 )
                 - rest
             )
-            found.pixels[which] = (flat.astype(np.float32) @ sums) / total[:, None]
+            detectors.pixels[which] = (flat.astype(np.float32) @ sums) / total[:, None]
     names = ("bright", "annular", "dark", "halves", "centres", "pixels")
-    merged = _sum_over_ranks(world, *(getattr(found, name) for name in names))  # a view is of one rank
-    return replace(found, **dict(zip(names, merged, strict=True)))
+    merged = _sum_over_ranks(world, *(getattr(detectors, name) for name in names))  # a view is of one rank
+    return replace(detectors, **dict(zip(names, merged, strict=True)))
 
 
 def _read_slabs(scan: Measurement, world: World) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -172,8 +175,10 @@ def _read_slabs(scan: Measurement, world: World) -> Iterator[tuple[np.ndarray, n
     h, w = scan.window
     every = list(slabs(scan.views, h * w * PIXEL_BYTES))
     for first in range(0, len(every), world.size):
-        own = every[first + world.rank : first + world.rank + 1]  # none, where the last turn has fewer slabs than ranks
-        yield from world.on_all_ranks(partial(_read, scan, own), "reading the data")
+        own_slabs = every[
+            first + world.rank : first + world.rank + 1
+        ]  # none, where the last turn has fewer slabs than ranks
+        yield from world.on_all_ranks(partial(_read, scan, own_slabs), "reading the data")
 
 
 def _read(scan: Measurement, slabs: list[np.ndarray]) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -196,12 +201,12 @@ def _moved(counts: np.ndarray, move: np.ndarray) -> np.ndarray:
     h, w = counts.shape[1:]
     if not move.any():
         return counts
-    found = np.zeros_like(counts)
+    moved_counts = np.zeros_like(counts)
     dy, dx = int(move[0]), int(move[1])
-    found[:, max(0, -dy) : h - max(0, dy), max(0, -dx) : w - max(0, dx)] = counts[
+    moved_counts[:, max(0, -dy) : h - max(0, dy), max(0, -dx) : w - max(0, dx)] = counts[
         :, max(0, dy) : h - max(0, -dy), max(0, dx) : w - max(0, -dx)
     ]
-    return found
+    return moved_counts
 
 
 def _bin(radius: float, views: int) -> int:

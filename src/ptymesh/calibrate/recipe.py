@@ -33,52 +33,54 @@ MOST_TURN_RAD = 1.0
 MOST_WEIGHT = 1000.0
 
 
-def recipe_of(found: Calibration, folder: Path) -> tuple[Recipe, Reasons]:
+def recipe_of(calibration: Calibration, folder: Path) -> tuple[Recipe, Reasons]:
     """Return the recipe of a calibrated scan, and why it is as it is, by key.
 
     Args:
-        found: the calibration.
+        calibration: the calibration.
         folder: that the recipe's run will write into.
     """
-    known = found.description
-    raw, reasons = copy.deepcopy(known.recipe), {key: list(said) for key, said in known.reasons.items()}
+    description = calibration.description
+    raw, reasons = copy.deepcopy(description.recipe), {key: list(reason) for key, reason in description.reasons.items()}
     data, positions = raw["data"], raw["positions"]
     reasons.setdefault("data", []).append(
-        f"{found.counts_per_view:.4g} counts per pattern, {found.dose_e_per_A2:.4g} e/A^2 if each is an electron; "
-        f"{_descan_sentence(found)}"
+        f"{calibration.counts_per_view:.4g} counts per pattern, {calibration.dose_e_per_A2:.4g} e/A^2 if each is an "
+        f"electron; {_descan_sentence(calibration)}"
     )
-    _set_pixel(found, data, reasons)
-    _set_centre(found, data, reasons)
-    lens, why = found.lens, orientation_sentence(found)
+    _set_pixel(calibration, data, reasons)
+    _set_centre(calibration, data, reasons)
+    lens, why = calibration.lens, orientation_sentence(calibration)
     if lens.transpose:
         data["transpose"] = True
-        reasons["data.transpose"] = [f"By {'parallax' if found.parallax.is_sure else 'the centres of mass'}, as below."]
+        reasons["data.transpose"] = [
+            f"By {'parallax' if calibration.parallax.is_sure else 'the centres of mass'}, as below."
+        ]
     positions["rotation_deg"] = round(lens.rotation_deg, 2)
-    reasons["positions.rotation_deg"] = [why, twin_sentence(found)]
-    start: RawGroup = {"kind": "electron", "semiangle_rad": float(f"{found.semiangle_rad:.5g}")}
+    reasons["positions.rotation_deg"] = [why, twin_sentence(calibration)]
+    start: RawGroup = {"kind": "electron", "semiangle_rad": float(f"{calibration.semiangle_rad:.5g}")}
     aberrations: RawGroup = {}
-    if found.parallax.is_sure:
+    if calibration.parallax.is_sure:
         size, angle = lens.astigmatism
         aberrations["C10"] = float(f"{lens.c10_m:.4g}")
-        if size > 2 * found.parallax.c12_error_m:
+        if size > 2 * calibration.parallax.c12_error_m:
             aberrations["C12"] = [float(f"{size:.3g}"), round(angle, 3)]
         start["aberrations_m"] = aberrations
     raw["probe"] = {**(raw.get("probe") or {}), "start": start}
-    reasons["probe.start"] = [lens_sentence(found)]
-    said = "was told" if known.semiangle_rad is not None else "follows from the disc and the file's pixel size"
-    said = said if found.lattice is None else "follows from the disc and the lattice"
-    reasons["probe.start.semiangle_rad"] = [f"It {said}."]
+    reasons["probe.start"] = [lens_sentence(calibration)]
+    reason = "was told" if description.semiangle_rad is not None else "follows from the disc and the file's pixel size"
+    reason = reason if calibration.lattice is None else "follows from the disc and the lattice"
+    reasons["probe.start.semiangle_rad"] = [f"It {reason}."]
     is_told = "optics" in raw
-    if found.has_descan and "descan" not in (raw.get("optics") or {}):
+    if calibration.has_descan and "descan" not in (raw.get("optics") or {}):
         raw["optics"] = {**(raw.get("optics") or {}), "descan": True}
-        size, error = found.descan_turn_px
+        size, error = calibration.descan_turn_px
         reasons["optics.descan"] = [
             f"Patterns wander by {size:.2g} +- {error:.1g} px over the scan as no lens makes them do. Stages with "
             "unknowns: {object: true, probe: true, descan: true} refine it, for two to three times the work."
         ]
     if not raw.get("stages"):
-        parts = _set_thick_object(raw, reasons, found)
-        raw["stages"], reasons["stages"] = refining_stages(found, raw, parts), [refinement_sentence(found)]
+        parts = _set_thick_object(raw, reasons, calibration)
+        raw["stages"], reasons["stages"] = refining_stages(calibration, raw, parts), [refinement_sentence(calibration)]
         if _is_thick_potential(raw) and not is_told:
             raw["optics"] = {**(raw.get("optics") or {}), **copy.deepcopy(THICK_OPTICS)}
             reasons["optics.detector_transfer"] = ["Pixels count the light on all of their area: patterns are softer."]
@@ -93,15 +95,15 @@ def recipe_of(found: Calibration, folder: Path) -> tuple[Recipe, Reasons]:
     return Recipe.parse(raw), reasons
 
 
-def _set_thick_object(raw: RawGroup, reasons: Reasons, found: Calibration) -> int:
+def _set_thick_object(raw: RawGroup, reasons: Reasons, calibration: Calibration) -> int:
     """Set kind, slices and modes of an object of several slices, where nothing is said of kind and modes.
 
     Returns:
         Slices that each one which is told is made of.
     """
     obj, probe = raw.get("object") or {}, raw["probe"]
-    told = ObjectOptions.parse({"kind": Potential.name, **obj}, "object")
-    if told.slices == 1:
+    object_options = ObjectOptions.parse({"kind": Potential.name, **obj}, "object")
+    if object_options.slices == 1:
         return 1
     if "kind" not in obj:
         obj = raw["object"] = {**obj, "kind": Potential.name}
@@ -111,15 +113,22 @@ def _set_thick_object(raw: RawGroup, reasons: Reasons, found: Calibration) -> in
     if "modes" not in probe:
         probe["modes"] = THICK_MODES
         reasons["probe.modes"] = ["For a source of some size, and for atoms that move."]
-    if obj["kind"] == TRANSMISSION or told.initial != "ones" or told.slice_spacing_m is None:
+    if obj["kind"] == TRANSMISSION or object_options.initial != "ones" or object_options.slice_spacing_m is None:
         return 1
-    turn = turn_in_slice(told.slice_spacing_m, found.description.wavelength_m, found.semiangle_rad)
+    turn = turn_in_slice(
+        object_options.slice_spacing_m, calibration.description.wavelength_m, calibration.semiangle_rad
+    )
     parts = parts_of_slice(turn)
     if parts > 1:
-        raw["object"] = {**obj, "slices": told.slices * parts, "slice_spacing_m": told.slice_spacing_m / parts}
+        raw["object"] = {
+            **obj,
+            "slices": object_options.slices * parts,
+            "slice_spacing_m": object_options.slice_spacing_m / parts,
+        }
         reasons["object.slices"] = [
-            f"{told.slices} of {told.slice_spacing_m:.4g} m were told, in each of which the beam's edge turns by "
-            f"{turn:.2g} rad against its middle: {parts} slices add up to each. An epoch takes {parts} times as long."
+            f"{object_options.slices} of {object_options.slice_spacing_m:.4g} m were told, in each of which the "
+            f"beam's edge turns by {turn:.2g} rad against its middle: {parts} slices add up to each. An epoch takes "
+            f"{parts} times as long."
         ]
     return parts
 
@@ -140,24 +149,24 @@ def parts_of_slice(turn: float) -> int:
     return max(ceil(turn / MOST_TURN_RAD), 1)
 
 
-def refining_stages(found: Calibration, raw: RawGroup, parts: int = 1) -> list[RawGroup]:
+def refining_stages(calibration: Calibration, raw: RawGroup, parts: int = 1) -> list[RawGroup]:
     """Return the default stages, which refine what was measured: the rotation, and the lens where parallax is sure.
 
     Args:
-        found: the calibration.
+        calibration: the calibration.
         raw: the recipe without stages.
         parts: slices that each one which was told is made of.
     """
     obj = ObjectOptions.parse(raw.get("object") or {}, "object")
-    if not found.parallax.is_sure:
+    if not calibration.parallax.is_sure:
         rotation = {"scan_geometry": LENS_MODELS["scan_geometry"]}
         stages = smooth_thin_slices(default_stages(obj, ProbeOptions()), parts)
         return [{**stage, "models": copy.deepcopy(rotation)} for stage in stages]
     stages = smooth_thin_slices(default_stages(obj, ProbeOptions.parse(raw["probe"], "probe")), parts)
     if not _is_thick_potential(raw):
         return stages
-    radius = found.disc.radius * exp(hypot(*found.disc.stretch))
-    if not raw.get("optics") and can_begin_coarse(found.description.scan.window, radius):
+    radius = calibration.disc.radius * exp(hypot(*calibration.disc.stretch))
+    if not raw.get("optics") and can_begin_coarse(calibration.description.scan.window, radius):
         stages = begin_coarse(stages)
     return move_positions_late(stages)
 
@@ -214,44 +223,46 @@ def move_positions_late(stages: list[RawGroup]) -> list[RawGroup]:
     Args:
         stages: of which the last has more than MOVING_EPOCHS epochs.
     """
-    *others, last = copy.deepcopy(stages)
-    return [*others, {**last, "positions": {"start": last["epochs"] - MOVING_EPOCHS}}]
+    *earlier, last = copy.deepcopy(stages)
+    return [*earlier, {**last, "positions": {"start": last["epochs"] - MOVING_EPOCHS}}]
 
 
-def refinement_sentence(found: Calibration) -> str:
+def refinement_sentence(calibration: Calibration) -> str:
     """Return what the stages refine of the calibration."""
-    known = "rotation, defocus and astigmatism are" if found.parallax.is_sure else "the rotation is"
-    return f"What was measured has errors: {known} refined."
+    subject = "rotation, defocus and astigmatism are" if calibration.parallax.is_sure else "the rotation is"
+    return f"What was measured has errors: {subject} refined."
 
 
-def calibrated_text(found: Calibration, folder: Path) -> str:
+def calibrated_text(calibration: Calibration, folder: Path) -> str:
     """Return the YAML text of a calibration's recipe.
 
     Args:
-        found: the calibration.
+        calibration: the calibration.
         folder: that the recipe's run will write into.
     """
-    return recipe_text(*recipe_of(found, folder))
+    return recipe_text(*recipe_of(calibration, folder))
 
 
-def _set_pixel(found: Calibration, data: RawGroup, reasons: Reasons) -> None:
+def _set_pixel(calibration: Calibration, data: RawGroup, reasons: Reasons) -> None:
     """Set the object pixel where the semi-angle was told."""
-    known, disc = found.description, found.disc
+    description, disc = calibration.description, calibration.disc
     edge = f"The disc has a radius of {disc.radius:.2f} +- {disc.error:.2f} pixels"
     shape = f"{edge}, is {disc.ellipticity:.1%} longer than wide (at {disc.long_axis_deg:.0f} degrees from x to y)"
-    if known.semiangle_rad is None and found.lattice is None:
+    if description.semiangle_rad is None and calibration.lattice is None:
         reasons["data"].append(f"{shape}; its angle follows from the pixel size of the file.")
         return
-    stored = tuple(pixel / ratio for pixel, ratio in zip(found.pixel_m, known.ratio, strict=True))
+    stored = tuple(pixel / ratio for pixel, ratio in zip(calibration.pixel_m, description.ratio, strict=True))
     for key in ("distance_m", "detector_pixel_m"):
         data.pop(key, None)
     data["object_pixel_m"] = [float(f"{pixel:.5g}") for pixel in stored]
-    said = f"{shape} and an angle of {found.semiangle_rad:.5g} rad."
-    if found.lattice is not None:
-        said = f"{lattice_sentence(found.lattice)} {shape}."
-    if known.stored_pixel_m is not None:
-        said += f" The file says pixels of {known.stored_pixel_m[0]:.4g} x {known.stored_pixel_m[1]:.4g} m."
-    reasons["data.object_pixel_m"] = [said]
+    reason = f"{shape} and an angle of {calibration.semiangle_rad:.5g} rad."
+    if calibration.lattice is not None:
+        reason = f"{lattice_sentence(calibration.lattice)} {shape}."
+    if description.stored_pixel_m is not None:
+        reason += (
+            f" The file says pixels of {description.stored_pixel_m[0]:.4g} x {description.stored_pixel_m[1]:.4g} m."
+        )
+    reasons["data.object_pixel_m"] = [reason]
 
 
 def lattice_sentence(lattice: KnownLattice) -> str:
@@ -263,11 +274,11 @@ def lattice_sentence(lattice: KnownLattice) -> str:
     )
 
 
-def _set_centre(found: Calibration, data: RawGroup, reasons: Reasons) -> None:
+def _set_centre(calibration: Calibration, data: RawGroup, reasons: Reasons) -> None:
     """Set the pixel of the direct beam if it is another one than the file's."""
-    source, disc = found.description.scan.patterns, found.disc
+    source, disc = calibration.description.scan.patterns, calibration.disc
     options = DataOptions.parse(data, "data")
-    away = [c - n // 2 for c, n in zip(disc.centre, found.description.scan.window, strict=True)]
+    away = [c - n // 2 for c, n in zip(disc.centre, calibration.description.scan.window, strict=True)]
     if not isinstance(source, PreparedSource) or max(map(abs, away)) <= 0.5:
         return
     stored = source.raw.shape[1:]
@@ -281,13 +292,15 @@ def _set_centre(found: Calibration, data: RawGroup, reasons: Reasons) -> None:
     ]
 
 
-def _descan_sentence(found: Calibration) -> str:
-    descan = found.descan
+def _descan_sentence(calibration: Calibration) -> str:
+    descan = calibration.descan
     if not descan.degree:
         return f"the disc stays where it is over the scan, within {descan.scatter_px:.2g} px."
-    size, _ = found.descan_turn_px
+    size, _ = calibration.descan_turn_px
     follows = (
-        "which the model follows (optics)" if found.has_descan else f"mostly as a lens does, but for {size:.1g} px"
+        "which the model follows (optics)"
+        if calibration.has_descan
+        else f"mostly as a lens does, but for {size:.1g} px"
     )
     return (
         f"the disc wanders by {descan.wander_px:.2g} px over the scan (descan; {descan.scatter_px:.2g} px about a "
@@ -295,39 +308,39 @@ def _descan_sentence(found: Calibration) -> str:
     )
 
 
-def orientation_sentence(found: Calibration) -> str:
+def orientation_sentence(calibration: Calibration) -> str:
     """Return what the orientation was taken from, and how sure it is."""
-    curl, fit = found.curl, found.parallax
+    curl, fit = calibration.curl, calibration.parallax
     by_curl = (
         f"the curl of the centres of mass says {'transposed' if curl.transpose else 'not transposed'}, "
         f"{curl.rotation_deg:.1f} degrees or half a turn more ({curl.curl:.0%} of them is no gradient then, "
         f"{curl.other_curl:.0%} with the other transposition)"
     )
-    if found.orientation_from == "parallax":
+    if calibration.orientation_from == "parallax":
         return f"By parallax, +- {fit.rotation_error_deg:.2g} degrees (statistical); {by_curl}."
-    sure = "" if found.orientation_from == "curl" else " That is not clear: try ptymesh orient."
+    sure = "" if calibration.orientation_from == "curl" else " That is not clear: try ptymesh orient."
     return f"By parallax nothing is sure; {by_curl}.{sure}"
 
 
-def twin_sentence(found: Calibration) -> str:
+def twin_sentence(calibration: Calibration) -> str:
     """Return the twin, and what tells it apart."""
-    twin = found.lens.twin
+    twin = calibration.lens.twin
     which = f"rotation_deg {twin.rotation_deg:.2f}" + (
         f" with C10 {twin.c10_m:.4g} in the middle of the sample" if twin.c10_m else ""
     )
-    if found.settled:
-        return f"Its twin, {which}, is told apart by {found.settled}."
+    if calibration.settled:
+        return f"Its twin, {which}, is told apart by {calibration.settled}."
     return f"NOTHING TELLS IT FROM ITS TWIN, {which}, in which the phase has the other sign; give --c10 or --phase."
 
 
-def lens_sentence(found: Calibration) -> str:
+def lens_sentence(calibration: Calibration) -> str:
     """Return the aberrations with their errors."""
-    fit = found.parallax
+    fit = calibration.parallax
     if not fit.is_sure:
         return "Bright-field images show no parallax that is sure: the aberrations are left at zero."
-    size, angle = found.lens.astigmatism
+    size, angle = calibration.lens.astigmatism
     return (
-        f"By parallax of {len(found.angles)} virtual bright-field images: C10 (C1) {found.lens.c10_m:.4g} +- "
-        f"{fit.c10_error_m:.1g} m in the middle of the sample, C12 (A1) {size:.3g} +- {fit.c12_error_m:.1g} m at "
+        f"By parallax of {len(calibration.angles)} virtual bright-field images: C10 (C1) {calibration.lens.c10_m:.4g} "
+        f"+- {fit.c10_error_m:.1g} m in the middle of the sample, C12 (A1) {size:.3g} +- {fit.c12_error_m:.1g} m at "
         f"{degrees(angle):.0f} degrees."
     )

@@ -84,9 +84,9 @@ def scan_grid(positions_m: np.ndarray) -> ScanGrid:
     """
     length = row_length(positions_m)
     if length is not None and len(positions_m) % length == 0:
-        found = _raster(positions_m, (len(positions_m) // length, length))
-        if found is not None:
-            return _refuse_few_lines(found)
+        raster = _raster(positions_m, (len(positions_m) // length, length))
+        if raster is not None:
+            return _refuse_few_lines(raster)
     return _refuse_few_lines(_laid_over(positions_m))
 
 
@@ -129,8 +129,8 @@ def _refuse_few_lines(grid: ScanGrid) -> ScanGrid:
     return grid
 
 
-def _too_few(what: str) -> str:
+def _too_few(noun: str) -> str:
     return (
-        f"The scan has {what}, from which no rotation and no defocus follow; calibrate needs at least {FEWEST_LINES} "
+        f"The scan has {noun}, from which no rotation and no defocus follow; calibrate needs at least {FEWEST_LINES} "
         "rows and columns."
     )

@@ -29,21 +29,21 @@ DefocusSign = Literal["negative", "positive", "unknown"]
 PhaseSign = Literal["bright", "dark"]
 
 
-def choose_twin(found: Calibration, image: np.ndarray, c10: DefocusSign, phase: PhaseSign) -> tuple[Lens, str]:
+def choose_twin(calibration: Calibration, image: np.ndarray, c10: DefocusSign, phase: PhaseSign) -> tuple[Lens, str]:
     """Return the lens or its twin, and what tells them apart; empty where nothing does.
 
     Args:
-        found: the calibration, of one of the two.
+        calibration: the calibration, of one of the two.
         image: (R, C) phase with this lens, which is looked at where reconstructions do not tell.
         c10: known sign of C10.
         phase: sign of the phase of features; where C10 is unknown.
     """
-    lens = found.lens
+    lens = calibration.lens
     if c10 != "unknown" and lens.c10_m:
         right = (lens.c10_m < 0) == (c10 == "negative")
         return (lens if right else lens.twin), f"C10, said to be {c10}"
-    if found.orientation_from != "nothing":
-        trial = compare_twins(found)
+    if calibration.orientation_from != "nothing":
+        trial = compare_twins(calibration)
         if trial.is_clear:
             right = (trial.residual < trial.of_twin) == (phase == "bright")
             low, high = sorted((trial.residual, trial.of_twin))
@@ -60,10 +60,12 @@ def choose_twin(found: Calibration, image: np.ndarray, c10: DefocusSign, phase: 
     return (lens if right else lens.twin), f"features that are {phase} in the phase (skewness {abs(skewness):.2g})"
 
 
-def compare_twins(found: Calibration) -> TwinTrial:
+def compare_twins(calibration: Calibration) -> TwinTrial:
     """Return how well a positive potential explains held-out views with the lens that was found, and with its twin."""
-    given, twin = (recipe_of(replace(found, lens=lens), Path())[0] for lens in (found.lens, found.lens.twin))
-    return compare_recipes_of_twins(given, twin)
+    as_measured, twin = (
+        recipe_of(replace(calibration, lens=lens), Path())[0] for lens in (calibration.lens, calibration.lens.twin)
+    )
+    return compare_recipes_of_twins(as_measured, twin)
 
 
 def skewness_of(image: np.ndarray) -> tuple[float, float]:

@@ -63,26 +63,26 @@ def refuse_fixed(name: str) -> None:
         raise ValueError(f"unknowns names {name} of optics.{one.operator}, which is known and stays; leave it out")
 
 
-def named(given: Any, registry: Registry, key: str) -> Any:
+def named(values: Any, registry: Registry, key: str) -> Any:
     """Parse groups of options, each under the name of its class; `true` stands for its defaults, `false` leaves it out.
 
     Args:
-        given: mapping of names to options; anything else is returned as it is.
+        values: mapping of names to options; anything else is returned as it is.
         registry: classes by name.
         key: of the recipe, for messages.
 
     Raises:
         BadInput: a name is not in the registry, or its options are not valid.
     """
-    if not isinstance(given, dict):
-        return given
-    found = {}
-    for name, options in given.items():
+    if not isinstance(values, dict):
+        return values
+    by_name = {}
+    for name, options in values.items():
         if isinstance(options, Options):
-            found[name] = options
+            by_name[name] = options
         elif options is not None and options is not False:
-            found[name] = registry[name].parse({} if options is True else options, f"{key}.{name}")
-    return found
+            by_name[name] = registry[name].parse({} if options is True else options, f"{key}.{name}")
+    return by_name
 
 
 register_classes(MODELS, Parametrisation, __name__, __path__)

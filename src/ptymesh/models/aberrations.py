@@ -42,22 +42,22 @@ def _by_krivanek(values: Any) -> Any:
     """
     if not isinstance(values, dict):
         return values
-    found: dict[object, object] = {}
-    given: dict[str, str] = {}
+    by_name: dict[object, object] = {}
+    names_given: dict[str, str] = {}
     for name, value in values.items():
         krivanek, factor = krivanek_name(name) if isinstance(name, str) else (name, 1)
-        if krivanek in given:
-            raise ValueError(f"{given[krivanek]} and {name} are the same aberration; give one of them")
-        given[krivanek] = name
+        if krivanek in names_given:
+            raise ValueError(f"{names_given[krivanek]} and {name} are the same aberration; give one of them")
+        names_given[krivanek] = name
         given_pair = isinstance(value, list | tuple)
         size, *angle = value if given_pair and value else (value,)
-        read = [read_quantity(name, size, LENGTH), *(read_quantity(name, one, ANGLE) for one in angle)]
-        numbers = [one for one in read if _is_number(one)]
-        if not len(numbers) == len(read) == 1 + given_pair:
+        quantities = [read_quantity(name, size, LENGTH), *(read_quantity(name, one, ANGLE) for one in angle)]
+        numbers = [one for one in quantities if _is_number(one)]
+        if not len(numbers) == len(quantities) == 1 + given_pair:
             raise ValueError(f"{name} is {quote(value)}; give metres, or [metres, angle in rad]")
         numbers[0] *= factor
-        found[krivanek] = numbers if given_pair else numbers[0]
-    return found
+        by_name[krivanek] = numbers if given_pair else numbers[0]
+    return by_name
 
 
 def _is_number(value: object) -> TypeGuard[float]:
@@ -116,14 +116,14 @@ class Aberrations(Parametrisation):
 
     def without(self, terms: Collection[str]) -> Self | None:
         """Return the same with the other terms, None if there is none."""
-        left = [term for term in self.terms if term not in terms]
-        return self.model_copy(update={"terms": left}) if left else None
+        terms_left = [term for term in self.terms if term not in terms]
+        return self.model_copy(update={"terms": terms_left}) if terms_left else None
 
     @classmethod
-    def read_widths(cls, given: dict[str, object]) -> dict[str, object]:
+    def read_widths(cls, widths: dict[str, object]) -> dict[str, object]:
         """Return widths by Krivanek's names, in metres. Raises ValueError where one is no length."""
-        read: dict[str, object] = _by_krivanek(given)
-        return read
+        by_name: dict[str, object] = _by_krivanek(widths)
+        return by_name
 
     @classmethod
     def term_of(cls, number: str) -> str:
@@ -190,12 +190,12 @@ class Aberrations(Parametrisation):
         size = np.sqrt((terms**2 * share.ravel()).sum(1))
         terms = terms / size[:, None]
         gram = np.array([[(one * other * share.ravel()).sum() for other in terms] for one in terms])
-        found = np.concatenate((change.numpy(), np.zeros(len(terms) - len(change)))) * size
+        coefficients = np.concatenate((change.numpy(), np.zeros(len(terms) - len(change)))) * size
         for _ in range(PHASE_FITS):
-            chi = sum(number * term for number, term in zip(found, terms, strict=True)).reshape(between.shape)
-            left = np.angle(between * np.exp(1j * chi)) * share
-            found = found - np.linalg.lstsq(gram, (terms * left.ravel()).sum(1), rcond=None)[0]
-        return torch.from_numpy((found / size)[: len(change)])
+            chi = sum(number * term for number, term in zip(coefficients, terms, strict=True)).reshape(between.shape)
+            phase_left = np.angle(between * np.exp(1j * chi)) * share
+            coefficients = coefficients - np.linalg.lstsq(gram, (terms * phase_left.ravel()).sum(1), rcond=None)[0]
+        return torch.from_numpy((coefficients / size)[: len(change)])
 
     def _free_phases(self, geometry: Geometry, like: Tensor) -> Tensor:
         """Return phases of the probe that no pattern determines, (3, h, w) float64: two shifts and a constant."""
@@ -209,5 +209,5 @@ class Aberrations(Parametrisation):
         """Return chi_k per metre, (n, h, w) float64."""
         assert geometry.object_pixel_m is not None and geometry.wavelength_m is not None, "checked"
         window = like.shape[-2], like.shape[-1]
-        found = aberration_phases(window, geometry.object_pixel_m, geometry.wavelength_m, self.terms)
-        return torch.stack(list(found.values())).to(like.device)
+        phases = aberration_phases(window, geometry.object_pixel_m, geometry.wavelength_m, self.terms)
+        return torch.stack(list(phases.values())).to(like.device)

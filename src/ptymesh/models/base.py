@@ -59,8 +59,8 @@ class Parametrisation(Schedule, Options):
 
     @field_validator("widths", mode="before")
     @classmethod
-    def _read_widths(cls, given: object) -> object:
-        return cls.read_widths(given) if isinstance(given, dict) else given
+    def _read_widths(cls, widths: object) -> object:
+        return cls.read_widths(widths) if isinstance(widths, dict) else widths
 
     @model_validator(mode="after")
     def _refuse_other_widths(self) -> Self:
@@ -71,13 +71,13 @@ class Parametrisation(Schedule, Options):
         return self
 
     @classmethod
-    def read_widths(cls, given: dict[str, object]) -> dict[str, object]:
+    def read_widths(cls, widths: dict[str, object]) -> dict[str, object]:
         """Return widths by term as numbers, where they are texts with a unit.
 
         Raises:
             ValueError: the unit is of another quantity.
         """
-        return given
+        return widths
 
     @classmethod
     def term_of(cls, number: str) -> str:

@@ -73,8 +73,8 @@ class BinnedDetector(DetectorPiece):
         k, before = self.factor, (self.factor - 1) // 2
         rolled = S.roll((before, before), (-2, -1))
         # term by term: the order of a sum must not depend on how many views there are
-        first, *others = (rolled[..., y::k, x::k] for y in range(k) for x in range(k))
-        return sum(others, first)
+        first, *further_parts = (rolled[..., y::k, x::k] for y in range(k) for x in range(k))
+        return sum(further_parts, first)
 
     def adjoint(self, x: Tensor, values: Values, tables: Tables) -> Tensor:
         """Return the value of a pixel in each of the K x K that it sums.

@@ -152,13 +152,13 @@ class FlyScan(ShiftedCopies, WaveOperator):
         paths = self._straight_paths(measurement)
         length = float(np.quantile(np.linalg.norm(paths, axis=1), LONGEST))
         spacing, why = _spacing(measurement.probe)
-        wanted = math.ceil(length / spacing - 1e-6)
-        if wanted > MOST_POINTS:
+        points_needed = math.ceil(length / spacing - 1e-6)
+        if points_needed > MOST_POINTS:
             raise BadInput(
-                f"optics.fly_scan would need {wanted} points for a path of {length:.3g} px; give points, "
+                f"optics.fly_scan would need {points_needed} points for a path of {length:.3g} px; give points, "
                 f"{MOST_POINTS} at most, or correct path or positions."
             )
-        points = max(FEWEST_POINTS, wanted)
+        points = max(FEWEST_POINTS, points_needed)
         sentence = f"optics.fly_scan takes {points} points along a path of {length:.3g} px, {why}."
         return self.model_copy(update={"points": points}), sentence
 

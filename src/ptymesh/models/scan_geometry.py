@@ -71,14 +71,14 @@ class ScanGeometry(Parametrisation):
 
     def without(self, terms: Collection[str]) -> Self | None:
         """Return the same with the other terms, None if there is none."""
-        left = [term for term in self.terms if term not in terms]
-        return self.model_copy(update={"terms": left}) if left else None
+        terms_left = [term for term in self.terms if term not in terms]
+        return self.model_copy(update={"terms": terms_left}) if terms_left else None
 
     @classmethod
-    def read_widths(cls, given: dict[str, object]) -> dict[str, object]:
+    def read_widths(cls, widths: dict[str, object]) -> dict[str, object]:
         """Return widths by term, of the rotation in rad. Raises ValueError where that is no angle."""
         return {
-            name: read_quantity(name, value, ANGLE) if name == "rotation" else value for name, value in given.items()
+            name: read_quantity(name, value, ANGLE) if name == "rotation" else value for name, value in widths.items()
         }
 
     @property
@@ -105,8 +105,8 @@ class ScanGeometry(Parametrisation):
 
     def directions(self, geometry: Geometry, estimate: Estimate) -> Tensor:
         """Return J, (n, N, 2) float64: moves of the positions about their middle, pixels per unit."""
-        known = moves_of_terms(*(estimate.nominal - means(estimate.nominal)).unbind(1))
-        return torch.stack([torch.stack(known[name], dim=1) for name in self.terms])
+        moves = moves_of_terms(*(estimate.nominal - means(estimate.nominal)).unbind(1))
+        return torch.stack([torch.stack(moves[name], dim=1) for name in self.terms])
 
     def moved(self, geometry: Geometry, estimate: Estimate, x: Tensor, before: Tensor, after: Tensor) -> Tensor:
         """Return c + A(after) A(before)^-1 (x - c).
@@ -135,8 +135,8 @@ def moves_of_terms(y: Tensor, x: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
 
 def matrix_of(numbers: Mapping[str, float]) -> np.ndarray:
     """Return A, (2, 2) float64, for some of rotation (rad), scale, aspect and shear; others are 0."""
-    known = dict.fromkeys(UNITS, 0.0) | dict(numbers)
-    cosine, sine, s = math.cos(known["rotation"]), math.sin(known["rotation"]), known["shear"]
+    values = dict.fromkeys(UNITS, 0.0) | dict(numbers)
+    cosine, sine, s = math.cos(values["rotation"]), math.sin(values["rotation"]), values["shear"]
     turn = np.array([[cosine, -sine], [sine, cosine]])
-    stretch = np.array([[1 + known["aspect"], s], [s, 1 - known["aspect"]]])
-    return (1 + known["scale"]) * turn @ stretch
+    stretch = np.array([[1 + values["aspect"], s], [s, 1 - values["aspect"]]])
+    return (1 + values["scale"]) * turn @ stretch

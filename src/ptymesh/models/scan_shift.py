@@ -80,14 +80,14 @@ class ScanShift(Parametrisation):
     def directions(self, geometry: Geometry, estimate: Estimate) -> Tensor:
         """Return J, (n (S - 1), N, 2) float64: the moves of the views of one scan, 0 for the others."""
         assert estimate.scan_index is not None, "checked"
-        found = []
+        directions = []
         for scan in range(1, self.scans):
-            own = estimate.scan_index == scan
-            y, x = (estimate.nominal - means(estimate.nominal[own])).unbind(1)
+            is_of_scan = estimate.scan_index == scan
+            y, x = (estimate.nominal - means(estimate.nominal[is_of_scan])).unbind(1)
             one, none = torch.ones_like(y), torch.zeros_like(y)
-            known = {"y": (one, none), "x": (none, one), "rotation": (-x, y), "scale": (y, x)}
-            found += [torch.stack(known[name], dim=1) * own[:, None] for name in self._units_of_scan]
-        return torch.stack(found)
+            by_unit = {"y": (one, none), "x": (none, one), "rotation": (-x, y), "scale": (y, x)}
+            directions += [torch.stack(by_unit[name], dim=1) * is_of_scan[:, None] for name in self._units_of_scan]
+        return torch.stack(directions)
 
     def moved(self, geometry: Geometry, estimate: Estimate, x: Tensor, before: Tensor, after: Tensor) -> Tensor:
         """Return c + A(after) A(before)^-1 (x - c - s(before)) + s(after) for each scan, A = (1 + scale) R.
@@ -112,21 +112,21 @@ class ScanShift(Parametrisation):
             before: (n,) float64 on the host, numbers that `x` has moved by.
             after: (n,) float64 on the host, those to move by.
         """
-        found = x.clone()
-        each = zip(before.reshape(self.scans - 1, -1), after.reshape(self.scans - 1, -1), strict=True)
-        for scan, (old, new) in enumerate(each, 1):
-            own = scan_index == scan
-            centre = means(nominal[own])
+        placed = x.clone()
+        of_scans = zip(before.reshape(self.scans - 1, -1), after.reshape(self.scans - 1, -1), strict=True)
+        for scan, (old, new) in enumerate(of_scans, 1):
+            is_of_scan = scan_index == scan
+            centre = means(nominal[is_of_scan])
             (matrix, shift), (matrix_then, shift_then) = self._map(new), self._map(old)
             (a, b), (c, d) = (matrix @ torch.linalg.inv(matrix_then)).tolist()
-            v, u = (x[own] - centre - shift_then.to(x)).unbind(1)
-            found[own] = torch.stack((a * v + b * u, c * v + d * u), dim=1) + centre + shift.to(x)
-        return found
+            v, u = (x[is_of_scan] - centre - shift_then.to(x)).unbind(1)
+            placed[is_of_scan] = torch.stack((a * v + b * u, c * v + d * u), dim=1) + centre + shift.to(x)
+        return placed
 
     def _map(self, theta: Tensor) -> tuple[Tensor, Tensor]:
         """Return A (2, 2) and s (2,) of one scan's numbers, float64 on the host."""
-        known = {"y": 0.0, "x": 0.0, "rotation": 0.0, "scale": 0.0}
-        known |= dict(zip(self._units_of_scan, theta.tolist(), strict=True))
-        cosine, sine = math.cos(known["rotation"]), math.sin(known["rotation"])
-        matrix = (1 + known["scale"]) * torch.tensor([[cosine, -sine], [sine, cosine]], dtype=torch.float64)
-        return matrix, torch.tensor([known["y"], known["x"]], dtype=torch.float64)
+        values = {"y": 0.0, "x": 0.0, "rotation": 0.0, "scale": 0.0}
+        values |= dict(zip(self._units_of_scan, theta.tolist(), strict=True))
+        cosine, sine = math.cos(values["rotation"]), math.sin(values["rotation"])
+        matrix = (1 + values["scale"]) * torch.tensor([[cosine, -sine], [sine, cosine]], dtype=torch.float64)
+        return matrix, torch.tensor([values["y"], values["x"]], dtype=torch.float64)

@@ -108,8 +108,8 @@ class SurfacePropagation(PropagatedViews, WaveOperator):
 
     def _sine(self, geometry: Geometry) -> float:
         """Return s; the beam comes in from the side to which the normal leans, and so goes against the axis."""
-        known = geometry.surface_deg[leaning_axis(geometry)]
-        return -math.sin(math.radians(known if self.incidence_deg is None else self.incidence_deg))
+        lean_deg = geometry.surface_deg[leaning_axis(geometry)]
+        return -math.sin(math.radians(lean_deg if self.incidence_deg is None else self.incidence_deg))
 
 
 def leaning_rate(shape: tuple[int, int], pixel_m: Pair, wavelength_m: float, sine: float, axis: int) -> Tensor:

@@ -84,8 +84,8 @@ class TiltedSurface(DetectorPiece):
         if self.start:
             return self, ""
         geometry = measurement.geometry
-        known = geometry.surface_deg[Grid.of_geometry(geometry).axis]
-        return self.model_copy(update={"start": {"surface_angle": known}}), ""
+        lean_deg = geometry.surface_deg[Grid.of_geometry(geometry).axis]
+        return self.model_copy(update={"start": {"surface_angle": lean_deg}}), ""
 
     def sizes(self, geometry: Geometry) -> dict[str, float]:
         """Return the change of the angle, deg, that moves a corner of the pattern by a pixel, 10 at most."""

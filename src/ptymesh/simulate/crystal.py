@@ -196,8 +196,8 @@ def arrange_atoms(crystal: Crystal, field_m: tuple[float, float]) -> Atoms:
     parts = [(0.0, 2 * middle, 0.0)]
     if crystal.twist_deg:
         parts = [(0.0, middle, 0.0), (middle, 2 * middle, crystal.twist_deg)]
-    found = [_fill(crystal, field_m, (top, bottom), turn) for top, bottom, turn in parts]
-    return Atoms(np.concatenate([one.elements for one in found]), np.concatenate([one.places_m for one in found]))
+    atoms = [_fill(crystal, field_m, (top, bottom), turn) for top, bottom, turn in parts]
+    return Atoms(np.concatenate([one.elements for one in atoms]), np.concatenate([one.places_m for one in atoms]))
 
 
 def _fill(crystal: Crystal, field_m: tuple[float, float], depth_m: tuple[float, float], turn_deg: float) -> Atoms:

@@ -160,10 +160,13 @@ class Specimen:
         """Return the beam (h, w) in the middle of the first slab, on object pixels, of unit power in its field."""
         wave = torch.fft.fftshift(fft(self.beam(self.crystal.thickness_m / self.slabs / 2)))
         size, middle = self.geometry.shape[0], self.side // 2
-        kept = size * self.crystal.extent  # frequencies of the object pixels, in the field of the beam
-        wave = wave[middle - kept // 2 : middle - kept // 2 + kept, middle - kept // 2 : middle - kept // 2 + kept]
+        frequencies = size * self.crystal.extent  # frequencies of the object pixels, in the field of the beam
+        wave = wave[
+            middle - frequencies // 2 : middle - frequencies // 2 + frequencies,
+            middle - frequencies // 2 : middle - frequencies // 2 + frequencies,
+        ]
         coarse = ifft(torch.fft.ifftshift(wave))
-        start = kept // 2 - size // 2
+        start = frequencies // 2 - size // 2
         return coarse[start : start + size, start : start + size].contiguous()
 
     def intensities(self, positions: np.ndarray, chunk: int) -> Iterator[Tensor]:
@@ -182,15 +185,15 @@ class Specimen:
         # the object pixel at a window's middle lies at the middle of the beam's field
         corners = (positions + size // 2) * refine + self.border - self.side // 2
         for start in range(0, len(positions), chunk):
-            here = corners[start : start + chunk]
+            nominal = corners[start : start + chunk]
             total: Tensor | None = None
             for configuration, offset in enumerate(self.offsets_m):
-                there = here + offset / self.pixel_m
-                whole = np.floor(there + 0.5).astype(int)
-                rest = torch.from_numpy(there - whole)[..., None, None]
+                moved = nominal + offset / self.pixel_m
+                pixels = np.floor(moved + 0.5).astype(int)
+                rest = torch.from_numpy(moved - pixels)[..., None, None]
                 ramp = -2 * math.pi * (rest[:, 0] * frequency[0] + rest[:, 1] * frequency[1])
                 waves = ifft(beam * torch.polar(torch.ones_like(ramp), ramp)).to(torch.complex64)
-                exits = transmit(waves, self.transmissions(configuration), kernel, whole)
+                exits = transmit(waves, self.transmissions(configuration), kernel, pixels)
                 intensities = torch.view_as_real(fft(self._padded(exits))).square().sum(-1).to(torch.float64)
                 total = intensities if total is None else total + intensities
             assert total is not None
@@ -246,9 +249,9 @@ def project(
     for element in np.unique(atoms.elements):
         amplitude = torch.from_numpy(projected_potential(str(element), frequency.numpy())) * blur / pixel**2
         for index in range(count):
-            these = places[torch.from_numpy((level == index) & (atoms.elements == element))]
-            if len(these):
-                rows, columns = _waves(y, these[:, 0]), _waves(x, these[:, 1])
+            chosen = places[torch.from_numpy((level == index) & (atoms.elements == element))]
+            if len(chosen):
+                rows, columns = _waves(y, chosen[:, 0]), _waves(x, chosen[:, 1])
                 spectra[index] += amplitude * (rows.T @ columns)
     return torch.fft.irfft2(spectra, s=shape) * 1e-10
 
@@ -271,13 +274,13 @@ def transmit(waves: Tensor, transmissions: Tensor, kernel: Tensor, corners: np.n
     """
     side, waves = waves.shape[-1], waves.clone()
     scaled = kernel / side**2  # transforms without a factor of their own save two passes
-    for index, whole in enumerate(transmissions):
+    for index, transmission in enumerate(transmissions):
         if index:
             spectra = fft(waves, "backward")
             spectra *= scaled
             waves = ifft(spectra, "forward")
         for wave, (y, x) in zip(waves, corners.tolist(), strict=True):
-            wave *= whole[y : y + side, x : x + side]
+            wave *= transmission[y : y + side, x : x + side]
     return waves
 
 

@@ -139,8 +139,8 @@ class Simulation(Options):
 
     @field_validator("optics", mode="before")
     @classmethod
-    def _operators(cls, given: Any) -> Any:
-        return named(given, OPTICS, "optics")
+    def _operators(cls, values: Any) -> Any:
+        return named(values, OPTICS, "optics")
 
     @model_validator(mode="after")
     def _known_unknowns(self) -> Simulation:

@@ -144,7 +144,7 @@ def atoms(
     Source:
         Weak-phase transmission: Kirkland, ch. 5.
     """
-    made = []
+    placed = []
     for level in range(slices):
         rng = np.random.default_rng([seed, 5, level])
         turn = math.pi / 3 * (level / slices + rng.uniform(0, 0.1))
@@ -159,8 +159,8 @@ def atoms(
         loose = rng.uniform(0, shape, (round(0.25 * np.prod(shape) * np.prod(pixel_m) / spacing_m**2), 2))
         loose = loose[film[tuple(loose.astype(int).T)]]
         _add_atoms(potential, loose, rng.uniform(0.2, 0.6, len(loose)), pixel_m, sigma_m)
-        made.append(np.exp(1j * phase_rad * potential / potential.max()))
-    return np.stack(made)
+        placed.append(np.exp(1j * phase_rad * potential / potential.max()))
+    return np.stack(placed)
 
 
 def grains(shape: tuple[int, int], seed: int) -> np.ndarray:

@@ -56,19 +56,19 @@ def scan(kind: ScanPattern, views: int, step_px: float, *, density_ratio: float 
     return positions - (positions.min(axis=0) + positions.max(axis=0)) / 2
 
 
-def place_scans(told: Sequence[np.ndarray], moves: Sequence[Sequence[float]]) -> list[np.ndarray]:
+def place_scans(positions: Sequence[np.ndarray], moves: Sequence[Sequence[float]]) -> list[np.ndarray]:
     """Return where the scans of one object lie, (N, 2) each, from where their positions say.
 
     Args:
-        told: (N, 2) pixels of each scan.
+        positions: (N, 2) pixels of each scan.
         moves: shift (y, x) in pixels, rotation (rad) and scale about its middle of each scan but the first, as
             `models.scan_shift` refines them.
     """
     if not moves:
-        return list(told)
-    piece, numbers = ScanShift(scans=len(told), terms=list(UNITS)), torch.tensor(moves, dtype=torch.float64)
-    nominal, counts = torch.from_numpy(np.concatenate(told)), [len(one) for one in told]
-    index = torch.arange(len(told)).repeat_interleave(torch.tensor(counts))
+        return list(positions)
+    piece, numbers = ScanShift(scans=len(positions), terms=list(UNITS)), torch.tensor(moves, dtype=torch.float64)
+    nominal, counts = torch.from_numpy(np.concatenate(positions)), [len(one) for one in positions]
+    index = torch.arange(len(positions)).repeat_interleave(torch.tensor(counts))
     placed = piece.place_scans(nominal, nominal, index, torch.zeros_like(numbers), numbers)
     return [one.numpy() for one in placed.split(counts)]
 

@@ -208,10 +208,10 @@ def simulate(options: Simulation | None = None, **changes: object) -> Simulated:
     Raises:
         BadInput: options that contradict each other or that the window cannot sample.
     """
-    made = checked(options, **changes)
-    if made.further_scans:
+    checked_options = checked(options, **changes)
+    if checked_options.further_scans:
         raise BadInput("further_scans ask for several scans; call simulate_scans, which returns each of them.")
-    return simulate_scans(made)[0]
+    return simulate_scans(checked_options)[0]
 
 
 def simulate_scans(options: Simulation | None = None, **changes: object) -> list[Simulated]:
@@ -224,8 +224,8 @@ def simulate_scans(options: Simulation | None = None, **changes: object) -> list
     Raises:
         BadInput: options that contradict each other or that the window cannot sample.
     """
-    made = truths(checked(options, **changes))
-    return [Simulated(one.measurement(np.concatenate(list(patterns(one)))), one) for one in made]
+    simulations = truths(checked(options, **changes))
+    return [Simulated(one.measurement(np.concatenate(list(patterns(one)))), one) for one in simulations]
 
 
 def checked(options: Simulation | None = None, **changes: object) -> Simulation:
@@ -236,8 +236,8 @@ def checked(options: Simulation | None = None, **changes: object) -> Simulation:
     """
     if not isinstance(options, Simulation | None):
         raise BadInput(f"The options of a simulation are of type {type(options).__name__}; give a Simulation.")
-    known = {} if options is None else options.model_dump()
-    return Simulation.parse({**known, **changes})
+    values = {} if options is None else options.model_dump()
+    return Simulation.parse({**values, **changes})
 
 
 def truth(options: Simulation) -> Truth:
@@ -255,8 +255,8 @@ def truths(options: Simulation) -> list[Truth]:
     Raises:
         BadInput: options that contradict each other or that the window cannot sample.
     """
-    further = options.further_scans
-    if further and (options.crystal is not None or options.kind == "crystal" or options.optics):
+    further_scans = options.further_scans
+    if further_scans and (options.crystal is not None or options.kind == "crystal" or options.optics):
         raise BadInput("further_scans are for simulations without a crystal and without optics; remove one of the two.")
     if options.kind == "crystal":
         if options.object_modes > 1:
@@ -281,19 +281,19 @@ def truths(options: Simulation) -> list[Truth]:
     width_px = DEFAULTS[options.kind].width * options.window
     every = options_by_scan(options)
     margin = MARGIN_PX + math.ceil(max(one.position_error_px for one in every))
-    told = [_scan(one, width_px, margin) for one in every]
-    placed = scans.place_scans(told, [one.move for one in further])
-    reach = np.ceil(np.abs(np.concatenate([*told, *placed])).max(axis=0)).astype(int)
+    scans_told = [_scan(one, width_px, margin) for one in every]
+    placed = scans.place_scans(scans_told, [one.move for one in further_scans])
+    reach = np.ceil(np.abs(np.concatenate([*scans_told, *placed])).max(axis=0)).astype(int)
     sides = [-(-(2 * int(r) + window + 2 * margin) // BLOCK) * BLOCK for r in reach]
     origin = (float((sides[0] - window) // 2), float((sides[1] - window) // 2))
     _check_memory(slices * options.object_modes * sides[0] * sides[1] + (1 + CHUNK) * options.modes * window**2)
-    nominal, options = told[0] + np.array(origin), every[0]
+    nominal, options = scans_told[0] + np.array(origin), every[0]
     error = _position_errors(options)
     if options.crystal is not None:
         return [_crystal_truth(options, geometry, (sides[0], sides[1]), nominal, error, origin)]
     modes = probes.extra_modes(designed_probe(options, geometry), options.modes, options.mode_powers, options.seed)
-    lit = (int(2 * reach[0] + width_px), int(2 * reach[1] + width_px))
-    obj = _object(options, geometry, (sides[0], sides[1]), lit, slices)
+    lit_extent = (int(2 * reach[0] + width_px), int(2 * reach[1] + width_px))
+    obj = _object(options, geometry, (sides[0], sides[1]), lit_extent, slices)
     states = None
     if options.object_modes > 1:
         seeds = [options.seed + 1000 * state for state in range(options.object_modes)]
@@ -316,8 +316,8 @@ def truths(options: Simulation) -> list[Truth]:
             raise BadInput("object_modes asks for several objects, whose part a piece of optics takes; remove one.")
         first_truth.object[:] = 1  # an operator's unknowns are in its place
     if not options.optics:
-        seen = zip(further, every[1:], told[1:], placed[1:], strict=True)
-        return [first_truth, *(_further_truth(first_truth, modes, *one) for one in seen)]
+        further_placed = zip(further_scans, every[1:], scans_told[1:], placed[1:], strict=True)
+        return [first_truth, *(_further_truth(first_truth, modes, *one) for one in further_placed)]
     pieces, _ = pieces_for_scan(options.optics.values(), _blank(first_truth))
     chosen = options.model_copy(update={"optics": {one.name: one for one in pieces}})
     first_truth = replace(first_truth, options=chosen)
@@ -331,7 +331,7 @@ def _position_errors(options: Simulation) -> np.ndarray:
 
 
 def _further_truth(
-    first: Truth, modes: Tensor, scan: FurtherScan, options: Simulation, told: np.ndarray, placed: np.ndarray
+    first: Truth, modes: Tensor, scan: FurtherScan, options: Simulation, positions_told: np.ndarray, placed: np.ndarray
 ) -> Truth:
     """Return the truth of a further scan.
 
@@ -340,7 +340,7 @@ def _further_truth(
         modes: (M, h, w) its probe, of power 1.
         scan: what differs.
         options: of this scan by itself.
-        told: (N, 2) pixels, positions about the middle of the first scan that the data have.
+        positions_told: (N, 2) pixels, positions about the middle of the first scan that the data have.
         placed: (N, 2) pixels, those at which the scan lies.
 
     Raises:
@@ -367,7 +367,7 @@ def _further_truth(
         geometry=geometry,
         probe=probes.rescaled(scan_probe, incident_power(options)).numpy(),
         positions=placed + _position_errors(options) + origin,
-        nominal=told + origin,
+        nominal=positions_told + origin,
         mask=_mask(options) & seen_pixels(geometry),
         background=np.full_like(first.background, options.background_counts),
         object=first.object**ratio,
@@ -426,36 +426,36 @@ def _crystal_truth(
     )
 
 
-def _blank(made: Truth) -> Measurement:
+def _blank(truth: Truth) -> Measurement:
     """Return the scan of a truth, without light."""
-    views = made.options.views
-    return made.measurement(np.broadcast_to(np.zeros((), made.dtype), (views, *made.mask.shape)))
+    views = truth.options.views
+    return truth.measurement(np.broadcast_to(np.zeros((), truth.dtype), (views, *truth.mask.shape)))
 
 
-def _unknowns(made: Truth) -> dict[str, np.ndarray]:
+def _unknowns(truth: Truth) -> dict[str, np.ndarray]:
     """Return the true values of the operators' unknowns, within the bounds that they declare.
 
     Args:
-        made: the truth without them.
+        truth: the truth without them.
 
     Raises:
         BadInput: the geometry does not have what an operator needs.
     """
-    options, estimate = made.options, made.estimate()
-    found: dict[str, np.ndarray] = {}
-    measurement = _blank(made)
+    options, estimate = truth.options, truth.estimate()
+    by_name: dict[str, np.ndarray] = {}
+    measurement = _blank(truth)
     for operator in options.optics.values():
         starts = operator.starts(estimate.sizes(), "cpu", torch.float64)
-        told = operator.start_values(measurement)
+        told_starts = operator.start_values(measurement)
         for one in operator.unknowns:
             start = starts[one.name].numpy()
-            rng = np.random.default_rng([options.seed, 11, len(found)])  # operators do not share their errors
-            drawn = rng.uniform(-1, 1, (2, *start.shape))
-            drawn = _smoothed(drawn, made.options.window) if one.scope == "tiled" else drawn
-            real, imaginary = drawn * options.unknown_errors.get(one.name, 0.0)
-            values = told.get(one.name, start) + (real + 1j * imaginary if one.complex else real)
-            found[one.name] = np.asarray(values if one.complex else np.clip(values, one.least, one.largest))
-    return found
+            rng = np.random.default_rng([options.seed, 11, len(by_name)])  # operators do not share their errors
+            noise = rng.uniform(-1, 1, (2, *start.shape))
+            noise = _smoothed(noise, truth.options.window) if one.scope == "tiled" else noise
+            real, imaginary = noise * options.unknown_errors.get(one.name, 0.0)
+            values = told_starts.get(one.name, start) + (real + 1j * imaginary if one.complex else real)
+            by_name[one.name] = np.asarray(values if one.complex else np.clip(values, one.least, one.largest))
+    return by_name
 
 
 def _smoothed(fields: np.ndarray, window: int) -> np.ndarray:
@@ -515,23 +515,23 @@ def _scan(options: Simulation, width_px: float, margin: int) -> np.ndarray:
     return steps(step_px)
 
 
-def patterns(made: Truth) -> Iterator[np.ndarray]:
+def patterns(truth: Truth) -> Iterator[np.ndarray]:
     """Yield the counts of up to CHUNK views (n, h, w) at a time, in scan order, laid out as in `Measurement`."""
-    options, estimate = made.options, made.estimate()
+    options, estimate = truth.options, truth.estimate()
     if options.crystal is not None:
-        height, width = made.object.shape[1:]
+        height, width = truth.object.shape[1:]
         power = incident_power(options)
-        found = _specimen(options, made.geometry, (height, width)).intensities(made.positions, CHUNK)
-        for index, intensity in enumerate(found):
-            yield _counts(made, index * CHUNK, intensity * power + torch.from_numpy(made.background))
+        intensities = _specimen(options, truth.geometry, (height, width)).intensities(truth.positions, CHUNK)
+        for index, intensity in enumerate(intensities):
+            yield _counts(truth, index * CHUNK, intensity * power + torch.from_numpy(truth.background))
         return
     model = Model.for_geometry(
-        made.geometry,
-        slices=SliceStack(len(made.object), made.slice_spacing_m, options.tilt_rad),
+        truth.geometry,
+        slices=SliceStack(len(truth.object), truth.slice_spacing_m, options.tilt_rad),
         optics=with_object_modes(tuple(options.optics.values()), options.object_modes),
         dtype=torch.complex128,
     )
-    scan = estimate.nominal - torch.tensor(made.origin, dtype=torch.float64)
+    scan = estimate.nominal - torch.tensor(truth.origin, dtype=torch.float64)
     for start in range(0, options.views, CHUNK):
         views = torch.arange(start, min(start + CHUNK, options.views))
         fractions = estimate.fractions(views)
@@ -545,13 +545,13 @@ def patterns(made: Truth) -> Iterator[np.ndarray]:
             background=estimate.background,
             values=ViewValues(rows, Views(estimate.positions[views], fractions, scan[views], views)),
         )
-        counts = _counts(made, start, intensity)
+        counts = _counts(truth, start, intensity)
         yield counts if model.saturation is None else np.minimum(counts, counts.dtype.type(model.saturation.level))
 
 
-def _counts(made: Truth, start: int, intensity: Tensor) -> np.ndarray:
+def _counts(truth: Truth, start: int, intensity: Tensor) -> np.ndarray:
     """Return the counts (n, h, w) of views from `start` on, from their expected intensities."""
-    options, dtype = made.options, made.dtype
+    options, dtype = truth.options, truth.dtype
     if not options.noise:
         counts = intensity.numpy().astype(dtype)
     else:
@@ -559,14 +559,14 @@ def _counts(made: Truth, start: int, intensity: Tensor) -> np.ndarray:
         for row, expected in enumerate(intensity.numpy()):
             counts[row] = np.random.default_rng([options.seed, 8, start + row]).poisson(expected)
     # masked pixels must not matter: dead ones read 0, hot ones the largest number of the dtype
-    counts[:, ~made.mask] = np.iinfo(dtype).max if options.defect == "hot" and dtype.kind == "u" else 0
+    counts[:, ~truth.mask] = np.iinfo(dtype).max if options.defect == "hot" and dtype.kind == "u" else 0
     return counts
 
 
 def _object(
-    options: Simulation, geometry: Geometry, shape: tuple[int, int], lit: tuple[int, int], slices: int
+    options: Simulation, geometry: Geometry, shape: tuple[int, int], lit_extent: tuple[int, int], slices: int
 ) -> np.ndarray:
-    """Return the phantom (L, H, W); `lit` is the central part that the beam reaches."""
+    """Return the phantom (L, H, W); `lit_extent` is the central part that the beam reaches."""
     amplitude = options.amplitude or (0.6, 1.0)
     if options.kind == "electron" and options.amplitude is not None:
         raise BadInput(f"amplitude is {options.amplitude} for electrons, which atoms do not absorb; leave it out.")
@@ -576,12 +576,12 @@ def _object(
     if not phase[0] <= phase[1]:
         raise BadInput(f"The phase range is {phase}; give (low, high).")
     if options.kind == "electron":
-        drawn = phantoms.atoms(shape, slices, sampling_of(geometry)[0], options.seed, phase[1] - phase[0])
-        return np.asarray(drawn * np.exp(1j * phase[0]))
+        atoms_drawn = phantoms.atoms(shape, slices, sampling_of(geometry)[0], options.seed, phase[1] - phase[0])
+        return np.asarray(atoms_drawn * np.exp(1j * phase[0]))
     seeds = [options.seed + 1000 * level for level in range(slices)]
     if options.kind == "near":
         return np.concatenate([phantoms.powder(shape, seed, amplitude, phase) for seed in seeds])
-    return np.concatenate([phantoms.chart(shape, seed, amplitude, phase, lit) for seed in seeds])
+    return np.concatenate([phantoms.chart(shape, seed, amplitude, phase, lit_extent) for seed in seeds])
 
 
 def _mask(options: Simulation) -> np.ndarray:

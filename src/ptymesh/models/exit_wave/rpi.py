@@ -101,10 +101,10 @@ class RPI(WaveOperator):
 
     def _sides(self, window: tuple[int, int]) -> tuple[int, int]:
         """Return n, m for a window (h, w)."""
-        given = self.pixels
-        if given is None:
+        sides = self.pixels
+        if sides is None:
             return max(1, window[0] // 2), max(1, window[1] // 2)
-        return given if isinstance(given, tuple) else (given, given)
+        return sides if isinstance(sides, tuple) else (sides, sides)
 
 
 def refined_to_window(x: Tensor, window: tuple[int, int]) -> Tensor:
@@ -132,12 +132,12 @@ def illumination_of_pixels(light: Tensor, sides: tuple[int, int]) -> Tensor:
     Along each axis |U_pk|^2 = n^-2 sum_|r|<n (n - |r|) exp(2 pi i r (p / h - k / n)): a triangle of frequencies, of
     which those that are n apart are one on the coarse pixels.
     """
-    found = ifft(ifftshift(torch.complex(light, torch.zeros_like(light)), dim=YX), norm="forward")
+    blurred = ifft(ifftshift(torch.complex(light, torch.zeros_like(light)), dim=YX), norm="forward")
     for axis, side in zip(YX, sides, strict=True):
-        size = found.shape[axis]
+        size = blurred.shape[axis]
         r = torch.arange(side, dtype=light.dtype, device=light.device).view((-1,) + (1,) * (-1 - axis))
-        found = ((side - r) * found.narrow(axis, 0, side) + r * found.narrow(axis, size - side, side)) / side**2
-    return fftshift(fft(found.contiguous(), norm="backward"), dim=YX).real
+        blurred = ((side - r) * blurred.narrow(axis, 0, side) + r * blurred.narrow(axis, size - side, side)) / side**2
+    return fftshift(fft(blurred.contiguous(), norm="backward"), dim=YX).real
 
 
 def _centred(transform: Any, x: Tensor) -> Tensor:

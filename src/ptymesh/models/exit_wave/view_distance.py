@@ -55,8 +55,8 @@ class ViewDistance(PropagatedViews, WaveOperator):
         Args:
             measurement: the scan.
         """
-        known = {} if measurement.further_distance_m is None else {"further_distance": measurement.further_distance_m}
-        return {**known, **super().start_values(measurement)}
+        starts = {} if measurement.further_distance_m is None else {"further_distance": measurement.further_distance_m}
+        return {**starts, **super().start_values(measurement)}
 
     def sizes(self, geometry: Geometry) -> dict[str, float]:
         """Return the distance, m, that turns the phase by a radian at half the window's band."""
