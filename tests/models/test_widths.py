@@ -136,7 +136,9 @@ def test_a_width_holds_a_defocus_that_nothing_tells() -> None:
             found = refined(scan, "lsqml", 15, {"aberrations": lens}, probe={"start": start})
             ends[vacuum, width] = found["C10"] / true["C10"]
     assert abs(ends[False, 0.2] - 1) < 0.03 and abs(ends[False, 0.01] - 1) < 0.03
-    assert abs(ends[True, None] - 0.8) > 0.05 > 5 * abs(ends[True, 0.01] - 0.8)
+    held, free = abs(ends[True, 0.01] - 0.8), abs(ends[True, None] - 0.8)
+    # how far it walks hangs on rounding: 0.06 on one kind of processor, 0.03 on another
+    assert held < 0.005 and free > 10 * held and free > 0.02
 
 
 @pytest.mark.parametrize("follow", ["positions", "patterns"])
