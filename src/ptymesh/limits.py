@@ -29,12 +29,12 @@ def free_memory() -> int:
     return max(0, min(int(psutil.virtual_memory().available), _read_process_limit(), _read_cgroup_limits()))
 
 
-def check_room(needed: int, purpose: str, remedy: str, share: float = 1.0) -> None:
+def check_room(needed: int, subject: str, remedy: str, share: float = 1.0) -> None:
     """Raise BadInput if an allocation exceeds a share of the free memory.
 
     Args:
         needed: bytes.
-        purpose: beginning of the sentence, "WHAT needs ... of memory, and ... are free: REMEDY."
+        subject: beginning of the sentence, "WHAT needs ... of memory, and ... are free: REMEDY."
         remedy: end of the sentence.
         share: of the free memory that may be allocated.
     """
@@ -42,10 +42,10 @@ def check_room(needed: int, purpose: str, remedy: str, share: float = 1.0) -> No
         return
     free = free_memory()
     if needed > share * free:
-        raise BadInput(f"{purpose} needs {size(needed)} of memory, and {size(free)} are free: {remedy}.")
+        raise BadInput(f"{subject} needs {size(needed)} of memory, and {size(free)} are free: {remedy}.")
 
 
-def check_files(count: int, purpose: str) -> None:
+def check_files(count: int, subject: str) -> None:
     """Raise BadInput if `count` more files cannot be open; raise this process's soft limit first if it is too low."""
     if sys.platform == "win32":
         return
@@ -55,7 +55,7 @@ def check_files(count: int, purpose: str) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and needed > hard:
         raise BadInput(
-            f"{purpose} has its values in {count} files, and {hard} may be open at once: raise that limit "
+            f"{subject} has its values in {count} files, and {hard} may be open at once: raise that limit "
             f"(ulimit -n), or copy the values into one file."
         )
     if soft != resource.RLIM_INFINITY and 2 * needed > soft:  # twice, since other data sets may be open too

@@ -33,10 +33,10 @@ class Centre(Constraint):
             estimate: the unknowns.
             engine: memory with exit waves, which are moved if the probe's shift is not part of the model.
         """
-        waves.move(engine, problem, centre(estimate, is_exact=problem.model.subpixel == "none"))
+        waves.move(engine, problem, centre(estimate, whole_pixels=problem.model.subpixel == "none"))
 
 
-def centre(estimate: Estimate, *, is_exact: bool = False) -> Tensor:
+def centre(estimate: Estimate, *, whole_pixels: bool = False) -> Tensor:
     """Move the centre of mass of sum |P|^2 to (h//2, w//2), by a shift T_d of the probe and of its positions by -d.
 
     The object stays: P(r - d) O(r + p - d) is the old exit wave moved by d, whose far-field intensity is the same. The
@@ -44,16 +44,16 @@ def centre(estimate: Estimate, *, is_exact: bool = False) -> Tensor:
 
     Args:
         estimate: the unknowns, changed in place.
-        is_exact: True to move by whole pixels, for a model in which fractions do not act; anchors move by -d then.
+        whole_pixels: True to move by whole pixels, for a model in which fractions do not act; anchors move by -d then.
 
     Returns:
         d (2,) in pixels, y x, of the first probe.
     """
     moves = torch.stack([offset_to_middle(probe) for probe in estimate.probes])
-    if is_exact:
+    if whole_pixels:
         moves = moves.round()
     by_view = moves[0] if estimate.probe_count == 1 else moves[estimate.scan_index]
-    if is_exact:
+    if whole_pixels:
         estimate.anchors -= by_view.to(estimate.anchors.dtype)
     for probe, move in zip(estimate.probes, moves, strict=True):
         probe.copy_(shift(probe, move[None].to(probe.real.dtype))[0])
